@@ -24,12 +24,18 @@ def reference() -> str:
     """Return the whole page."""
     root = get_command(app)
     context = root.context_class(root, info_name="gristmill")
-    parts = [part for name, command, above in commands(root, context) for part in section(name, command, above)]
+    parts = [
+        part
+        for name, command, above in commands(root, context)
+        for part in section(name, command, above)
+    ]
     return "\n".join([TITLE, *parts])
 
 
 def commands(group: Any, context: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Return every command below a group, with its whole name, in the order of the help."""
+    """Return every command below a group, with its whole name, in the order of the
+    help.
+    """
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:
@@ -46,11 +52,27 @@ def section(name: str, command: Any, context: Any) -> Iterator[str]:
     yield f"## {name}\n"
     pieces = " ".join(command.collect_usage_pieces(context))
     yield f"```text\n{name} {pieces}\n```\n"
-    yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").replace("\b", "").split("\n\n")) + "\n"
-    visible = [parameter for parameter in command.get_params(context) if not getattr(parameter, "hidden", False)]
+    yield (
+        "\n\n".join(
+            " ".join(part.split())
+            for part in (command.help or "").replace("\b", "").split("\n\n")
+        )
+        + "\n"
+    )
+    visible = [
+        parameter
+        for parameter in command.get_params(context)
+        if not getattr(parameter, "hidden", False)
+    ]
     records = [parameter.get_help_record(context) for parameter in visible]
     yield "| option | |\n| --- | --- |"
-    yield "\n".join(f"| `{cell(option)}` | {prose(text)} |" for option, text in filter(None, records)) + "\n"
+    yield (
+        "\n".join(
+            f"| `{cell(option)}` | {prose(text)} |"
+            for option, text in filter(None, records)
+        )
+        + "\n"
+    )
 
 
 def cell(text: str) -> str:

@@ -1,4 +1,6 @@
-"""Write the list of supported published models: docs/reference/model-families.md (`make reference`)."""
+"""Write the list of supported published models: docs/reference/model-families.md (`make
+reference`).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ TRAINED = {
 def reference() -> str:
     """Return the page."""
     rows = [
-        f"| `{model_type}` | {name} | `{ARCHITECTURES[model_type]}` | {'yes' if model_type in GGUF_ARCHITECTURES else ''} "
+        f"| `{model_type}` | {name} | `{ARCHITECTURES[model_type]}` | "
+        f"{'yes' if model_type in GGUF_ARCHITECTURES else ''} "
         f"| {TRAINED.get(model_type, '')} |"
         for model_type, name in FAMILIES.items()
     ]

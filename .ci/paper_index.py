@@ -1,7 +1,8 @@
-"""Write the index of papers cited by docstrings and comments of the package: docs/papers.md (`make reference`).
+"""Write the index of papers cited by docstrings and comments of the package:
+docs/papers.md (`make reference`).
 
-A citation is authors and a year, as in "Hu et al. 2022". Titles are in `.ci/papers.yaml`; an author alone with a year
-is a citation only if that file has it.
+A citation is authors and a year, as in "Hu et al. 2022". Titles are in
+`.ci/papers.yaml`; an author alone with a year is a citation only if that file has it.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = r"[A-Z][\w'’-]+"
-CITED = re.compile(rf"({NAME}(?: et al\.|(?:, {NAME})*,? (?:&|and) {NAME})?),? \(?((?:19|20)\d\d)(?![\d-])[a-z]?")
+CITED = re.compile(
+    rf"({NAME}(?: et al\.|(?:, {NAME})*,? (?:&|and) {NAME})?),? \(?((?:19|20)\d\d)(?![\d-])[a-z]?"
+)
 TOPICS = {
     "Documents": ("dataprep/", "mixtures/steps/"),
-    "Tokens and mixtures": ("tokenize/", "mixtures/mix.py", "mixtures/tokenizer.py", "flows/sweeps/"),
+    "Tokens and mixtures": (
+        "tokenize/",
+        "mixtures/mix.py",
+        "mixtures/tokenizer.py",
+        "flows/sweeps/",
+    ),
     "Models and training": ("train/", "mixtures/"),
     "Planning, questions and people": ("flows/",),
     "Stores and seeds": ("core/",),
@@ -39,7 +47,9 @@ docstrings and comments. Sections and equations stand beside the citation in the
 
 
 def page(lines: bool = False) -> str:
-    """Return the whole page; with `lines`, each place has its current line, for the site, which is built each time."""
+    """Return the whole page; with `lines`, each place has its current line, for the
+    site, which is built each time.
+    """
     parts = [TITLE]
     papers = cited(lines)
     for topic in TOPICS:
@@ -58,11 +68,15 @@ def cited(lines: bool) -> Places:
     for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = str(path.relative_to(ROOT))
-            topic = next(topic for topic, starts in TOPICS.items() if place.startswith(starts))
+            topic = next(
+                topic for topic, starts in TOPICS.items() if place.startswith(starts)
+            )
             for line, symbol, text in prose_of(path):
                 for name in names_in(text, titles):
                     title = title_of(titles.get(name, ""), place)
-                    label, anchor = (f" {place}:{line}", f"#L{line}") if lines else ("", "")
+                    label, anchor = (
+                        (f" {place}:{line}", f"#L{line}") if lines else ("", "")
+                    )
                     link = f"[`{symbol or path.stem}`{label}](../{place}{anchor})"
                     links[topic, name, title][link] = None
     return {paper: list(places) for paper, places in sorted(links.items())}
@@ -78,36 +92,67 @@ def names_in(text: str, titles: Mapping[str, Any]) -> Iterator[str]:
 
 def title_of(entry: str | list[list[str]], place: str) -> str:
     """Return the title of a citation in a file."""
-    return entry if isinstance(entry, str) else next(title for part, title in entry if part in place)
+    return (
+        entry
+        if isinstance(entry, str)
+        else next(title for part, title in entry if part in place)
+    )
 
 
 def prose_of(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Return docstrings and comments of a file as single lines, each with its first line number and its symbol."""
+    """Return docstrings and comments of a file as single lines, each with its first
+    line number and its symbol.
+    """
     source = path.read_text()
+    lines = source.splitlines()
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, symbol_at(tree, node.lineno), " ".join(node.value.value.split())
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
+            yield (
+                node.lineno,
+                symbol_at(tree, node.lineno),
+                " ".join(node.value.value.split()),
+            )
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield token.start[0], symbol_at(tree, token.start[0]), token.string
+            line = token.start[0]
+            described = next(
+                number
+                for number, text in enumerate(lines[line - 1 :], line)
+                if not text.lstrip().startswith("#")
+            )
+            yield line, symbol_at(tree, described), token.string
 
 
 def symbol_at(tree: ast.Module, line: int) -> str:
-    """Return the class, function or name that a line describes: the innermost around it, or the one above it."""
+    """Return the class, function or name that a line describes: the innermost around
+    it, or the one above it.
+    """
     names: list[str] = []
     body: list[ast.stmt] = tree.body
     while True:
         before = [node for node in body if node.lineno <= line]
         inside = before[-1] if before else None
-        if isinstance(inside, ast.ClassDef | ast.FunctionDef) and line <= (inside.end_lineno or 0):
+        if isinstance(inside, ast.ClassDef | ast.FunctionDef) and line <= (
+            inside.end_lineno or 0
+        ):
             names.append(inside.name)
             body = inside.body
             continue
         if len(before) > 1 and isinstance(inside, ast.Expr):
             inside = before[-2]
-        if isinstance(inside, ast.AnnAssign | ast.Assign) and not any(name[0].islower() for name in names):
-            target = inside.target if isinstance(inside, ast.AnnAssign) else inside.targets[0]
+        if isinstance(inside, ast.AnnAssign | ast.Assign) and not any(
+            name[0].islower() for name in names
+        ):
+            target = (
+                inside.target
+                if isinstance(inside, ast.AnnAssign)
+                else inside.targets[0]
+            )
             names.append(ast.unparse(target).strip("()"))
         return ".".join(names)
 

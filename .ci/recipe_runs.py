@@ -1,7 +1,9 @@
-"""Run every recipe to its end on small stand-in data, and write cost and results to docs/recipe-runs.md.
+"""Run every recipe to its end on small stand-in data, and write cost and results to
+docs/recipe-runs.md.
 
-`.ci/recipe_runs.py [NAME ...]`; with names, only their sections are written again. The data are those of
-tests/flows/recipe_stand_ins.py. The model of languages is the one of the tests, or that of $GRISTMILL_LID_MODEL.
+`.ci/recipe_runs.py [NAME ...]`; with names, only their sections are written again. The
+data are those of tests/flows/recipe_stand_ins.py. The model of languages is the one of
+the tests, or that of $GRISTMILL_LID_MODEL.
 """
 
 from __future__ import annotations
@@ -31,9 +33,19 @@ from gristmill.flows.report.training import loss_rows  # noqa: E402
 from gristmill.flows.running.session import open_session  # noqa: E402
 from gristmill.flows.stages.registry import PRETRAIN  # noqa: E402
 from gristmill.mixtures.load import load_manifest  # noqa: E402
-from gristmill.mixtures.recipes.named_recipes import describe_recipe, recipe_file, recipe_names  # noqa: E402
+from gristmill.mixtures.recipes.named_recipes import (  # noqa: E402
+    describe_recipe,
+    recipe_file,
+    recipe_names,
+)
 from tests.chat_endpoint import Endpoint  # noqa: E402
-from tests.flows.recipe_stand_ins import MODEL, model_at, settings_of, write, write_stand_ins  # noqa: E402
+from tests.flows.recipe_stand_ins import (  # noqa: E402
+    MODEL,
+    model_at,
+    settings_of,
+    write,
+    write_stand_ins,
+)
 
 PAGE = ROOT / "docs" / "recipe-runs.md"
 HEAD = """\
@@ -56,7 +68,9 @@ SOURCES_SHOWN = 9
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a command by the clock, and seconds of processors of it and its children."""
+    """Seconds of a command by the clock, and seconds of processors of it and its
+    children.
+    """
 
     seconds: float
     cpu_seconds: float
@@ -64,7 +78,11 @@ class Cost:
 
 def main(names: Sequence[str]) -> None:
     """Run recipes, and write their sections."""
-    old = dict(re.findall(r"(?ms)^## (\S+)\n(.*?)(?=^## |\Z)", PAGE.read_text())) if PAGE.exists() else {}
+    old = (
+        dict(re.findall(r"(?ms)^## (\S+)\n(.*?)(?=^## |\Z)", PAGE.read_text()))
+        if PAGE.exists()
+        else {}
+    )
     os.environ.setdefault(MODEL_VARIABLE, str(MODEL))
     with tempfile.TemporaryDirectory() as folder, Endpoint(write) as endpoint:
         os.chdir(folder)
@@ -74,10 +92,17 @@ def main(names: Sequence[str]) -> None:
         for name in names or recipe_names():
             settings = settings_of(name, model_at(endpoint.url))
             cost = run(name, [*settings, "--store", f"{folder}/{name}"])
-            facts = gather_facts(open_session(f"recipe:{name}", settings[1::2], f"{folder}/{name}"), whole=False)
-            old[name] = "\n" + "\n\n".join(section(name, facts, cost, settings[1::2])) + "\n\n"
+            facts = gather_facts(
+                open_session(f"recipe:{name}", settings[1::2], f"{folder}/{name}"),
+                whole=False,
+            )
+            old[name] = (
+                "\n" + "\n\n".join(section(name, facts, cost, settings[1::2])) + "\n\n"
+            )
             print(f"{name}: {cost.seconds:.1f} s", file=sys.stderr)
-            sections = "".join(f"## {name}\n{old[name]}" for name in recipe_names() if name in old)
+            sections = "".join(
+                f"## {name}\n{old[name]}" for name in recipe_names() if name in old
+            )
             PAGE.write_text(f"{HEAD}\n{sections.rstrip()}\n")
 
 
@@ -90,7 +115,15 @@ def run(name: str, arguments: Sequence[str]) -> Cost:
     start = time.monotonic()
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gristmill", "run", f"recipe:{name}", "--no-ui", *arguments],
+            [
+                sys.executable,
+                "-m",
+                "gristmill",
+                "run",
+                f"recipe:{name}",
+                "--no-ui",
+                *arguments,
+            ],
             stdout=printed,
             stderr=subprocess.STDOUT,
         )
@@ -102,15 +135,19 @@ def run(name: str, arguments: Sequence[str]) -> Cost:
     return Cost(time.monotonic() - start, usage.ru_utime + usage.ru_stime)
 
 
-def section(name: str, facts: Facts, cost: Cost, settings: Sequence[str]) -> Iterator[str]:
+def section(
+    name: str, facts: Facts, cost: Cost, settings: Sequence[str]
+) -> Iterator[str]:
     """Return the paragraphs of a recipe that was run with some settings."""
     yield describe_recipe(name)
     stages = ", ".join(
-        f"{stage['stage']} {stage['seconds']:.1f}" for stage in facts["stages"] if stage["seconds"] is not None
+        f"{stage['stage']} {stage['seconds']:.1f}"
+        for stage in facts["stages"]
+        if stage["seconds"] is not None
     )
     yield (
-        f"**{cost.cpu_seconds:.0f} s** of processors, {cost.seconds:.0f} s by the clock ({surroundings('train')}). "
-        f"Seconds of each stage: {stages}."
+        f"**{cost.cpu_seconds:.0f} s** of processors, {cost.seconds:.0f} s by the "
+        f"clock ({surroundings('train')}). Seconds of each stage: {stages}."
     )
     if facts["funnel"]:
         yield table(
@@ -120,7 +157,10 @@ def section(name: str, facts: Facts, cost: Cost, settings: Sequence[str]) -> Ite
                     row["stage"],
                     f"{row['read']:,}",
                     f"{row['kept']:,}",
-                    ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row)),
+                    ", ".join(
+                        f"{short_name(rule)} {count}"
+                        for rule, count in top_reasons(row)
+                    ),
                 )
                 for row in facts["funnel"]
             ],
@@ -142,8 +182,14 @@ def section(name: str, facts: Facts, cost: Cost, settings: Sequence[str]) -> Ite
         )
     pretrain_rows = [row for row in effect_rows(facts) if row[0] == PRETRAIN]
     if pretrain_rows:
-        changes = ", ".join(f"{row[1].removeprefix('text of ')} {row[2]} to {row[3]}" for row in pretrain_rows)
-        yield f"Bits per byte, from the first batch's to those of held-out text at the end: {changes}."
+        changes = ", ".join(
+            f"{row[1].removeprefix('text of ')} {row[2]} to {row[3]}"
+            for row in pretrain_rows
+        )
+        yield (
+            "Bits per byte, from the first batch's to those of held-out text at "
+            f"the end: {changes}."
+        )
     other_rows = [row for row in effect_rows(facts) if row[0] != PRETRAIN]
     if other_rows:
         yield table(("training", "held out", "before", "after", ""), other_rows)
@@ -158,10 +204,14 @@ def generated(facts: Facts) -> str:
         if "gives" not in summary or "answers" not in summary:
             continue
         prompts = f"{summary['prompts']['read']:,} prompts"
-        sentence = f"`{stage}` gave {summary['examples']:,} {summary['gives']} from {prompts}"
+        sentence = (
+            f"`{stage}` gave {summary['examples']:,} {summary['gives']} from {prompts}"
+        )
         if "grown" in summary:
             grown = summary["grown"]
-            sentence += f", {grown['kept']:,} of them new, of {grown['requests']:,} requests"
+            sentence += (
+                f", {grown['kept']:,} of them new, of {grown['requests']:,} requests"
+            )
         for kind, reward in summary["rewards"].items():
             sentence += f"; mean reward of {kind} answers {reward['mean']:.3f}"
         sentences.append(f"{sentence}.")
@@ -169,26 +219,41 @@ def generated(facts: Facts) -> str:
 
 
 def mixture(facts: Facts) -> str:
-    """Return the number of mixed tokens, and the share of each source beside the requested one."""
+    """Return the number of mixed tokens, and the share of each source beside the
+    requested one.
+    """
     if "packed" not in facts:
         return ""
     rows = sorted(mixture_rows(facts), key=lambda row: -row["share"])
-    shares = [f"{row['source']} {row['share']:.1%} ({row['requested']:.1%})" for row in rows[:SOURCES_SHOWN]]
-    return f"{sum(row['tokens'] for row in rows):,} tokens mixed, share (asked for): {', '.join(shares)}."
+    shares = [
+        f"{row['source']} {row['share']:.1%} ({row['requested']:.1%})"
+        for row in rows[:SOURCES_SHOWN]
+    ]
+    return (
+        f"{sum(row['tokens'] for row in rows):,} tokens mixed, share (asked for): "
+        f"{', '.join(shares)}."
+    )
 
 
 def classifiers(facts: Facts) -> str:
-    """Return the area under the curve of each classifier that was trained here, on held-out documents."""
+    """Return the area under the curve of each classifier that was trained here, on
+    held-out documents.
+    """
     sentences = []
     for stage, summary in facts["summaries"].items():
         results: Any = summary.get("distilled", summary)
         if "auc" in results:
-            sentences.append(f"`{stage}`: AUC {results['auc']:.3f} on {results['held_out']:,} held-out documents.")
+            sentences.append(
+                f"`{stage}`: AUC {results['auc']:.3f} on "
+                f"{results['held_out']:,} held-out documents."
+            )
     return " ".join(sentences)
 
 
 def at_its_size(name: str, settings: Sequence[str]) -> str:
-    """Return the cost of a recipe's pre-training at its own size; empty if it has none, or begins with a user's model."""
+    """Return the cost of a recipe's pre-training at its own size; empty if it has none,
+    or begins with a user's model.
+    """
     pretrain = load_manifest(f"recipe:{name}").pretrain
     if pretrain is None or pretrain.model.init_from is not None:
         return ""
@@ -196,20 +261,38 @@ def at_its_size(name: str, settings: Sequence[str]) -> str:
     for setting in settings:
         if ".path=" in setting:
             paths += ["--set", setting]
-    command = [sys.executable, "-m", "gristmill", "plan", f"recipe:{name}", "--gpus", "1", "--json", *paths]
-    plan = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    form = min((form for form in plan["forms"] if form["fits"]), key=lambda form: form["hours"])
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill",
+        "plan",
+        f"recipe:{name}",
+        "--gpus",
+        "1",
+        "--json",
+        *paths,
+    ]
+    plan = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    )
+    form = min(
+        (form for form in plan["forms"] if form["fits"]), key=lambda form: form["hours"]
+    )
     return (
-        f"The pre-training at the recipe's own size, by `gristmill plan recipe:{name} --set ... --gpus 1`: "
-        f"{plan['model']['parameters'] / 1e6:.0f} M parameters, {plan['training']['tokens'] / 1e9:.2f} B tokens, "
-        f"{plan['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one {plan['gpu']['name']} at an "
-        f"assumed MFU of {plan['assumed_mfu']:.0%}, {form['memory']['total'] / 1e9:.0f} GB."
+        f"The pre-training at the recipe's own size, by `gristmill plan recipe:{name} "
+        f"--set ... --gpus 1`: {plan['model']['parameters'] / 1e6:.0f} M parameters, "
+        f"{plan['training']['tokens'] / 1e9:.2f} B tokens, "
+        f"{plan['training']['flops']:.1e} FLOPs, {form['hours']:.1f} hours of one "
+        f"{plan['gpu']['name']} at an assumed MFU of {plan['assumed_mfu']:.0%}, "
+        f"{form['memory']['total'] / 1e9:.0f} GB."
     )
 
 
 def expectation(name: str) -> str:
     """Return a recipe's own text about expected results."""
-    match = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
+    match = re.search(
+        r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text()
+    )
     assert match is not None, name
     return match[1].replace("\n# ", " ")
 
@@ -221,7 +304,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         is_numeric = all(re.fullmatch(r"[-\d,.%]+", row[column]) for row in rows)
         rules.append("---:" if is_numeric else "---")
     lines = [head, rules, *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+        for line in lines
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Write the reference of the rules that judge documents: docs/reference/rules.md (`make reference`).
+"""Write the reference of the rules that judge documents: docs/reference/rules.md (`make
+reference`).
 
-Thresholds and their sources come from the manifest's schema, definitions from the modules of the statistics, and the
-values of the sample texts from the kernels themselves.
+Thresholds and their sources come from the manifest's schema, definitions from the
+modules of the statistics, and the values of the sample texts from the kernels
+themselves.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ DEFINED_IN = {
 }
 """Rule set -> module of its definitions; Gopher's are in one module per dialect."""
 SAMPLES = {
-    "A": "The mill by the river grinds corn, and the miller of the village has been up since four.\n"
+    "A": "The mill by the river grinds corn, and the miller of the village has been "
+    "up since four.\n"
     'He asked: "Have you seen the boat?" Nobody had.\n\n- corn\n- rye\n- oats ...',
-    "B": "Click here!\nClick here!\nClick here!\nsubscribe to our newsletter #deal #deal {x}",
+    "B": "Click here!\nClick here!\nClick here!\nsubscribe to our newsletter #deal "
+    "#deal {x}",
     "C": "int main(void) { return 0; }\n" * 3,
 }
 """Sample texts of the page: prose with a list, boilerplate, and code (as `main.c`)."""
@@ -58,13 +62,16 @@ measured of three texts.
 def page() -> str:
     """Return the whole page."""
     parts = [TITLE]
-    texts = "\n\n".join(f"{name}:\n\n```text\n{text.rstrip()}\n```" for name, text in SAMPLES.items())
+    texts = "\n\n".join(
+        f"{name}:\n\n```text\n{text.rstrip()}\n```" for name, text in SAMPLES.items()
+    )
     parts.append(f"The three texts (C is called `main.c`):\n\n{texts}\n")
     for name in RULE_COLUMNS:
         parts += section(name)
     parts.append("## Presets\n")
     parts += [
-        f"- `{preset}`: {', '.join(f'`{name}` {values}' for name, values in sets.items())}"
+        f"- `{preset}`: "
+        f"{', '.join(f'`{name}` {values}' for name, values in sets.items())}"
         for preset, sets in PRESETS.items()
     ]
     parts += ["", "## Gopher's dialects, definition by definition\n"]
@@ -74,7 +81,9 @@ def page() -> str:
 
 
 def section(name: str) -> list[str]:
-    """Return the parts of a rule set: source, thresholds and options, definitions, and golden values."""
+    """Return the parts of a rule set: source, thresholds and options, definitions, and
+    golden values.
+    """
     model = section_of(name)
     parts = [
         f"## {name}\n",
@@ -83,8 +92,15 @@ def section(name: str) -> list[str]:
         "| --- | --- | --- |",
     ]
     for key, field in model.model_fields.items():
-        default = "required" if field.is_required() else shown(field.get_default(call_default_factory=True))
-        parts.append(f"| `{key}` | {default} | {' '.join(docstrings(model).get(key, '').split())} |")
+        default = (
+            "required"
+            if field.is_required()
+            else shown(field.get_default(call_default_factory=True))
+        )
+        parts.append(
+            f"| `{key}` | {default} | "
+            f"{' '.join(docstrings(model).get(key, '').split())} |"
+        )
     parts.append("")
     if name in DEFINED_IN:
         parts.append(definitions(DEFINED_IN[name]) + "\n")
@@ -93,16 +109,27 @@ def section(name: str) -> list[str]:
         return parts
     columns = golden(name)
     if name.startswith("gopher"):
-        parts += ["| column, by dialect | " + " | ".join(SAMPLES) + " |", "| --- |" + " ---: |" * len(SAMPLES)]
+        parts += [
+            "| column, by dialect | " + " | ".join(SAMPLES) + " |",
+            "| --- |" + " ---: |" * len(SAMPLES),
+        ]
         by_dialect = {dialect: golden(name, dialect) for dialect in DIALECTS}
         parts += [
-            f"| `{column}`, {dialect} | " + " | ".join(map(value, by_dialect[dialect][column])) + " |"
+            f"| `{column}`, {dialect} | "
+            + " | ".join(map(value, by_dialect[dialect][column]))
+            + " |"
             for column in columns
             for dialect in DIALECTS
         ]
     else:
-        parts += ["| column | " + " | ".join(SAMPLES) + " |", "| --- |" + " ---: |" * len(SAMPLES)]
-        parts += [f"| `{column}` | " + " | ".join(map(value, numbers)) + " |" for column, numbers in columns.items()]
+        parts += [
+            "| column | " + " | ".join(SAMPLES) + " |",
+            "| --- |" + " ---: |" * len(SAMPLES),
+        ]
+        parts += [
+            f"| `{column}` | " + " | ".join(map(value, numbers)) + " |"
+            for column, numbers in columns.items()
+        ]
     return [*parts, ""]
 
 
@@ -125,7 +152,9 @@ def golden(name: str, dialect: str | None = None) -> dict[str, np.ndarray]:
             "metadata": ["{}"] * len(SAMPLES),
         }
     )
-    rules = Rules.model_validate({name: {} if dialect is None else {"dialect": dialect}})
+    rules = Rules.model_validate(
+        {name: {} if dialect is None else {"dialect": dialect}}
+    )
     return measure(rows.select(["text", *columns_read([name])]), rules)
 
 
@@ -148,6 +177,8 @@ def definitions(module: str) -> str:
     path = ROOT / FOLDER / f"{module}.py"
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     text = re.sub(r"(?m)^    (?=\S)", "  ", text) if "\n- " in text else text
+    summary, blank, rest = text.partition("\n\n")
+    text = " ".join(summary.split()) + blank + rest
     return f"[`{module}.py`](../../{FOLDER}/{module}.py): {text}"
 
 

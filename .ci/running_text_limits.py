@@ -1,11 +1,13 @@
-"""Count texts beyond the limits of the rule set `running_text`, and beyond stricter and looser ones.
+"""Count texts beyond the limits of the rule set `running_text`, and beyond stricter and
+looser ones.
 
     python .ci/running_text_limits.py [FILE.jsonl.zst ...]
 
-The kinds of `benchmarks/dataprep/text_kinds.py`, then files of JSON lines with a `text`; books are cut into passages of
-4,000 characters. The manual's figures are of DCLM's 258 pages that people judged, 336 posts
-of 18F, 550 sections of the Open Logic Text, 467 PEPs in their first 8,000 characters, and the first 4,000 passages of
-books of Project Gutenberg.
+The kinds of `benchmarks/dataprep/text_kinds.py`, then files of JSON lines with a
+`text`; books are cut into passages of 4,000 characters. The manual's figures are of
+DCLM's 258 pages that people judged, 336 posts of 18F, 550 sections of the Open Logic
+Text, 467 PEPs in their first 8,000 characters, and the first 4,000 passages of books of
+Project Gutenberg.
 """
 
 from __future__ import annotations
@@ -32,15 +34,27 @@ def passages(path: Path) -> list[str]:
     texts = [record["text"] for record in read_records(path)]
     if "books" not in path.name:
         return [text[:LONGEST] if "peps" in path.name else text for text in texts]
-    return [text[start : start + PASSAGE] for text in texts for start in range(0, len(text), PASSAGE)][:MOST]
+    return [
+        text[start : start + PASSAGE]
+        for text in texts
+        for start in range(0, len(text), PASSAGE)
+    ][:MOST]
 
 
 def counts(texts: list[str]) -> str:
     """Count the texts beyond each limit."""
-    columns = running_text_statistics(pa.array(texts, pa.large_string()), [None] * len(texts))
+    columns = running_text_statistics(
+        pa.array(texts, pa.large_string()), [None] * len(texts)
+    )
     functions, stray = columns["function_word_ratio"], columns["stray_determiner_ratio"]
-    below = [f"function words below {limit}: {np.sum(functions < limit)}" for limit in FUNCTION_WORD_LIMITS]
-    above = [f"stray determiners over {limit}: {np.sum(stray > limit)}" for limit in DETERMINER_LIMITS]
+    below = [
+        f"function words below {limit}: {np.sum(functions < limit)}"
+        for limit in FUNCTION_WORD_LIMITS
+    ]
+    above = [
+        f"stray determiners over {limit}: {np.sum(stray > limit)}"
+        for limit in DETERMINER_LIMITS
+    ]
     return ", ".join([f"{len(texts)} texts", *below, *above])
 
 

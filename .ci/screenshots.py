@@ -1,7 +1,9 @@
-"""Photograph the pages of a run for docs/gallery.md, light and dark: `.ci/screenshots.py FOLDER`.
+"""Photograph the pages of a run for docs/gallery.md, light and dark:
+`.ci/screenshots.py FOLDER`.
 
-The commands of docs/how-to/README.md must have run in FOLDER. The system's Chromium shows its report, the browser of its
-data and Prefect's own pages; pictures have few colours so that they are small.
+The commands of docs/how-to/README.md must have run in FOLDER. The system's Chromium
+shows its report, the browser of its data and Prefect's own pages; pictures have few
+colours so that they are small.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ SETTLED_MILLISECONDS = 10_000
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+def serving(
+    folder: Path, *arguments: str, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run a command of gristmill that serves pages until the context ends."""
     with subprocess.Popen(
         [sys.executable, "-m", "gristmill", *arguments],
@@ -58,7 +62,9 @@ def take(page: Any, name: str) -> None:
 def pages_of(browser: Any, height: int, script: str = "") -> Iterator[tuple[str, Any]]:
     """Return a page in each colour scheme, in which a script runs first."""
     for scheme in ("light", "dark"):
-        context = browser.new_context(viewport={"width": 1100, "height": height}, color_scheme=scheme)
+        context = browser.new_context(
+            viewport={"width": 1100, "height": height}, color_scheme=scheme
+        )
         context.set_default_timeout(60_000)
         if script:
             context.add_init_script(script.replace("SCHEME", scheme))
@@ -69,7 +75,17 @@ def pages_of(browser: Any, height: int, script: str = "") -> Iterator[tuple[str,
 def photograph_report(folder: Path, browser: Any) -> None:
     """Photograph the first screen of the report."""
     subprocess.run(
-        [sys.executable, "-m", "gristmill", "report", "mill.yaml", "--out", "report.html"], cwd=folder, check=True
+        [
+            sys.executable,
+            "-m",
+            "gristmill",
+            "report",
+            "mill.yaml",
+            "--out",
+            "report.html",
+        ],
+        cwd=folder,
+        check=True,
     )
     for scheme, page in pages_of(browser, 720):
         page.goto((folder / "report.html").as_uri())
@@ -117,7 +133,8 @@ def photograph_prefect(folder: Path, browser: Any) -> None:
         (run,) = wait_for(lambda: call("/flow_runs/filter", {}), "the run")
         encoded = base64.b64encode(password.encode()).decode()
         script = (
-            f"localStorage.setItem('prefect-password', {encoded!r});localStorage.setItem('color-scheme', '\"SCHEME\"')"
+            "localStorage.setItem('prefect-password', "
+            f"{encoded!r});localStorage.setItem('color-scheme', '\"SCHEME\"')"
         )
         for scheme, page in pages_of(browser, 575, script):
             page.goto(f"{address}/runs/flow-run/{run['id']}")
@@ -128,9 +145,15 @@ def photograph_prefect(folder: Path, browser: Any) -> None:
 
 def main(folder: Path, *kinds: str) -> None:
     """Write all pictures, or those of some of `report`, `data` and `prefect`."""
-    photographers = {"report": photograph_report, "data": photograph_data, "prefect": photograph_prefect}
+    photographers = {
+        "report": photograph_report,
+        "data": photograph_data,
+        "prefect": photograph_prefect,
+    }
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
         for kind in kinds or photographers:
             photographers[kind](folder, browser)
         browser.close()

@@ -1,8 +1,10 @@
-"""Write the pages of the documentation's site, llms.txt and one bundle of all pages: `.ci/site.py build/pages`.
+"""Write the pages of the documentation's site, llms.txt and one bundle of all pages:
+`.ci/site.py build/pages`.
 
-The pages are those of docs/, CONTRIBUTING.md, the pages of deploy/, and the reference of the command line. The index of
-papers has lines of the code here, and none in docs/papers.md, since they change. A link to a file without a page
-becomes one into the repository, if pyproject.toml has its address, or plain text.
+The pages are those of docs/, CONTRIBUTING.md, the pages of deploy/, and the reference
+of the command line. The index of papers has lines of the code here, and none in
+docs/papers.md, since they change. A link to a file without a page becomes one into the
+repository, if pyproject.toml has its address, or plain text.
 """
 
 from __future__ import annotations
@@ -33,33 +35,50 @@ def main(out: Path) -> None:
     """Write everything to an empty folder `out`, and mkdocs.yml beside it."""
     shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(ROOT / "docs", out)
-    sources = {path: path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
-    sources |= {path: path.relative_to(ROOT) for path in [ROOT / "CONTRIBUTING.md", *(ROOT / "deploy").rglob("*.md")]}
+    sources = {
+        path: path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")
+    }
+    sources |= {
+        path: path.relative_to(ROOT)
+        for path in [ROOT / "CONTRIBUTING.md", *(ROOT / "deploy").rglob("*.md")]
+    }
     for path, place in sources.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
-        text = paper_index(lines=True) if place == Path("papers.md") else path.read_text()
-        (out / place).write_text(outside_code(text, lambda text, at=path: relinked(text, at, sources)))
+        text = (
+            paper_index(lines=True) if place == Path("papers.md") else path.read_text()
+        )
+        (out / place).write_text(
+            outside_code(text, lambda text, at=path: relinked(text, at, sources))
+        )
     (out / "reference").mkdir(exist_ok=True)
     (out / "reference" / "commands.md").write_text(reference())
     (out / "reference" / "recipes.md").write_text(recipes())
-    places = [str(place) for place in sources.values()] + ["reference/commands.md", "reference/recipes.md"]
+    places = [str(place) for place in sources.values()] + [
+        "reference/commands.md",
+        "reference/recipes.md",
+    ]
     nav = with_all(places)
     write_configuration(out, nav)
     write_bundle(out, nav)
 
 
 def recipes() -> str:
-    """Return the page of the named recipes, each with its own description and its manifest."""
+    """Return the page of the named recipes, each with its own description and its
+    manifest.
+    """
     parts = [
-        "# Recipes\n\nManifests that follow published work: `gristmill run recipe:NAME`, with your paths as "
-        "options `--set`, or `gristmill new --recipe NAME` for a copy to change. Written from the recipes.\n"
+        "# Recipes\n\nManifests that follow published work: `gristmill run "
+        "recipe:NAME`, with your paths as options `--set`, or `gristmill new --recipe "
+        "NAME` for a copy to change. Written from the recipes.\n"
     ]
     for path in sorted((ROOT / "mixtures" / "recipes").glob("*.yaml")):
         name, text = path.stem, path.read_text()
         comment = re.match(r"(?:#.*\n)*", text)
         assert comment is not None  # it matches everything
         description = re.sub(r"(?m)^# ?", "", comment[0]).replace("\n- ", "\n\n- ", 1)
-        parts.append(f"## {name}\n\n{description}\n```yaml\n{text[len(comment[0]) :]}```\n")
+        parts.append(
+            f"## {name}\n\n{description}\n```yaml\n{text[len(comment[0]) :]}```\n"
+        )
     return "\n".join(parts)
 
 
@@ -70,7 +89,9 @@ def outside_code(text: str, change: Callable[[str], str]) -> str:
 
 
 def relinked(text: str, path: Path, sources: dict[Path, Path]) -> str:
-    """Return the text of a file, with links that leave docs/ redirected to pages of the site."""
+    """Return the text of a file, with links that leave docs/ redirected to pages of the
+    site.
+    """
     place = sources[path]
 
     def target(match: re.Match[str]) -> str:
@@ -92,12 +113,17 @@ def relinked(text: str, path: Path, sources: dict[Path, Path]) -> str:
 
 
 def with_all(places: list[str]) -> list[Any]:
-    """Return the navigation: `FOLDER/*` stands for pages of a folder that it does not name, and all others end the guide."""
+    """Return the navigation: `FOLDER/*` stands for pages of a folder that it does not
+    name, and all others end the guide.
+    """
     nav: list[dict[str, Any]] = read_configuration()["nav"]
     named = {place for _, place in entries(nav)}
     missing = {place for place in named if not place.endswith("/*")} - set(places)
     if missing:
-        raise SystemExit(f".ci/mkdocs.yml names pages that do not exist: {', '.join(sorted(missing))}")
+        raise SystemExit(
+            ".ci/mkdocs.yml names pages that do not exist: "
+            f"{', '.join(sorted(missing))}"
+        )
     unnamed = sorted(set(places) - named)
     nav = [with_folders(group, unnamed) for group in nav]
     guide = next(group for group in nav if "Guide" in group)["Guide"]
@@ -106,7 +132,9 @@ def with_all(places: list[str]) -> list[Any]:
 
 
 def with_folders(entry: Any, unnamed: list[str]) -> Any:
-    """Return a part of the navigation, with `FOLDER/*` replaced by the unnamed pages of that folder."""
+    """Return a part of the navigation, with `FOLDER/*` replaced by the unnamed pages of
+    that folder.
+    """
     if isinstance(entry, dict):
         return {name: with_folders(value, unnamed) for name, value in entry.items()}
     if not isinstance(entry, list):
@@ -114,7 +142,11 @@ def with_folders(entry: Any, unnamed: list[str]) -> Any:
     parts = []
     for part in entry:
         if isinstance(part, str) and part.endswith("/*"):
-            parts += [place for place in unnamed if os.path.dirname(place) == part.removesuffix("/*")]
+            parts += [
+                place
+                for place in unnamed
+                if os.path.dirname(place) == part.removesuffix("/*")
+            ]
         else:
             parts.append(with_folders(part, unnamed))
     return parts
@@ -143,12 +175,19 @@ def write_configuration(out: Path, nav: list[Any]) -> None:
     """Write mkdocs.yml, beside the pages, with the whole navigation."""
     settings = (ROOT / ".ci" / "mkdocs.yml").read_text().partition("\nnav:")[0]
     folders = {"docs_dir": out.name, "site_dir": "site", "nav": nav}
-    (out.parent / "mkdocs.yml").write_text(f"{settings}\n{yaml.safe_dump(folders, sort_keys=False)}")
+    (out.parent / "mkdocs.yml").write_text(
+        f"{settings}\n{yaml.safe_dump(folders, sort_keys=False)}"
+    )
 
 
 def write_bundle(out: Path, nav: list[Any]) -> None:
-    """Write llms.txt, a list of the pages (llmstxt.org), and `gristmill.md`, all of them one after the other."""
-    lines = [f"# gristmill\n\n> {SUMMARY['description']}\n", f"All pages in one file: [{COLLECTED}]({COLLECTED})\n"]
+    """Write llms.txt, a list of the pages (llmstxt.org), and `gristmill.md`, all of
+    them one after the other.
+    """
+    lines = [
+        f"# gristmill\n\n> {SUMMARY['description']}\n",
+        f"All pages in one file: [{COLLECTED}]({COLLECTED})\n",
+    ]
     bundle = []
     for group in nav:
         ((title, pages),) = group.items()
@@ -161,16 +200,29 @@ def write_bundle(out: Path, nav: list[Any]) -> None:
                 bundle.append(f"<!-- {place} -->\n\n{text.rstrip()}\n")
         lines.append("")
     (out / "llms.txt").write_text("\n".join(lines))
-    (out.parent / COLLECTED).write_text("\n".join(bundle))  # not a page of the site: moved there after its build
+    # not a page of the site: moved there after its build
+    (out.parent / COLLECTED).write_text("\n".join(bundle))
 
 
 def opening(text: str) -> tuple[str, str]:
     """Return a page's title and the first sentence of its text, without links."""
     heading = re.search(r"^# (.*)$", text, re.MULTILINE)
-    paragraphs = re.split(r"\n{2,}", re.sub(r"^```.*?^```$|^<!--.*?-->$", "", text, flags=re.MULTILINE | re.DOTALL))
-    prose = next((part.strip() for part in paragraphs if not re.match(r"\s*(?:[#<!|\-+]|$)", part)), "")
+    paragraphs = re.split(
+        r"\n{2,}",
+        re.sub(r"^```.*?^```$|^<!--.*?-->$", "", text, flags=re.MULTILINE | re.DOTALL),
+    )
+    prose = next(
+        (
+            part.strip()
+            for part in paragraphs
+            if not re.match(r"\s*(?:[#<!|\-+]|$)", part)
+        ),
+        "",
+    )
     first = LINK.sub(lambda match: match["text"], " ".join(prose.split()))
-    sentence = re.split(r"(?<=[.?:])\*{0,2} (?=[A-Z`*])", re.sub(r"^\*[^*]+\* ", "", first))[0]
+    sentence = re.split(
+        r"(?<=[.?:])\*{0,2} (?=[A-Z`*])", re.sub(r"^\*[^*]+\* ", "", first)
+    )[0]
     return (heading[1] if heading else "").replace("`", ""), sentence
 
 

@@ -1,7 +1,9 @@
-"""Run commands in a terminal and record it as docs/pictures/terminal.svg: `make pictures`.
+"""Run commands in a terminal and record it as docs/pictures/terminal.svg: `make
+pictures`.
 
-It prepares the documents of the demo in an empty store, then asks why one of them was dropped and what another threshold
-would keep, on the documents of this machine's Python.
+It prepares the documents of the demo in an empty store, then asks why one of them was
+dropped and what another threshold would keep, on the documents of this machine's
+Python.
 """
 
 from __future__ import annotations
@@ -48,11 +50,23 @@ FORMAT = """\
 
 def main() -> None:
     """Write the picture."""
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(
+        record=True,
+        width=COLUMNS,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+    )
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"GRISTMILL_STORE": f"{folder}/store", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        os.environ |= {
+            "GRISTMILL_STORE": f"{folder}/store",
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+        }
         show(console, "gristmill run mixtures/demo.yaml --until quality")
-        query = "SELECT id FROM documents WHERE reason LIKE 'gopher_quality/%' ORDER BY id LIMIT 1"
+        query = (
+            "SELECT id FROM documents WHERE reason LIKE 'gopher_quality/%' ORDER "
+            "BY id LIMIT 1"
+        )
         printed = subprocess.run(
             ["gristmill", "query", "mixtures/demo.yaml", query, "--csv"],
             cwd=ROOT,
@@ -64,7 +78,12 @@ def main() -> None:
             console,
             f"gristmill explain mixtures/demo.yaml {printed.split()[-1][:16]}",
         )
-        show(console, "gristmill whatif mixtures/demo.yaml --set filter.gopher_quality.min_words=60", lines=20)
+        show(
+            console,
+            "gristmill whatif mixtures/demo.yaml --set "
+            "filter.gopher_quality.min_words=60",
+            lines=20,
+        )
     (ROOT / "docs" / "pictures" / "terminal.svg").write_text(
         console.export_svg(title="gristmill", code_format=FORMAT, unique_id="terminal")
     )
@@ -79,7 +98,9 @@ def show(console: Console, command: str, lines: int = 1000) -> None:
         for _ in range(line.count(ERASED)):
             kept.pop()
         kept.append(re.sub(r".*(\r|\x1b\[2K)", "", line))
-    text = "\n".join(kept[:lines]).replace(os.environ["GRISTMILL_STORE"], "gristmill-store")
+    text = "\n".join(kept[:lines]).replace(
+        os.environ["GRISTMILL_STORE"], "gristmill-store"
+    )
     console.print(Text.from_ansi(text))
     console.print()
 
@@ -88,7 +109,9 @@ def in_terminal(command: str) -> str:
     """Run a command in a terminal, and return its output."""
     controller, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-    process = subprocess.Popen(command, shell=True, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
+    process = subprocess.Popen(
+        command, shell=True, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal
+    )
     os.close(terminal)
     output = bytearray()
     while True:

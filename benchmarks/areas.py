@@ -1,4 +1,6 @@
-"""`gristmill bench`: areas, and their rows, both sides of which are measured in the same run on this machine."""
+"""`gristmill bench`: areas, and their rows, both sides of which are measured in the
+same run on this machine.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,9 @@ AREAS = {
 }
 """Area -> functions of this folder that yield its rows, as MODULE:NAME."""
 OPTIONS = {
-    **dict.fromkeys(("chaos", "chaos_asking", "chaos_disk"), ("points", "seed", "folder", "at_once")),
+    **dict.fromkeys(
+        ("chaos", "chaos_asking", "chaos_disk"), ("points", "seed", "folder", "at_once")
+    ),
     "bounds": ("documents", "folder"),
     "outages": ("folder",),
     "chain": ("documents", "folder", "flame"),
@@ -128,12 +132,20 @@ FLOORS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("train.rollouts:rows", {}),
     ("chain.chain:rows", {"documents": (1000,)}),
 )
-"""Functions of `gristmill bench floors`, with options for fewer repeats, or for fewer documents where these are measured
-in memory alone: the fixed cost of a stage would weigh more with fewer documents. Without the chain's peers they should
-take less than 15 minutes on two idle cores; no whole run has been timed."""
+"""Functions of `gristmill bench floors`, with options for fewer repeats, or for fewer
+documents where these are measured in memory alone: the fixed cost of a stage would
+weigh more with fewer documents. Without the chain's peers they should take less than 15
+minutes on two idle cores; no whole run has been timed.
+"""
 MEASURES: dict[str, tuple[str, ...]] = {
     "bounds": ("dataprep", "tokenize/mixing", "benchmarks/bounds.py"),
-    "chain": ("dataprep", "tokenize/encoding", "tokenize/mixing", "flows/running", "benchmarks/chain"),
+    "chain": (
+        "dataprep",
+        "tokenize/encoding",
+        "tokenize/mixing",
+        "flows/running",
+        "benchmarks/chain",
+    ),
     "chaos": ("dataprep", "flows", "tokenize", "train", "benchmarks/chaos"),
     "dataprep": ("dataprep", "benchmarks/dataprep"),
     "dialects": ("dataprep/filtering", "benchmarks/dataprep/dialects.py"),
@@ -149,21 +161,39 @@ MEASURES: dict[str, tuple[str, ...]] = {
     ),
     "objectives": ("train/objectives", "benchmarks/train/objectives.py"),
     "optimizers": ("train/optim", "benchmarks/train/optimizers.py"),
-    "posttrain": ("train/objectives", "train/generation", "train/reinforcement", "train/stages", "benchmarks/train"),
+    "posttrain": (
+        "train/objectives",
+        "train/generation",
+        "train/reinforcement",
+        "train/stages",
+        "benchmarks/train",
+    ),
     "quality": ("dataprep", "benchmarks/dataprep"),
-    "requests": ("dataprep/jobs", "tokenize/streaming", "flows/planning", "benchmarks/store_requests.py"),
+    "requests": (
+        "dataprep/jobs",
+        "tokenize/streaming",
+        "flows/planning",
+        "benchmarks/store_requests.py",
+    ),
     "stream": ("tokenize", "benchmarks/tokenize/streaming.py"),
     "tokenize": ("tokenize", "benchmarks/tokenize"),
     "train": ("train", "benchmarks/train"),
 }
 """Page of docs/ (`bench-AREA.md`) -> folders and files whose speed it shows."""
 WORDS = ("promised", "happened")
-"""Fields in words besides the note: lines below the row on a terminal, columns of a page."""
-HEADER = f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}"
+"""Fields in words besides the note: lines below the row on a terminal, columns of a
+page.
+"""
+HEADER = (
+    f"{'name':<44} {'ours':>12} {'peer':>12} {'unit':<14} {'ratio':>7} {'floor':>6}"
+)
 
 
-def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options: Any) -> None:
-    """Measure an area and print its rows as they come; also write them as a Markdown page if `markdown` names one.
+def print_rows(
+    area: str, as_json: bool, markdown: Path | None = None, **options: Any
+) -> None:
+    """Measure an area and print its rows as they come; also write them as a Markdown
+    page if `markdown` names one.
 
     `options` go to the area's functions; OPTIONS says which areas have any.
     """
@@ -180,7 +210,8 @@ def print_rows(area: str, as_json: bool, markdown: Path | None = None, **options
 
 
 def print_floors(as_json: bool) -> bool:
-    """Measure the rows of FLOORS, and name those below their floors; returns True if there are none.
+    """Measure the rows of FLOORS, and name those below their floors; returns True if
+    there are none.
 
     A function whose peer is not installed is skipped by the peer's name.
     """
@@ -189,11 +220,17 @@ def print_floors(as_json: bool) -> bool:
     fallen: list[Row] = []
     for name, options in FLOORS:
         try:
-            fallen += [row for row in printed(measuring(name)(**options), as_json) if row.is_below_floor]
+            fallen += [
+                row
+                for row in printed(measuring(name)(**options), as_json)
+                if row.is_below_floor
+            ]
         except ModuleNotFoundError as error:
             typer.echo(f"{name}: skipped, {error.name} is not installed", err=True)
     for row in fallen:
-        typer.echo(f"fell: {row.name}: {row.ratio:.2f}, floor {row.floor:.2f}", err=True)
+        typer.echo(
+            f"fell: {row.name}: {row.ratio:.2f}, floor {row.floor:.2f}", err=True
+        )
     return not fallen
 
 
@@ -205,20 +242,30 @@ def printed(rows: Iterable[Row], as_json: bool) -> Iterator[Row]:
 
 
 def as_dictionary(row: Row) -> dict[str, Any]:
-    """Return the fields of a row; the measured ones always, the others if they say something."""
+    """Return the fields of a row; the measured ones always, the others if they say
+    something.
+    """
     always = ("name", "ours", "peer", "unit", "ratio")
-    return {name: value for name, value in asdict(row).items() if name in always or value not in ("", None)}
+    return {
+        name: value
+        for name, value in asdict(row).items()
+        if name in always or value not in ("", None)
+    }
 
 
 def measuring(name: str) -> Callable[..., Iterable[Row]]:
     """Return the function that an entry of AREAS names."""
     module, _, function_name = name.partition(":")
-    function: Callable[..., Iterable[Row]] = getattr(importlib.import_module(f"benchmarks.{module}"), function_name)
+    function: Callable[..., Iterable[Row]] = getattr(
+        importlib.import_module(f"benchmarks.{module}"), function_name
+    )
     return function
 
 
 def surroundings(area: str) -> str:
-    """Return date, machine, load and versions of a measurement; for trainings the GPU, too."""
+    """Return date, machine, load and versions of a measurement; for trainings the GPU,
+    too.
+    """
     parts = [
         time.strftime("%Y-%m-%d %H:%M"),
         f"{os.cpu_count()} cores",
@@ -229,7 +276,11 @@ def surroundings(area: str) -> str:
     if any(name.startswith("train.") for name in AREAS[area]):
         import torch
 
-        parts += [f"{name} {metadata.version(name)}" for name in ("torch", "transformers") if find_spec(name)]
+        parts += [
+            f"{name} {metadata.version(name)}"
+            for name in ("torch", "transformers")
+            if find_spec(name)
+        ]
         parts += [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
     return ", ".join(parts)
 
@@ -238,20 +289,29 @@ def describe(row: Row) -> str:
     """Return a row as a line of text, with the note at its end."""
     ours, peer, ratio = values(row)
     floor = "" if row.floor is None else f"{row.floor:.2f}"
-    line = f"{row.name:<44} {ours:>12} {peer:>12} {row.unit:<14} {ratio:>7} {floor:>6}  {row.note}"
-    words = [f"    {name}: {getattr(row, name)}" for name in WORDS if getattr(row, name)]
+    line = (
+        f"{row.name:<44} {ours:>12} {peer:>12} {row.unit:<14} {ratio:>7} "
+        f"{floor:>6}  {row.note}"
+    )
+    words = [
+        f"    {name}: {getattr(row, name)}" for name in WORDS if getattr(row, name)
+    ]
     return "\n".join([line.rstrip(), *words])
 
 
 def values(row: Row) -> tuple[str, str, str]:
     """Return ours, peer and ratio as text; a dash stands for what was not measured."""
-    ours, peer = ("-" if value is None else f"{value:.4g}" for value in (row.ours, row.peer))
+    ours, peer = (
+        "-" if value is None else f"{value:.4g}" for value in (row.ours, row.peer)
+    )
     return ours, peer, "-" if row.ratio is None else f"{row.ratio:.2f}"
 
 
 def in_markdown(area: str, measured_on: str, rows: Sequence[Row]) -> str:
     """Return an area's rows as a page that says when and on what it was measured."""
-    words = [name for name in WORDS if any(getattr(row, name) for row in rows)] or ["note"]
+    words = [name for name in WORDS if any(getattr(row, name) for row in rows)] or [
+        "note"
+    ]
     lines = [
         f"# gristmill bench {area}",
         "",
@@ -262,6 +322,15 @@ def in_markdown(area: str, measured_on: str, rows: Sequence[Row]) -> str:
     ]
     for row in rows:
         ours, peer, ratio = values(row)
-        cells = [row.name, ours, peer, row.unit, ratio, *(getattr(row, name) for name in words)]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        cells = [
+            row.name,
+            ours,
+            peer,
+            row.unit,
+            ratio,
+            *(getattr(row, name) for name in words),
+        ]
+        lines.append(
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        )
     return "\n".join(lines) + "\n"

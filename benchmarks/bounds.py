@@ -1,11 +1,15 @@
-"""Memory does not grow with the documents: ingest, dedup, tokenize and mix of many short ones, each in its own process.
+"""Memory does not grow with the documents: ingest, dedup, tokenize and mix of many
+short ones, each in its own process.
 
-Documents of 200 bytes, words of documentation of installed packages, are drawn by seeds; one in twenty is a copy of an
-earlier one, and one in twenty a near copy. Measured are the peak of anonymous memory (the system can drop mapped files
-at any time) of the largest process and of all together, the time, and the files of a step during its work and at its
-end. `gristmill plan MANIFEST --documents N` uses these figures (`flows/planning/at_scale.py`).
+Documents of 200 bytes, words of documentation of installed packages, are drawn by
+seeds; one in twenty is a copy of an earlier one, and one in twenty a near copy.
+Measured are the peak of anonymous memory (the system can drop mapped files at any time)
+of the largest process and of all together, the time, and the files of a step during its
+work and at its end. `gristmill plan MANIFEST --documents N` uses these figures
+(`flows/planning/at_scale.py`).
 
-The last rows look up documents as `gristmill explain` does: a kept one, and a dropped one.
+The last rows look up documents as `gristmill explain` does: a kept one, and a dropped
+one.
 """
 
 from __future__ import annotations
@@ -57,33 +61,54 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
     with tempfile.TemporaryDirectory(prefix="gristmill-bounds-") as temporary:
         root = Path(temporary if folder is None else folder)
         text_bytes = write_texts(root / "texts", documents)
-        note = f"{documents:,} documents, {text_bytes / 1e6:,.0f} MB of text, {WORKERS} workers"
+        note = (
+            f"{documents:,} documents, {text_bytes / 1e6:,.0f} MB of text, "
+            f"{WORKERS} workers"
+        )
         for step in STEPS:
             measured = measure(root, step)
-            if step == "ingest":  # the tokenizer learns from the first file; the others are not needed any more
+            # the tokenizer learns from the first file; the others are not needed any
+            # more
+            if step == "ingest":
                 for path in sorted((root / "texts").glob("*.jsonl"))[1:]:
                     path.unlink()
-            yield memory_row(f"bounds: {step}, all processes", measured["all_bytes"], note)
-            yield memory_row(f"bounds: {step}, largest process", measured["largest_bytes"], note)
+            yield memory_row(
+                f"bounds: {step}, all processes", measured["all_bytes"], note
+            )
+            yield memory_row(
+                f"bounds: {step}, largest process", measured["largest_bytes"], note
+            )
             yield row(
                 f"bounds: {step}, time",
                 measured["seconds"],
                 None,
                 "s",
-                f"{measured['cpu_seconds']:.1f} s of processor time; {measured['work_bytes'] / 1e6:,.0f} MB in "
-                f"{measured['work_files']} files while it works, {measured['out_bytes'] / 1e6:,.0f} MB in "
-                f"{measured['out_files']} files when it is done; {measured['mapped_bytes'] / 1e6:,.0f} MB mapped",
+                f"{measured['cpu_seconds']:.1f} s of processor time; "
+                f"{measured['work_bytes'] / 1e6:,.0f} MB in {measured['work_files']} "
+                f"files while it works, {measured['out_bytes'] / 1e6:,.0f} MB in "
+                f"{measured['out_files']} files when it is done; "
+                f"{measured['mapped_bytes'] / 1e6:,.0f} MB mapped",
             )
         yield from look_up_rows(root, note)
 
 
 def memory_row(name: str, size: int, note: str) -> Row:
     """Return a row of bytes of memory against the limit."""
-    return cost_row(name, max(size, 1) / 2**30, LIMIT_BYTES / 2**30, "GiB", f"{note}; peer: the limit")
+    return cost_row(
+        name,
+        max(size, 1) / 2**30,
+        LIMIT_BYTES / 2**30,
+        "GiB",
+        f"{note}; peer: the limit",
+    )
 
 
-def write_texts(folder: Path, documents: int, file_documents: int = FILE_DOCUMENTS) -> int:
-    """Write JSONL files of short documents, the same in every run; returns the bytes of text."""
+def write_texts(
+    folder: Path, documents: int, file_documents: int = FILE_DOCUMENTS
+) -> int:
+    """Write JSONL files of short documents, the same in every run; returns the bytes of
+    text.
+    """
     words, table = words_of_documentation()
     shape = (file_documents, WORDS_PER_DOCUMENT)
     originals = table[np.random.default_rng(11).integers(0, len(table), shape)]
@@ -97,8 +122,13 @@ def write_texts(folder: Path, documents: int, file_documents: int = FILE_DOCUMEN
             generator = np.random.default_rng((11, number))
             texts = table[generator.integers(0, len(table), (size, WORDS_PER_DOCUMENT))]
             kind = generator.random(size)
-            copies, near_copies = np.flatnonzero(kind < 2 * COPIED), np.flatnonzero(kind < COPIED)
-            texts[copies] = originals[generator.integers(0, len(originals), len(copies))]
+            copies, near_copies = (
+                np.flatnonzero(kind < 2 * COPIED),
+                np.flatnonzero(kind < COPIED),
+            )
+            texts[copies] = originals[
+                generator.integers(0, len(originals), len(copies))
+            ]
             texts[near_copies, -1] = generator.integers(0, len(words), len(near_copies))
         text_bytes += _write_lines(folder / f"{number:05d}.jsonl", texts, words)
     return text_bytes
@@ -106,14 +136,20 @@ def write_texts(folder: Path, documents: int, file_documents: int = FILE_DOCUMEN
 
 def _write_lines(path: Path, texts: np.ndarray, words: pa.Array) -> int:
     offsets = np.arange(0, texts.size + 1, texts.shape[1], dtype=np.int32)
-    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), words.take(pa.array(texts.ravel()))), " ")
+    joined = pc.binary_join(
+        pa.ListArray.from_arrays(
+            pa.array(offsets), words.take(pa.array(texts.ravel()))
+        ),
+        " ",
+    )
     lines = pc.binary_join_element_wise('{"text": "', joined, '"}\n', "")
     path.write_bytes("".join(lines.to_pylist()).encode())
     return int(pc.sum(pc.binary_length(joined)).as_py())
 
 
 def measure(folder: Path, step: str) -> dict[str, Any]:
-    """Run a step in a process of its own; returns its summary and the peaks of its memory.
+    """Run a step in a process of its own; returns its summary and the peaks of its
+    memory.
 
     Raises:
         MemoryError: it exceeded LIMIT_BYTES, or failed.
@@ -127,11 +163,19 @@ def measure(folder: Path, step: str) -> dict[str, Any]:
         while process.poll() is None and peaks["all_bytes"] <= LIMIT_BYTES:
             tree = process_tree(process.pid)
             for pid in tree:
-                cpu_seconds[pid] = max(processor_seconds(pid), cpu_seconds.get(pid, 0.0))
+                cpu_seconds[pid] = max(
+                    processor_seconds(pid), cpu_seconds.get(pid, 0.0)
+                )
             sizes = [memory_of(pid) for pid in tree]
-            peaks["all_bytes"] = max(peaks["all_bytes"], sum(size.anonymous for size in sizes))
-            peaks["largest_bytes"] = max(peaks["largest_bytes"], *(size.anonymous for size in sizes))
-            peaks["mapped_bytes"] = max(peaks["mapped_bytes"], sum(size.mapped for size in sizes))
+            peaks["all_bytes"] = max(
+                peaks["all_bytes"], sum(size.anonymous for size in sizes)
+            )
+            peaks["largest_bytes"] = max(
+                peaks["largest_bytes"], *(size.anonymous for size in sizes)
+            )
+            peaks["mapped_bytes"] = max(
+                peaks["mapped_bytes"], sum(size.mapped for size in sizes)
+            )
             time.sleep(SAMPLE_SECONDS)
     finally:
         process.kill()  # its workers end with it
@@ -139,7 +183,8 @@ def measure(folder: Path, step: str) -> dict[str, Any]:
     printed = (folder / f"{step}.log").read_text(errors="replace")
     if process.returncode != 0 or peaks["all_bytes"] > LIMIT_BYTES:
         raise MemoryError(
-            f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} and ended with exit "
+            f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} "
+            "and ended with exit "
             f"code {process.returncode}; its last lines:\n{printed[-2000:]}"
         )
     summary: dict[str, Any] = json.loads(printed.splitlines()[-1])
@@ -156,7 +201,9 @@ def processor_seconds(pid: int) -> float:
 
 
 class Memory(NamedTuple):
-    """Bytes of a process that no file backs, and of mapped files, with its share of common pages."""
+    """Bytes of a process that no file backs, and of mapped files, with its share of
+    common pages.
+    """
 
     anonymous: int
     mapped: int
@@ -169,11 +216,16 @@ def memory_of(pid: int) -> Memory:
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return Memory(0, 0)
     sizes = dict(line.split(":", 1) for line in usage.splitlines()[1:])
-    return Memory(int(sizes["Pss_Anon"].split()[0]) * 1024, int(sizes["Pss_File"].split()[0]) * 1024)
+    return Memory(
+        int(sizes["Pss_Anon"].split()[0]) * 1024,
+        int(sizes["Pss_File"].split()[0]) * 1024,
+    )
 
 
 def run_step(step: str, folder: Path) -> dict[str, Any]:
-    """Run a step in this process; returns its seconds, and the files of its work folder and its output."""
+    """Run a step in this process; returns its seconds, and the files of its work folder
+    and its output.
+    """
     work, out = folder / f"{step}-work", folder / step
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
@@ -190,7 +242,11 @@ def run_step(step: str, folder: Path) -> dict[str, Any]:
 
 
 def run_step_in(
-    step: str, folder: Path, texts: Path, work: Path | None = None, shuffle: str | None = None
+    step: str,
+    folder: Path,
+    texts: Path,
+    work: Path | None = None,
+    shuffle: str | None = None,
 ) -> dict[str, Any]:
     """Run a step in a folder, which may lie in a store; returns its summary.
 
@@ -202,7 +258,11 @@ def run_step_in(
         shuffle: see `Context.shuffle`.
     """
     context = Context(
-        work=work or folder / f"{step}-work", stage=step, workers=WORKERS, shuffle=shuffle, emit=lambda event: None
+        work=work or folder / f"{step}-work",
+        stage=step,
+        workers=WORKERS,
+        shuffle=shuffle,
+        emit=lambda event: None,
     )
     stages = ("ingest", "dedup", "tokenizer", "tokenize", "mix")
     inputs = {name: folder / name for name in stages[: stages.index(step)]}
@@ -211,15 +271,24 @@ def run_step_in(
     return RUNS[step](texts, inputs, folder / step, context)
 
 
-def _ingest(texts: Path, inputs: Mapping[str, Path], out: Path, context: Context) -> dict[str, Any]:
+def _ingest(
+    texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
+) -> dict[str, Any]:
     from gristmill.dataprep.reading import ingest
 
     # A small file makes a shard of its own.
     section = {"shard_bytes": min(16_000_000, (texts / "00000.jsonl").stat().st_size)}
-    return ingest.run({}, {"sources": {"web": {"path": str(texts / "*.jsonl")}}, "ingest": section}, out, context)
+    return ingest.run(
+        {},
+        {"sources": {"web": {"path": str(texts / "*.jsonl")}}, "ingest": section},
+        out,
+        context,
+    )
 
 
-def _dedup(texts: Path, inputs: Mapping[str, Path], out: Path, context: Context) -> dict[str, Any]:
+def _dedup(
+    texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
+) -> dict[str, Any]:
     from gristmill.dataprep.duplicates import dedup
 
     return dedup.run({"ingest": inputs["ingest"]}, {}, out, context)
@@ -231,30 +300,48 @@ def _write_tokenizer(texts: Path, folder: Path) -> None:
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     with open(texts / "00000.jsonl", encoding="utf-8") as lines:
-        sample = [json.loads(line)["text"] for line, _ in zip(lines, range(2000), strict=False)]
+        sample = [
+            json.loads(line)["text"]
+            for line, _ in zip(lines, range(2000), strict=False)
+        ]
     write_tokenizer(train(TokenizerSample({"web": sample}, {}), VOCAB_SIZE), folder)
 
 
-def _tokenize(texts: Path, inputs: Mapping[str, Path], out: Path, context: Context) -> dict[str, Any]:
+def _tokenize(
+    texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
+) -> dict[str, Any]:
     from gristmill.tokenize.encoding import encode
 
     return encode.run(inputs, {}, out, context)
 
 
-def _mix(texts: Path, inputs: Mapping[str, Path], out: Path, context: Context) -> dict[str, Any]:
+def _mix(
+    texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
+) -> dict[str, Any]:
     from gristmill.tokenize.mixing import mix
 
-    tokens = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.tokens.bin")) // 2
-    source = {"weight": 1.0, "max_epochs": 1.0, **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs"))}
+    tokens = (
+        sum(path.stat().st_size for path in inputs["tokenize"].glob("*.tokens.bin"))
+        // 2
+    )
+    source = {
+        "weight": 1.0,
+        "max_epochs": 1.0,
+        **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs")),
+    }
     section = {"tokens": int(tokens * 0.98), "sequence_length": SEQUENCE_LENGTH}
-    return mix.run(inputs, {"mix": section, "sources": {"web": source}, "seed": 1}, out, context)
+    return mix.run(
+        inputs, {"mix": section, "sources": {"web": source}, "seed": 1}, out, context
+    )
 
 
 RUNS = {"ingest": _ingest, "dedup": _dedup, "tokenize": _tokenize, "mix": _mix}
 
 
 def look_up_rows(folder: Path, note: str) -> Iterator[Row]:
-    """Measure look-ups by id, as of `gristmill explain`, against DuckDB on the ids of the same files."""
+    """Measure look-ups by id, as of `gristmill explain`, against DuckDB on the ids of
+    the same files.
+    """
     measured = measure(folder, "look_up")
     for kind in ("kept", "dropped"):
         ours, peer = measured[kind]
@@ -265,21 +352,31 @@ def look_up_rows(folder: Path, note: str) -> Iterator[Row]:
             "s",
             f"{note}; median of {LOOK_UPS}; peer: DuckDB over all document shards",
         )
-    limit_row = memory_row("explain: memory of the look-ups", measured["all_bytes"], note)
+    limit_row = memory_row(
+        "explain: memory of the look-ups", measured["all_bytes"], note
+    )
     yield replace(limit_row, note=f"{limit_row.note}; DuckDB's is in it")
 
 
 def look_up(folder: Path) -> dict[str, list[float]]:
-    """Return the median seconds of a look-up, ours and DuckDB's, of kept documents and of dropped ones."""
+    """Return the median seconds of a look-up, ours and DuckDB's, of kept documents and
+    of dropped ones.
+    """
     import duckdb
 
     from gristmill.dataprep.documents import read_table, shard_names
     from gristmill.flows.questions.find_documents import find_document
 
-    inputs = {name: folder / name for name in ("ingest", "dedup", "tokenizer", "tokenize", "mix")}
+    inputs = {
+        name: folder / name
+        for name in ("ingest", "dedup", "tokenizer", "tokenize", "mix")
+    }
     generator = np.random.default_rng(5)
     shards = shard_names(inputs["ingest"])
-    query = f"SELECT filename FROM read_parquet('{inputs['ingest']}/part-*.parquet', filename=true) WHERE id = ?"
+    query = (
+        f"SELECT filename FROM read_parquet('{inputs['ingest']}/part-*.parquet', "
+        "filename=true) WHERE id = ?"
+    )
     medians = {}
     for kind in ("kept", "dropped"):
         seconds = []

@@ -1,7 +1,8 @@
-"""Real, distinct text that every checkout has: documentation and sources of installed packages.
+"""Real, distinct text that every checkout has: documentation and sources of installed
+packages.
 
-A paragraph is taken once, at its first occurrence, so that no two pieces share one. The amount of text depends on the
-installed packages.
+A paragraph is taken once, at its first occurrence, so that no two pieces share one. The
+amount of text depends on the installed packages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
-DOCSTRING = re.compile(r'(?:\A(?:#[^\n]*\n|\s)*|:[ \t]*\n\s*)[rRuU]?"""(.*?)"""', re.DOTALL)
+DOCSTRING = re.compile(
+    r'(?:\A(?:#[^\n]*\n|\s)*|:[ \t]*\n\s*)[rRuU]?"""(.*?)"""', re.DOTALL
+)
 """Docstring after the head of a function or class, or at the beginning of a module."""
 BLANK_LINES = re.compile(r"\n\s*\n")
 TAGS = re.compile(r"<(script|style)\b.*?</\1>|<[^<>]*>", re.DOTALL)
@@ -29,7 +32,8 @@ PAGES_CORPUS = "documentation and sources of installed packages"
 
 
 def documentation(pieces: int) -> list[str]:
-    """Return the first pieces of docstrings, in the order of the files' names: some paragraphs each, of one module.
+    """Return the first pieces of docstrings, in the order of the files' names: some
+    paragraphs each, of one module.
 
     Raises:
         ValueError: the installed packages have fewer.
@@ -38,17 +42,22 @@ def documentation(pieces: int) -> list[str]:
 
 
 def paragraphs(number: int, words_each: int) -> list[str]:
-    """Return the first paragraphs of docstrings with at least `words_each` words, cut to these.
+    """Return the first paragraphs of docstrings with at least `words_each` words, cut
+    to these.
 
     Raises:
         ValueError: the installed packages have fewer.
     """
     lines = (line.split() for piece in _documentation() for line in piece.split("\n"))
-    return _first((" ".join(words[:words_each]) for words in lines if len(words) >= words_each), number)
+    return _first(
+        (" ".join(words[:words_each]) for words in lines if len(words) >= words_each),
+        number,
+    )
 
 
 def pages(number: int) -> list[str]:
-    """Return the first pieces of documentation and of sources, in the order of the files' names.
+    """Return the first pieces of documentation and of sources, in the order of the
+    files' names.
 
     Raises:
         ValueError: the installed packages have fewer.
@@ -57,17 +66,23 @@ def pages(number: int) -> list[str]:
 
 
 def modules() -> Iterator[str]:
-    """Return the source of each module, in the order of the files' names; the standard library's first."""
+    """Return the source of each module, in the order of the files' names; the standard
+    library's first.
+    """
     folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
     return (text for _, text in _files(folders, (".py",)))
 
 
-def _files(folders: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+def _files(
+    folders: Iterable[str], suffixes: tuple[str, ...]
+) -> Iterator[tuple[str, str]]:
     """Return the suffix and the text of each file."""
     for top in folders:
         for folder, subfolders, names in os.walk(top):
             subfolders.sort()
-            for path in (Path(folder, name) for name in sorted(names) if name.endswith(suffixes)):
+            for path in (
+                Path(folder, name) for name in sorted(names) if name.endswith(suffixes)
+            ):
                 try:
                     yield path.suffix, path.read_text(encoding="utf-8")
                 except (UnicodeDecodeError, OSError):
@@ -77,7 +92,9 @@ def _files(folders: Iterable[str], suffixes: tuple[str, ...]) -> Iterator[tuple[
 def _first(texts: Iterator[str], number: int) -> list[str]:
     first = list(islice(texts, number))
     if len(first) < number:
-        raise ValueError(f"the packages installed here have {len(first)} such texts, not {number}")
+        raise ValueError(
+            f"the packages installed here have {len(first)} such texts, not {number}"
+        )
     return first
 
 
@@ -88,16 +105,26 @@ def _documentation() -> Iterator[str]:
 
 
 def _pages() -> Iterator[str]:
-    """Return the documentation of each file, and as many pieces of source and one more."""
+    """Return the documentation of each file, and as many pieces of source and one
+    more.
+    """
     seen: set[int] = set()
-    folders = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), DEBIAN_DOCUMENTATION)
+    folders = (
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        DEBIAN_DOCUMENTATION,
+    )
     for suffix, text in _files(folders, SUFFIXES):
         if suffix != ".py":
-            yield from _pieces(_prose([TAGS.sub("", text) if suffix == ".html" else text]), seen)
+            yield from _pieces(
+                _prose([TAGS.sub("", text) if suffix == ".html" else text]), seen
+            )
             continue
         prose = list(_pieces(_prose(DOCSTRING.findall(text)), seen))
         yield from prose
-        yield from islice(_pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), seen), len(prose) + 1)
+        yield from islice(
+            _pieces(BLANK_LINES.split(DOCSTRING.sub("", text)), seen), len(prose) + 1
+        )
 
 
 def _prose(texts: Iterable[str]) -> Iterator[str]:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Row:
-    """A measurement beside a named peer or bound; None stands for a value that was not measured.
+    """A measurement beside a named peer or bound; None stands for a value that was not
+    measured.
 
     Attributes:
         name: unique within its area.
@@ -20,7 +21,8 @@ class Row:
         unit: of both.
         ratio: of the two, over 1 if ours is better; see `row` and `cost_row`.
         note: circumstances, in words.
-        floor: least ratio that `gristmill bench floors` accepts; its source stands in a comment beside it.
+        floor: least ratio that `gristmill bench floors` accepts; its source stands in a
+            comment beside it.
         promised, happened: required and observed outcome of a fault.
     """
 
@@ -37,11 +39,20 @@ class Row:
     @property
     def is_below_floor(self) -> bool:
         """True if both the floor and the ratio are known, and the ratio is lower."""
-        return self.floor is not None and self.ratio is not None and self.ratio < self.floor
+        return (
+            self.floor is not None
+            and self.ratio is not None
+            and self.ratio < self.floor
+        )
 
 
 def row(
-    name: str, ours: float | None, peer: float | None, unit: str, note: str = "", floor: float | None = None
+    name: str,
+    ours: float | None,
+    peer: float | None,
+    unit: str,
+    note: str = "",
+    floor: float | None = None,
 ) -> Row:
     """Return a row whose ratio is ours over the peer's: for rates and shares."""
     ratio = None if ours is None or not peer else ours / peer
@@ -49,7 +60,9 @@ def row(
 
 
 def cost_row(name: str, ours: float, peer: float, unit: str, note: str = "") -> Row:
-    """Return a row whose ratio is the peer's over ours: for seconds, bytes and errors."""
+    """Return a row whose ratio is the peer's over ours: for seconds, bytes and
+    errors.
+    """
     return Row(name, ours, peer, unit, peer / ours if ours else None, note)
 
 
@@ -60,12 +73,14 @@ def fastest(
     before: Callable[[], object] = lambda: None,
     warmups: int = 0,
 ) -> list[float]:
-    """Return the least seconds of each side over some rounds; sides take turns, so that all meet the same other load.
+    """Return the least seconds of each side over some rounds; sides take turns, so that
+    all meet the same other load.
 
     Args:
         repeats: rounds that count.
         works: sides.
-        clock: `time.process_time` if all work is done in this process: other load hardly counts then.
+        clock: `time.process_time` if all work is done in this process: other load
+            hardly counts then.
         before: called before each side, outside the time.
         warmups: rounds before those that count.
     """
@@ -91,25 +106,43 @@ def process_tree(pid: int) -> list[int]:
     for parent in tree:
         try:
             for task in os.listdir(f"/proc/{parent}/task"):
-                tree.extend(map(int, Path(f"/proc/{parent}/task/{task}/children").read_text().split()))
+                tree.extend(
+                    map(
+                        int,
+                        Path(f"/proc/{parent}/task/{task}/children")
+                        .read_text()
+                        .split(),
+                    )
+                )
         except (FileNotFoundError, ProcessLookupError):
             continue  # the process has ended
     return tree
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return memory of a process with its share of common pages (Pss); 0 after its end."""
+    """Return memory of a process with its share of common pages (Pss); 0 after its
+    end.
+    """
     try:
         usage = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
-    return next((int(line.split()[1]) * 1024 for line in usage.splitlines() if line.startswith("Pss:")), 0)
+    return next(
+        (
+            int(line.split()[1]) * 1024
+            for line in usage.splitlines()
+            if line.startswith("Pss:")
+        ),
+        0,
+    )
 
 
 def resident_bytes(pid: int) -> int:
     """Return resident memory of a process, common pages whole; 0 after its end."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
     except OSError:
         return 0
 
@@ -126,9 +159,15 @@ class MemorySampler:
         peak: most bytes of all of them together.
     """
 
-    def __init__(self, pid: int, bytes_of: Callable[[int], int], interval_seconds: float) -> None:
+    def __init__(
+        self, pid: int, bytes_of: Callable[[int], int], interval_seconds: float
+    ) -> None:
         self.peak = 0
-        self._pid, self._bytes_of, self._interval_seconds = pid, bytes_of, interval_seconds
+        self._pid, self._bytes_of, self._interval_seconds = (
+            pid,
+            bytes_of,
+            interval_seconds,
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -142,4 +181,6 @@ class MemorySampler:
 
     def _sample(self) -> None:
         while not self._stop.wait(self._interval_seconds):
-            self.peak = max(self.peak, sum(map(self._bytes_of, process_tree(self._pid))))
+            self.peak = max(
+                self.peak, sum(map(self._bytes_of, process_tree(self._pid)))
+            )

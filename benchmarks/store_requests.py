@@ -1,10 +1,13 @@
-"""Requests of each step to an object store, by price, and bytes, with 4 to 16 shards and partitions.
+"""Requests of each step to an object store, by price, and bytes, with 4 to 16 shards
+and partitions.
 
-Documents drawn by seeds go through `ingest`, `dedup`, `tokenize` and `mix` in an S3-compatible server of this machine,
-in both forms of the shuffle (`engine.shuffle`); a proxy counts all requests. Their number follows from the number of
-document shards S and of partitions P alone: a + b S + c P + d S P + e P P, with no negative term, which five runs
-determine; four leave the law open, and one of them was off by a third at another size. `gristmill plan MANIFEST --tb N`
-uses these figures (`flows/planning/cluster_costs.py`).
+Documents drawn by seeds go through `ingest`, `dedup`, `tokenize` and `mix` in an
+S3-compatible server of this machine, in both forms of the shuffle (`engine.shuffle`); a
+proxy counts all requests. Their number follows from the number of document shards S and
+of partitions P alone: a + b S + c P + d S P + e P P, with no negative term, which five
+runs determine; four leave the law open, and one of them was off by a third at another
+size. `gristmill plan MANIFEST --tb N` uses these figures
+(`flows/planning/cluster_costs.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +59,11 @@ class Counting(Network):
     def take(self) -> dict[str, int]:
         """Return the counts since the last call."""
         with self.lock:
-            counts = {**{kind: self.kinds[kind] for kind in KINDS}, "in_bytes": self.received, "out_bytes": self.sent}
+            counts = {
+                **{kind: self.kinds[kind] for kind in KINDS},
+                "in_bytes": self.received,
+                "out_bytes": self.sent,
+            }
             self.kinds.clear()
             self.received = self.sent = 0
         return counts
@@ -64,7 +71,9 @@ class Counting(Network):
 
 def kind_of(method: str, path: str) -> str:
     """Return the price class of a request to S3."""
-    is_listing = method == "GET" and {"list-type", "prefix", "uploads"} & set(parse_qs(urlsplit(path).query, True))
+    is_listing = method == "GET" and {"list-type", "prefix", "uploads"} & set(
+        parse_qs(urlsplit(path).query, True)
+    )
     if method in ("PUT", "POST") or is_listing:
         return "writes"
     return "reads" if method in ("GET", "HEAD") else "deletes"
@@ -86,17 +95,27 @@ def rows() -> Iterator[Row]:
         for shards, folder in texts.items():
             write_texts(folder, shards * SHARD_DOCUMENTS, SHARD_DOCUMENTS)
         for form in FORMS:
-            runs = {size: counted(form, size, texts[size[0]], between) for size in SIZES}
+            runs = {
+                size: counted(form, size, texts[size[0]], between) for size in SIZES
+            }
             for step in STEPS:
                 largest = runs[SIZES[-1]][step]
                 note = (
-                    f"{largest['in_bytes'] / 1e6:.1f} MB to the store, {largest['out_bytes'] / 1e6:.1f} MB from it, "
-                    f"{largest['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: flows/planning/cluster_costs.py"
+                    f"{largest['in_bytes'] / 1e6:.1f} MB to the store, "
+                    f"{largest['out_bytes'] / 1e6:.1f} MB from it, "
+                    f"{largest['shuffle_bytes'] / 1e6:.2f} MB shuffled; peer: "
+                    "flows/planning/cluster_costs.py"
                 )
                 for place, kind in enumerate(KINDS):
                     law = law_of({size: run[step][kind] for size, run in runs.items()})
-                    planned = float(np.dot(REQUESTS[form][step][place], terms(*SIZES[-1])))
-                    formula = " + ".join(f"{factor:.2f}{name}" for factor, name in zip(law, NAMES) if factor)
+                    planned = float(
+                        np.dot(REQUESTS[form][step][place], terms(*SIZES[-1]))
+                    )
+                    formula = " + ".join(
+                        f"{factor:.2f}{name}"
+                        for factor, name in zip(law, NAMES)
+                        if factor
+                    )
                     yield row(
                         f"{step}, {kind}, shuffle by {form}",
                         largest[kind],
@@ -107,15 +126,23 @@ def rows() -> Iterator[Row]:
 
 
 def law_of(counts: Mapping[tuple[int, int], float]) -> np.ndarray:
-    """Fit the factors of `cluster_costs.terms`, none of them negative, to counts by shards and partitions."""
+    """Fit the factors of `cluster_costs.terms`, none of them negative, to counts by
+    shards and partitions.
+    """
     from scipy.optimize import nnls
 
-    factors: np.ndarray = nnls(np.array([terms(*size) for size in counts]), np.array([*counts.values()], float))[0]
+    factors: np.ndarray = nnls(
+        np.array([terms(*size) for size in counts]), np.array([*counts.values()], float)
+    )[0]
     return factors
 
 
-def counted(form: str, size: tuple[int, int], texts: Path, between: Counting) -> dict[str, dict[str, int]]:
-    """Run all steps with a number of shards and partitions; returns step -> its requests and bytes."""
+def counted(
+    form: str, size: tuple[int, int], texts: Path, between: Counting
+) -> dict[str, dict[str, int]]:
+    """Run all steps with a number of shards and partitions; returns step -> its
+    requests and bytes.
+    """
     from gristmill.core.files import as_path
     from gristmill.dataprep import shuffle_format
     from gristmill.dataprep.jobs import shuffle
@@ -143,6 +170,11 @@ def counted(form: str, size: tuple[int, int], texts: Path, between: Counting) ->
         for step in STEPS:
             sent[0] = 0
             between.take()
-            run_step_in(step, as_path(f"s3://{BUCKET}/{form}-{shards}-{partitions}"), texts, shuffle=form)
+            run_step_in(
+                step,
+                as_path(f"s3://{BUCKET}/{form}-{shards}-{partitions}"),
+                texts,
+                shuffle=form,
+            )
             counts[step] = {**between.take(), "shuffle_bytes": sent[0]}
     return counts

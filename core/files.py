@@ -1,6 +1,8 @@
-"""Atomic files and content hashes: a file is written to a temporary name, flushed to disk and renamed.
+"""Atomic files and content hashes: a file is written to a temporary name, flushed to
+disk and renamed.
 
-Paths are `pathlib.Path` for local folders and `upath.UPath` for fsspec URLs; both have the same methods.
+Paths are `pathlib.Path` for local folders and `upath.UPath` for fsspec URLs; both have
+the same methods.
 """
 
 from __future__ import annotations
@@ -34,32 +36,43 @@ S3_PROTOCOLS = ("s3", "s3a")
 DEFAULT_STORE = "gristmill-store"
 """Folder of a run's outputs, in the current folder; ignored among a source's files."""
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl")
-"""Protocols whose libraries cache folder listings forever by default; writes of other processes (a lease, a commit)
-would not be seen."""
+"""Protocols whose libraries cache folder listings forever by default; writes of other
+processes (a lease, a commit) would not be seen.
+"""
 WITHOUT_FOLDERS = ("hf", *OBJECT_STORES)
 """Protocols without folders to create: a folder exists as soon as it has a file."""
 
 REPAIR = "gristmill verify MANIFEST --repair"
-"""Command that finds and withdraws damaged outputs; callers that know the manifest substitute its path."""
+"""Command that finds and withdraws damaged outputs; callers that know the manifest
+substitute its path.
+"""
 
 
 carried_files: ContextVar[Mapping[str, Path | Mapping[str, Path]]] = ContextVar(
     "carried_files", default=MappingProxyType({})
 )
-"""In a worker of a cluster: path on the submitting machine -> copy in the store (`dataprep/jobs/ship_files.py`).
+"""In a worker of a cluster: path on the submitting machine -> copy in the store
+(`dataprep/jobs/ship_files.py`).
 
-A copy lies in a folder named by its SHA-256; a folder is a mapping of its files by relative path.
+A copy lies in a folder named by its SHA-256; a folder is a mapping of its files by
+relative path.
 """
 
 
 def as_path(location: str | Path) -> Path:
-    """Turn a local path or an fsspec URL into a path object; fetches a file that a job carries."""
+    """Turn a local path or an fsspec URL into a path object; fetches a file that a job
+    carries.
+    """
     text = str(location)
     if "://" not in text:
         carried = carried_files.get().get(text)
         if carried is None:
             return Path(text)
-        return _fetch_folder(carried) if isinstance(carried, Mapping) else _fetch_once(carried)
+        return (
+            _fetch_folder(carried)
+            if isinstance(carried, Mapping)
+            else _fetch_once(carried)
+        )
     from upath import UPath
 
     protocol = text.partition("://")[0]
@@ -72,7 +85,8 @@ def as_path(location: str | Path) -> Path:
 
 @cache
 def _use_s3() -> None:
-    """Register `S3Files` for S3 URLs in this process, so that requests are retried by the rules of `object_stores.py`.
+    """Register `S3Files` for S3 URLs in this process, so that requests are retried by
+    the rules of `object_stores.py`.
 
     Does nothing without s3fs: opening such a URL then reports the missing package.
     """
@@ -87,8 +101,12 @@ def _use_s3() -> None:
 
 
 def is_local(path: Path) -> bool:
-    """True if the path is on a local file system (so that rename is atomic and mmap works)."""
-    return type(path).__module__.startswith("pathlib") or getattr(path, "protocol", "") in ("", "file")
+    """True if the path is on a local file system (so that rename is atomic and mmap
+    works).
+    """
+    return type(path).__module__.startswith("pathlib") or getattr(
+        path, "protocol", ""
+    ) in ("", "file")
 
 
 class IncompleteFileError(OSError):
@@ -99,12 +117,14 @@ class IncompleteFileError(OSError):
 def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that appears under its final name complete, or not at all.
 
-    On a local disk the bytes go to a temporary file beside it, which is flushed to disk and renamed. On an object store
-    the write is a single put, which is atomic; after an error nothing is put.
+    On a local disk the bytes go to a temporary file beside it, which is flushed to disk
+    and renamed. On an object store the write is a single put, which is atomic; after an
+    error nothing is put.
 
     Args:
-        durable: wait for the disk. If False, the file is still atomic for every process, but may be empty or truncated
-            if the machine crashes within seconds.
+        durable: wait for the disk. If False, the file is still atomic for every
+            process, but may be empty or truncated if the machine crashes within
+            seconds.
     """
     _make_folder(path.parent)
     if not is_local(path):
@@ -119,22 +139,31 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | None = None) -> Iterator[Path]:
-    """Yield a local path for a library that writes files itself; the file is renamed once it reads back whole.
+def foreign_file(
+    path: Path, check: Callable[[Path], object], scratch: Path | None = None
+) -> Iterator[Path]:
+    """Yield a local path for a library that writes files itself; the file is renamed
+    once it reads back whole.
 
-    C and C++ libraries may ignore a failed write and leave a truncated file on a full disk.
+    C and C++ libraries may ignore a failed write and leave a truncated file on a full
+    disk.
 
     Args:
         path: final name.
         check: reads the file as its users will; raises if it is incomplete.
-        scratch: local folder for the library's output if `path` is not local; the system's temporary folder if None.
+        scratch: local folder for the library's output if `path` is not local; the
+            system's temporary folder if None.
 
     Raises:
-        IncompleteFileError: `check` raised, or the library raised an OSError without errno.
+        IncompleteFileError: `check` raised, or the library raised an OSError without
+            errno.
     """
     _make_folder(path.parent)
     if is_local(path):
-        with _rename_on_success(path) as temporary, _checked_write(temporary, path.name, check):
+        with (
+            _rename_on_success(path) as temporary,
+            _checked_write(temporary, path.name, check),
+        ):
             yield temporary
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-", dir=scratch) as folder:
@@ -146,13 +175,16 @@ def foreign_file(path: Path, check: Callable[[Path], object], scratch: Path | No
 
 
 @contextmanager
-def _checked_write(file: Path, name: str, check: Callable[[Path], object]) -> Iterator[None]:
+def _checked_write(
+    file: Path, name: str, check: Callable[[Path], object]
+) -> Iterator[None]:
     try:
         yield
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _incomplete_error(file, name, error) from error  # NumPy compares the bytes written, and gives no errno
+        # NumPy compares the bytes written, and gives no errno
+        raise _incomplete_error(file, name, error) from error
     try:
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -164,13 +196,16 @@ def _checked_write(file: Path, name: str, check: Callable[[Path], object]) -> It
 def _incomplete_error(file: Path, name: str, error: Exception) -> IncompleteFileError:
     free = shutil.disk_usage(file.parent).free
     return IncompleteFileError(
-        f"{name} was not written whole: {str(error) or type(error).__name__}; its disk has {free:,} bytes free"
+        f"{name} was not written whole: {str(error) or type(error).__name__}; its "
+        f"disk has {free:,} bytes free"
     )
 
 
 @contextmanager
 def _rename_on_success(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside a path, and rename it to that path unless there is an error."""
+    """Yield a temporary path beside a path, and rename it to that path unless there is
+    an error.
+    """
     temporary = _temporary_name(path)
     try:
         yield temporary
@@ -181,14 +216,17 @@ def _rename_on_success(path: Path) -> Iterator[Path]:
 
 
 def _temporary_name(path: Path) -> Path:
-    return path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    return (
+        path.parent / f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    )
 
 
 @contextmanager
 def _remote_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file of a store for writing; after an error it is discarded.
 
-    fsspec completes an upload whenever its file is closed, so after an error it is not closed.
+    fsspec completes an upload whenever its file is closed, so after an error it is not
+    closed.
     """
     sink: Any = path.open("wb")
     try:
@@ -214,13 +252,16 @@ def write_json(path: Path, value: Any, durable: bool = True) -> None:
 
 def json_bytes(value: Any) -> bytes:
     """Readable JSON of a value, as bytes."""
-    return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+    return (
+        json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n"
+    )
 
 
 def array_bytes(array: np.ndarray) -> bytes:
     """Content of a `.npy` file of an array.
 
-    `np.save` into an open file ignores a failure to write the last bytes (`ndarray.tofile` does not check `fclose`).
+    `np.save` into an open file ignores a failure to write the last bytes
+    (`ndarray.tofile` does not check `fclose`).
     """
     import numpy as np
 
@@ -249,9 +290,10 @@ def read_json(path: Path) -> Any:
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create a file only if it does not exist; return True if this call created it.
 
-    The content is complete as soon as the name exists: it is written to a temporary file and linked. On an object store
-    the content should be unique to the caller: a request whose response was lost is sent again, and the existing object
-    is then recognised by its content.
+    The content is complete as soon as the name exists: it is written to a temporary
+    file and linked. On an object store the content should be unique to the caller: a
+    request whose response was lost is sent again, and the existing object is then
+    recognised by its content.
     """
     _make_folder(path.parent)
     if not is_local(path):
@@ -275,7 +317,9 @@ def create_exclusively(path: Path, content: bytes) -> bool:
 
 
 def file_names(folder: Path) -> set[str]:
-    """Names of all entries of a folder, in one request; empty if the folder does not exist."""
+    """Names of all entries of a folder, in one request; empty if the folder does not
+    exist.
+    """
     if is_local(folder):
         try:
             return set(os.listdir(folder))
@@ -285,19 +329,32 @@ def file_names(folder: Path) -> set[str]:
 
 
 def file_sizes(folder: Path) -> dict[str, int]:
-    """Name -> bytes of all files in a folder, in one request; empty if the folder does not exist."""
+    """Name -> bytes of all files in a folder, in one request; empty if the folder does
+    not exist.
+    """
     try:
         if is_local(folder):
             with os.scandir(folder) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+                return {
+                    entry.name: entry.stat().st_size
+                    for entry in entries
+                    if entry.is_file()
+                }
         listed = folder.fs.ls(folder.path, detail=True)  # type: ignore[attr-defined]
     except FileNotFoundError:
         return {}
-    return {entry["name"].rstrip("/").rpartition("/")[2]: entry["size"] for entry in listed if entry["type"] == "file"}
+    return {
+        entry["name"].rstrip("/").rpartition("/")[2]: entry["size"]
+        for entry in listed
+        if entry["type"] == "file"
+    }
 
 
-def at_once(function: Callable[[One], Other], values: Iterable[One], here: bool) -> Iterator[Other]:
-    """Call a function that waits for a store on many values, CONNECTIONS at a time; yields results in order.
+def at_once(
+    function: Callable[[One], Other], values: Iterable[One], here: bool
+) -> Iterator[Other]:
+    """Call a function that waits for a store on many values, CONNECTIONS at a time;
+    yields results in order.
 
     Args:
         here: the files are local, so one thread is faster.
@@ -310,10 +367,14 @@ def at_once(function: Callable[[One], Other], values: Iterable[One], here: bool)
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`."""
+    """`$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else
+    `~/.cache/gristmill`.
+    """
     if configured := environment.get("GRISTMILL_CACHE"):
         return Path(configured)
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+    return (
+        Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill"
+    )
 
 
 def _fetch_once(source: Path) -> Path:
@@ -322,15 +383,22 @@ def _fetch_once(source: Path) -> Path:
     if not target.exists():
         content = source.read_bytes()
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise OSError(f"{source} does not hold what its folder's name says; remove it, and start the run again")
+            raise OSError(
+                f"{source} does not hold what its folder's name says; "
+                "remove it, and start the run again"
+            )
         with atomic_write(target) as sink:
             sink.write(content)
     return target
 
 
 def _fetch_folder(sources: Mapping[str, Path]) -> Path:
-    """Local folder with a carried folder's files, as symlinks, so that shared files are stored once."""
-    digest = hashlib.sha256(canonical_json({name: source.parent.name for name, source in sources.items()})).hexdigest()
+    """Local folder with a carried folder's files, as symlinks, so that shared files are
+    stored once.
+    """
+    digest = hashlib.sha256(
+        canonical_json({name: source.parent.name for name, source in sources.items()})
+    ).hexdigest()
     target = cache_folder() / "folders" / digest
     if not target.exists():
         temporary = target.with_name(f"{digest}{TEMPORARY_MARK}{uuid.uuid4().hex}")
@@ -361,4 +429,6 @@ def canonical_json(value: Any) -> bytes:
     Raises:
         TypeError: the value has no exact form in JSON.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode()

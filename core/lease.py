@@ -1,4 +1,5 @@
-"""Leases: the exclusive right to write into a stage folder; a lease's number is the fencing token.
+"""Leases: the exclusive right to write into a stage folder; a lease's number is the
+fencing token.
 
     lease/<n>.json         owner of lease n
     lease/<n>.beat.json    its heartbeat
@@ -6,10 +7,12 @@
     lease/<n>.commit       its committed manifest, or `fenced`
     lease/<n>.done         marker of its release
 
-A lease is taken by exclusive creation of `<n>.json`, with n one above the highest there. It is valid while its owner's
-process lives, which is visible only in the same PID namespace, or else while its heartbeat changes. A successor to an
-owner that did not release its lease first creates `<n>.commit` of that lease, and an owner commits by creating the same
-file: only one of them succeeds, however long either was paused. The file system needs only exclusive creation.
+A lease is taken by exclusive creation of `<n>.json`, with n one above the highest
+there. It is valid while its owner's process lives, which is visible only in the same
+PID namespace, or else while its heartbeat changes. A successor to an owner that did not
+release its lease first creates `<n>.commit` of that lease, and an owner commits by
+creating the same file: only one of them succeeds, however long either was paused. The
+file system needs only exclusive creation.
 """
 
 from __future__ import annotations
@@ -32,10 +35,13 @@ from gristmill.core.files import create_exclusively, read_json, write_json
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 90.0
 BLIND_SECONDS = 20.0
-"""Longest gap between two looks at a heartbeat: after a longer one (of this process or of the store) waiting
-restarts."""
+"""Longest gap between two looks at a heartbeat: after a longer one (of this process or
+of the store) waiting restarts.
+"""
 FORGOTTEN_SECONDS = 3600.0
-"""Age of the last heartbeat, by the store's clock and ours, after which a remote owner no longer counts as running."""
+"""Age of the last heartbeat, by the store's clock and ours, after which a remote owner
+no longer counts as running.
+"""
 FENCED = b"fenced"
 """Content of a commit record whose owner may not commit."""
 WAIT_SECONDS = 0.5
@@ -44,7 +50,9 @@ log = logging.getLogger("gristmill.lease")
 
 
 class LeaseLostError(RuntimeError):
-    """Another process works on this output now; this process's work must not be committed."""
+    """Another process works on this output now; this process's work must not be
+    committed.
+    """
 
 
 @dataclass
@@ -60,7 +68,10 @@ class Lease:
     def check(self) -> None:
         """Raise LeaseLostError if a later lease exists."""
         if highest(self.folder) != self.number:
-            raise LeaseLostError(f"{self.folder.parent} was taken over by another run; this attempt stops")
+            raise LeaseLostError(
+                f"{self.folder.parent} was taken over by another "
+                "run; this attempt stops"
+            )
 
     def follows_one_given_back(self) -> bool:
         """True if the previous owner released its lease instead of dying."""
@@ -70,29 +81,37 @@ class Lease:
         """Decide that this lease's work is committed, by a record that exists once.
 
         Args:
-            content: committed manifest; any process that reads the record can publish it.
+            content: committed manifest; any process that reads the record can publish
+                it.
 
         Raises:
             LeaseLostError: a successor has decided otherwise.
         """
         if not create_exclusively(self.folder / f"{self.number}.commit", content):
             raise LeaseLostError(
-                f"{self.folder.parent} was taken over by another run; this attempt's work is not committed"
+                f"{self.folder.parent} was taken over by another run; this attempt's "
+                "work is not committed"
             )
 
     def name_child(self, pid: int) -> None:
-        """Record the process group that does the work, so that a successor can end it."""
+        """Record the process group that does the work, so that a successor can end
+        it.
+        """
         write_json(self.folder / f"{self.number}.child.json", identity(pid))
 
     def start_heartbeat(self) -> None:
-        """Start the heartbeat thread unless it runs; it calls `on_lost` once if the lease is lost."""
+        """Start the heartbeat thread unless it runs; it calls `on_lost` once if the
+        lease is lost.
+        """
         if self._thread is not None:
             return
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
     def release(self) -> None:
-        """Release the lease. The heartbeat ends first, so that it cannot see the release as a loss."""
+        """Release the lease. The heartbeat ends first, so that it cannot see the
+        release as a loss.
+        """
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -106,9 +125,13 @@ class Lease:
                 write_json(self.folder / f"{self.number}.beat.json", {"beats": beats})
                 lost = highest(self.folder) != self.number
             except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-                # A full disk, or a store that is temporarily unreachable, does not lose the lease: the next beat
-                # retries.
-                log.warning("the lease of %s could not be kept fresh: %s", self.folder.parent, error)
+                # A full disk, or a store that is temporarily unreachable, does not lose
+                # the lease: the next beat retries.
+                log.warning(
+                    "the lease of %s could not be kept fresh: %s",
+                    self.folder.parent,
+                    error,
+                )
                 continue
             if lost:
                 if self.on_lost is not None:
@@ -127,21 +150,30 @@ def acquire(
     Args:
         folder: the stage folder's `lease/`.
         on_wait: called once with the owner's identity when this process has to wait.
-        wanted: checked before every try; None is returned once it is False (the owner committed).
-        publish: called with a dead owner's commit, which may be unpublished; True if it published it.
+        wanted: checked before every try; None is returned once it is False (the owner
+            committed).
+        publish: called with a dead owner's commit, which may be unpublished; True if it
+            published it.
     """
     waited = False
     beats = _BeatWatch()
     while wanted():
         number = highest(folder)
         owner = read_json(folder / f"{number}.json") if number else None
-        if owner is None or (done := (folder / f"{number}.done").exists()) or beats.is_dead(folder, number, owner):
+        if (
+            owner is None
+            or (done := (folder / f"{number}.done").exists())
+            or beats.is_dead(folder, number, owner)
+        ):
             _end_orphan(folder / f"{number}.child.json")
             committed = None if owner is None or done else _fence(folder, number)
             if committed is not None and publish(committed):
                 continue
-            # The random id distinguishes two tries of one process if the store's answer was lost.
-            content = json.dumps({**identity(os.getpid()), "id": uuid.uuid4().hex}).encode()
+            # The random id distinguishes two tries of one process if the store's answer
+            # was lost.
+            content = json.dumps(
+                {**identity(os.getpid()), "id": uuid.uuid4().hex}
+            ).encode()
             if create_exclusively(folder / f"{number + 1}.json", content):
                 return Lease(folder, number + 1)
             continue
@@ -162,7 +194,9 @@ def _fence(folder: Path, number: int) -> bytes | None:
 
 
 def running_owner(folder: Path) -> dict[str, Any] | None:
-    """Identity of the owner of a stage folder's lease, if it lives, or may live elsewhere."""
+    """Identity of the owner of a stage folder's lease, if it lives, or may live
+    elsewhere.
+    """
     number = highest(folder)
     if not number or (folder / f"{number}.done").exists():
         return None
@@ -170,13 +204,17 @@ def running_owner(folder: Path) -> dict[str, Any] | None:
     if is_here(owner):
         return owner if is_alive(owner) else None
     times = [
-        path.stat().st_mtime for path in (folder / f"{number}.json", folder / f"{number}.beat.json") if path.exists()
+        path.stat().st_mtime
+        for path in (folder / f"{number}.json", folder / f"{number}.beat.json")
+        if path.exists()
     ]
     return owner if time.time() - max(times, default=0.0) < FORGOTTEN_SECONDS else None
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Identity of a process, unique across machines, containers and reused process numbers."""
+    """Identity of a process, unique across machines, containers and reused process
+    numbers.
+    """
     return {
         "host": socket.gethostname(),
         "machine": _machine_id(),
@@ -188,9 +226,11 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def is_here(owner: dict[str, Any]) -> bool:
-    """True if this process can see the other one while it lives: same boot of a machine, same PID namespace.
+    """True if this process can see the other one while it lives: same boot of a
+    machine, same PID namespace.
 
-    Host names and process numbers do not tell: containers share the first, and number their own processes.
+    Host names and process numbers do not tell: containers share the first, and number
+    their own processes.
     """
     return owner["boot"] == _boot_id() and owner.get("pids") == _pid_namespace()
 
@@ -201,12 +241,17 @@ def is_alive(owner: dict[str, Any]) -> bool:
 
 
 def is_gone(owner: dict[str, Any]) -> bool:
-    """True if a process has ended, or most likely has. For display only: leases need certainty.
+    """True if a process has ended, or most likely has. For display only: leases need
+    certainty.
 
-    A process from before this machine's last boot has ended. Processes of other machines or containers are unknown.
+    A process from before this machine's last boot has ended. Processes of other
+    machines or containers are unknown.
     """
     mine = identity(os.getpid())
-    is_ours = all(owner.get(name, mine[name]) == mine[name] for name in ("host", "machine", "pids"))
+    is_ours = all(
+        owner.get(name, mine[name]) == mine[name]
+        for name in ("host", "machine", "pids")
+    )
     return is_ours and (owner["boot"] != mine["boot"] or not _runs(owner))
 
 
@@ -216,10 +261,11 @@ def _runs(owner: dict[str, Any]) -> bool:
 
 
 class _BeatWatch:
-    """Detects dead remote owners: the heartbeat has not changed for a while, by this machine's clock.
+    """Detects dead remote owners: the heartbeat has not changed for a while, by this
+    machine's clock.
 
-    Gaps between looks do not count: if this process was paused or the store did not answer, the owner could not show
-    that it lives.
+    Gaps between looks do not count: if this process was paused or the store did not
+    answer, the owner could not show that it lives.
     """
 
     def __init__(self) -> None:
@@ -238,7 +284,9 @@ class _BeatWatch:
 
 
 def _end_orphan(record: Path) -> None:
-    """End the process group of a dead owner on this machine before anything else is written."""
+    """End the process group of a dead owner on this machine before anything else is
+    written.
+    """
     if not record.exists():
         return
     child = read_json(record)
@@ -255,11 +303,16 @@ def highest(folder: Path) -> int:
     """Number of the newest lease in a stage folder's `lease/`; 0 if there is none."""
     if not folder.exists():
         return 0
-    return max((int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()), default=0)
+    return max(
+        (int(path.stem) for path in folder.glob("*.json") if path.stem.isdigit()),
+        default=0,
+    )
 
 
 def _machine_id() -> str:
-    """Id of an operating system installation, which clones and containers may share; empty if it has none."""
+    """Id of an operating system installation, which clones and containers may share;
+    empty if it has none.
+    """
     try:
         return Path("/etc/machine-id").read_text().strip()
     except OSError:
@@ -274,7 +327,9 @@ def _boot_id() -> str:
 
 
 def _pid_namespace() -> str:
-    """Name of this process's PID namespace; a unique one if /proc shows another namespace."""
+    """Name of this process's PID namespace; a unique one if /proc shows another
+    namespace.
+    """
     try:
         if os.readlink("/proc/self") != str(os.getpid()):
             return UNSEEN
@@ -287,8 +342,9 @@ UNSEEN = f"unseen, {uuid.uuid4().hex}"
 
 
 def _start_ticks(pid: int) -> int | None:
-    """Start time of a living process in clock ticks since boot (/proc/PID/stat, field 22); None if missing or a
-    zombie."""
+    """Start time of a living process in clock ticks since boot (/proc/PID/stat, field
+    22); None if missing or a zombie.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,8 +1,11 @@
-"""Retries of requests to object stores: transient failures, pauses, time limits and warnings.
+"""Retries of requests to object stores: transient failures, pauses, time limits and
+warnings.
 
-Every request of this package to an S3-compatible store goes through `s3_files.S3Files`. Transient failures of the store
-or the network (5xx, 429, time-outs, broken connections) are retried with exponential, jittered pauses. After the retry
-time is used up, or a person asks the process to end, later requests get a few seconds each until the store answers.
+Every request of this package to an S3-compatible store goes through `s3_files.S3Files`.
+Transient failures of the store or the network (5xx, 429, time-outs, broken connections)
+are retried with exponential, jittered pauses. After the retry time is used up, or a
+person asks the process to end, later requests get a few seconds each until the store
+answers.
 
 gcsfs (`gs://`) and adlfs (`az://`) retry by their own rules.
 """
@@ -28,21 +31,27 @@ VARIABLE = "GRISTMILL_STORE_RETRY_SECONDS"
 RETRY_SECONDS = 600.0
 """Default retry time."""
 FIRST_PAUSE_SECONDS = 0.1
-"""Pause before the second attempt; each further pause is twice as long. Pauses are scaled down with a retry time below
-RETRY_SECONDS."""
+"""Pause before the second attempt; each further pause is twice as long. Pauses are
+scaled down with a retry time below RETRY_SECONDS.
+"""
 LONGEST_PAUSE_SECONDS = 30.0
-"""Longest pause: shorter than a lease lasts without a heartbeat, so that its owner is back before it is taken over."""
+"""Longest pause: shorter than a lease lasts without a heartbeat, so that its owner is
+back before it is taken over.
+"""
 HASTY_SECONDS = 3.0
 """Retry time after an interrupt, or after a store was given up."""
 REST_SECONDS = 10.0
-"""Time without any requests to a store that was given up: ending a process takes dozens of requests."""
+"""Time without any requests to a store that was given up: ending a process takes dozens
+of requests.
+"""
 SLICE_SECONDS = 0.2
 """Longest delay before a pause reacts to an interrupt."""
 READS = ("Get", "Head", "List")
 """Prefixes of the names of read-only S3 operations."""
 JITTER = 0.5
-"""Largest share by which a pause is randomly shortened, so that processes do not retry in lockstep (Brooker 2015,
-"Exponential Backoff and Jitter")."""
+"""Largest share by which a pause is randomly shortened, so that processes do not retry
+in lockstep (Brooker 2015, "Exponential Backoff and Jitter").
+"""
 SECONDS_BEFORE_WARNING = 3.0
 SECONDS_BETWEEN_WARNINGS = 60.0
 PASSING_CODES = (
@@ -58,7 +67,11 @@ log = logging.getLogger("gristmill.store")
 
 def not_installed(protocol: str, error: ImportError) -> str:
     """Error message for URLs whose package is not installed."""
-    command = f"; install it with: pip install 'gristmill[{EXTRAS[protocol]}]'" if protocol in EXTRAS else ""
+    command = (
+        f"; install it with: pip install 'gristmill[{EXTRAS[protocol]}]'"
+        if protocol in EXTRAS
+        else ""
+    )
     return f"the package that opens {protocol}:// is not installed: {error}{command}"
 
 
@@ -77,12 +90,30 @@ class Failing:
         quiet_seconds: time before the first warning.
     """
 
-    def __init__(self, what: str, seconds: float, done: str, advice: str, quiet_seconds: float = 0.0) -> None:
-        self._what, self._seconds, self._done, self._advice = what, seconds, done, advice
+    def __init__(
+        self,
+        what: str,
+        seconds: float,
+        done: str,
+        advice: str,
+        quiet_seconds: float = 0.0,
+    ) -> None:
+        self._what, self._seconds, self._done, self._advice = (
+            what,
+            seconds,
+            done,
+            advice,
+        )
         self._quiet, self._shorter = quiet_seconds, min(1.0, seconds / RETRY_SECONDS)
-        self._begun, self._pause, self._attempts = time.monotonic(), FIRST_PAUSE_SECONDS * self._shorter, 0
+        self._begun, self._pause, self._attempts = (
+            time.monotonic(),
+            FIRST_PAUSE_SECONDS * self._shorter,
+            0,
+        )
 
-    def failed(self, error: BaseException, warn: Callable[[str], None], is_over: bool = False) -> float:
+    def failed(
+        self, error: BaseException, warn: Callable[[str], None], is_over: bool = False
+    ) -> float:
         """Record a failure; return the seconds to wait before the next attempt.
 
         Args:
@@ -91,21 +122,35 @@ class Failing:
             is_over: give up now.
 
         Raises:
-            StoreUnavailableError: the retry time is used up; names the object and the last failure.
+            StoreUnavailableError: the retry time is used up; names the object and the
+                last failure.
         """
         self._attempts += 1
         waited = time.monotonic() - self._begun
         cause = f"{type(error).__name__}: {error}"
-        if waited >= self._seconds or is_over or (_RetryState.interrupted and waited >= HASTY_SECONDS):
+        if (
+            waited >= self._seconds
+            or is_over
+            or (_RetryState.interrupted and waited >= HASTY_SECONDS)
+        ):
             raise StoreUnavailableError(
-                f"{self._what} could not be {self._done} in {self._attempts} attempts over {waited:.0f} seconds "
-                f"({cause}); {self._advice}"
+                f"{self._what} could not be {self._done} in {self._attempts} attempts "
+                f"over {waited:.0f} seconds ({cause}); {self._advice}"
             ) from error
         if waited >= self._quiet:
-            warn(f"{self._what} could not be {self._done} for {waited:.0f} seconds ({cause}); trying again")
-        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_SECONDS * self._shorter)
-        # Pauses change the time of a result, never the result, so an unseeded generator is safe here.
-        return min(pause * (1 - JITTER * random.random()), max(self._seconds - waited, 0.0))
+            warn(
+                f"{self._what} could not be {self._done} for {waited:.0f} seconds "
+                f"({cause}); trying again"
+            )
+        pause, self._pause = (
+            self._pause,
+            min(2 * self._pause, LONGEST_PAUSE_SECONDS * self._shorter),
+        )
+        # Pauses change the time of a result, never the result, so an unseeded generator
+        # is safe here.
+        return min(
+            pause * (1 - JITTER * random.random()), max(self._seconds - waited, 0.0)
+        )
 
 
 class Warned:
@@ -116,7 +161,11 @@ class Warned:
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        self._warn, self._lock, self._last = warn, threading.Lock(), -SECONDS_BETWEEN_WARNINGS
+        self._warn, self._lock, self._last = (
+            warn,
+            threading.Lock(),
+            -SECONDS_BETWEEN_WARNINGS,
+        )
 
     def __call__(self, message: str) -> None:
         """Pass a message on unless one was passed on less than a minute ago."""
@@ -137,15 +186,22 @@ class Patience:
         advice: end of the error message.
     """
 
-    def __init__(self, retry_seconds: float, warn: Callable[[str], None], advice: str) -> None:
-        self._retry_seconds, self._warn, self._advice = retry_seconds, Warned(warn), advice
+    def __init__(
+        self, retry_seconds: float, warn: Callable[[str], None], advice: str
+    ) -> None:
+        self._retry_seconds, self._warn, self._advice = (
+            retry_seconds,
+            Warned(warn),
+            advice,
+        )
         self._stopped = threading.Event()
 
     def ask(self, what: str, attempt: Callable[[], T], done: str = "read") -> T:
         """Call `attempt` until it succeeds; `done` is the participle of the request.
 
         Raises:
-            StoreUnavailableError: it failed for `retry_seconds`; names the object and the last failure.
+            StoreUnavailableError: it failed for `retry_seconds`; names the object and
+                the last failure.
             FileNotFoundError: the object does not exist; not retried.
         """
         failing = Failing(what, self._retry_seconds, done, self._advice)
@@ -175,8 +231,8 @@ class _RetryState:
     warn = Warned(log.warning)
     interrupted = False
     given_up: ClassVar[dict[str, tuple[str, float]]] = {}
-    """HOST:PORT of a store -> error of its last abandoned request (removed after a success), and the end of the time
-    without requests.
+    """HOST:PORT of a store -> error of its last abandoned request (removed after a
+    success), and the end of the time without requests.
     """
     unwritten: ClassVar[list[str]] = []
 
@@ -197,13 +253,17 @@ def asked_for(seconds: float) -> Iterator[None]:
 
 
 def interrupt() -> None:
-    """End all requests of this process, including waiting ones, within a few seconds."""
+    """End all requests of this process, including waiting ones, within a few
+    seconds.
+    """
     _RetryState.interrupted = True
 
 
 @contextmanager
 def until_interrupted() -> Iterator[list[str]]:
-    """Allow `interrupt` within a block; yields a list of the URLs whose writes failed after it."""
+    """Allow `interrupt` within a block; yields a list of the URLs whose writes failed
+    after it.
+    """
     _RetryState.unwritten = []
     try:
         yield _RetryState.unwritten
@@ -221,24 +281,31 @@ def retry_seconds() -> float:
     try:
         seconds = float(setting) if setting else RETRY_SECONDS
     except ValueError:
-        raise ValueError(f"{VARIABLE} is {setting!r}; give seconds, such as {RETRY_SECONDS:.0f}") from None
+        raise ValueError(
+            f"{VARIABLE} is {setting!r}; give seconds, such as {RETRY_SECONDS:.0f}"
+        ) from None
     return seconds if _RetryState.seconds is None else min(seconds, _RetryState.seconds)
 
 
 def is_passing(status: int, code: str) -> bool:
-    """True if a refused request, by HTTP status and S3 error code, may succeed later."""
+    """True if a refused request, by HTTP status and S3 error code, may succeed
+    later.
+    """
     return status == 429 or (status >= 500 and status != 501) or code in PASSING_CODES
 
 
 def refuse_while_resting(model: Any, params: Mapping[str, Any], **others: Any) -> None:
-    """Handle botocore's event `before-call`: raise StoreUnavailableError if the store was just given up."""
+    """Handle botocore's event `before-call`: raise StoreUnavailableError if the store
+    was just given up.
+    """
     address = address_of(params)
     cause, until = _RetryState.given_up.get(urlsplit(address).netloc, ("", 0.0))
     if time.monotonic() >= until:
         return
     _record_unwritten(address, model.name)
     raise StoreUnavailableError(
-        f"{address} ({model.name}) was not asked for, since the store had just been given up: {cause}"
+        f"{address} ({model.name}) was not asked for, since the store had just been "
+        f"given up: {cause}"
     )
 
 
@@ -254,7 +321,8 @@ async def ask_again(
     request_dict: dict[str, Any],
     **others: Any,
 ) -> float | None:
-    """Handle botocore's event `needs-retry`: 0 retries the request, after a pause; None does not.
+    """Handle botocore's event `needs-retry`: 0 retries the request, after a pause; None
+    does not.
 
     Args:
         response: HTTP response and its parsed form.
@@ -265,7 +333,10 @@ async def ask_again(
     Raises:
         StoreUnavailableError: the retry time is used up.
     """
-    error, address = _passing_failure(response, caught_exception), address_of(request_dict)
+    error, address = (
+        _passing_failure(response, caught_exception),
+        address_of(request_dict),
+    )
     host = urlsplit(address).netloc
     if error is None:
         if response is not None:
@@ -275,9 +346,12 @@ async def ask_again(
     if "gristmill" not in context:
         context["gristmill"] = Failing(
             f"{address} ({operation.name})",
-            min(retry_seconds(), HASTY_SECONDS) if host in _RetryState.given_up else retry_seconds(),
+            min(retry_seconds(), HASTY_SECONDS)
+            if host in _RetryState.given_up
+            else retry_seconds(),
             "reached",
-            f"see that the store can be reached, or let it be asked for longer ({VARIABLE}={retry_seconds():g})",
+            "see that the store can be reached, or let it be asked for longer "
+            f"({VARIABLE}={retry_seconds():g})",
             SECONDS_BEFORE_WARNING,
         )
     failing: Failing = context["gristmill"]
@@ -299,15 +373,21 @@ def address_of(request: Mapping[str, Any]) -> str:
     return str(request.get("url", "")).partition("?")[0]
 
 
-def _passing_failure(response: tuple[Any, Mapping[str, Any]] | None, caught: Exception | None) -> Exception | None:
+def _passing_failure(
+    response: tuple[Any, Mapping[str, Any]] | None, caught: Exception | None
+) -> Exception | None:
     from botocore.exceptions import ConnectionError as NoConnectionError  # type: ignore[import-untyped]
     from botocore.exceptions import HTTPClientError, SSLError
 
     if caught is not None or response is None:
-        is_transient = isinstance(caught, HTTPClientError | NoConnectionError) and not isinstance(caught, SSLError)
+        is_transient = isinstance(
+            caught, HTTPClientError | NoConnectionError
+        ) and not isinstance(caught, SSLError)
         return caught if is_transient else None
     status, details = int(response[0].status_code), response[1].get("Error", {})
     code = str(details.get("Code", ""))
     if not is_passing(status, code):
         return None
-    return OSError(f"{status} {' '.join(part for part in (code, str(details.get('Message', ''))) if part)}")
+    return OSError(
+        f"{status} {' '.join(part for part in (code, str(details.get('Message', ''))) if part)}"
+    )

@@ -15,10 +15,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
-"""Variables with the thread counts of native libraries, read at start-up; set to 1 when there is a process per core."""
+"""Variables with the thread counts of native libraries, read at start-up; set to 1 when
+there is a process per core.
+"""
 STAGE_ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": "lo",
-    # Waiting threads yield their core: as fast on an idle machine, several times faster on a busy one.
+    # Waiting threads yield their core: as fast on an idle machine, several times faster
+    # on a busy one.
     "OMP_WAIT_POLICY": "PASSIVE",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
@@ -31,7 +34,9 @@ KILOBYTE = 1024
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """Disable the garbage collector in a block: imports leave no garbage, and spend a seventh of their time on it."""
+    """Disable the garbage collector in a block: imports leave no garbage, and spend a
+    seventh of their time on it.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -42,11 +47,13 @@ def without_collection() -> Iterator[None]:
 
 
 def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
-    """Ask Linux to send this process a signal when its parent ends, so that a killed run leaves no processes.
+    """Ask Linux to send this process a signal when its parent ends, so that a killed
+    run leaves no processes.
 
     Args:
         number: the signal.
-        parent: PID of the expected parent; if it has already ended, the signal is sent at once.
+        parent: PID of the expected parent; if it has already ended, the signal is sent
+            at once.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -60,8 +67,9 @@ def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
 def end_after_parent(number: signal.Signals) -> None:
     """Send this process a signal when its parent ends, from a waiting thread.
 
-    Linux's own signal (`end_with_parent`) is sent when the parent *thread* ends that started this process, such as a
-    Flink task's thread, which ends long before its worker.
+    Linux's own signal (`end_with_parent`) is sent when the parent *thread* ends that
+    started this process, such as a Flink task's thread, which ends long before its
+    worker.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -71,7 +79,9 @@ def end_after_parent(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
 
     with suppress(ProcessLookupError):
-        threading.Thread(target=wait, args=(os.pidfd_open(os.getppid()),), daemon=True).start()
+        threading.Thread(
+            target=wait, args=(os.pidfd_open(os.getppid()),), daemon=True
+        ).start()
         return
     os.kill(os.getpid(), number)  # the parent has already ended
 
@@ -87,7 +97,9 @@ def kill_child(child: subprocess.Popen[bytes]) -> None:
 
 
 def end_session(child: subprocess.Popen[bytes], seconds: float) -> None:
-    """End a process that leads its own session, and all processes in it: SIGTERM, wait, SIGKILL."""
+    """End a process that leads its own session, and all processes in it: SIGTERM, wait,
+    SIGKILL.
+    """
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(child.pid, number)
@@ -104,8 +116,8 @@ def end_session(child: subprocess.Popen[bytes], seconds: float) -> None:
 def peak_resident_bytes() -> int:
     """Peak resident memory of this process since its program started.
 
-    Linux's ru_maxrss is not reset by exec: it is at least the peak of the process that started this one (fs/exec.c,
-    exec_mmap). VmHWM of proc(5) is the program's own.
+    Linux's ru_maxrss is not reset by exec: it is at least the peak of the process that
+    started this one (fs/exec.c, exec_mmap). VmHWM of proc(5) is the program's own.
     """
     if sys.platform.startswith("linux"):
         for line in Path("/proc/self/status").read_text().splitlines():
@@ -116,7 +128,9 @@ def peak_resident_bytes() -> int:
 
 
 def resident_bytes() -> int:
-    """Current resident memory of this process; the peak if the system does not report it."""
+    """Current resident memory of this process; the peak if the system does not report
+    it.
+    """
     if not sys.platform.startswith("linux"):
         return peak_resident_bytes()
     with open("/proc/self/statm", "rb", buffering=0) as sizes:
@@ -126,24 +140,31 @@ def resident_bytes() -> int:
 def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:
     """CPU seconds and peak memory of this process and its children.
 
-    The kernel counts the CPU time of children that ended and were waited for; that of running descendants is added
-    here. It reports the peak of the largest child only, so all `workers` are assumed to be that large. Of `processes`
-    that do equal work side by side, this process counts as a typical one.
+    The kernel counts the CPU time of children that ended and were waited for; that of
+    running descendants is added here. It reports the peak of the largest child only, so
+    all `workers` are assumed to be that large. Of `processes` that do equal work side
+    by side, this process counts as a typical one.
     """
-    own_usage, children = (resource.getrusage(target) for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    seconds = sum(usage.ru_utime + usage.ru_stime for usage in (own_usage, children)) + descendants_cpu_seconds(
-        os.getpid()
+    own_usage, children = (
+        resource.getrusage(target)
+        for target in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
+    seconds = sum(
+        usage.ru_utime + usage.ru_stime for usage in (own_usage, children)
+    ) + descendants_cpu_seconds(os.getpid())
     return {
         "cpu_seconds": round(processes * seconds, 3),
-        "peak_memory_bytes": processes * (peak_resident_bytes() + workers * KILOBYTE * children.ru_maxrss),
+        "peak_memory_bytes": processes
+        * (peak_resident_bytes() + workers * KILOBYTE * children.ru_maxrss),
     }
 
 
 def descendants_cpu_seconds(parent: int) -> float:
-    """CPU seconds of all running descendants of a process and of the children they waited for; 0 without /proc.
+    """CPU seconds of all running descendants of a process and of the children they
+    waited for; 0 without /proc.
 
-    Fields of /proc/PID/stat as in proc(5): 4 is the parent, 14 to 17 are the ticks of the process and of its children.
+    Fields of /proc/PID/stat as in proc(5): 4 is the parent, 14 to 17 are the ticks of
+    the process and of its children.
     """
     children: dict[int, list[tuple[int, float]]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -152,9 +173,14 @@ def descendants_cpu_seconds(parent: int) -> float:
         except OSError:  # the process has ended
             continue
         ticks = sum(map(int, fields[11:15]))
-        children.setdefault(int(fields[1]), []).append((int(folder.name), ticks / os.sysconf("SC_CLK_TCK")))
+        children.setdefault(int(fields[1]), []).append(
+            (int(folder.name), ticks / os.sysconf("SC_CLK_TCK"))
+        )
 
     def subtree_seconds(process: int) -> float:
-        return sum(seconds + subtree_seconds(child) for child, seconds in children.get(process, ()))
+        return sum(
+            seconds + subtree_seconds(child)
+            for child, seconds in children.get(process, ())
+        )
 
     return subtree_seconds(parent)

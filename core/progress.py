@@ -1,4 +1,6 @@
-"""Progress of a stage's attempt, stored beside its lease so that `status` can read it from another terminal."""
+"""Progress of a stage's attempt, stored beside its lease so that `status` can read it
+from another terminal.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ log = logging.getLogger("gristmill.progress")
 
 
 class ProgressFile:
-    """`lease/<n>.progress.json` of one attempt, rewritten at most every WRITE_SECONDS and at its end."""
+    """`lease/<n>.progress.json` of one attempt, rewritten at most every WRITE_SECONDS
+    and at its end.
+    """
 
     def __init__(self, lease_folder: Path, number: int) -> None:
         self._path = progress_path(lease_folder, number)
@@ -31,7 +35,11 @@ class ProgressFile:
             return
         now, job = time.time(), str(event.get("job", ""))
         if job != self._job:
-            self._job, self._job_started, self._job_done = job, now, float(event["done"])
+            self._job, self._job_started, self._job_done = (
+                job,
+                now,
+                float(event["done"]),
+            )
         if now - self._written >= WRITE_SECONDS:
             self._write(event)
         else:
@@ -58,7 +66,8 @@ class ProgressFile:
                 },
             )
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-            # A full disk ends the stage at its own next write; the thread that reads its output must go on.
+            # A full disk ends the stage at its own next write; the thread that reads
+            # its output must go on.
             self._broken = True
             log.warning("`status` cannot show progress any more: %s", error)
 
@@ -69,7 +78,8 @@ def progress_path(lease_folder: Path, number: int) -> Path:
 
 
 def read_progress(lease_folder: Path, number: int) -> dict[str, Any]:
-    """Read an attempt's progress: `started`, `at` (seconds since 1970), and `done`, `total`, `unit` once known.
+    """Read an attempt's progress: `started`, `at` (seconds since 1970), and `done`,
+    `total`, `unit` once known.
 
     Empty without progress.
     """
@@ -81,22 +91,34 @@ def read_progress(lease_folder: Path, number: int) -> dict[str, Any]:
 
 
 def describe_progress(progress: Mapping[str, Any]) -> str:
-    """`dedup sketch: 3/16 shards`, with a training's loss; empty before the first event."""
+    """`dedup sketch: 3/16 shards`, with a training's loss; empty before the first
+    event.
+    """
     if "done" not in progress:
         return ""
     job = f"{progress['job']}: " if progress.get("job") else ""
     metrics = "".join(f", {part}" for part in describe_metrics(progress))
-    return f"{job}{progress['done']:g}/{progress['total']:g} {progress['unit']}{metrics}"
+    return (
+        f"{job}{progress['done']:g}/{progress['total']:g} {progress['unit']}{metrics}"
+    )
 
 
 def describe_metrics(event: Mapping[str, Any]) -> list[str]:
-    """Loss and throughput of a training, as short as for a progress bar; empty for other events."""
+    """Loss and throughput of a training, as short as for a progress bar; empty for
+    other events.
+    """
     formats = {"loss": "loss {:.4g}", "tokens_per_second": "{:,.0f} tokens/s"}
-    return [words.format(event[key]) for key, words in formats.items() if isinstance(event.get(key), int | float)]
+    return [
+        words.format(event[key])
+        for key, words in formats.items()
+        if isinstance(event.get(key), int | float)
+    ]
 
 
 def seconds_left(progress: Mapping[str, Any]) -> float | None:
-    """Seconds until the job's last unit at its mean rate so far, counted from `at`; None without a rate."""
+    """Seconds until the job's last unit at its mean rate so far, counted from `at`;
+    None without a rate.
+    """
     num_done = progress.get("done", 0.0) - progress.get("job_done", 0.0)
     spent = progress.get("at", 0.0) - progress.get("job_started", 0.0)
     if num_done <= 0 or spent <= 0:

@@ -1,12 +1,15 @@
-"""Masking of credentials in everything that is stored or shown: records, logs, messages, tables, pages.
+"""Masking of credentials in everything that is stored or shown: records, logs,
+messages, tables, pages.
 
-Credentials belong in the environment or in the files of their tools, but some addresses carry them
-(`https://user:password@host/`, signed links of object stores). Running code may use these; written output is masked. A
-stage's process reads its description from a file, and the masked values from its environment.
+Credentials belong in the environment or in the files of their tools, but some addresses
+carry them (`https://user:password@host/`, signed links of object stores). Running code
+may use these; written output is masked. A stage's process reads its description from a
+file, and the masked values from its environment.
 
-A credential is recognised by its place in an address or after a key, and by its own text: libraries repeat parts of an
-address (`Invalid bucket name "KEY:SECRET@bucket"`), so credentials of a manifest, a setting or a store's address
-(`remember_secrets`) are masked wherever they appear.
+A credential is recognised by its place in an address or after a key, and by its own
+text: libraries repeat parts of an address (`Invalid bucket name "KEY:SECRET@bucket"`),
+so credentials of a manifest, a setting or a store's address (`remember_secrets`) are
+masked wherever they appear.
 """
 
 from __future__ import annotations
@@ -21,15 +24,21 @@ from urllib.parse import unquote
 
 MASK = "***"
 VARIABLE = "GRISTMILL_SECRETS"
-"""Environment variable with the credentials masked in a stage's description, for its process and its children."""
+"""Environment variable with the credentials masked in a stage's description, for its
+process and its children.
+"""
 SHORTEST_ALONE = 8
-"""Characters: a shorter password is masked only in its place, since it may be an ordinary word elsewhere."""
+"""Characters: a shorter password is masked only in its place, since it may be an
+ordinary word elsewhere.
+"""
 _KEY = (
     r"(?:pass|passwd|password|passphrase|passcode|pwd|secret|signature|credential|auth|authorization|"
     r"(?:api|access|account|secret|private|auth)[_-]?key|connection[_-]?string)s?"
 )
 _TOKEN = r"(?:auth|access|security|session|bearer|refresh|id|api|hf)[_-]?token"
-"""Only these tokens: `eot_token` and `special_tokens` of a language model are not secret."""
+"""Only these tokens: `eot_token` and `special_tokens` of a language model are not
+secret.
+"""
 _COLON, _SLASHES = "(?::|%3A)", "(?:://|%3A%2F%2F)"
 _USER = re.compile(
     rf"{_SLASHES}(?P<found>"
@@ -37,7 +46,8 @@ _USER = re.compile(
     rf"(?:(?!%3A|%40|%2F)[^/\s@:'\"])*{_COLON}(?:(?!%2F)[^/\s'\"])*(?=@|%40)"
     # Keys of object stores may contain a slash; a port is not a password.
     r"|[^/\s@:'\"\[]*:(?!\d{1,5}/)[^\s@'\"]*(?=@)"
-    # A part without a colon is a name (abfs://container@account), unless it is as long as an access token.
+    # A part without a colon is a name (abfs://container@account), unless it is as long
+    # as an access token.
     r"|(?<=https://)[^/\s@:'\"]{20,}(?=@)|(?<=http://)[^/\s@:'\"]{20,}(?=@))",
     re.IGNORECASE,
 )
@@ -46,7 +56,9 @@ _QUERY = re.compile(
     r"(?:=|%3D)(?P<found>(?:(?!%26)[^&;\s'\"#])+)",
     re.IGNORECASE,
 )
-"""Signed links: X-Amz-Signature, X-Amz-Credential, X-Amz-Security-Token (S3), X-Goog-Signature (GCS), sig (Azure)."""
+"""Signed links: X-Amz-Signature, X-Amz-Credential, X-Amz-Security-Token (S3),
+X-Goog-Signature (GCS), sig (Azure).
+"""
 _NAME = re.compile(rf"(?:^|[._-])(?:{_KEY}|{_TOKEN})$|(?:^|\.)token$", re.IGNORECASE)
 _HOOK = re.compile(r"(?:^|\.)notify$")
 """Key of a URL whose path is the credential, as in webhooks of chat services."""
@@ -55,7 +67,9 @@ _known: set[str] = set()
 
 
 def mask_text(text: str) -> str:
-    """Mask passwords and keys in the addresses of a text, and all remembered secrets."""
+    """Mask passwords and keys in the addresses of a text, and all remembered
+    secrets.
+    """
     if "://" in text or "%3a%2f%2f" in text.lower():
         for pattern in (_USER, _QUERY):
             text = pattern.sub(_without, text)
@@ -70,8 +84,12 @@ def mask_known(text: str) -> str:
 
 @lru_cache
 def _secrets_pattern(secrets: frozenset[str]) -> re.Pattern[str]:
-    """Pattern of all secrets, longest first; case-insensitive, as libraries lower-case hosts and buckets."""
-    return re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), re.IGNORECASE)
+    """Pattern of all secrets, longest first; case-insensitive, as libraries lower-case
+    hosts and buckets.
+    """
+    return re.compile(
+        "|".join(map(re.escape, sorted(secrets, key=len, reverse=True))), re.IGNORECASE
+    )
 
 
 def _without(match: re.Match[str]) -> str:
@@ -79,7 +97,8 @@ def _without(match: re.Match[str]) -> str:
 
 
 def remember_secrets(value: Any) -> None:
-    """Mask the credentials in a value's addresses and keys from now on, wherever this process writes them.
+    """Mask the credentials in a value's addresses and keys from now on, wherever this
+    process writes them.
 
     Args:
         value: JSON: a manifest, settings, the address of a store.
@@ -91,26 +110,44 @@ def remember_secrets(value: Any) -> None:
 @lru_cache
 def _secrets_of_variable(variable: str) -> frozenset[str]:
     """Credentials in the value of VARIABLE."""
-    return frozenset(secret for _, original in json.loads(variable) for secret in _secrets_in(original))
+    return frozenset(
+        secret
+        for _, original in json.loads(variable)
+        for secret in _secrets_in(original)
+    )
 
 
 def _secrets_in(original: str) -> Iterator[str]:
-    """Yield the credentials in an unmasked text, and the parts of them that libraries repeat."""
-    users = [form for match in _USER.finditer(original) for form in (match["found"], unquote(match["found"]))]
+    """Yield the credentials in an unmasked text, and the parts of them that libraries
+    repeat.
+    """
+    users = [
+        form
+        for match in _USER.finditer(original)
+        for form in (match["found"], unquote(match["found"]))
+    ]
     values = [match["found"] for match in _QUERY.finditer(original)]
     parts = values or ([] if users else [original.partition("=")[2] or original])
     for user in users:
         name, _, password = user.partition(":")
-        # Libraries that split an address at slashes repeat pieces of the key; a name may be a token.
+        # Libraries that split an address at slashes repeat pieces of the key; a name
+        # may be a token.
         parts += [user, name, password, *user.split("/"), *password.split("/")]
-    yield from (form for part in parts for form in (part, unquote(part)) if len(form) >= SHORTEST_ALONE)
+    yield from (
+        form
+        for part in parts
+        for form in (part, unquote(part))
+        if len(form) >= SHORTEST_ALONE
+    )
 
 
 class MaskedStream:
     """A text stream that masks remembered secrets."""
 
     def __init__(self, stream: TextIO, addresses: bool = False) -> None:
-        """Wrap a stream; `addresses` also masks all other addresses, for streams without document text."""
+        """Wrap a stream; `addresses` also masks all other addresses, for streams
+        without document text.
+        """
         self._stream, self._mask = stream, mask_text if addresses else mask_known
 
     def write(self, text: str) -> int:
@@ -123,16 +160,22 @@ class MaskedStream:
 
 
 def mask_addresses(value: Any) -> Any:
-    """Copy of a JSON value with all texts masked, including keys; unlike in `mask_secrets`, keys have no effect."""
+    """Copy of a JSON value with all texts masked, including keys; unlike in
+    `mask_secrets`, keys have no effect.
+    """
     if isinstance(value, Mapping):
-        return {mask_text(key) if isinstance(key, str) else key: mask_addresses(inner) for key, inner in value.items()}
+        return {
+            mask_text(key) if isinstance(key, str) else key: mask_addresses(inner)
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
         return [mask_addresses(inner) for inner in value]
     return mask_text(value) if isinstance(value, str) else value
 
 
 def mask_secrets(value: Any, name: str = "") -> Any:
-    """Copy of a JSON value with masked texts; a value with a secret key is masked entirely.
+    """Copy of a JSON value with masked texts; a value with a secret key is masked
+    entirely.
 
     The command-line form `a.password=x` is masked after the equals sign.
     """
@@ -159,9 +202,11 @@ def _without_path(hook: str) -> str:
 
 
 def split_secrets(value: Any) -> tuple[Any, str | None]:
-    """Split a value into its masked copy, and JSON with the masked parts for `VARIABLE` (None if there are none).
+    """Split a value into its masked copy, and JSON with the masked parts for `VARIABLE`
+    (None if there are none).
 
-    The secrets are remembered too, since the output of the child process passes through this one.
+    The secrets are remembered too, since the output of the child process passes through
+    this one.
 
     Args:
         value: JSON.
@@ -182,7 +227,9 @@ def restore_secrets(masked: Any) -> Any:
     return masked
 
 
-def _hidden(value: Any, masked: Any, path: Sequence[str | int]) -> Iterator[tuple[list[str | int], Any]]:
+def _hidden(
+    value: Any, masked: Any, path: Sequence[str | int]
+) -> Iterator[tuple[list[str | int], Any]]:
     """Yield the path and the original of every masked text."""
     if isinstance(value, Mapping):
         for key in value:

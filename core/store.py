@@ -1,17 +1,19 @@
-"""Store of outputs: one content-addressed folder per stage output, committed by one file that is written last.
+"""Store of outputs: one content-addressed folder per stage output, committed by one
+file that is written last.
 
     STORE/<stage>/<name>--<fingerprint>/
-        stage.json      description of the work, written before any work
-        lease/          numbered leases of the owners; the number is the fencing token
-        logs/           output of the stage's processes
-        work/           state across attempts: records of finished shards, spills, checkpoints
-        data/           the final files
+        stage.json      description of the work, written before any work lease/
+        numbered leases of the owners; the number is the fencing token logs/
+        output of the stage's processes work/           state across attempts: records
+        of finished shards, spills, checkpoints data/           the final files
         manifest.json   every file with size and checksum, counts, timings, versions
-        _SUCCESS        the checksum of manifest.json: the commit point
-        kept_output.json    the earlier version's output that is used in place of this one (`output_identities.py`)
+        _SUCCESS        the checksum of manifest.json: the commit point kept_output.json
+        the earlier version's output that is used in place of this one
+        (`output_identities.py`)
     STORE/runs/<run>/run.json
 
-The folders alone determine what is done. This file does not depend on what a stage computes.
+The folders alone determine what is done. This file does not depend on what a stage
+computes.
 """
 
 from __future__ import annotations
@@ -52,9 +54,13 @@ MANIFESTS = "manifests"
 ANSWER_SECONDS = 10.0
 """Timeout of an object store for the first request of a command."""
 CREDENTIALS = (
-    "give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
+    "give those of the store in the environment, for S3 AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY or AWS_PROFILE"
 )
-ENDPOINT = "see that it can be reached from here; AWS_ENDPOINT_URL names the address of a store that is not Amazon's"
+ENDPOINT = (
+    "see that it can be reached from here; AWS_ENDPOINT_URL names the address "
+    "of a store that is not Amazon's"
+)
 
 
 class StoreLocationError(ValueError):
@@ -62,11 +68,13 @@ class StoreLocationError(ValueError):
 
 
 def store_at(option: str | None) -> Store:
-    """Store of an option, else of GRISTMILL_STORE, else the default; it need not exist yet.
+    """Store of an option, else of GRISTMILL_STORE, else the default; it need not exist
+    yet.
 
     Raises:
-        StoreLocationError: the location is a file or in this process's memory, no installed library opens such URLs,
-            or the bucket does not exist or is not open to these credentials.
+        StoreLocationError: the location is a file or in this process's memory, no
+            installed library opens such URLs, or the bucket does not exist or is not
+            open to these credentials.
     """
     location = option or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE
     remember_secrets(location)
@@ -76,24 +84,29 @@ def store_at(option: str | None) -> Store:
         reason = " ".join(str(error).split())
         raise StoreLocationError(
             mask_text(
-                f"the store {location}: {reason}; give a folder, or a URL of a kind that "
-                "fsspec opens here, such as s3://bucket/folder"
+                f"the store {location}: {reason}; give a folder, or a URL of a kind "
+                "that fsspec opens here, such as s3://bucket/folder"
             )
         ) from error
     if location.startswith("memory:"):
         raise StoreLocationError(
-            f"the store {location} would be in the memory of this process alone, and stages run "
+            f"the store {location} would be in the memory of this process alone, and "
+            "stages run "
             "in processes of their own; give a folder, or the URL of an object store"
         )
     if (problem := why_not_open(store.root)) is not None:
         raise StoreLocationError(mask_text(f"the store {location}: {problem}"))
     if is_local(store.root) and store.root.exists() and not store.root.is_dir():
-        raise StoreLocationError(f"the store {store.root} is a file; name a folder with --store or GRISTMILL_STORE")
+        raise StoreLocationError(
+            f"the store {store.root} is a file; name a folder "
+            "with --store or GRISTMILL_STORE"
+        )
     return store
 
 
 def why_not_open(root: Path) -> str | None:
-    """Reason why the bucket of an object store cannot be used, with a remedy; None if it can.
+    """Reason why the bucket of an object store cannot be used, with a remedy; None if
+    it can.
 
     A store that does not answer is given ANSWER_SECONDS, as nothing has started yet.
     """
@@ -110,7 +123,10 @@ def why_not_open(root: Path) -> str | None:
         with asked_for(ANSWER_SECONDS):
             files.info(root.drive)
     except FileNotFoundError:
-        return f"there is no bucket {root.drive}, or these credentials may not know of it; make it, or correct the name"
+        return (
+            f"there is no bucket {root.drive}, or these credentials may not know "
+            "of it; make it, or correct the name"
+        )
     except PermissionError as error:
         return f"access is denied ({error}); {CREDENTIALS}"
     except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
@@ -127,14 +143,18 @@ KEPT_WORK = ("tensorboard",)
 KEPT_LIST = "kept.json"
 """File with a stage's list of further paths below work/ that stay."""
 LAST_WORK = ("result.json", KEPT_LIST)
-"""Files of work/ that are removed last and in this order, so that a killed cleanup resumes with the same list."""
+"""Files of work/ that are removed last and in this order, so that a killed cleanup
+resumes with the same list.
+"""
 
 HASHED_AT_ONCE = 4
 """Threads that hash the files of an output."""
 
 
 IDENTITY = "identity"
-"""Key of a manifest for the identity of an equal earlier output; see `output_identities.py`."""
+"""Key of a manifest for the identity of an equal earlier output; see
+`output_identities.py`.
+"""
 Files = Mapping[str, Mapping[str, Any]]
 """Bytes and sha256 by name of an output's files."""
 
@@ -179,8 +199,13 @@ class StageFolder:
             CorruptError: the manifest is missing, or differs from the committed one.
         """
         content = (self.path / "manifest.json").read_bytes()
-        if hashlib.sha256(content).hexdigest() != (self.path / "_SUCCESS").read_text().strip():
-            raise CorruptError(f"{self.path / 'manifest.json'} is not the manifest that was committed")
+        if (
+            hashlib.sha256(content).hexdigest()
+            != (self.path / "_SUCCESS").read_text().strip()
+        ):
+            raise CorruptError(
+                f"{self.path / 'manifest.json'} is not the manifest that was committed"
+            )
         manifest: dict[str, Any] = json.loads(content)
         return manifest
 
@@ -192,7 +217,9 @@ class StageFolder:
             return None
 
     def damage(self, deep: bool = False) -> Iterator[str]:
-        """Yield a sentence for every committed file that is missing, or has another size or (deep) another checksum."""
+        """Yield a sentence for every committed file that is missing, or has another
+        size or (deep) another checksum.
+        """
         try:
             files = self.manifest()["files"]
         except (OSError, ValueError, CorruptError) as error:
@@ -203,18 +230,22 @@ class StageFolder:
             if not file.exists():
                 yield f"{file} is gone"
             elif file.stat().st_size != entry["bytes"]:
-                yield f"{file} has {file.stat().st_size} bytes, committed were {entry['bytes']}"
+                yield (
+                    f"{file} has {file.stat().st_size} bytes, committed were "
+                    f"{entry['bytes']}"
+                )
             elif deep and sha256_file(file) != entry["sha256"]:
                 yield f"{file} has the committed size but not the committed checksum"
 
     def begin(self, description: Mapping[str, Any], shared: bool = False) -> None:
-        """Write the description of the work, and set a damaged commit aside so that the work continues.
+        """Write the description of the work, and set a damaged commit aside so that the
+        work continues.
 
         Removes half-written files of an interrupted attempt.
 
         Args:
-            shared: True if other hosts may work here (`engine.nodes`): half-written files of the output may be theirs,
-                and stay until the commit.
+            shared: True if other hosts may work here (`engine.nodes`): half-written
+                files of the output may be theirs, and stay until the commit.
         """
         for folder in (self.data, self.work, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -222,7 +253,9 @@ class StageFolder:
         success = self.path / "_SUCCESS"
         if success.exists():
             number = len(list(self.path.glob("_CORRUPT.*")))
-            (self.path / f"_CORRUPT.{number}").write_text("\n".join(self.damage()) + "\n")
+            (self.path / f"_CORRUPT.{number}").write_text(
+                "\n".join(self.damage()) + "\n"
+            )
             success.unlink()
         self._remove_half_written(self.path.glob)
         if not shared:
@@ -235,23 +268,40 @@ class StageFolder:
         decide: Callable[[bytes], None] = lambda content: None,
         find_alias: Callable[[Files], str] = lambda files: "",
     ) -> dict[str, Any]:
-        """Commit the output: write the manifest, then `_SUCCESS`, then remove files that only attempts need.
+        """Commit the output: write the manifest, then `_SUCCESS`, then remove files
+        that only attempts need.
 
-        Another host that repeats a task, as its first host seemed dead, may still be writing: its temporary files are
-        ignored.
+        Another host that repeats a task, as its first host seemed dead, may still be
+        writing: its temporary files are ignored.
 
         Args:
             header, summary: further entries of the manifest.
-            decide: called with the manifest's content before the commit; raises to prevent it.
-            find_alias: function from the files to the identity of an equal earlier output; empty if there is none.
+            decide: called with the manifest's content before the commit; raises to
+                prevent it.
+            find_alias: function from the files to the identity of an equal earlier
+                output; empty if there is none.
         """
-        paths = [file for file in sorted(self.data.rglob("*")) if TEMPORARY_MARK not in file.name and file.is_file()]
+        paths = [
+            file
+            for file in sorted(self.data.rglob("*"))
+            if TEMPORARY_MARK not in file.name and file.is_file()
+        ]
         with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
             files = {
-                file.relative_to(self.data).as_posix(): {"bytes": file.stat().st_size, "sha256": checksum}
-                for file, checksum in zip(paths, pool.map(sha256_file, paths), strict=True)
+                file.relative_to(self.data).as_posix(): {
+                    "bytes": file.stat().st_size,
+                    "sha256": checksum,
+                }
+                for file, checksum in zip(
+                    paths, pool.map(sha256_file, paths), strict=True
+                )
             }
-        manifest = {**header, "files": files, "summary": dict(summary), "versions": library_versions()}
+        manifest = {
+            **header,
+            "files": files,
+            "summary": dict(summary),
+            "versions": library_versions(),
+        }
         if alias := find_alias(files):
             manifest[IDENTITY] = alias
         content = json_bytes(manifest)
@@ -262,7 +312,8 @@ class StageFolder:
         return manifest
 
     def publish(self, content: bytes) -> bool:
-        """Write a manifest whose commit is decided, and `_SUCCESS`; False if a commit exists.
+        """Write a manifest whose commit is decided, and `_SUCCESS`; False if a commit
+        exists.
 
         Raises:
             CorruptError: another process has committed another manifest.
@@ -272,12 +323,17 @@ class StageFolder:
             return False
         with atomic_write(self.path / "manifest.json") as sink:
             sink.write(content)
-        if not create_exclusively(success, checksum.encode()) and success.read_text().strip() != checksum:
+        if (
+            not create_exclusively(success, checksum.encode())
+            and success.read_text().strip() != checksum
+        ):
             raise CorruptError(f"{self.path} was committed by somebody else meanwhile")
         return True
 
     def clean_work(self) -> None:
-        """Remove files that only attempts need; the files that mark a pending cleanup go last."""
+        """Remove files that only attempts need; the files that mark a pending cleanup
+        go last.
+        """
         if not self.work.exists():
             return
         listed, marks = self.work / KEPT_LIST, [self.work / name for name in LAST_WORK]
@@ -287,9 +343,12 @@ class StageFolder:
             mark.unlink(missing_ok=True)
 
     def is_tidy(self) -> bool:
-        """True if the cleanup of a committed output is complete; a process may be killed during it."""
+        """True if the cleanup of a committed output is complete; a process may be
+        killed during it.
+        """
         return not (
-            any((self.work / name).exists() for name in LAST_WORK) or any(self.path.glob(f"*{TEMPORARY_MARK}*"))
+            any((self.work / name).exists() for name in LAST_WORK)
+            or any(self.path.glob(f"*{TEMPORARY_MARK}*"))
         )
 
     def tidy(self) -> None:
@@ -304,7 +363,9 @@ class StageFolder:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder, or any fsspec URL, with all stage outputs and the records of all runs."""
+    """A folder, or any fsspec URL, with all stage outputs and the records of all
+    runs.
+    """
 
     root: Path
 
@@ -315,7 +376,9 @@ class Store:
         return cls(root.resolve() if is_local(root) else root)
 
     def folder(self, stage: str, name: str, fingerprint: str) -> StageFolder:
-        """Folder of a stage output; only the fingerprint counts, `name` is for people."""
+        """Folder of a stage output; only the fingerprint counts, `name` is for
+        people.
+        """
         stages = self.root / stage
         suffix = f"--{fingerprint[:FINGERPRINT_CHARS]}"
         if stages.exists():
@@ -356,8 +419,9 @@ class Store:
 def _remove_but(folder: Path, kept: list[Path]) -> None:
     """Remove a folder's content except some paths and their parent folders.
 
-    Other hosts may write there until they have seen the commit, so a folder is renamed first, to an unknown name. In an
-    object store, which has no folders, it is not renamed.
+    Other hosts may write there until they have seen the commit, so a folder is renamed
+    first, to an unknown name. In an object store, which has no folders, it is not
+    renamed.
     """
     for item in folder.iterdir():
         if item in kept:
@@ -366,7 +430,9 @@ def _remove_but(folder: Path, kept: list[Path]) -> None:
             _remove_but(item, kept)
         elif item.is_dir():
             unknown_name = f"{item.name}{TEMPORARY_MARK}{uuid.uuid4().hex[:8]}"
-            remove_tree(item.rename(item.with_name(unknown_name)) if is_local(item) else item)
+            remove_tree(
+                item.rename(item.with_name(unknown_name)) if is_local(item) else item
+            )
         else:
             item.unlink(missing_ok=True)
 
@@ -403,7 +469,9 @@ def library_versions() -> dict[str, str]:
 
 
 def new_run_folder(store: Store, name: str) -> Path:
-    """Create the folder of a new run, named by the time; two runs in one second get two folders."""
+    """Create the folder of a new run, named by the time; two runs in one second get two
+    folders.
+    """
     base = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     number = 1
     while True:

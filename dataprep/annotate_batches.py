@@ -1,7 +1,8 @@
 """Measuring documents in batches; a document that raises an error is quarantined alone.
 
-For stages that compare documents with each other: each of their jobs reads the same texts in the same order. The
-annotations of earlier stages are merged once per shard, so that only the first job reads all their tables.
+For stages that compare documents with each other: each of their jobs reads the same
+texts in the same order. The annotations of earlier stages are merged once per shard, so
+that only the first job reads all their tables.
 """
 
 from __future__ import annotations
@@ -35,19 +36,24 @@ from gristmill.dataprep.text.kernels import text_buffers
 BATCH_ROWS = 1000
 
 Measure = Callable[[Any], Mapping[str, Any]]
-"""Function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or Arrow arrays for types that
-NumPy lacks."""
+"""Function from n texts, or n rows of a table, to columns of n values: NumPy arrays, or
+Arrow arrays for types that NumPy lacks.
+"""
 
 
-def measure_texts(texts: pa.ChunkedArray | pa.Table, measure: Measure) -> tuple[dict[str, Any], list[str | None]]:
+def measure_texts(
+    texts: pa.ChunkedArray | pa.Table, measure: Measure
+) -> tuple[dict[str, Any], list[str | None]]:
     """Measure every text; a text that raises gets an error instead of values.
 
     Args:
         texts: n strings, or a table of n rows.
-        measure: pure function, called with a batch and, if that raises, with each of its texts alone.
+        measure: pure function, called with a batch and, if that raises, with each of
+            its texts alone.
 
     Returns:
-        columns of the texts that did not raise, in order; and per text its error, or None.
+        columns of the texts that did not raise, in order; and per text its error, or
+        None.
     """
     parts: list[Mapping[str, Any]] = [measure(texts.slice(0, 0).combine_chunks())]
     errors: list[str | None] = []
@@ -63,22 +69,34 @@ def measure_texts(texts: pa.ChunkedArray | pa.Table, measure: Measure) -> tuple[
             errors.append(error)
             if measured is not None:
                 parts.append(measured)
-    return {name: _concatenate([part[name] for part in parts]) for name in parts[0]}, errors
+    return {
+        name: _concatenate([part[name] for part in parts]) for name in parts[0]
+    }, errors
 
 
 def _concatenate(arrays: list[Any]) -> Any:
-    return pa.concat_arrays(arrays) if isinstance(arrays[0], pa.Array) else np.concatenate(arrays)
+    return (
+        pa.concat_arrays(arrays)
+        if isinstance(arrays[0], pa.Array)
+        else np.concatenate(arrays)
+    )
 
 
 def spread(values: np.ndarray | pa.Array, errors: Sequence[str | None]) -> pa.Array:
-    """Measured column with null for every text that raised, and for NaN, which means "does not apply"."""
+    """Measured column with null for every text that raised, and for NaN, which means
+    "does not apply".
+    """
     is_measured = np.array([error is None for error in errors], bool)
     positions = np.cumsum(is_measured) - 1
-    column = values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+    column = (
+        values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+    )
     return column.take(pa.array(positions, mask=~is_measured))
 
 
-def _try(measure: Measure, texts: pa.Array | pa.Table) -> tuple[Mapping[str, Any] | None, str | None]:
+def _try(
+    measure: Measure, texts: pa.Array | pa.Table
+) -> tuple[Mapping[str, Any] | None, str | None]:
     try:
         return measure(texts), None
     except Exception as error:  # noqa: BLE001 - any error quarantines the document
@@ -108,18 +126,34 @@ class JudgedTexts:
     def ids(self) -> tuple[np.ndarray, np.ndarray]:
         """Ids of the readable texts as two uint64 each, which sort like the bytes."""
         ids = self.documents["id"].take(pa.array(self.good)).combine_chunks()
-        halves = np.frombuffer(b"".join(ids.to_pylist()), ">u8").astype(np.uint64).reshape(-1, 2)
+        halves = (
+            np.frombuffer(b"".join(ids.to_pylist()), ">u8")
+            .astype(np.uint64)
+            .reshape(-1, 2)
+        )
         return halves[:, 0].copy(), halves[:, 1].copy()
 
-    def annotate(self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]) -> tuple[pa.Table, Counts]:
-        """Annotation table and its counts; `reasons` and `measures` have one value per readable text."""
-        columns = {name: spread(values, self.errors) for name, values in measures.items()}
+    def annotate(
+        self, reasons: Sequence[str | None], measures: Mapping[str, pa.Array]
+    ) -> tuple[pa.Table, Counts]:
+        """Annotation table and its counts; `reasons` and `measures` have one value per
+        readable text.
+        """
+        columns = {
+            name: spread(values, self.errors) for name, values in measures.items()
+        }
         spread_reasons = spread(pa.array(reasons, pa.string()), self.errors)
-        return annotate(self.documents, self.rows, self.judged, spread_reasons, columns, self.errors)
+        return annotate(
+            self.documents, self.rows, self.judged, spread_reasons, columns, self.errors
+        )
 
 
-def read_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None) -> JudgedTexts:
-    """Read the texts of a shard that were kept so far and belong to the sources (all if None)."""
+def read_judged(
+    inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None
+) -> JudgedTexts:
+    """Read the texts of a shard that were kept so far and belong to the sources (all if
+    None).
+    """
     kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
     documents, rows = kept_shard.documents, kept_shard.rows
     judged = judged_rows(documents, rows, sources)
@@ -133,8 +167,9 @@ def read_judged(inputs: Mapping[str, Path], shard: str, sources: Sequence[str] |
 def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str, Path]:
     """Replace all annotating stages among the inputs by one, MERGED.
 
-    For stages that read every shard several times. The merged tables, in the work folder, have the rows kept by all
-    stages and their composed edits, so that each job reads two files per shard, however long the chain is.
+    For stages that read every shard several times. The merged tables, in the work
+    folder, have the rows kept by all stages and their composed edits, so that each job
+    reads two files per shard, however long the chain is.
 
     Args:
         inputs: `ingest`, and the annotating stages in the order in which they ran.
@@ -149,15 +184,24 @@ def merge_annotations(inputs: Mapping[str, Path], context: Context) -> dict[str,
     out = context.work / MERGED
     merge = partial(merge_shard, inputs=dict(inputs), out=out)
     run_tasks("merge", shard_tasks(inputs["ingest"]), merge, context, direct=True)
-    return {**{name: folder for name, folder in inputs.items() if name not in stages}, MERGED: out}
+    return {
+        **{name: folder for name, folder in inputs.items() if name not in stages},
+        MERGED: out,
+    }
 
 
 def merge_shard(task: Task, inputs: Mapping[str, Path], out: Path) -> Done:
-    """Write the annotations of all stages of one shard as one table: `id`, `keep` and, if a stage edits, `edits`."""
+    """Write the annotations of all stages of one shard as one table: `id`, `keep` and,
+    if a stage edits, `edits`.
+    """
     ids = read_table(inputs["ingest"] / task.name, ["id"])["id"]
     combined = combine_annotations(inputs, task.name, ids, [EDITS])
     edits = {} if combined.edits is None else {EDITS: combined.edits}
-    write_table(out / task.name, pa.table({"id": ids, "keep": pa.array(combined.keep), **edits}), repeating=())
+    write_table(
+        out / task.name,
+        pa.table({"id": ids, "keep": pa.array(combined.keep), **edits}),
+        repeating=(),
+    )
     return Done([out / task.name])
 
 

@@ -1,6 +1,8 @@
-"""Documents as a pyarrow dataset, which DuckDB, Polars and others read column by column.
+"""Documents as a pyarrow dataset, which DuckDB, Polars and others read column by
+column.
 
-Separate from `corpus.py`, since importing `pyarrow.dataset` imports pandas: half a second that few commands need.
+Separate from `corpus.py`, since importing `pyarrow.dataset` imports pandas: half a
+second that few commands need.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
 
     @classmethod
     def of(
-        cls, corpus: Corpus, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
+        cls,
+        corpus: Corpus,
+        columns: Sequence[str] | None = None,
+        kept: bool | None = True,
+        where: str | None = None,
     ) -> Self:
         """Dataset of some columns of the selected documents; see `Corpus.batches`.
 
@@ -37,32 +43,46 @@ class CorpusDataset(pyarrow.dataset.InMemoryDataset):
         """
         corpus.check(columns)
         names = corpus.columns if columns is None else columns
-        dataset = cls(pa.schema([corpus.schema.field(name) for name in names]).empty_table())
+        dataset = cls(
+            pa.schema([corpus.schema.field(name) for name in names]).empty_table()
+        )
         dataset.corpus, dataset.kept, dataset.where = corpus, kept, where
         return dataset
 
     def scanner(
-        self, columns: Sequence[str] | Mapping[str, Any] | None = None, filter: Any = None, **options: Any
+        self,
+        columns: Sequence[str] | Mapping[str, Any] | None = None,
+        filter: Any = None,
+        **options: Any,
     ) -> CorpusScan | pyarrow.dataset.Scanner:
-        """Scan some columns (all if None) of the documents that match a pyarrow expression (all if None).
+        """Scan some columns (all if None) of the documents that match a pyarrow
+        expression (all if None).
 
-        Tuning options of pyarrow's scanner (`options`) have no effect. Computed columns go through pyarrow's scanner.
+        Tuning options of pyarrow's scanner (`options`) have no effect. Computed columns
+        go through pyarrow's scanner.
         """
         scan = CorpusScan(self, self.schema.names, filter)
         if isinstance(columns, Mapping):
-            return pyarrow.dataset.Scanner.from_batches(scan.to_reader(), columns=columns)
+            return pyarrow.dataset.Scanner.from_batches(
+                scan.to_reader(), columns=columns
+            )
         return scan if columns is None else CorpusScan(self, list(columns), filter)
 
     def count_rows(self, filter: Any = None, **options: Any) -> int:
         """Number of documents."""
         if filter is None:
             return self.corpus.count_rows(self.kept, self.where)
-        return sum(len(batch) for batch in CorpusScan(self, [self.schema.names[0]], filter).to_batches())
+        return sum(
+            len(batch)
+            for batch in CorpusScan(self, [self.schema.names[0]], filter).to_batches()
+        )
 
 
 @dataclass(frozen=True)
 class CorpusScan:
-    """One scan of a `CorpusDataset`, in document order, with the reading methods of pyarrow's `Scanner`."""
+    """One scan of a `CorpusDataset`, in document order, with the reading methods of
+    pyarrow's `Scanner`.
+    """
 
     dataset: CorpusDataset
     columns: Sequence[str]
@@ -76,12 +96,14 @@ class CorpusScan:
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the documents in batches."""
         corpus, kept, where = self.dataset.corpus, self.dataset.kept, self.dataset.where
-        # pyarrow does not list the columns of an expression; columns named in its text are a superset.
+        # pyarrow does not list the columns of an expression; columns named in its text
+        # are a superset.
         filter_text = "" if self.filter is None else str(self.filter)
         filtered = [
             name
             for name in self.dataset.schema.names
-            if name not in self.columns and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", filter_text)
+            if name not in self.columns
+            and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", filter_text)
         ]
         for shard in corpus.shards:
             table = corpus.read(shard, [*self.columns, *filtered], kept, where)
@@ -91,7 +113,9 @@ class CorpusScan:
 
     def to_reader(self) -> pa.RecordBatchReader:
         """Documents as a record batch reader."""
-        return pa.RecordBatchReader.from_batches(self.projected_schema, self.to_batches())
+        return pa.RecordBatchReader.from_batches(
+            self.projected_schema, self.to_batches()
+        )
 
     def to_table(self) -> pa.Table:
         """All documents as one table."""

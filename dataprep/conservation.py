@@ -1,4 +1,5 @@
-"""Conservation ledger: every document that was read is kept, dropped or quarantined, and the counts add up.
+"""Conservation ledger: every document that was read is kept, dropped or quarantined,
+and the counts add up.
 
 Counts are nested dictionaries of integers, so that shards can be added in any order:
 
@@ -38,13 +39,18 @@ def add_counts(parts: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def balance(
-    results: Iterable[Mapping[str, Any]], max_quarantined: float, stage: str, lost: int = 0, errors: Path | None = None
+    results: Iterable[Mapping[str, Any]],
+    max_quarantined: float,
+    stage: str,
+    lost: int = 0,
+    errors: Path | None = None,
 ) -> Counts:
     """Add the `counts` of a stage's results, and check that they balance.
 
     Args:
         max_quarantined: largest allowed share of quarantined documents.
-        lost: estimated number of documents lost in files that cannot be read to their end; not part of the counts.
+        lost: estimated number of documents lost in files that cannot be read to their
+            end; not part of the counts.
         errors: folder of the tables with the column `error`.
 
     Raises:
@@ -58,21 +64,33 @@ def balance(
 
 
 def check_conservation(counts: Mapping[str, Any], stage: str) -> None:
-    """Raise ConservationError unless kept + dropped + quarantined = read, in total and for every source."""
+    """Raise ConservationError unless kept + dropped + quarantined = read, in total and
+    for every source.
+    """
     for name, part in [("all sources", counts), *counts.get("sources", {}).items()]:
-        accounted = part.get("kept", 0) + sum(part.get("dropped", {}).values()) + part.get("quarantined", 0)
+        accounted = (
+            part.get("kept", 0)
+            + sum(part.get("dropped", {}).values())
+            + part.get("quarantined", 0)
+        )
         if accounted != part.get("read", 0):
             raise ConservationError(
-                f"{stage}: {name}: {part.get('read', 0)} documents were read but {accounted} are accounted for "
-                f"(kept {part.get('kept', 0)}, dropped {sum(part.get('dropped', {}).values())}, "
-                f"quarantined {part.get('quarantined', 0)}); nothing was committed"
+                f"{stage}: {name}: {part.get('read', 0)} documents were read but "
+                f"{accounted} are accounted for (kept {part.get('kept', 0)}, dropped "
+                f"{sum(part.get('dropped', {}).values())}, quarantined "
+                f"{part.get('quarantined', 0)}); nothing was committed"
             )
 
 
 def check_quarantine(
-    counts: Mapping[str, Any], limit: float, stage: str, lost: int = 0, errors: Path | None = None
+    counts: Mapping[str, Any],
+    limit: float,
+    stage: str,
+    lost: int = 0,
+    errors: Path | None = None,
 ) -> None:
-    """Raise QuarantineError if more than the share `limit` of all records is quarantined or lost.
+    """Raise QuarantineError if more than the share `limit` of all records is
+    quarantined or lost.
 
     Args:
         lost: estimated number of records lost in damaged files.
@@ -86,19 +104,22 @@ def check_quarantine(
             f"{quarantined} of {read} records {share} could not be processed"
             if not lost
             else (
-                f"{quarantined} of {read} records could not be processed, and about {lost} more are lost with files that "
-                f"end early or are damaged {share}"
+                f"{quarantined} of {read} records could not be processed, and about "
+                f"{lost} more are lost with files that end early or are damaged {share}"
             )
         )
         example = None if errors is None else first_error(errors)
         hint = (
             ""
             if example is None
-            else (f"the first: {example}; see all in the column `error` of {errors}/*.parquet, and ")
+            else (
+                f"the first: {example}; see all in the column `error` of "
+                f"{errors}/*.parquet, and "
+            )
         )
         raise QuarantineError(
-            f"{stage}: {problem}, more than the allowed {limit:.1%}; {hint}correct that, or raise max_quarantined for "
-            "this stage"
+            f"{stage}: {problem}, more than the allowed {limit:.1%}; {hint}correct "
+            "that, or raise max_quarantined for this stage"
         )
 
 
@@ -107,7 +128,10 @@ def first_error(folder: Path) -> str | None:
     import pyarrow.parquet as pq
 
     for path in sorted(folder.glob("*.parquet")):
-        with path.open("rb") as stream, pq.ParquetFile(stream, pre_buffer=False) as file:
+        with (
+            path.open("rb") as stream,
+            pq.ParquetFile(stream, pre_buffer=False) as file,
+        ):
             if "error" not in file.schema_arrow.names:
                 continue
             errors = file.read(["error"], use_threads=False)["error"].drop_null()
@@ -117,19 +141,28 @@ def first_error(folder: Path) -> str | None:
 
 
 Histogram = dict[str, list[Any]]
-"""`edges`, ascending, and `counts`, one more: below the first edge, between neighbours (lower edge included), above."""
+"""`edges`, ascending, and `counts`, one more: below the first edge, between neighbours
+(lower edge included), above.
+"""
 
 SHARE_EDGES = [round(0.02 * step, 2) for step in range(51)]
 COUNT_EDGES = [0, *(2**power for power in range(21))]
 LENGTH_EDGES = [0.5 * step for step in range(41)]
-ANY_EDGES = sorted({*SHARE_EDGES, *COUNT_EDGES, *LENGTH_EDGES, *(-edge for edge in COUNT_EDGES)})
+ANY_EDGES = sorted(
+    {*SHARE_EDGES, *COUNT_EDGES, *LENGTH_EDGES, *(-edge for edge in COUNT_EDGES)}
+)
 """Edges for values of unknown range; `fit_histogram` then selects suitable ones."""
 
 
 def histogram(values: np.ndarray, edges: Sequence[float]) -> Histogram:
     """Count values between edges; NaN is not counted."""
-    bins = np.searchsorted(np.asarray(edges, np.float64), values[~np.isnan(values)], side="right")
-    return {"edges": list(edges), "counts": np.bincount(bins, minlength=len(edges) + 1).tolist()}
+    bins = np.searchsorted(
+        np.asarray(edges, np.float64), values[~np.isnan(values)], side="right"
+    )
+    return {
+        "edges": list(edges),
+        "counts": np.bincount(bins, minlength=len(edges) + 1).tolist(),
+    }
 
 
 def add_histograms(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
@@ -137,29 +170,53 @@ def add_histograms(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histog
     total: dict[str, Histogram] = {}
     for part in parts:
         for name, added in part.items():
-            before = total.get(name, {"edges": added["edges"], "counts": [0] * len(added["counts"])})
-            counts = [a + b for a, b in zip(before["counts"], added["counts"], strict=True)]
+            before = total.get(
+                name, {"edges": added["edges"], "counts": [0] * len(added["counts"])}
+            )
+            counts = [
+                a + b for a, b in zip(before["counts"], added["counts"], strict=True)
+            ]
             total[name] = {"edges": added["edges"], "counts": counts}
     return total
 
 
 def fit_histogram(counted: Histogram) -> Histogram:
-    """Reduce a histogram with ANY_EDGES to the narrowest usual edges that cover its values."""
+    """Reduce a histogram with ANY_EDGES to the narrowest usual edges that cover its
+    values.
+    """
     filled = [place for place, count in enumerate(counted["counts"]) if count]
     usual = (SHARE_EDGES, LENGTH_EDGES, COUNT_EDGES)
-    # A value between two edges counts as the lower one; values below all edges count as -inf.
-    lower_edges = [ANY_EDGES[place - 1] if place else -np.inf for place in filled] or [0.0]
+    # A value between two edges counts as the lower one; values below all edges count as
+    # -inf.
+    lower_edges = [ANY_EDGES[place - 1] if place else -np.inf for place in filled] or [
+        0.0
+    ]
     edges = next(
-        (candidate for candidate in usual if candidate[0] <= min(lower_edges) and max(lower_edges) <= candidate[-1]),
+        (
+            candidate
+            for candidate in usual
+            if candidate[0] <= min(lower_edges) and max(lower_edges) <= candidate[-1]
+        ),
         None,
     )
     if edges is None:
-        edges = COUNT_EDGES if min(lower_edges) >= 0 else sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
+        edges = (
+            COUNT_EDGES
+            if min(lower_edges) >= 0
+            else sorted({*COUNT_EDGES, *(-edge for edge in COUNT_EDGES)})
+        )
     bins = np.searchsorted(edges, [-np.inf, *ANY_EDGES], side="right")
-    return {"edges": list(edges), "counts": np.bincount(bins, counted["counts"], len(edges) + 1).astype(int).tolist()}
+    return {
+        "edges": list(edges),
+        "counts": np.bincount(bins, counted["counts"], len(edges) + 1)
+        .astype(int)
+        .tolist(),
+    }
 
 
-def add_by_source(parts: Iterable[Mapping[str, Mapping[str, Histogram]]]) -> dict[str, dict[str, Histogram]]:
+def add_by_source(
+    parts: Iterable[Mapping[str, Mapping[str, Histogram]]],
+) -> dict[str, dict[str, Histogram]]:
     """Add histograms by source and name; sources are sorted by name."""
     total: dict[str, dict[str, Histogram]] = {}
     for part in parts:

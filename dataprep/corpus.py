@@ -1,11 +1,12 @@
-"""Documents of a run with the annotations of all steps, read lazily by shard and column.
+"""Documents of a run with the annotations of all steps, read lazily by shard and
+column.
 
-    corpus = Corpus(inputs, {"web": "CC-BY-4.0"})
-    for batch in corpus.batches(["id", "text", "language"], kept=True, where="language_score > 0.9"):
+    corpus = Corpus(inputs, {"web": "CC-BY-4.0"}) for batch in corpus.batches(["id",
+    "text", "language"], kept=True, where="language_score > 0.9"):
         ...
 
-A document's columns are OWN_COLUMNS and all measured columns, under their names in expressions
-(`expressions.names_of`). Documents are always in the order of the shards.
+A document's columns are OWN_COLUMNS and all measured columns, under their names in
+expressions (`expressions.names_of`). Documents are always in the order of the shards.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ URL_KEYS = ("url", "URL", "uri")
 LICENCE_KEYS = ("licence", "license")
 RECORD_ID = re.compile(r"#[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$")
 """Record id of a WARC record, after the address in the locator of a page."""
-_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(256, 2)
+_HEX = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint8).reshape(
+    256, 2
+)
 
 
 class UnknownColumnError(ValueError):
@@ -77,7 +80,8 @@ class Corpus:
     """The documents of a run.
 
     Attributes:
-        inputs: `ingest`, and the annotating stages in the order in which they ran; other stages are ignored.
+        inputs: `ingest`, and the annotating stages in the order in which they ran;
+            other stages are ignored.
         licences: source -> its licence in the manifest.
     """
 
@@ -98,21 +102,31 @@ class Corpus:
     def measured(self) -> dict[str, tuple[str, str]]:
         """Column name -> the step that measured it, and its name there."""
         step_columns = {
-            step: [column.name for column in self._step_schemas[step] if column.name not in (*JUDGEMENT_COLUMNS, EDITS)]
+            step: [
+                column.name
+                for column in self._step_schemas[step]
+                if column.name not in (*JUDGEMENT_COLUMNS, EDITS)
+            ]
             for step in self.steps
         }
         return {
-            name: (step, column) for step, names in names_of(step_columns).items() for column, name in names.items()
+            name: (step, column)
+            for step, names in names_of(step_columns).items()
+            for column, name in names.items()
         }
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """All columns with their types; the last is `original_text`, the text before all edits."""
+        """All columns with their types; the last is `original_text`, the text before
+        all edits.
+        """
         measured = [
             pa.field(name, _schema_type(self._step_schemas[step].field(column).type))
             for name, (step, column) in self.measured.items()
         ]
-        return pa.schema([*OWN_FIELDS, *measured, pa.field(ORIGINAL_TEXT, pa.large_string())])
+        return pa.schema(
+            [*OWN_FIELDS, *measured, pa.field(ORIGINAL_TEXT, pa.large_string())]
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -121,7 +135,9 @@ class Corpus:
 
     @cached_property
     def _step_schemas(self) -> dict[str, pa.Schema]:
-        """Schema of each step's tables; a column has its type in the first shard with a value."""
+        """Schema of each step's tables; a column has its type in the first shard with a
+        value.
+        """
         return {step: self._step_schema(step) for step in self.steps}
 
     def _step_schema(self, step: str) -> pa.Schema:
@@ -129,21 +145,29 @@ class Corpus:
         for shard in self.shards:
             with open_table(self.inputs[step] / shard) as file:
                 for column in file.schema_arrow:
-                    if column.name not in fields or pa.types.is_null(fields[column.name].type):
+                    if column.name not in fields or pa.types.is_null(
+                        fields[column.name].type
+                    ):
                         fields[column.name] = column
             if not any(pa.types.is_null(column.type) for column in fields.values()):
                 break
         return pa.schema(list(fields.values()))
 
     def batches(
-        self, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
+        self,
+        columns: Sequence[str] | None = None,
+        kept: bool | None = True,
+        where: str | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Read documents, in their order.
 
         Args:
-            columns: names, in the order of the result; all but `original_text` if None. Other columns are not read.
-            kept: documents kept by every step (True), dropped by a step (False), or all (None).
-            where: SQL condition over the columns (`expressions.GRAMMAR`); documents for which it is NULL are skipped.
+            columns: names, in the order of the result; all but `original_text` if None.
+                Other columns are not read.
+            kept: documents kept by every step (True), dropped by a step (False), or all
+                (None).
+            where: SQL condition over the columns (`expressions.GRAMMAR`); documents for
+                which it is NULL are skipped.
 
         Raises:
             UnknownColumnError: a column does not exist.
@@ -151,11 +175,15 @@ class Corpus:
         """
         self.check(columns)
         for shard in self.shards:
-            yield from self.read(shard, columns, kept, where).to_batches(max_chunksize=BATCH_ROWS)
+            yield from self.read(shard, columns, kept, where).to_batches(
+                max_chunksize=BATCH_ROWS
+            )
 
     def count_rows(self, kept: bool | None = True, where: str | None = None) -> int:
         """Number of documents; texts are read only if the condition names them."""
-        return sum(len(self.read(shard, ["source"], kept, where)) for shard in self.shards)
+        return sum(
+            len(self.read(shard, ["source"], kept, where)) for shard in self.shards
+        )
 
     def document(self, wanted: str) -> dict[str, Any]:
         """One document with all its columns.
@@ -164,25 +192,37 @@ class Corpus:
             wanted: its id in hexadecimal, or a prefix.
 
         Returns:
-            all columns, including `original_text`, and `steps`: `step`, `keep`, `reason`, `error` and measured
-            `values` of each step that judged the document.
+            all columns, including `original_text`, and `steps`: `step`, `keep`,
+            `reason`, `error` and measured `values` of each step that judged the
+            document.
 
         Raises:
             UnknownDocumentError: no document, or more than one, matches.
         """
-        if not 0 < len(wanted) <= 2 * ID_BYTES or not all(character in hexdigits for character in wanted):
-            raise UnknownDocumentError(f"{wanted!r} is no id: 1 to {2 * ID_BYTES} hexadecimal digits")
+        if not 0 < len(wanted) <= 2 * ID_BYTES or not all(
+            character in hexdigits for character in wanted
+        ):
+            raise UnknownDocumentError(
+                f"{wanted!r} is no id: 1 to {2 * ID_BYTES} hexadecimal digits"
+            )
         places = find_ids(self.inputs[INGEST], self.shards, wanted)
         if len(places) != 1:
-            raise UnknownDocumentError(f"{len(places) or 'no'} documents have an id that begins with {wanted!r}")
+            raise UnknownDocumentError(
+                f"{len(places) or 'no'} documents have an id "
+                f"that begins with {wanted!r}"
+            )
         shard, row = places[0]
-        document: dict[str, Any] = self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
+        document: dict[str, Any] = (
+            self.read(shard, self.schema.names, None).slice(row, 1).to_pylist()[0]
+        )
         return {**document, "steps": self._verdicts(shard, row)}
 
     def _verdicts(self, shard: str, row: int) -> list[dict[str, Any]]:
         verdicts = []
         for step in self.steps:
-            judged = read_annotations(self.inputs, shard, step).slice(row, 1).to_pylist()[0]
+            judged = (
+                read_annotations(self.inputs, shard, step).slice(row, 1).to_pylist()[0]
+            )
             if judged["keep"] is None:
                 break
             values = {
@@ -190,40 +230,65 @@ class Corpus:
                 for name, value in judged.items()
                 if name not in (*JUDGEMENT_COLUMNS, EDITS) and value is not None
             }
-            verdicts.append({"step": step, **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]}, "values": values})
+            verdicts.append(
+                {
+                    "step": step,
+                    **{name: judged[name] for name in JUDGEMENT_COLUMNS[1:]},
+                    "values": values,
+                }
+            )
         return verdicts
 
     def check(self, columns: Sequence[str] | None) -> None:
         """Raise UnknownColumnError if a column does not exist."""
         unknown = [name for name in columns or () if name not in self.schema.names]
         if unknown:
-            raise UnknownColumnError(f"there is no column {unknown[0]!r}; there are {', '.join(self.schema.names)}")
+            raise UnknownColumnError(
+                f"there is no column {unknown[0]!r}; there are "
+                f"{', '.join(self.schema.names)}"
+            )
 
     def read(
-        self, shard: str, columns: Sequence[str] | None = None, kept: bool | None = True, where: str | None = None
+        self,
+        shard: str,
+        columns: Sequence[str] | None = None,
+        kept: bool | None = True,
+        where: str | None = None,
     ) -> pa.Table:
         """Read one shard's documents; see `batches`."""
         selected = self.columns if columns is None else list(columns)
-        condition_columns = [] if where is None else columns_in(where, self.schema.names)
-        reading = _Reading(self, shard, {*selected, *condition_columns}, kept is not None)
+        condition_columns = (
+            [] if where is None else columns_in(where, self.schema.names)
+        )
+        reading = _Reading(
+            self, shard, {*selected, *condition_columns}, kept is not None
+        )
         rows = np.arange(len(reading.ids))
         if kept is not None:
             rows = rows[reading.kept == kept]
         if where is not None and len(rows):
-            is_valid, values = evaluate(where, "BOOLEAN", reading.table(condition_columns or ["id"], rows))
+            is_valid, values = evaluate(
+                where, "BOOLEAN", reading.table(condition_columns or ["id"], rows)
+            )
             rows = rows[is_valid & np.where(is_valid, values, False).astype(bool)]
         return reading.table(selected, rows)
 
 
 class _Reading:
-    """Reader of one shard: each step's table is read once, texts only for selected rows."""
+    """Reader of one shard: each step's table is read once, texts only for selected
+    rows.
+    """
 
-    def __init__(self, corpus: Corpus, shard: str, names: Collection[str], judged: bool) -> None:
+    def __init__(
+        self, corpus: Corpus, shard: str, names: Collection[str], judged: bool
+    ) -> None:
         self._corpus, self._shard = corpus, shard
         self._folder = corpus.inputs[INGEST]
-        document_columns = {"id", *names, *(column for name in names for column in DERIVED.get(name, ()))} & set(
-            OF_DOCUMENT
-        )
+        document_columns = {
+            "id",
+            *names,
+            *(column for name in names for column in DERIVED.get(name, ())),
+        } & set(OF_DOCUMENT)
         self._documents = read_table(self._folder / shard, sorted(document_columns))
         self.ids = self._documents["id"]
         self._edits: pa.Array | None = None
@@ -233,9 +298,14 @@ class _Reading:
             self._read_steps(names)
 
     def _read_steps(self, names: Collection[str]) -> None:
-        """Read the annotations: kept rows, reasons for drops, composed edits, and measured columns."""
+        """Read the annotations: kept rows, reasons for drops, composed edits, and
+        measured columns.
+        """
         reason_columns = [name for name in ("reason", "error") if name in names]
-        drop_columns = {name: pa.nulls(len(self.ids), pa.string()) for name in ("dropped_by", *reason_columns)}
+        drop_columns = {
+            name: pa.nulls(len(self.ids), pa.string())
+            for name in ("dropped_by", *reason_columns)
+        }
         for step in self._corpus.steps:
             measured = {
                 name: column
@@ -244,21 +314,35 @@ class _Reading:
             }
             edits = [EDITS] if TEXT in names else []
             table = read_annotations(
-                self._corpus.inputs, self._shard, step, ["keep", *reason_columns, *edits, *measured.values()], self.ids
+                self._corpus.inputs,
+                self._shard,
+                step,
+                ["keep", *reason_columns, *edits, *measured.values()],
+                self.ids,
             )
             # `keep` is null on rows that an earlier step dropped.
             keep = pc.fill_null(table["keep"], False).to_numpy().astype(bool)
             drops = pa.array(self.kept & ~keep)
             self.kept &= keep
-            drop_columns["dropped_by"] = pc.if_else(drops, step, drop_columns["dropped_by"])
+            drop_columns["dropped_by"] = pc.if_else(
+                drops, step, drop_columns["dropped_by"]
+            )
             for name in reason_columns:
                 drop_columns[name] = pc.if_else(
-                    drops, table[name].cast(pa.string()).combine_chunks(), drop_columns[name]
+                    drops,
+                    table[name].cast(pa.string()).combine_chunks(),
+                    drop_columns[name],
                 )
             if EDITS in table.column_names:
                 step_edits = table[EDITS].combine_chunks()
-                self._edits = step_edits if self._edits is None else then(self._edits, step_edits)
-            self._columns |= {name: table[column] for name, column in measured.items() if column in table.column_names}
+                self._edits = (
+                    step_edits if self._edits is None else then(self._edits, step_edits)
+                )
+            self._columns |= {
+                name: table[column]
+                for name, column in measured.items()
+                if column in table.column_names
+            }
         self._columns |= {**drop_columns, "kept": pa.array(self.kept)}
 
     def table(self, names: Sequence[str], rows: np.ndarray) -> pa.Table:
@@ -267,7 +351,10 @@ class _Reading:
         row_numbers = pa.array(rows)
         fields = [schema.field(name) for name in names]
         return pa.table(
-            [_shown(self._column(name, row_numbers), column.type) for name, column in zip(names, fields, strict=True)],
+            [
+                _shown(self._column(name, row_numbers), column.type)
+                for name, column in zip(names, fields, strict=True)
+            ],
             schema=pa.schema(fields),
         )
 
@@ -275,21 +362,36 @@ class _Reading:
         if name in (TEXT, ORIGINAL_TEXT):
             return self._texts(rows, edited=name == TEXT)
         if name in DERIVED:
-            inputs = [self._documents[column].take(rows).to_pylist() for column in DERIVED[name]]
+            inputs = [
+                self._documents[column].take(rows).to_pylist()
+                for column in DERIVED[name]
+            ]
             derive = url_of if name == "url" else self._licence
-            return pa.array([derive(*values) for values in zip(*inputs, strict=True)], pa.string())
+            return pa.array(
+                [derive(*values) for values in zip(*inputs, strict=True)], pa.string()
+            )
         if name in OF_DOCUMENT:
             return self._documents[name].take(rows)
         # A step omits a column without values.
-        return self._columns[name].take(rows) if name in self._columns else pa.nulls(len(rows))
+        return (
+            self._columns[name].take(rows)
+            if name in self._columns
+            else pa.nulls(len(rows))
+        )
 
     def _texts(self, rows: pa.Array, edited: bool) -> pa.Array | pa.ChunkedArray:
         if not len(rows):
             return pa.array([], pa.large_string())
         if TEXT not in self._documents.column_names:
-            self._documents = self._documents.append_column(TEXT, read_table(self._folder / self._shard, [TEXT])[TEXT])
+            self._documents = self._documents.append_column(
+                TEXT, read_table(self._folder / self._shard, [TEXT])[TEXT]
+            )
         texts = self._documents[TEXT].take(rows)
-        return texts if self._edits is None or not edited else apply_edits(texts, self._edits.take(rows))
+        return (
+            texts
+            if self._edits is None or not edited
+            else apply_edits(texts, self._edits.take(rows))
+        )
 
     def _licence(self, source: str, metadata: str) -> str | None:
         licence = _first(metadata, LICENCE_KEYS)
@@ -304,7 +406,9 @@ def url_of(locator: str, metadata: str | None) -> str | None:
 
 def urls_of(documents: pa.Table) -> pa.Array:
     """`url_of` of all documents; needs the columns `locator` and `metadata`."""
-    pairs = zip(documents["locator"].to_pylist(), documents["metadata"].to_pylist(), strict=True)
+    pairs = zip(
+        documents["locator"].to_pylist(), documents["metadata"].to_pylist(), strict=True
+    )
     return pa.array([url_of(*pair) for pair in pairs], pa.string())
 
 
@@ -317,12 +421,16 @@ def _first(metadata: str | None, keys: Sequence[str]) -> str | None:
 
 
 def _schema_type(kind: pa.DataType) -> pa.DataType:
-    """Type of a measured column in the schema: ids in hexadecimal, dictionaries decoded."""
+    """Type of a measured column in the schema: ids in hexadecimal, dictionaries
+    decoded.
+    """
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return pa.string() if pa.types.is_fixed_size_binary(kind) else kind
 
 
-def _shown(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+def _shown(
+    values: pa.Array | pa.ChunkedArray, kind: pa.DataType
+) -> pa.Array | pa.ChunkedArray:
     if pa.types.is_fixed_size_binary(values.type):
         return hex_ids(values)
     return values if values.type == kind else values.cast(kind)
@@ -334,5 +442,7 @@ def hex_ids(ids: pa.Array | pa.ChunkedArray) -> pa.Array:
     width = 2 * ids.type.byte_width
     digits = _HEX[np.frombuffer(b"".join(valid.to_pylist()), np.uint8)]
     offsets = np.arange(0, (len(ids) + 1) * width, width, dtype=np.int32)
-    texts = pa.StringArray.from_buffers(len(ids), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits)))
+    texts = pa.StringArray.from_buffers(
+        len(ids), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))
+    )
     return pc.if_else(ids.is_valid(), texts, None) if ids.null_count else texts

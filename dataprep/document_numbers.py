@@ -20,8 +20,10 @@ class Numbering:
     """Numbering of documents by shard.
 
     Attributes:
-        shards: names of the document shards, in order: those of this run, then those of older corpora.
-        starts: int64 of shape (shards + 1,); shard i has the documents from starts[i] up to starts[i + 1].
+        shards: names of the document shards, in order: those of this run, then those of
+            older corpora.
+        starts: int64 of shape (shards + 1,); shard i has the documents from starts[i]
+            up to starts[i + 1].
         num_new_shards: number of shards of this run.
     """
 
@@ -45,7 +47,9 @@ class Numbering:
         return places
 
     def split(self, documents: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """Split ascending document numbers into (shard, row numbers), for every shard with documents."""
+        """Split ascending document numbers into (shard, row numbers), for every shard
+        with documents.
+        """
         ends = np.searchsorted(documents, self.starts)
         return [
             (shard, documents[ends[shard] : ends[shard + 1]] - self.starts[shard])
@@ -68,7 +72,11 @@ def number_rows(new: Sequence[Path], old: Sequence[tuple[str, Path]] = ()) -> Nu
     """
     sizes = count_rows([*new, *(path for _, path in old)])
     names = [*(path.name for path in new), *(name for name, _ in old)]
-    return Numbering(names, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64), len(new))
+    return Numbering(
+        names,
+        np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
+        len(new),
+    )
 
 
 def count_rows(paths: Sequence[Path]) -> list[int]:
@@ -83,12 +91,23 @@ def _count_rows(path: Path) -> int:
 
 
 def text_bytes(ingest: Path) -> int:
-    """Bytes of the text of a committed ingest before compression (with Parquet's small overhead)."""
-    return sum(at_once(_text_bytes, [ingest / shard for shard in shard_names(ingest)], is_local(ingest)))
+    """Bytes of the text of a committed ingest before compression (with Parquet's small
+    overhead).
+    """
+    return sum(
+        at_once(
+            _text_bytes,
+            [ingest / shard for shard in shard_names(ingest)],
+            is_local(ingest),
+        )
+    )
 
 
 def _text_bytes(path: Path) -> int:
     with open_table(path) as file:
         column = file.schema_arrow.names.index("text")
         groups = range(file.metadata.num_row_groups)
-        return sum(file.metadata.row_group(group).column(column).total_uncompressed_size for group in groups)
+        return sum(
+            file.metadata.row_group(group).column(column).total_uncompressed_size
+            for group in groups
+        )

@@ -1,9 +1,11 @@
-"""Tables passed between preparing stages: immutable document shards, and an annotation table per stage and shard.
+"""Tables passed between preparing stages: immutable document shards, and an annotation
+table per stage and shard.
 
-Documents (`ingest`): `part-*.parquet` with `id`, `source`, `locator`, `text`, `metadata`. Annotations (`filter`,
-`dedup`, `langid`, ...): files with the same names and the same rows in the same order, with `id` repeated and checked
-on every read, `keep`, `reason`, `error`, all measured values and, if a stage changes text, `edits` (see `edits.py`).
-Rows dropped by an earlier stage are null in all columns but `id`.
+Documents (`ingest`): `part-*.parquet` with `id`, `source`, `locator`, `text`,
+`metadata`. Annotations (`filter`, `dedup`, `langid`, ...): files with the same names
+and the same rows in the same order, with `id` repeated and checked on every read,
+`keep`, `reason`, `error`, all measured values and, if a stage changes text, `edits`
+(see `edits.py`). Rows dropped by an earlier stage are null in all columns but `id`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ QUARANTINE_REASON = "quarantine"
 JUDGEMENT_COLUMNS = ("id", "keep", "reason", "error")
 """Columns of every annotation table; all others are measured values or `edits`."""
 MERGED = "merged"
-"""Stage name that replaces all annotating stages before it (`measuring.merge_annotations`)."""
+"""Stage name that replaces all annotating stages before it
+(`measuring.merge_annotations`).
+"""
 
 DOCUMENT_SCHEMA = pa.schema(
     [
@@ -45,8 +49,9 @@ DOCUMENT_SCHEMA = pa.schema(
     ]
 )
 REPEATING = ("source", "metadata")
-"""Document columns with few distinct values, written with a dictionary. Parquet abandons a dictionary of texts after a
-megabyte, at a tenth of the cost of reading them."""
+"""Document columns with few distinct values, written with a dictionary. Parquet
+abandons a dictionary of texts after a megabyte, at a tenth of the cost of reading them.
+"""
 QUARANTINE_SCHEMA = pa.schema(
     [
         ("source", pa.string()),
@@ -59,7 +64,9 @@ QUARANTINE_SCHEMA = pa.schema(
 
 
 class MisalignedError(RuntimeError):
-    """An annotation table does not belong to the document shard that it was read for."""
+    """An annotation table does not belong to the document shard that it was read
+    for.
+    """
 
 
 class DamagedTableError(RuntimeError):
@@ -68,13 +75,17 @@ class DamagedTableError(RuntimeError):
 
 def document_id(source: str, locator: str, text: str) -> bytes:
     """16-byte id of a document: hash of source, locator and text."""
-    return hash_document(source.encode("utf-8"), locator.encode("utf-8"), text.encode("utf-8"))
+    return hash_document(
+        source.encode("utf-8"), locator.encode("utf-8"), text.encode("utf-8")
+    )
 
 
 def hash_document(source: bytes, locator: bytes, text: bytes) -> bytes:
     """`document_id` of values already encoded as UTF-8."""
     sizes = [len(part).to_bytes(8, "little") for part in (source, locator, text)]
-    digest = hashlib.blake2b(b"".join((sizes[0], source, sizes[1], locator, sizes[2])), digest_size=ID_BYTES)
+    digest = hashlib.blake2b(
+        b"".join((sizes[0], source, sizes[1], locator, sizes[2])), digest_size=ID_BYTES
+    )
     digest.update(text)
     return digest.digest()
 
@@ -95,13 +106,19 @@ def hash_documents(source: bytes, locators: pa.Array, texts: pa.Array) -> pa.Arr
             for parts in zip(*columns, strict=True)
         ]
     )
-    return pa.Array.from_buffers(DOCUMENT_SCHEMA.field("id").type, len(texts), [None, pa.py_buffer(ids)])
+    return pa.Array.from_buffers(
+        DOCUMENT_SCHEMA.field("id").type, len(texts), [None, pa.py_buffer(ids)]
+    )
 
 
-def _with_sizes(values: pa.Array, offset: type[np.integer[Any]]) -> tuple[Iterator[bytes], Iterator[memoryview]]:
+def _with_sizes(
+    values: pa.Array, offset: type[np.integer[Any]]
+) -> tuple[Iterator[bytes], Iterator[memoryview]]:
     """Size of each string as 8 bytes (little-endian), and its bytes."""
     _, offsets, data = values.buffers()
-    bounds = np.frombuffer(offsets, offset)[values.offset : values.offset + len(values) + 1]
+    bounds = np.frombuffer(offsets, offset)[
+        values.offset : values.offset + len(values) + 1
+    ]
     sizes, content = np.diff(bounds).astype("<i8").tobytes(), memoryview(data)
     return (
         (sizes[place : place + 8] for place in range(0, len(sizes), 8)),
@@ -110,7 +127,10 @@ def _with_sizes(values: pa.Array, offset: type[np.integer[Any]]) -> tuple[Iterat
 
 
 def write_table(
-    path: Path, table: pa.Table, row_group_rows: int = ROW_GROUP_ROWS, repeating: Sequence[str] | None = None
+    path: Path,
+    table: pa.Table,
+    row_group_rows: int = ROW_GROUP_ROWS,
+    repeating: Sequence[str] | None = None,
 ) -> None:
     """Write a Parquet file atomically; the same table gives the same bytes.
 
@@ -118,13 +138,15 @@ def write_table(
         path: final name.
         table: its content.
         row_group_rows: rows per row group.
-        repeating: columns written with a dictionary; if None, REPEATING for documents and all columns of other tables.
-            Distinct values, such as ids, are written in two thirds of the time without a dictionary.
+        repeating: columns written with a dictionary; if None, REPEATING for documents
+            and all columns of other tables. Distinct values, such as ids, are written
+            in two thirds of the time without a dictionary.
     """
     if repeating is None and table.schema.equals(DOCUMENT_SCHEMA):
         repeating = REPEATING
     with atomic_write(path) as sink:
-        # A compressed page with a flipped bit may still decompress; page checksums detect it.
+        # A compressed page with a flipped bit may still decompress; page checksums
+        # detect it.
         pq.write_table(
             table,
             sink,
@@ -139,17 +161,23 @@ def write_table(
 def open_parquet(path: Path) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; read from it with `use_threads=False` unless it is local.
 
-    Avoids `pyarrow.parquet.read_table` and Python files on Arrow's threads: these may release the file after the
-    interpreter has begun to shut down, which aborts the process.
+    Avoids `pyarrow.parquet.read_table` and Python files on Arrow's threads: these may
+    release the file after the interpreter has begun to shut down, which aborts the
+    process.
     """
     if is_local(path):
-        # Pre-buffering hides the latency of a remote store; for a local file it only costs.
-        with pq.ParquetFile(str(path), pre_buffer=False, page_checksum_verification=True) as file:
+        # Pre-buffering hides the latency of a remote store; for a local file it only
+        # costs.
+        with pq.ParquetFile(
+            str(path), pre_buffer=False, page_checksum_verification=True
+        ) as file:
             yield file
     else:
         with (
             path.open("rb") as stream,
-            pq.ParquetFile(stream, pre_buffer=False, page_checksum_verification=True) as file,
+            pq.ParquetFile(
+                stream, pre_buffer=False, page_checksum_verification=True
+            ) as file,
         ):
             yield file
 
@@ -165,10 +193,13 @@ def open_table(path: Path) -> Iterator[pq.ParquetFile]:
         with open_parquet(path) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk or store, not of the content
+        # an error of the disk or store, not of the content
+        if isinstance(error, OSError) and error.errno is not None:
             raise
         message = " ".join(str(error).split())
-        raise DamagedTableError(f"{path} is damaged: {message}; `{REPAIR}` and a run make it again") from error
+        raise DamagedTableError(
+            f"{path} is damaged: {message}; `{REPAIR}` and a run make it again"
+        ) from error
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -178,7 +209,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         DamagedTableError: the table is damaged.
     """
     with open_table(path) as file:
-        return file.read(None if columns is None else list(columns), use_threads=is_local(path))
+        return file.read(
+            None if columns is None else list(columns), use_threads=is_local(path)
+        )
 
 
 def shard_names(ingest: Path) -> list[str]:
@@ -188,7 +221,11 @@ def shard_names(ingest: Path) -> list[str]:
 
 def annotation_stages(inputs: Mapping[str, Path]) -> list[str]:
     """Annotating stages among a stage's inputs, in the order in which they ran."""
-    return [name for name, folder in inputs.items() if name != INGEST and _has_shards(str(folder))]
+    return [
+        name
+        for name, folder in inputs.items()
+        if name != INGEST and _has_shards(str(folder))
+    ]
 
 
 @cache
@@ -211,45 +248,62 @@ class Shard:
     rows: np.ndarray
 
 
-def read_shard(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> Shard:
-    """Read a shard with the annotations of all stages among the inputs, each table once.
+def read_shard(
+    inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None
+) -> Shard:
+    """Read a shard with the annotations of all stages among the inputs, each table
+    once.
 
     Args:
         inputs: `ingest`, and the annotating stages in the order in which they ran.
         shard: name of the shard.
-        columns: of the documents (all if None), or measured by a stage (the last stage that has the column; null if
-            no stage has it).
+        columns: of the documents (all if None), or measured by a stage (the last stage
+            that has the column; null if no stage has it).
 
     Raises:
-        MisalignedError: a table's ids differ from the document shard's, in number or in order.
+        MisalignedError: a table's ids differ from the document shard's, in number or in
+            order.
     """
     document_columns = [name for name in columns or () if name in DOCUMENT_SCHEMA.names]
     measured = [name for name in columns or () if name not in DOCUMENT_SCHEMA.names]
     documents = read_table(
-        inputs[INGEST] / shard, None if columns is None else list(dict.fromkeys(["id", *document_columns]))
+        inputs[INGEST] / shard,
+        None if columns is None else list(dict.fromkeys(["id", *document_columns])),
     )
     edits = [EDITS] if "text" in documents.column_names else []
-    annotations = combine_annotations(inputs, shard, documents["id"], [*edits, *measured])
+    annotations = combine_annotations(
+        inputs, shard, documents["id"], [*edits, *measured]
+    )
     if EDITS in edits and annotations.edits is not None:
         text = apply_edits(documents["text"], annotations.edits)
-        documents = documents.set_column(documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), text)
+        documents = documents.set_column(
+            documents.column_names.index("text"), DOCUMENT_SCHEMA.field("text"), text
+        )
     for name in measured:
-        documents = documents.append_column(name, annotations.measured.get(name, pa.nulls(len(documents))))
+        documents = documents.append_column(
+            name, annotations.measured.get(name, pa.nulls(len(documents)))
+        )
     return Shard(
         documents if columns is None else documents.select(list(columns)),
         np.flatnonzero(annotations.keep).astype(np.int64),
     )
 
 
-def read_documents(inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a document shard (all columns, or some) with the edits of the stages among the inputs."""
+def read_documents(
+    inputs: Mapping[str, Path], shard: str, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Read a document shard (all columns, or some) with the edits of the stages among
+    the inputs.
+    """
     if columns is None or "text" in columns:
         return read_shard(inputs, shard, columns).documents
     return read_table(inputs[INGEST] / shard, columns)
 
 
 def kept_rows(inputs: Mapping[str, Path], shard: str) -> np.ndarray:
-    """Row numbers (int64, ascending) kept by every annotating stage among the inputs."""
+    """Row numbers (int64, ascending) kept by every annotating stage among the
+    inputs.
+    """
     return read_shard(inputs, shard, ["id"]).rows
 
 
@@ -269,7 +323,10 @@ class Combined:
 
 
 def combine_annotations(
-    inputs: Mapping[str, Path], shard: str, ids: pa.ChunkedArray, columns: Sequence[str] = ()
+    inputs: Mapping[str, Path],
+    shard: str,
+    ids: pa.ChunkedArray,
+    columns: Sequence[str] = (),
 ) -> Combined:
     """Read the annotations of all stages among the inputs, each table once.
 
@@ -277,7 +334,8 @@ def combine_annotations(
         inputs: `ingest`, and the annotating stages in the order in which they ran.
         shard: name of the shard.
         ids: of its documents.
-        columns: read besides `keep` from the tables that have them; EDITS are composed, for others the last stage wins.
+        columns: read besides `keep` from the tables that have them; EDITS are composed,
+            for others the last stage wins.
 
     Raises:
         MisalignedError: see `read_annotations`.
@@ -287,7 +345,11 @@ def combine_annotations(
     measured: dict[str, pa.ChunkedArray] = {}
     for stage in annotation_stages(inputs):
         with open_table(inputs[stage] / shard) as file:
-            names = [name for name in ("id", "keep", *columns) if name in file.schema_arrow.names]
+            names = [
+                name
+                for name in ("id", "keep", *columns)
+                if name in file.schema_arrow.names
+            ]
             table = file.read(names, use_threads=is_local(inputs[stage]))
         check_ids(inputs, shard, stage, table["id"], ids)
         # `keep` is null on rows that an earlier stage dropped.
@@ -301,7 +363,11 @@ def combine_annotations(
 
 def step_with(inputs: Mapping[str, Path], shard: str, column: str) -> str | None:
     """Last step among the inputs that measured a column of a shard, or None."""
-    steps = (step for step in reversed(annotation_stages(inputs)) if column in column_names(inputs[step] / shard))
+    steps = (
+        step
+        for step in reversed(annotation_stages(inputs))
+        if column in column_names(inputs[step] / shard)
+    )
     return next(steps, None)
 
 
@@ -331,7 +397,9 @@ def read_annotations(
     Raises:
         MisalignedError: ids differ from the document shard's, in number or in order.
     """
-    table_columns = None if columns is None else ["id", *(name for name in columns if name != "id")]
+    table_columns = (
+        None if columns is None else ["id", *(name for name in columns if name != "id")]
+    )
     table = read_table(inputs[stage] / shard, table_columns)
     if ids is None:
         ids = read_table(inputs[INGEST] / shard, ["id"])["id"]
@@ -339,16 +407,27 @@ def read_annotations(
     return table
 
 
-def check_ids(inputs: Mapping[str, Path], shard: str, stage: str, found: pa.ChunkedArray, ids: pa.ChunkedArray) -> None:
-    """Raise MisalignedError if a stage's ids differ from those of the shard's documents."""
+def check_ids(
+    inputs: Mapping[str, Path],
+    shard: str,
+    stage: str,
+    found: pa.ChunkedArray,
+    ids: pa.ChunkedArray,
+) -> None:
+    """Raise MisalignedError if a stage's ids differ from those of the shard's
+    documents.
+    """
     if not found.combine_chunks().equals(ids.combine_chunks()):
         raise MisalignedError(
-            f"{inputs[stage] / shard}: its ids are not those of {inputs[INGEST] / shard}; "
+            f"{inputs[stage] / shard}: its ids are not those of "
+            f"{inputs[INGEST] / shard}; "
             f"rerun the stage: gristmill stage {stage} MANIFEST --force"
         )
 
 
-def judged_rows(documents: pa.Table, rows: np.ndarray, sources: Sequence[str] | None) -> np.ndarray:
+def judged_rows(
+    documents: pa.Table, rows: np.ndarray, sources: Sequence[str] | None
+) -> np.ndarray:
     """Rows whose source the stage judges (all if `sources` is None)."""
     if sources is None:
         return rows
@@ -373,7 +452,8 @@ def annotate(
         rows: rows that earlier stages kept.
         judged: the subset of `rows` that this stage judged; all other rows pass.
         reasons: per judged row, the rule that dropped it, or None if kept.
-        measures: column name -> one value per judged row; `edits` (see `edits.py`) change the kept text.
+        measures: column name -> one value per judged row; `edits` (see `edits.py`)
+            change the kept text.
         errors: per judged row, the error that quarantines it, or None.
         sizes: bytes of each document's text (int64).
     """
@@ -383,8 +463,13 @@ def annotate(
     take = pa.array(position, mask=position < 0)
     error = pa.array([None] * len(judged) if errors is None else errors, pa.string())
     if not len(error) == len(reasons) == len(judged):
-        raise ValueError(f"{len(judged)} documents were judged, with {len(reasons)} reasons and {len(error)} errors")
-    reason = pc.if_else(error.is_valid(), QUARANTINE_REASON, pa.array(reasons, pa.string()))
+        raise ValueError(
+            f"{len(judged)} documents were judged, with {len(reasons)} "
+            f"reasons and {len(error)} errors"
+        )
+    reason = pc.if_else(
+        error.is_valid(), QUARANTINE_REASON, pa.array(reasons, pa.string())
+    )
     incoming = np.zeros(total, bool)
     incoming[rows] = True
     keep = np.ones(total, bool)
@@ -400,13 +485,20 @@ def annotate(
     grown = np.zeros(total, np.int64)
     if EDITS in measures:
         grown[judged] = size_changes(measures[EDITS])
-    return pa.table(columns), count_documents(documents, rows, columns["reason"], grown, sizes)
+    return pa.table(columns), count_documents(
+        documents, rows, columns["reason"], grown, sizes
+    )
 
 
 def count_documents(
-    documents: pa.Table, rows: np.ndarray, reasons: pa.Array, changes: np.ndarray, sizes: pa.Array | None = None
+    documents: pa.Table,
+    rows: np.ndarray,
+    reasons: pa.Array,
+    changes: np.ndarray,
+    sizes: pa.Array | None = None,
 ) -> Counts:
-    """Count a shard's documents: read, kept, dropped by rule and quarantined, in total and per source.
+    """Count a shard's documents: read, kept, dropped by rule and quarantined, in total
+    and per source.
 
     Args:
         documents: the shard's n documents.
@@ -431,13 +523,23 @@ def count_documents(
     )
     total = _empty_counts()
     per_source: dict[str, Counts] = {}
-    for group in groups.sort_by([("source", "ascending"), ("reason", "ascending")]).to_pylist():
+    for group in groups.sort_by(
+        [("source", "ascending"), ("reason", "ascending")]
+    ).to_pylist():
         for counts in (total, per_source.setdefault(group["source"], _empty_counts())):
-            _add_group(counts, group["reason"], group["count_all"], group["bytes_sum"], group["bytes_after_sum"])
+            _add_group(
+                counts,
+                group["reason"],
+                group["count_all"],
+                group["bytes_sum"],
+                group["bytes_after_sum"],
+            )
     return {**total, "sources": per_source}
 
 
-def _add_group(counts: Counts, reason: str | None, number: int, size: int, size_after: int) -> None:
+def _add_group(
+    counts: Counts, reason: str | None, number: int, size: int, size_after: int
+) -> None:
     """Add documents with the same outcome to the counts."""
     counts["read"] += number
     counts["bytes_read"] += size
@@ -451,4 +553,11 @@ def _add_group(counts: Counts, reason: str | None, number: int, size: int, size_
 
 
 def _empty_counts() -> Counts:
-    return {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0, "bytes_kept": 0}
+    return {
+        "read": 0,
+        "kept": 0,
+        "dropped": {},
+        "quarantined": 0,
+        "bytes_read": 0,
+        "bytes_kept": 0,
+    }

@@ -1,9 +1,11 @@
-"""Edits: byte spans of a text with their replacements, so that a stage can change text without rewriting documents.
+"""Edits: byte spans of a text with their replacements, so that a stage can change text
+without rewriting documents.
 
-A stage that edits writes a column `edits` into its annotation table: per judged document a list of replacements in
-bytes of the UTF-8 text that the stage read, ascending, disjoint and on code point boundaries.
-`documents.read_documents` applies the edits of all stages in order. The expensive kernels are in
-`text/edit_kernels.py`, so that commands that only read documents do not import numba.
+A stage that edits writes a column `edits` into its annotation table: per judged
+document a list of replacements in bytes of the UTF-8 text that the stage read,
+ascending, disjoint and on code point boundaries. `documents.read_documents` applies the
+edits of all stages in order. The expensive kernels are in `text/edit_kernels.py`, so
+that commands that only read documents do not import numba.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import pyarrow.compute as pc
 
 EDITS = "edits"
 """Name of the column."""
-EDIT_TYPE = pa.struct([("begin", pa.int64()), ("end", pa.int64()), ("text", pa.string())])
+EDIT_TYPE = pa.struct(
+    [("begin", pa.int64()), ("end", pa.int64()), ("text", pa.string())]
+)
 EDITS_TYPE = pa.large_list(EDIT_TYPE)
 
 Edit = tuple[int, int, str]
@@ -33,10 +37,16 @@ def edits_array(edits: Sequence[Sequence[Edit]]) -> pa.Array:
     flat = [edit for document_edits in edits for edit in document_edits]
     begins, ends, texts = ([edit[part] for edit in flat] for part in range(3))
     values = pa.StructArray.from_arrays(
-        [pa.array(begins, pa.int64()), pa.array(ends, pa.int64()), pa.array(texts, pa.string())],
+        [
+            pa.array(begins, pa.int64()),
+            pa.array(ends, pa.int64()),
+            pa.array(texts, pa.string()),
+        ],
         fields=list(EDIT_TYPE),
     )
-    return pa.LargeListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64()), values)
+    return pa.LargeListArray.from_arrays(
+        pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int64()), values
+    )
 
 
 def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.Array:
@@ -44,15 +54,20 @@ def cuts_array(begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> pa.
 
     Args:
         begins, ends: int64 of shape (m,), bytes within each document's text.
-        offsets: int64 of shape (n + 1,); document i has the cuts from offsets[i] up to offsets[i + 1].
+        offsets: int64 of shape (n + 1,); document i has the cuts from offsets[i] up to
+            offsets[i + 1].
     """
     nothing = pa.array(np.zeros(len(begins), np.int8)).cast(pa.string())
     texts = pc.replace_substring(nothing, "0", "")
-    values = pa.StructArray.from_arrays([pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE))
+    values = pa.StructArray.from_arrays(
+        [pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE)
+    )
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
 
 
-def apply_edits(texts: pa.Array | pa.ChunkedArray, edits: pa.Array | pa.ChunkedArray) -> pa.Array:
+def apply_edits(
+    texts: pa.Array | pa.ChunkedArray, edits: pa.Array | pa.ChunkedArray
+) -> pa.Array:
     """Apply edits to texts; a null list changes nothing.
 
     Args:
@@ -70,29 +85,49 @@ def apply_edits(texts: pa.Array | pa.ChunkedArray, edits: pa.Array | pa.ChunkedA
 
     if isinstance(edits, pa.ChunkedArray):
         edits = edits.combine_chunks()
-    counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = (
+        pc.fill_null(pc.list_value_length(edits), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     data, offsets = text_buffers(texts)
     values = edits.flatten()  # null lists have no values
     firsts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     begins = values.field("begin").to_numpy(zero_copy_only=False).astype(np.int64)
     ends = values.field("end").to_numpy(zero_copy_only=False).astype(np.int64)
     new_data, new_offsets = text_buffers(values.field("text"))
-    edited, edited_offsets, bad_document = replace_spans(data, offsets, firsts, begins, ends, new_data, new_offsets)
+    edited, edited_offsets, bad_document = replace_spans(
+        data, offsets, firsts, begins, ends, new_data, new_offsets
+    )
     if bad_document >= 0:
-        raise BadEditError(f"the edits of document {bad_document} of {len(counts)} overlap or reach beyond its text")
-    return pa.LargeStringArray.from_buffers(len(counts), pa.py_buffer(edited_offsets), pa.py_buffer(edited))
+        raise BadEditError(
+            f"the edits of document {bad_document} of {len(counts)} "
+            "overlap or reach beyond its text"
+        )
+    return pa.LargeStringArray.from_buffers(
+        len(counts), pa.py_buffer(edited_offsets), pa.py_buffer(edited)
+    )
 
 
 def size_changes(edits: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Bytes by which edits lengthen each of n texts: int64 of shape (n,), mostly negative; 0 for a null list."""
+    """Bytes by which edits lengthen each of n texts: int64 of shape (n,), mostly
+    negative; 0 for a null list.
+    """
     if isinstance(edits, pa.ChunkedArray):
         edits = edits.combine_chunks()
-    counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = (
+        pc.fill_null(pc.list_value_length(edits), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     values = edits.flatten()
     grown = pc.subtract(
-        pc.binary_length(values.field("text")).cast(pa.int64()), pc.subtract(values.field("end"), values.field("begin"))
+        pc.binary_length(values.field("text")).cast(pa.int64()),
+        pc.subtract(values.field("end"), values.field("begin")),
     )
-    total = np.concatenate([[0], np.cumsum(grown.to_numpy(zero_copy_only=False).astype(np.int64))])
+    total = np.concatenate(
+        [[0], np.cumsum(grown.to_numpy(zero_copy_only=False).astype(np.int64))]
+    )
     ends = np.concatenate([[0], np.cumsum(counts)])
     changes: np.ndarray = np.diff(total[ends])
     return changes
@@ -106,8 +141,9 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
         second: edits of the n texts after `first`.
 
     Returns:
-        edits of the n texts: `apply(text, then(a, b)) == apply(apply(text, a), b)`. Adjacent edits are merged, so that
-        every edit that changes something has kept text on both sides.
+        edits of the n texts: `apply(text, then(a, b)) == apply(apply(text, a), b)`.
+        Adjacent edits are merged, so that every edit that changes something has kept
+        text on both sides.
 
     Raises:
         BadEditError: edits overlap or are out of order.
@@ -122,12 +158,18 @@ def then(first: pa.Array, second: pa.Array) -> pa.Array:
     for firsts, begins, ends, *_ in operands:
         _check_order(firsts, begins, ends)
     offsets, begins, ends, data, cuts = compose(*operands[0], *operands[1])
-    texts = pa.LargeStringArray.from_buffers(len(begins), pa.py_buffer(cuts), pa.py_buffer(data)).cast(pa.string())
-    values = pa.StructArray.from_arrays([pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE))
+    texts = pa.LargeStringArray.from_buffers(
+        len(begins), pa.py_buffer(cuts), pa.py_buffer(data)
+    ).cast(pa.string())
+    values = pa.StructArray.from_arrays(
+        [pa.array(begins), pa.array(ends), texts], fields=list(EDIT_TYPE)
+    )
     return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
-def _buffers(edits: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _buffers(
+    edits: pa.Array,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     from gristmill.dataprep.text.kernels import text_buffers
 
     counts = pc.fill_null(pc.list_value_length(edits), 0).to_numpy(zero_copy_only=False)
@@ -143,11 +185,16 @@ def _buffers(edits: pa.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
 
 
 def _check_order(firsts: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-    """Check that the edits of each text are ascending and disjoint (all int64; text i has those from firsts[i] on)."""
+    """Check that the edits of each text are ascending and disjoint (all int64; text i
+    has those from firsts[i] on).
+    """
     previous_ends = np.zeros(len(begins), np.int64)
     previous_ends[1:] = ends[:-1]
     previous_ends[firsts[:-1][firsts[:-1] < len(begins)]] = 0
     violations = np.flatnonzero((begins < previous_ends) | (ends < begins))
     if len(violations):
         text = int(np.searchsorted(firsts, violations[0], side="right")) - 1
-        raise BadEditError(f"the edits of document {text} of {len(firsts) - 1} overlap or are out of order")
+        raise BadEditError(
+            f"the edits of document {text} of {len(firsts) - 1} "
+            "overlap or are out of order"
+        )

@@ -1,8 +1,10 @@
-"""Partial reads of Parquet files: row groups that may match a query, or the text of a shard in parts.
+"""Partial reads of Parquet files: row groups that may match a query, or the text of a
+shard in parts.
 
-Row groups have minimum and maximum statistics. The next part of a shard's text is read in a thread while the current
-one is processed: decompression takes as long as a fast kernel, and Arrow releases the interpreter lock. A reader holds
-two parts instead of a shard, and only waits for the first.
+Row groups have minimum and maximum statistics. The next part of a shard's text is read
+in a thread while the current one is processed: decompression takes as long as a fast
+kernel, and Arrow releases the interpreter lock. A reader holds two parts instead of a
+shard, and only waits for the first.
 """
 
 from __future__ import annotations
@@ -21,18 +23,28 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gristmill.core.files import is_local
-from gristmill.dataprep.documents import ID_BYTES, Combined, annotation_stages, check_ids, column_names, open_table
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    Combined,
+    annotation_stages,
+    check_ids,
+    column_names,
+    open_table,
+)
 from gristmill.dataprep.edits import EDITS, apply_edits
 from gristmill.mixtures.sources import INGEST
 
 T = TypeVar("T")
 
 
-def read_matching(path: Path, column: str, values: Sequence[Any], columns: Sequence[str] | None = None) -> pa.Table:
+def read_matching(
+    path: Path, column: str, values: Sequence[Any], columns: Sequence[str] | None = None
+) -> pa.Table:
     """Rows of a table whose `column` is one of some values, in the order of the file.
 
-    Row groups whose range has none of the values are skipped; in a file sorted by the column that is all but a few, so
-    that a look-up takes as long in a large file as in a small one.
+    Row groups whose range has none of the values are skipped; in a file sorted by the
+    column that is all but a few, so that a look-up takes as long in a large file as in
+    a small one.
 
     Args:
         path: a Parquet file.
@@ -49,34 +61,52 @@ def read_matching(path: Path, column: str, values: Sequence[Any], columns: Seque
         ]
         read = None if columns is None else list(dict.fromkeys((column, *columns)))
         table = file.read_row_groups(groups, read, use_threads=is_local(path))
-    hits = table.filter(pc.is_in(table[column], value_set=_array_of(sorted_values, table.schema.field(column).type)))
+    hits = table.filter(
+        pc.is_in(
+            table[column],
+            value_set=_array_of(sorted_values, table.schema.field(column).type),
+        )
+    )
     return hits if columns is None else hits.select(list(columns))
 
 
-def read_rows(path: Path, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a table by number, in the requested order; reads only the row groups that have them."""
+def read_rows(
+    path: Path, rows: Sequence[int], columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Rows of a table by number, in the requested order; reads only the row groups that
+    have them.
+    """
     with open_table(path) as file:
-        sizes = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
+        sizes = [
+            file.metadata.row_group(number).num_rows
+            for number in range(file.metadata.num_row_groups)
+        ]
         ends = np.cumsum([0, *sizes])
         numbers = np.asarray(rows, dtype=np.int64)
         groups = np.searchsorted(ends, numbers, side="right") - 1
         used = np.unique(groups)
         table = file.read_row_groups(
-            used.tolist(), None if columns is None else list(columns), use_threads=is_local(path)
+            used.tolist(),
+            None if columns is None else list(columns),
+            use_threads=is_local(path),
         )
     starts = np.cumsum([0, *(sizes[group] for group in used.tolist())])
-    return table.take(integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups]))
+    return table.take(
+        integers(starts[np.searchsorted(used, groups)] + numbers - ends[groups])
+    )
 
 
 SEARCHING = 8
 """Shards searched at the same time."""
 
 
-def find_ids(folder: Path, shards: Sequence[str], beginning: str) -> list[tuple[str, int]]:
+def find_ids(
+    folder: Path, shards: Sequence[str], beginning: str
+) -> list[tuple[str, int]]:
     """Find documents by a prefix of their ids: shard and row of each, in order.
 
-    Reads only ids, 16 bytes per document, of SEARCHING shards at a time. A full id ends the search at its first match,
-    as ids are unique.
+    Reads only ids, 16 bytes per document, of SEARCHING shards at a time. A full id ends
+    the search at its first match, as ids are unique.
 
     Args:
         folder: output of `ingest`.
@@ -93,7 +123,9 @@ def find_ids(folder: Path, shards: Sequence[str], beginning: str) -> list[tuple[
             shard_batch = shards[first : first + SEARCHING]
             paths = [folder / shard for shard in shard_batch]
             for shard, rows in zip(
-                shard_batch, pool.map(partial(_rows_between, low=low, high=high), paths), strict=True
+                shard_batch,
+                pool.map(partial(_rows_between, low=low, high=high), paths),
+                strict=True,
             ):
                 places += [(shard, row) for row in rows]
             if places and len(beginning) == digits:
@@ -107,30 +139,46 @@ def _rows_between(path: Path, low: int, high: int) -> list[int]:
         ids = file.read(["id"], use_threads=False)["id"]
     rows, before = [], 0
     for chunk in ids.chunks:
-        words = np.frombuffer(chunk.buffers()[1], ">u8", 2 * len(chunk), ID_BYTES * chunk.offset)[::2]
+        words = np.frombuffer(
+            chunk.buffers()[1], ">u8", 2 * len(chunk), ID_BYTES * chunk.offset
+        )[::2]
         near = np.flatnonzero((words >= low >> 64) & (words <= high >> 64))
-        rows += [before + index for index in near.tolist() if low <= int.from_bytes(chunk[index].as_py()) <= high]
+        rows += [
+            before + index
+            for index in near.tolist()
+            if low <= int.from_bytes(chunk[index].as_py()) <= high
+        ]
         before += len(chunk)
     return rows
 
 
 def read_document_rows(
-    inputs: Mapping[str, Path], shard: str, rows: Sequence[int], columns: Sequence[str] | None = None
+    inputs: Mapping[str, Path],
+    shard: str,
+    rows: Sequence[int],
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """Documents of a shard by row number (all columns, or some), in the requested order, with the edits of all stages.
+    """Documents of a shard by row number (all columns, or some), in the requested
+    order, with the edits of all stages.
 
     Reads only the row groups that have them.
 
     Raises:
         MisalignedError: a stage's annotations belong to other documents.
     """
-    document_columns = None if columns is None else list(dict.fromkeys(["id", *columns]))
+    document_columns = (
+        None if columns is None else list(dict.fromkeys(["id", *columns]))
+    )
     table = read_rows(inputs[INGEST] / shard, rows, document_columns)
     for stage in annotation_stages(inputs) if "text" in table.column_names else ():
         if EDITS in column_names(inputs[stage] / shard):
-            edits = read_annotation_rows(inputs, shard, stage, rows, table["id"], [EDITS])[EDITS]
+            edits = read_annotation_rows(
+                inputs, shard, stage, rows, table["id"], [EDITS]
+            )[EDITS]
             place = table.column_names.index("text")
-            table = table.set_column(place, table.schema.field(place), apply_edits(table["text"], edits))
+            table = table.set_column(
+                place, table.schema.field(place), apply_edits(table["text"], edits)
+            )
     return table if columns is None else table.select(list(columns))
 
 
@@ -150,13 +198,16 @@ def read_annotation_rows(
     Raises:
         MisalignedError: the annotations belong to other documents.
     """
-    table = read_rows(inputs[stage] / shard, rows, None if columns is None else ["id", *columns])
+    table = read_rows(
+        inputs[stage] / shard, rows, None if columns is None else ["id", *columns]
+    )
     check_ids(inputs, shard, stage, table["id"], ids)
     return table
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """Prefetch an iterator: the next item is computed in a thread while the current one is used. Errors come in order.
+    """Prefetch an iterator: the next item is computed in a thread while the current one
+    is used. Errors come in order.
 
     Closing or garbage collection waits for the item being computed.
     """
@@ -168,31 +219,50 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
             yield item  # type: ignore[misc]
 
 
-def read_texts(inputs: Mapping[str, Path], shard: str, found: Combined, part_bytes: int) -> Iterator[pa.Array]:
-    """Text of the documents kept by every stage, with all edits, in parts of about `part_bytes`.
+def read_texts(
+    inputs: Mapping[str, Path], shard: str, found: Combined, part_bytes: int
+) -> Iterator[pa.Array]:
+    """Text of the documents kept by every stage, with all edits, in parts of about
+    `part_bytes`.
 
     Parts have equal numbers of documents, so a part with long documents is larger.
 
     Args:
         inputs: `ingest`.
         shard: name of the shard.
-        found: annotations of its documents, with their edits (`documents.combine_annotations`).
+        found: annotations of its documents, with their edits
+            (`documents.combine_annotations`).
         part_bytes: mean bytes of a part's text before edits.
 
     Raises:
         DamagedTableError: the table is damaged.
     """
     with open_table(inputs[INGEST] / shard) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-        places = [group.column(place) for group in groups for place in range(group.num_columns)]
-        size = sum(column.total_uncompressed_size for column in places if column.path_in_schema == "text")
+        groups = [
+            file.metadata.row_group(number)
+            for number in range(file.metadata.num_row_groups)
+        ]
+        places = [
+            group.column(place)
+            for group in groups
+            for place in range(group.num_columns)
+        ]
+        size = sum(
+            column.total_uncompressed_size
+            for column in places
+            if column.path_in_schema == "text"
+        )
         rows = max(1, file.metadata.num_rows * part_bytes // max(size, 1))
         begin = 0
         for batch in file.iter_batches(rows, columns=["text"], use_threads=False):
             texts, part = batch["text"], slice(begin, begin + len(batch))
             if found.edits is not None:
                 texts = apply_edits(texts, found.edits[part])
-            yield texts if found.keep[part].all() else texts.filter(pa.array(found.keep[part]))
+            yield (
+                texts
+                if found.keep[part].all()
+                else texts.filter(pa.array(found.keep[part]))
+            )
             begin = part.stop
 
 
@@ -200,20 +270,32 @@ def _array_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_integer(kind):
         return integers(np.array(values, dtype=np.int64)).cast(kind)
     if pa.types.is_fixed_size_binary(kind):
-        return pa.FixedSizeBinaryArray.from_buffers(kind, len(values), [None, pa.py_buffer(b"".join(values))])
+        return pa.FixedSizeBinaryArray.from_buffers(
+            kind, len(values), [None, pa.py_buffer(b"".join(values))]
+        )
     return pa.array(values, kind)
 
 
 def integers(values: np.ndarray) -> pa.Array:
-    """int64 values as an Arrow array. `pa.array` would import pandas to inspect its argument: a quarter of the time of
-    a look-up.
+    """int64 values as an Arrow array. `pa.array` would import pandas to inspect its
+    argument: a quarter of the time of a look-up.
     """
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(
+        pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
+    )
 
 
-def _may_hold(group: pq.RowGroupMetaData, column: str, sorted_values: Sequence[Any]) -> bool:
-    """True if a row group's statistics admit one of the sorted values, or are missing."""
-    column_index = next(index for index in range(group.num_columns) if group.column(index).path_in_schema == column)
+def _may_hold(
+    group: pq.RowGroupMetaData, column: str, sorted_values: Sequence[Any]
+) -> bool:
+    """True if a row group's statistics admit one of the sorted values, or are
+    missing.
+    """
+    column_index = next(
+        index
+        for index in range(group.num_columns)
+        if group.column(index).path_in_schema == column
+    )
     statistics = group.column(column_index).statistics
     if statistics is None or not statistics.has_min_max:
         return True

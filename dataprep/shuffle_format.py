@@ -1,4 +1,5 @@
-"""Building blocks of a shuffle: groups of equal rows in sorted columns, and Arrow files with a batch per partition.
+"""Building blocks of a shuffle: groups of equal rows in sorted columns, and Arrow files
+with a batch per partition.
 
 `jobs/shuffled.py` moves the rows from one job to the next.
 """
@@ -15,13 +16,17 @@ from gristmill.core.files import atomic_write, is_local
 
 
 def sort_rows(*columns: np.ndarray) -> np.ndarray:
-    """Order (int64) that sorts rows by the first column, then by the second, and so on; stable."""
+    """Order (int64) that sorts rows by the first column, then by the second, and so on;
+    stable.
+    """
     order: np.ndarray = np.lexsort(columns[::-1])
     return order
 
 
 def group_starts(*columns: np.ndarray) -> np.ndarray:
-    """First rows of runs of equal rows: int64, ascending. Equal rows must be adjacent."""
+    """First rows of runs of equal rows: int64, ascending. Equal rows must be
+    adjacent.
+    """
     if not len(columns[0]):
         return np.empty(0, np.int64)
     new = np.zeros(len(columns[0]), bool)
@@ -39,30 +44,48 @@ def spread_groups(starts: np.ndarray, rows: int) -> np.ndarray:
     return numbers
 
 
-def find_pairs(high: np.ndarray, low: np.ndarray, wanted_high: np.ndarray, wanted_low: np.ndarray) -> np.ndarray:
-    """Positions of pairs of numbers among sorted distinct pairs: int64, -1 for missing pairs."""
+def find_pairs(
+    high: np.ndarray, low: np.ndarray, wanted_high: np.ndarray, wanted_low: np.ndarray
+) -> np.ndarray:
+    """Positions of pairs of numbers among sorted distinct pairs: int64, -1 for missing
+    pairs.
+    """
     if not len(high):
         return np.full(len(wanted_high), -1, np.int64)
     places = np.searchsorted(high, wanted_high)
     while True:  # repeats only if two keys share their upper half
         inside = np.minimum(places, len(high) - 1)
-        is_before = (places < len(high)) & (high[inside] == wanted_high) & (low[inside] < wanted_low)
+        is_before = (
+            (places < len(high))
+            & (high[inside] == wanted_high)
+            & (low[inside] < wanted_low)
+        )
         if not is_before.any():
             break
         places = places + is_before
-    is_match = (places < len(high)) & (high[inside] == wanted_high) & (low[inside] == wanted_low)
+    is_match = (
+        (places < len(high))
+        & (high[inside] == wanted_high)
+        & (low[inside] == wanted_low)
+    )
     positions: np.ndarray = np.where(is_match, places, -1).astype(np.int64)
     return positions
 
 
 PARTITION_BYTES = 128_000_000
-"""Bytes per partition. A partition is sorted in memory, which takes about five times its size."""
+"""Bytes per partition. A partition is sorted in memory, which takes about five times
+its size.
+"""
 FEWEST_PARTITIONS, MOST_PARTITIONS = 8, 4096
 
 
 def count_partitions(total_bytes: int) -> int:
-    """Number of partitions for so many bytes; a function of the data alone, never of the workers."""
-    return min(max(-(-total_bytes // PARTITION_BYTES), FEWEST_PARTITIONS), MOST_PARTITIONS)
+    """Number of partitions for so many bytes; a function of the data alone, never of
+    the workers.
+    """
+    return min(
+        max(-(-total_bytes // PARTITION_BYTES), FEWEST_PARTITIONS), MOST_PARTITIONS
+    )
 
 
 def task_file(work: Path, job: str, name: str) -> Path:
@@ -70,16 +93,22 @@ def task_file(work: Path, job: str, name: str) -> Path:
     return work / job / f"{name}.arrow"
 
 
-def write_partitions(path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int) -> None:
+def write_partitions(
+    path: Path, rows: pa.Table, partitions: np.ndarray, num_partitions: int
+) -> None:
     """Write rows by partition, in order (see `by_partition`)."""
     write_batches(path, *by_partition(rows, partitions, num_partitions))
 
 
-def by_partition(rows: pa.Table, partitions: np.ndarray, num_partitions: int) -> tuple[pa.Table, np.ndarray]:
-    """Rows sorted by partition, and the partitions' bounds: int64 of shape (partitions + 1,).
+def by_partition(
+    rows: pa.Table, partitions: np.ndarray, num_partitions: int
+) -> tuple[pa.Table, np.ndarray]:
+    """Rows sorted by partition, and the partitions' bounds: int64 of shape (partitions
+    + 1,).
 
     Args:
-        partitions: int64 of shape (rows,), below `num_partitions`; ignored if there is only one.
+        partitions: int64 of shape (rows,), below `num_partitions`; ignored if there is
+            only one.
     """
     if num_partitions == 1:
         return rows, np.array([0, len(rows)])
@@ -89,18 +118,29 @@ def by_partition(rows: pa.Table, partitions: np.ndarray, num_partitions: int) ->
 
 
 def write_batches(path: Path, rows: pa.Table, ends: np.ndarray) -> None:
-    """Write rows as one batch per partition, without flushing to disk (see `engine.finish_task`)."""
-    with atomic_write(path, durable=False) as sink, pa.ipc.new_file(sink, rows.schema) as writer:
+    """Write rows as one batch per partition, without flushing to disk (see
+    `engine.finish_task`).
+    """
+    with (
+        atomic_write(path, durable=False) as sink,
+        pa.ipc.new_file(sink, rows.schema) as writer,
+    ):
         for begin, end in pairwise(ends.tolist()):
             writer.write_batch(batch_of(rows, begin, end))
 
 
 def batch_of(rows: pa.Table, begin: int, end: int) -> pa.RecordBatch:
     """Rows `begin` up to `end` as one batch."""
-    columns = [column.combine_chunks() for column in rows.slice(begin, end - begin).columns]
+    columns = [
+        column.combine_chunks() for column in rows.slice(begin, end - begin).columns
+    ]
     return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 def open_batches(path: Path) -> pa.RecordBatchFileReader:
-    """Open an Arrow file; a local one is memory-mapped, so that only the used batches are read."""
-    return pa.ipc.open_file(pa.memory_map(str(path)) if is_local(path) else path.open("rb"))
+    """Open an Arrow file; a local one is memory-mapped, so that only the used batches
+    are read.
+    """
+    return pa.ipc.open_file(
+        pa.memory_map(str(path)) if is_local(path) else path.open("rb")
+    )

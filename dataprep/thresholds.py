@@ -1,9 +1,11 @@
-"""Thresholds and their verdicts. A rule is named after its set and threshold: `gopher_quality/min_words`.
+"""Thresholds and their verdicts. A rule is named after its set and threshold:
+`gopher_quality/min_words`.
 
-A threshold `min_x` or `max_x` bounds the statistic x. A value equal to the bound passes, and so does NaN; a null
-threshold has no effect. A section with user-defined statistics has thresholds in mappings, `min: {x: 3}` and `max`; its
-rules are named the same way. Rules are tried in the order of the manifest's schema, and the first failed rule is the
-reason for a drop.
+A threshold `min_x` or `max_x` bounds the statistic x. A value equal to the bound
+passes, and so does NaN; a null threshold has no effect. A section with user-defined
+statistics has thresholds in mappings, `min: {x: 3}` and `max`; its rules are named the
+same way. Rules are tried in the order of the manifest's schema, and the first failed
+rule is the reason for a drop.
 """
 
 from __future__ import annotations
@@ -43,23 +45,28 @@ def bounds_of(section: BaseModel) -> Iterator[Bound]:
     """Thresholds set in a section, in order."""
     for name in type(section).model_fields:
         side, _, statistic = name.partition("_")
-        if side not in ("min", "max") or name in Judging.model_fields:  # settings of all steps are not thresholds
+        # settings of all steps are not thresholds
+        if side not in ("min", "max") or name in Judging.model_fields:
             continue
         value, of_side = getattr(section, name), cast(Side, side)
         if isinstance(value, Mapping):
             yield from (
-                Bound(f"{side}_{inner}", f"{side}.{inner}", of_side, inner, bound) for inner, bound in value.items()
+                Bound(f"{side}_{inner}", f"{side}.{inner}", of_side, inner, bound)
+                for inner, bound in value.items()
             )
         elif isinstance(value, int | float):
             yield Bound(name, name, of_side, statistic, value)
 
 
-def failures(statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, BaseModel]) -> dict[str, np.ndarray]:
+def failures(
+    statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, BaseModel]
+) -> dict[str, np.ndarray]:
     """Documents that fail each rule.
 
     Args:
         statistics: name -> values of shape (n,).
-        thresholds: rule set -> its section; `bounds_of` selects its thresholds, all other fields are options.
+        thresholds: rule set -> its section; `bounds_of` selects its thresholds, all
+            other fields are options.
 
     Returns:
         rule -> bool of shape (n,), in the order of the rules.
@@ -68,17 +75,25 @@ def failures(statistics: Mapping[str, np.ndarray], thresholds: Mapping[str, Base
     for rule_set, section in thresholds.items():
         for bound in bounds_of(section):
             values = statistics[bound.statistic]
-            failed[f"{rule_set}/{bound.name}"] = values < bound.value if bound.side == "min" else values > bound.value
+            failed[f"{rule_set}/{bound.name}"] = (
+                values < bound.value if bound.side == "min" else values > bound.value
+            )
     return failed
 
 
 def bounded_statistics(section: type[BaseModel]) -> dict[str, tuple[str, str]]:
     """Thresholds among a section's fields: name -> (`min` or `max`, statistic)."""
     parts = {name: name.partition("_") for name in section.model_fields}
-    return {name: (side, statistic) for name, (side, _, statistic) in parts.items() if side in ("min", "max")}
+    return {
+        name: (side, statistic)
+        for name, (side, _, statistic) in parts.items()
+        if side in ("min", "max")
+    }
 
 
-def first_failures(failed: Mapping[str, np.ndarray], documents: int) -> list[str | None]:
+def first_failures(
+    failed: Mapping[str, np.ndarray], documents: int
+) -> list[str | None]:
     """First rule that each of n documents fails, or None."""
     reasons: list[str | None] = [None] * documents
     for rule, mask in failed.items():
@@ -88,11 +103,16 @@ def first_failures(failed: Mapping[str, np.ndarray], documents: int) -> list[str
 
 
 def count_failures(failed: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """Per rule: documents that fail it (`failing`), and documents that fail only it (`only`)."""
+    """Per rule: documents that fail it (`failing`), and documents that fail only it
+    (`only`).
+    """
     if not failed:
         return {}
     number_failed: Sequence[int] | np.ndarray = np.sum(list(failed.values()), axis=0)
     return {
-        rule: {"failing": int(mask.sum()), "only": int((mask & (number_failed == 1)).sum())}
+        rule: {
+            "failing": int(mask.sum()),
+            "only": int((mask & (number_failed == 1)).sum()),
+        }
         for rule, mask in failed.items()
     }

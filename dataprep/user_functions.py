@@ -1,7 +1,9 @@
-"""Loading and calling user code that a manifest contains by value (`mixtures/user_code.py`).
+"""Loading and calling user code that a manifest contains by value
+(`mixtures/user_code.py`).
 
-Its modules are created from their sources under unique names, so that equally named files of two manifests do not
-collide. Their imports are resolved among these sources first.
+Its modules are created from their sources under unique names, so that equally named
+files of two manifests do not collide. Their imports are resolved among these sources
+first.
 """
 
 from __future__ import annotations
@@ -47,17 +49,21 @@ def load_own(own: Own, *given: str, by_name: Sequence[str] = ()) -> Callable[...
         by_name: parameters that it gets by name.
 
     Returns:
-        a function of the arguments `given` followed by those of `by_name`, all positional.
+        a function of the arguments `given` followed by those of `by_name`, all
+        positional.
 
     Raises:
-        OwnCodeError: the code cannot be loaded, or cannot be called with these arguments and options.
+        OwnCodeError: the code cannot be loaded, or cannot be called with these
+            arguments and options.
     """
     function = load_function(own.use)
     check_call(own.use, function, given, {**dict.fromkeys(by_name), **own.options})
     num_positional, options = len(given), own.options
     if by_name:
         return lambda *arguments: function(
-            *arguments[:num_positional], **dict(zip(by_name, arguments[num_positional:], strict=True)), **options
+            *arguments[:num_positional],
+            **dict(zip(by_name, arguments[num_positional:], strict=True)),
+            **options,
         )
     return (lambda *arguments: function(*arguments, **options)) if options else function
 
@@ -66,8 +72,8 @@ def load_function(own: OwnFunction) -> Callable[..., Any]:
     """Load a user's function or class.
 
     Raises:
-        OwnCodeError: the code raises on import, the object is not callable, or another version of its distribution is
-            installed.
+        OwnCodeError: the code raises on import, the object is not callable, or another
+            version of its distribution is installed.
     """
     module = _load_module(own)
     try:
@@ -75,21 +81,32 @@ def load_function(own: OwnFunction) -> Callable[..., Any]:
     except AttributeError:
         raise OwnCodeError(f"{own.file} defines no {own.name!r}") from None
     if not callable(attribute):
-        raise OwnCodeError(f"{own.reference} is {type(attribute).__name__}, which cannot be called; name a function")
+        raise OwnCodeError(
+            f"{own.reference} is {type(attribute).__name__}, which "
+            "cannot be called; name a function"
+        )
     function: Callable[..., Any] = attribute
     return function
 
 
 def blame(own: OwnFunction, error: BaseException) -> str:
-    """`ValueError: too long (steps.py, line 12)`: an error with the innermost line of user code in its traceback."""
+    """`ValueError: too long (steps.py, line 12)`: an error with the innermost line of
+    user code in its traceback.
+    """
     message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} (line {error.lineno})"
     files = {_traceback_name(own, file): file for file in own.files}
-    user_frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
+    user_frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename in files
+    ]
     if not user_frames:
         return f"{message} ({own.reference})"
-    return f"{message} ({files[user_frames[-1].filename]}, line {user_frames[-1].lineno})"
+    return (
+        f"{message} ({files[user_frames[-1].filename]}, line {user_frames[-1].lineno})"
+    )
 
 
 @contextmanager
@@ -107,7 +124,9 @@ def blaming(own: OwnFunction) -> Iterator[None]:
         raise OwnCodeError(f"{own.reference} failed: {blame(own, error)}") from error
 
 
-def call_own(own: OwnCall, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def call_own(
+    own: OwnCall, function: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
     """Call user code within its time limit.
 
     Raises:
@@ -118,9 +137,14 @@ def call_own(own: OwnCall, function: Callable[..., Any], *arguments: Any, **name
 
 
 def check_call(
-    own: OwnFunction, function: Callable[..., Any], given: Sequence[str], options: Mapping[str, Any], method: str = ""
+    own: OwnFunction,
+    function: Callable[..., Any],
+    given: Sequence[str],
+    options: Mapping[str, Any],
+    method: str = "",
 ) -> None:
-    """Check that a function, or a method of a class, accepts a call; arguments as in `check_signature`.
+    """Check that a function, or a method of a class, accepts a call; arguments as in
+    `check_signature`.
 
     Raises:
         OwnCodeError: the signature does not match.
@@ -131,7 +155,9 @@ def check_call(
 
 
 def taken_by_name(function: Callable[..., Any], names: Sequence[str]) -> list[str]:
-    """Names of the arguments that a function takes by name; all if its signature is unknown."""
+    """Names of the arguments that a function takes by name; all if its signature is
+    unknown.
+    """
     signature = _signature(function)
     return [name for name in names if signature is None or takes_name(signature, name)]
 
@@ -150,20 +176,28 @@ def _load_module(user_function: OwnFunction) -> ModuleType:
             module = _ModuleLoader(user_function).make(user_function.module)
         assert module is not None
         return module
-    _check_version(user_function.module, user_function.reference, user_function.distribution)
+    _check_version(
+        user_function.module, user_function.reference, user_function.distribution
+    )
     try:
         return importlib.import_module(user_function.module)
     except Exception as error:
-        raise OwnCodeError(f"{user_function.module} cannot be imported: {type(error).__name__}: {error}") from error
+        raise OwnCodeError(
+            f"{user_function.module} cannot be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 @cache
 def _check_version(module: str, reference: str, distribution: str) -> None:
-    """Raise if a worker has another version of a distribution than the manifest was read with."""
+    """Raise if a worker has another version of a distribution than the manifest was
+    read with.
+    """
     installed = installed_distribution(module)
     if installed != distribution:
         raise OwnCodeError(
-            f"{reference} is of {distribution}, but here is {installed or 'no such module'}; install the same everywhere"
+            f"{reference} is of {distribution}, but here is "
+            f"{installed or 'no such module'}; install the same everywhere"
         )
 
 
@@ -185,11 +219,18 @@ class _ModuleLoader:
         full = f"{self._prefix}.{name}"
         if full in sys.modules:
             return sys.modules[full]
-        file = next((file for file in module_files(name) if file in self._own.files), None)
+        file = next(
+            (file for file in module_files(name) if file in self._own.files), None
+        )
         if file is None:
             return None
         source, traced = self._own.files[file], _traceback_name(self._own, file)
-        linecache.cache[traced] = (len(source), None, source.splitlines(keepends=True), traced)
+        linecache.cache[traced] = (
+            len(source),
+            None,
+            source.splitlines(keepends=True),
+            traced,
+        )
         module = ModuleType(full)
         module.__dict__.update({"__builtins__": self._builtins, "__file__": file})
         sys.modules[full] = module  # needed by pickle, dataclasses and circular imports
@@ -198,8 +239,12 @@ class _ModuleLoader:
         except BaseException as error:
             del sys.modules[full]
             # A SystemExit would end the stage silently.
-            if isinstance(error, Exception | SystemExit) and not isinstance(error, OwnCodeError):
-                raise OwnCodeError(f"{file} cannot be loaded: {blame(self._own, error)}") from error
+            if isinstance(error, Exception | SystemExit) and not isinstance(
+                error, OwnCodeError
+            ):
+                raise OwnCodeError(
+                    f"{file} cannot be loaded: {blame(self._own, error)}"
+                ) from error
             raise
         return module
 
@@ -219,7 +264,9 @@ class _ModuleLoader:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
         module = modules[-1]
         if module is None:
-            raise ModuleNotFoundError(f"no module {absolute_name!r} lies beside {self._own.file}")
+            raise ModuleNotFoundError(
+                f"no module {absolute_name!r} lies beside {self._own.file}"
+            )
         for part, (outer, inner) in zip(parts[1:], pairwise(modules), strict=True):
             setattr(outer, part, inner)
         for each in fromlist or ():

@@ -1,8 +1,10 @@
-"""Replay of verdicts under other thresholds, from the stored measured values, within seconds.
+"""Replay of verdicts under other thresholds, from the stored measured values, within
+seconds.
 
-A `Rule` compares one measured number with one setting, so it can be judged again without reading text. A setting that
-changes what is measured (a dialect, a model, a band) has no rule, and needs a new run. Each stage lists its rules
-beside its code; the rules of settings `min_x` and `max_x` are listed here.
+A `Rule` compares one measured number with one setting, so it can be judged again
+without reading text. A setting that changes what is measured (a dialect, a model, a
+band) has no rule, and needs a new run. Each stage lists its rules beside its code; the
+rules of settings `min_x` and `max_x` are listed here.
 """
 
 from __future__ import annotations
@@ -39,12 +41,17 @@ class Rule:
         key: the setting below `prepare`, e.g. `filter.rules.gopher_quality.min_words`.
         statistic: the measured column compared with the bound.
         bound: the setting's value.
-        fails: columns (float64, NaN for missing values; text as objects) -> bool; a missing value never fails.
+        fails: columns (float64, NaN for missing values; text as objects) -> bool; a
+            missing value never fails.
         reads: all columns that it uses; `source` and `id` are those of the documents.
-        margins: each document's distance to the cut, if it is not the distance to `bound`.
-        side: `min` if a numeric bound is the smallest value that passes, `max` if the largest.
-        unless: name of a rule of the same step; a document that fails that rule cannot fail this one.
-        part: language of the documents that it judges, if several rules of a step give the same reason.
+        margins: each document's distance to the cut, if it is not the distance to
+            `bound`.
+        side: `min` if a numeric bound is the smallest value that passes, `max` if the
+            largest.
+        unless: name of a rule of the same step; a document that fails that rule cannot
+            fail this one.
+        part: language of the documents that it judges, if several rules of a step give
+            the same reason.
         step: the step's name, if it differs from its stage's.
     """
 
@@ -62,7 +69,9 @@ class Rule:
 
     @property
     def label(self) -> str:
-        """Unique label: the rule's name, after the step's if it has one, with its part."""
+        """Unique label: the rule's name, after the step's if it has one, with its
+        part.
+        """
         return self.of_step(f"{self.name} ({self.part})" if self.part else self.name)
 
     def of_step(self, name: str) -> str:
@@ -70,16 +79,23 @@ class Rule:
         return f"{self.step}: {name}" if self.step else name
 
     def dropped(self, summary: Mapping[str, Any]) -> int:
-        """Number of documents that it dropped, from the summary of its step (`parts`: part -> reason -> number)."""
+        """Number of documents that it dropped, from the summary of its step (`parts`:
+        part -> reason -> number).
+        """
         parts = summary.get("parts", {})
-        counted = parts.get(self.part, {}) if self.part and parts else summary.get("counts", {}).get("dropped", {})
+        counted = (
+            parts.get(self.part, {})
+            if self.part and parts
+            else summary.get("counts", {}).get("dropped", {})
+        )
         number: int = counted.get(self.name, 0)
         return number
 
 
 def short_name(rule: str) -> str:
-    """A rule's name or label without its set: `min_words` of `gopher_quality/min_words`, and `min_words (de)` of a rule
-    for one language, `de/gopher_quality/min_words`.
+    """A rule's name or label without its set: `min_words` of
+    `gopher_quality/min_words`, and `min_words (de)` of a rule for one language,
+    `de/gopher_quality/min_words`.
     """
     *before, name = rule.split("/")
     return f"{name} ({before[0]})" if len(before) > 1 else name
@@ -87,7 +103,9 @@ def short_name(rule: str) -> str:
 
 @dataclass
 class Tally:
-    """Documents that fail a rule: in all (`failing`), and those that fail no other rule (`only`)."""
+    """Documents that fail a rule: in all (`failing`), and those that fail no other rule
+    (`only`).
+    """
 
     failing: int = 0
     only: int = 0
@@ -112,11 +130,15 @@ class Verdicts:
 
 
 Find = Callable[[str, Any, Collection[str]], Iterator[Rule]]
-"""(name of the stage, settings of a step, its measured columns) -> its rules in the order in which they are tried:
-`rules` below, or the function that the stage's description names (`flows.stages.stage.Stage`)."""
+"""(name of the stage, settings of a step, its measured columns) -> its rules in the
+order in which they are tried: `rules` below, or the function that the stage's
+description names (`flows.stages.stage.Stage`).
+"""
 
 
-def remember_last(function: Callable[[Columns], np.ndarray]) -> Callable[[Columns], np.ndarray]:
+def remember_last(
+    function: Callable[[Columns], np.ndarray],
+) -> Callable[[Columns], np.ndarray]:
     """Cache the last result of a function: all rules of a step get the same columns."""
     last: list[Any] = [None, None]
 
@@ -130,7 +152,11 @@ def remember_last(function: Callable[[Columns], np.ndarray]) -> Callable[[Column
 
 
 def rules_of(
-    find: Find, stage: str, section: Judging, measured_columns: Collection[str], step: str | None = None
+    find: Find,
+    stage: str,
+    section: Judging,
+    measured_columns: Collection[str],
+    step: str | None = None,
 ) -> list[Rule]:
     """Replayable rules of a step: those whose columns were measured.
 
@@ -141,39 +167,65 @@ def rules_of(
         measured_columns: columns of its annotations.
         step: name of the step, if it differs from the stage's.
     """
-    step_rules = [rule for rule in find(stage, section, measured_columns) if set(rule.reads) <= set(measured_columns)]
+    step_rules = [
+        rule
+        for rule in find(stage, section, measured_columns)
+        if set(rule.reads) <= set(measured_columns)
+    ]
     if step is None or step == stage:
         return step_rules
-    return [replace(rule, key=f"{step}.{rule.key.partition('.')[2]}", step=step) for rule in step_rules]
+    return [
+        replace(rule, key=f"{step}.{rule.key.partition('.')[2]}", step=step)
+        for rule in step_rules
+    ]
 
 
-def rules(stage: str, section: Judging, measured_columns: Collection[str]) -> Iterator[Rule]:
+def rules(
+    stage: str, section: Judging, measured_columns: Collection[str]
+) -> Iterator[Rule]:
     """Rules of all settings `min_x` and `max_x`, which bound the column `x`."""
     yield from threshold_rules(section, stage, stage)
 
 
 def threshold_rules(section: Any, key: str, prefix: str) -> Iterator[Rule]:
-    """Threshold rules of any section, by its key in the manifest and the prefix of its reasons."""
+    """Threshold rules of any section, by its key in the manifest and the prefix of its
+    reasons.
+    """
     for bound in bounds_of(section):
-        yield threshold_rule(f"{prefix}/{bound.name}", f"{key}.{bound.key}", bound.side, bound.statistic, bound.value)
+        yield threshold_rule(
+            f"{prefix}/{bound.name}",
+            f"{key}.{bound.key}",
+            bound.side,
+            bound.statistic,
+            bound.value,
+        )
 
 
-def threshold_rule(name: str, key: str, side: Side, statistic: str, bound: float) -> Rule:
+def threshold_rule(
+    name: str, key: str, side: Side, statistic: str, bound: float
+) -> Rule:
     """Rule that a statistic is at least (`min`) or at most (`max`) a bound."""
 
     def fails(columns: Columns) -> np.ndarray:
-        failed: np.ndarray = columns[statistic] < bound if side == "min" else columns[statistic] > bound
+        failed: np.ndarray = (
+            columns[statistic] < bound if side == "min" else columns[statistic] > bound
+        )
         return failed
 
     return Rule(name, key, statistic, bound, fails, (statistic,), side=side)
 
 
 def judge_shard(
-    inputs: Mapping[str, Path], shard: str, stage: str, before: list[Rule], after: list[Rule]
+    inputs: Mapping[str, Path],
+    shard: str,
+    stage: str,
+    before: list[Rule],
+    after: list[Rule],
 ) -> tuple[Verdicts, Verdicts]:
     """Verdicts of a stage on a shard: the stored ones, and those under other bounds.
 
-    Documents that were quarantined, or dropped for a reason without a rule, stay dropped.
+    Documents that were quarantined, or dropped for a reason without a rule, stay
+    dropped.
 
     Args:
         before: rules that the stage ran with.
@@ -183,7 +235,9 @@ def judge_shard(
     stored = [name for name in statistics if name != SOURCE]
     table = read_annotations(inputs, shard, stage, [*JUDGEMENT_COLUMNS, *stored])
     if SOURCE in statistics:
-        table = table.append_column(SOURCE, read_documents(inputs, shard, [SOURCE])[SOURCE])
+        table = table.append_column(
+            SOURCE, read_documents(inputs, shard, [SOURCE])[SOURCE]
+        )
     is_judged = pc.is_valid(table["keep"]).to_numpy(zero_copy_only=False).astype(bool)
     rows = np.flatnonzero(is_judged).astype(np.int64)
     table = table.take(pa.array(rows))
@@ -196,23 +250,36 @@ def judge_shard(
     )
 
 
-def _verdicts(rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray) -> Verdicts:
+def _verdicts(
+    rows: np.ndarray, columns: Columns, rules: list[Rule], fixed: np.ndarray
+) -> Verdicts:
     failed = {rule.label: rule.fails(columns) & ~fixed for rule in rules}
-    num_failed = np.sum(list(failed.values()), axis=0) if failed else np.zeros(len(rows), np.int64)
+    num_failed = (
+        np.sum(list(failed.values()), axis=0)
+        if failed
+        else np.zeros(len(rows), np.int64)
+    )
     tallies = {
-        name: Tally(int(mask.sum()), int((mask & (num_failed == 1) & ~fixed).sum())) for name, mask in failed.items()
+        name: Tally(int(mask.sum()), int((mask & (num_failed == 1) & ~fixed).sum()))
+        for name, mask in failed.items()
     }
     return Verdicts(rows, ~fixed & (num_failed == 0), failed, columns, tallies)
 
 
 def measured(column: pa.ChunkedArray) -> np.ndarray:
-    """A measured column as float64 with NaN for null; text and ids as objects with None."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    """A measured column as float64 with NaN for null; text and ids as objects with
+    None.
+    """
+    kind = (
+        column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    )
     if pa.types.is_fixed_size_binary(kind):
         return np.array(column.to_pylist(), object)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return np.array(column.cast(pa.string()).to_pylist(), object)
-    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
+    values: np.ndarray = pc.fill_null(column.cast(pa.float64()), math.nan).to_numpy(
+        zero_copy_only=False
+    )
     return values
 
 
@@ -222,8 +289,8 @@ def nearest(
     """Documents closest to a rule's cut on either side.
 
     Args:
-        kept: bool per row of the verdicts, True for documents that count as passing. If None, a document passes if it
-            passes this rule.
+        kept: bool per row of the verdicts, True for documents that count as passing. If
+            None, a document passes if it passes this rule.
 
     Returns:
         `failing` and `passing`: (distance to the bound, row, value), nearest first.
@@ -236,9 +303,18 @@ def nearest(
     examples = {}
     for name, mask in sides.items():
         places = np.flatnonzero(mask)
-        distance = (np.abs(values - rule.bound) if rule.margins is None else rule.margins(verdicts.columns))[places]
+        distance = (
+            np.abs(values - rule.bound)
+            if rule.margins is None
+            else rule.margins(verdicts.columns)
+        )[places]
         order = np.lexsort((verdicts.rows[places], distance))[:most]
         examples[name] = [
-            (float(distance[place]), int(verdicts.rows[places[place]]), float(values[places[place]])) for place in order
+            (
+                float(distance[place]),
+                int(verdicts.rows[places[place]]),
+                float(values[places[place]]),
+            )
+            for place in order
         ]
     return examples

@@ -1,7 +1,9 @@
-"""SQL expressions over the columns of one document: a subset of DuckDB's SQL, checked on DuckDB's parse tree.
+"""SQL expressions over the columns of one document: a subset of DuckDB's SQL, checked
+on DuckDB's parse tree.
 
-The text of an expression enters the fingerprint of a mixture or an export, so an expression must be a pure function of
-the document's columns: no clock, randomness, other rows or files. Only what is listed here is allowed.
+The text of an expression enters the fingerprint of a mixture or an export, so an
+expression must be a pure function of the document's columns: no clock, randomness,
+other rows or files. Only what is listed here is allowed.
 """
 
 from __future__ import annotations
@@ -43,20 +45,27 @@ CONFINED = {
     "autoinstall_known_extensions": False,
     "autoload_known_extensions": False,
 }
-"""Settings of a database without access to files, network, extensions and Python variables; once locked, no expression
-can change them (https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview)."""
+"""Settings of a database without access to files, network, extensions and Python
+variables; once locked, no expression can change them
+(https://duckdb.org/docs/stable/operations_manual/securing_duckdb/overview).
+"""
 
 
 class ExpressionError(ValueError):
-    """An expression cannot be evaluated; the message has its text and the available columns."""
+    """An expression cannot be evaluated; the message has its text and the available
+    columns.
+    """
 
 
 class NotAllowedError(ExpressionError):
-    """An expression is not SQL, or is outside the allowed grammar; the message names the construct."""
+    """An expression is not SQL, or is outside the allowed grammar; the message names
+    the construct.
+    """
 
 
 def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str]]:
-    """Name the columns for expressions: a column measured by several steps is `<step>_<column>` in each.
+    """Name the columns for expressions: a column measured by several steps is
+    `<step>_<column>` in each.
 
     The same holds for a column named like a document's own (OF_TOKENS, OWN_COLUMNS).
 
@@ -66,14 +75,25 @@ def names_of(measured: Mapping[str, Collection[str]]) -> dict[str, dict[str, str
     Returns:
         step -> column -> name.
     """
-    uses = Counter([*OF_TOKENS, *OWN_COLUMNS, *(column for columns in measured.values() for column in columns)])
+    uses = Counter(
+        [
+            *OF_TOKENS,
+            *OWN_COLUMNS,
+            *(column for columns in measured.values() for column in columns),
+        ]
+    )
     return {
-        step: {column: column if uses[column] == 1 else f"{column_prefix(step)}_{column}" for column in columns}
+        step: {
+            column: column if uses[column] == 1 else f"{column_prefix(step)}_{column}"
+            for column in columns
+        }
         for step, columns in measured.items()
     }
 
 
-def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+def evaluate(
+    expression: str, kind: str, columns: pa.Table
+) -> tuple[np.ndarray, np.ndarray]:
     """Evaluate an expression on every row, without access to files or network.
 
     Args:
@@ -85,48 +105,64 @@ def evaluate(expression: str, kind: str, columns: pa.Table) -> tuple[np.ndarray,
         bool per row, True if it has a value; and the values.
 
     Raises:
-        NotAllowedError: the expression is outside the grammar, or names an unknown column.
+        NotAllowedError: the expression is outside the grammar, or names an unknown
+            column.
         ExpressionError: its value cannot be cast to the type.
     """
     import duckdb
 
     with duckdb.connect(config=CONFINED) as connection:
         for name, function in (("min", "least"), ("max", "greatest")):
-            # DuckDB's min and max are aggregates, and its least() and greatest() ignore NULL.
+            # DuckDB's min and max are aggregates, and its least() and greatest() ignore
+            # NULL.
             connection.execute(
-                f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN NULL ELSE {function}(a, b) END"
+                f"CREATE MACRO {name}(a, b) AS CASE WHEN a IS NULL OR b IS NULL THEN "
+                f"NULL ELSE {function}(a, b) END"
             )
         connection.execute("SET lock_configuration = true")
         try:
             _check_grammar(connection, expression, columns.column_names)
         except NotAllowedError as error:
-            raise NotAllowedError(_error_message(expression, str(error), columns)) from error
+            raise NotAllowedError(
+                _error_message(expression, str(error), columns)
+            ) from error
         keys = _metadata_keys(_column_names(connection, expression))
         if keys:
             place = columns.column_names.index(METADATA)
             try:
-                columns = columns.set_column(place, METADATA, _metadata_values(columns[METADATA], keys))
+                columns = columns.set_column(
+                    place, METADATA, _metadata_values(columns[METADATA], keys)
+                )
             except ExpressionError as error:
                 raise ExpressionError(f"{expression!r}: {error}") from error
         rows = pa.array(np.arange(len(columns)))
         connection.register("documents", columns.append_column("gristmill_row", rows))
         try:
-            # The line break ends a comment in the expression before the closing parenthesis.
+            # The line break ends a comment in the expression before the closing
+            # parenthesis.
             result_columns = connection.execute(
-                f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM documents"
+                f"SELECT gristmill_row, CAST((\n{expression}\n) AS {kind}) FROM "
+                "documents"
             ).fetchnumpy()
         except duckdb.Error as error:
-            raise ExpressionError(_error_message(expression, str(error).splitlines()[0], columns)) from error
+            raise ExpressionError(
+                _error_message(expression, str(error).splitlines()[0], columns)
+            ) from error
     return _in_order(*result_columns.values())
 
 
 def check(expression: str, names: Collection[str]) -> None:
-    """Raise NotAllowedError if an expression is outside the grammar or names a column that is not in `names`.
+    """Raise NotAllowedError if an expression is outside the grammar or names a column
+    that is not in `names`.
 
     Other errors depend on the values.
     """
     try:
-        evaluate(expression, "VARCHAR", pa.table({name: pa.nulls(0, pa.float64()) for name in names}))
+        evaluate(
+            expression,
+            "VARCHAR",
+            pa.table({name: pa.nulls(0, pa.float64()) for name in names}),
+        )
     except NotAllowedError:
         raise
     except ExpressionError:
@@ -137,55 +173,80 @@ def columns_in(expression: str, names: Collection[str]) -> list[str]:
     """Columns that an expression names, in the order of `names`.
 
     Raises:
-        NotAllowedError: the expression is outside the grammar, or names an unknown column.
+        NotAllowedError: the expression is outside the grammar, or names an unknown
+            column.
     """
     import duckdb
 
     check(expression, names)
     with duckdb.connect(config=CONFINED) as connection:
-        used_columns = {path[0].lower() for path in _column_names(connection, expression)}
+        used_columns = {
+            path[0].lower() for path in _column_names(connection, expression)
+        }
     return [name for name in names if name.lower() in used_columns]
 
 
 def _column_names(connection: Any, expression: str) -> list[tuple[str, ...]]:
-    """Names of the columns in an expression: one part, or several for a metadata key."""
+    """Names of the columns in an expression: one part, or several for a metadata
+    key.
+    """
     nodes = _expressions(_parse(connection, expression)["select_list"])
-    return [tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"]
+    return [
+        tuple(node["column_names"]) for node in nodes if node["class"] == "COLUMN_REF"
+    ]
 
 
 def _metadata_keys(names: Collection[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return [path[1:] for path in dict.fromkeys(names) if len(path) > 1 and path[0].lower() == METADATA]
+    return [
+        path[1:]
+        for path in dict.fromkeys(names)
+        if len(path) > 1 and path[0].lower() == METADATA
+    ]
 
 
-def _metadata_values(metadata: pa.ChunkedArray, keys: Sequence[tuple[str, ...]]) -> pa.Array:
+def _metadata_values(
+    metadata: pa.ChunkedArray, keys: Sequence[tuple[str, ...]]
+) -> pa.Array:
     """Metadata keys as the columns of a struct; null if an object lacks the key.
 
     Raises:
-        ExpressionError: a key has values of several types, so that its column's type would depend on other rows.
+        ExpressionError: a key has values of several types, so that its column's type
+            would depend on other rows.
     """
-    objects = [json.loads(value) if isinstance(value, str) else {} for value in metadata.to_pylist()]
+    objects = [
+        json.loads(value) if isinstance(value, str) else {}
+        for value in metadata.to_pylist()
+    ]
     tree: dict[str, Any] = {}
     for path in keys:
         name = ".".join(path)
         level = tree
         for part in path[:-1]:
             level = level.setdefault(part, {})
-        level[path[-1]] = _plain_values(name, [field_of(value, name) for value in objects])
+        level[path[-1]] = _plain_values(
+            name, [field_of(value, name) for value in objects]
+        )
     return _as_struct(tree)
 
 
 def _plain_values(name: str, values: Sequence[Any]) -> pa.Array:
-    """Values as doubles, booleans or strings; a list or an object becomes its JSON text."""
+    """Values as doubles, booleans or strings; a list or an object becomes its JSON
+    text.
+    """
     kinds = {_column_type(value) for value in values if value is not None}
     if len(kinds) > 1:
         raise ExpressionError(
-            f"{METADATA}.{name} is of several types: {', '.join(sorted(map(str, kinds)))}; give all records the same one"
+            f"{METADATA}.{name} is of several types: "
+            f"{', '.join(sorted(map(str, kinds)))}; give all records the same one"
         )
     kind = kinds.pop() if kinds else pa.null()
     if kind == pa.float64():
         values = [None if value is None else float(value) for value in values]
     elif kind == pa.string():
-        values = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+        values = [
+            value if value is None or isinstance(value, str) else json.dumps(value)
+            for value in values
+        ]
     return pa.array(values, kind)
 
 
@@ -196,12 +257,17 @@ def _column_type(value: Any) -> pa.DataType:
 
 
 def _as_struct(tree: Mapping[str, Any]) -> pa.Array:
-    fields = [_as_struct(value) if isinstance(value, Mapping) else value for value in tree.values()]
+    fields = [
+        _as_struct(value) if isinstance(value, Mapping) else value
+        for value in tree.values()
+    ]
     return pa.StructArray.from_arrays(fields, names=list(tree))
 
 
 def _error_message(expression: str, reason: str, columns: pa.Table) -> str:
-    return f"{expression!r}: {reason} (columns: {', '.join(sorted(columns.column_names))})"
+    return (
+        f"{expression!r}: {reason} (columns: {', '.join(sorted(columns.column_names))})"
+    )
 
 
 def _in_order(rows: Any, values: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -283,14 +349,34 @@ FUNCTIONS = {
     "either": ("if", "ifnull", "nullif"),
 }
 """Pure functions of a row (https://duckdb.org/docs/stable/sql/functions/overview)."""
-ALLOWED_FUNCTIONS = frozenset([*OPERATORS, *(name for names in FUNCTIONS.values() for name in names)])
+ALLOWED_FUNCTIONS = frozenset(
+    [*OPERATORS, *(name for names in FUNCTIONS.values() for name in names)]
+)
 OF_TWO = ("min", "max")
 """Aggregates over rows if called with one argument."""
 ALLOWED_CLASSES = frozenset(
-    ["COLUMN_REF", "CONSTANT", "COMPARISON", "CONJUNCTION", "BETWEEN", "CASE", "CAST", "TYPE", "FUNCTION", "OPERATOR"]
+    [
+        "COLUMN_REF",
+        "CONSTANT",
+        "COMPARISON",
+        "CONJUNCTION",
+        "BETWEEN",
+        "CASE",
+        "CAST",
+        "TYPE",
+        "FUNCTION",
+        "OPERATOR",
+    ]
 )
 ALLOWED_OPERATORS = frozenset(
-    ["OPERATOR_NOT", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE", "COMPARE_IN", "COMPARE_NOT_IN"]
+    [
+        "OPERATOR_NOT",
+        "OPERATOR_IS_NULL",
+        "OPERATOR_IS_NOT_NULL",
+        "OPERATOR_COALESCE",
+        "COMPARE_IN",
+        "COMPARE_NOT_IN",
+    ]
 )
 ALLOWED_TYPES = frozenset(
     [
@@ -333,8 +419,8 @@ ALIASES = {
     "INT8": "BIGINT",
 }
 GRAMMAR = (
-    "columns, constants, comparison, arithmetic, AND, OR, NOT, IN, BETWEEN, LIKE, CASE, IS NULL, COALESCE, CAST "
-    "to a number, text or truth value, and the functions "
+    "columns, constants, comparison, arithmetic, AND, OR, NOT, IN, BETWEEN, LIKE, "
+    "CASE, IS NULL, COALESCE, CAST to a number, text or truth value, and the functions "
     + ", ".join(sorted(name for names in FUNCTIONS.values() for name in names))
 )
 """Description of the grammar for error messages."""
@@ -353,7 +439,9 @@ def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -
     empty_statement = _parse(connection, "1")
     del empty_statement["select_list"]
     if len(selected) != 1 or statement != empty_statement:
-        raise NotAllowedError("it is more than one expression; allowed is one condition or one number")
+        raise NotAllowedError(
+            "it is more than one expression; allowed is one condition or one number"
+        )
     column_names = {name.lower() for name in columns}
     for node in _expressions(selected):
         _check_node(node, column_names)
@@ -362,20 +450,32 @@ def _check_grammar(connection: Any, expression: str, columns: Collection[str]) -
 def _parse(connection: Any, expression: str) -> dict[str, Any]:
     """Parse `SELECT (expression)` with DuckDB, and drop the positions in its text."""
     # The line break ends a comment in the expression before the closing parenthesis.
-    rows = connection.execute("SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]).fetchall()
+    rows = connection.execute(
+        "SELECT json_serialize_sql(?)", [f"SELECT (\n{expression}\n)"]
+    ).fetchall()
     tree = json.loads(rows[0][0])
     if tree.get("error"):
         raise NotAllowedError(str(tree["error_message"]).splitlines()[0])
     if len(tree["statements"]) != 1:
-        raise NotAllowedError("it is more than one statement; allowed is one condition or one number")
+        raise NotAllowedError(
+            "it is more than one statement; allowed is one condition or one number"
+        )
     node: dict[str, Any] = _strip_locations(tree["statements"][0]["node"])
     return node
 
 
 def _strip_locations(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _strip_locations(inner) for key, inner in value.items() if not key.startswith("query_location")}
-    return [_strip_locations(inner) for inner in value] if isinstance(value, list) else value
+        return {
+            key: _strip_locations(inner)
+            for key, inner in value.items()
+            if not key.startswith("query_location")
+        }
+    return (
+        [_strip_locations(inner) for inner in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _expressions(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -402,10 +502,13 @@ def _check_node(node: Mapping[str, Any], columns: Collection[str]) -> None:
             raise NotAllowedError(f"there is no column {name!r}")
     elif kind == "CAST":
         _check_type(node)
-    elif kind not in ALLOWED_CLASSES or (kind == "OPERATOR" and node_type not in ALLOWED_OPERATORS):
+    elif kind not in ALLOWED_CLASSES or (
+        kind == "OPERATOR" and node_type not in ALLOWED_OPERATORS
+    ):
         construct = NAMES_OF_CLASSES.get(kind, node_type.lower())
         raise NotAllowedError(
-            f"{construct} is not allowed{_called(node)}; an expression looks at one document alone; allowed are {GRAMMAR}"
+            f"{construct} is not allowed{_called(node)}; an expression looks at one "
+            f"document alone; allowed are {GRAMMAR}"
         )
 
 
@@ -418,18 +521,36 @@ def _check_function(node: Mapping[str, Any]) -> None:
     name = node["function_name"].lower()
     if name not in ALLOWED_FUNCTIONS or node.get("schema") or node.get("catalog"):
         raise NotAllowedError(
-            f"the function {name} is not allowed; an expression looks at one document alone; allowed are {GRAMMAR}"
+            f"the function {name} is not allowed; an expression looks at one "
+            f"document alone; allowed are {GRAMMAR}"
         )
-    if node.get("distinct") or node.get("filter") or (node.get("order_bys") or {}).get("orders"):
-        raise NotAllowedError(f"{name} has DISTINCT, FILTER or ORDER BY, which are for several documents")
+    if (
+        node.get("distinct")
+        or node.get("filter")
+        or (node.get("order_bys") or {}).get("orders")
+    ):
+        raise NotAllowedError(
+            f"{name} has DISTINCT, FILTER or ORDER BY, which are for several documents"
+        )
     arguments = node.get("arguments") or node.get("children") or []
     if name in OF_TWO and len(arguments) != len(OF_TWO):
-        raise NotAllowedError(f"{name} takes two values of one document, and has {len(arguments)}")
+        raise NotAllowedError(
+            f"{name} takes two values of one document, and has {len(arguments)}"
+        )
 
 
 def _check_type(node: Mapping[str, Any]) -> None:
-    """Reject casts to other types; the type's name is stored differently in DuckDB 1 and 2."""
-    type_name = (node.get("type_expr") or {}).get("type_name") or (node.get("cast_type") or {}).get("id") or "?"
+    """Reject casts to other types; the type's name is stored differently in DuckDB 1
+    and 2.
+    """
+    type_name = (
+        (node.get("type_expr") or {}).get("type_name")
+        or (node.get("cast_type") or {}).get("id")
+        or "?"
+    )
     name = ALIASES.get(type_name.upper(), type_name.upper())
     if name not in ALLOWED_TYPES:
-        raise NotAllowedError(f"a cast to {name} is not allowed; allowed are {', '.join(sorted(ALLOWED_TYPES))}")
+        raise NotAllowedError(
+            f"a cast to {name} is not allowed; allowed are "
+            f"{', '.join(sorted(ALLOWED_TYPES))}"
+        )

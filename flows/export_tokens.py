@@ -1,4 +1,6 @@
-"""Export of a manifest's packed set in the token formats of other trainers (`gristmill export-tokens`)."""
+"""Export of a manifest's packed set in the token formats of other trainers (`gristmill
+export-tokens`).
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,18 @@ class NothingToExportError(LookupError):
     """A manifest without a packed set, or an unusable destination."""
 
 
-def export_from(session: Session, form: str, out: str, order: str, split: str, shard_tokens: int) -> dict[str, Any]:
+def export_from(
+    session: Session, form: str, out: str, order: str, split: str, shard_tokens: int
+) -> dict[str, Any]:
     """Export the tokens of a manifest's mixture.
 
     Args:
         session: the opened manifest.
         form: one of `exported_files.FORMATS`.
         out: folder or URL.
-        order: `trained` (one epoch in the order of pre-training, seeded by the manifest if it has no section
-            `pretrain`; held-out rows are always in stored order), or `stored`.
+        order: `trained` (one epoch in the order of pre-training, seeded by the manifest
+            if it has no section `pretrain`; held-out rows are always in stored order),
+            or `stored`.
         split: `train` or `validation`.
         shard_tokens: maximum tokens per file.
 
@@ -35,16 +40,22 @@ def export_from(session: Session, form: str, out: str, order: str, split: str, s
 
     inputs = committed_inputs(session, session.plan)
     if MIX not in inputs:
-        raise NothingToExportError(f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
+        raise NothingToExportError(
+            "the mixture is not packed yet; run: "
+            f"{session.command('run', '--until', MIX)}"
+        )
     try:
         folder: Path = as_path(out)
     except (ValueError, ImportError) as error:
         raise NothingToExportError(
-            f"{out}: {error}; give a folder, or a URL that the installed fsspec can open, such as s3://bucket/folder"
+            f"{out}: {error}; give a folder, or a URL that the installed fsspec can "
+            "open, such as s3://bucket/folder"
         ) from error
     seed: int | None = session.manifest.seed
     if order == "stored" or split == "validation":
         seed = None
     elif PRETRAIN in session.plan:
         seed = int(session.plan[PRETRAIN].config["seed"])
-    return export_tokens(PackedSet(inputs[MIX]), folder, form, split, seed, shard_tokens)
+    return export_tokens(
+        PackedSet(inputs[MIX]), folder, form, split, seed, shard_tokens
+    )

@@ -1,10 +1,12 @@
-"""gristmill grinds raw text into a trained language model. This is its Python interface.
+"""gristmill grinds raw text into a trained language model. This is its Python
+interface.
 
     import gristmill
     run = gristmill.run("recipe.yaml", until="filter")
 
-Names are imported when they are first used, so that `import gristmill` costs nothing. `__all__` is what docs/api.md
-describes; every other name and module is private and may change without notice.
+Names are imported when they are first used, so that `import gristmill` costs nothing.
+`__all__` is what docs/api.md describes; every other name and module is private and may
+change without notice.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ if TYPE_CHECKING:
     )
     from gristmill.flows.python.run_api import PlannedStage, plan, run
     from gristmill.flows.questions.compare import UnknownRunError
-    from gristmill.flows.questions.find_documents import DocumentNotFoundError, NothingIngestedError
+    from gristmill.flows.questions.find_documents import (
+        DocumentNotFoundError,
+        NothingIngestedError,
+    )
     from gristmill.flows.questions.search import SearchError
     from gristmill.flows.questions.training_reads import TraceError
     from gristmill.flows.running.missing_libraries import MissingLibraryError
@@ -100,7 +105,8 @@ _MODULES = {
     "dataprep.corpus": "UnknownColumnError",
     "dataprep.where_sql": "ExpressionError",
     "dataprep.whatif_thresholds": "NotReplayableError",
-    "flows.python.result_objects": "Answer DocumentTrace Explanation Judgement SearchHits Size StepTrace TextTrace "
+    "flows.python.result_objects": "Answer DocumentTrace Explanation Judgement "
+    "SearchHits Size StepTrace TextTrace "
     "Threshold WhatIf",
     "flows.python.document_frames": "Documents",
     "flows.python.finished_run": "Report Run StageOutput Store",
@@ -120,13 +126,22 @@ _MODULES = {
     "train.data.row_stream": "RowStream StreamError stream",
     "train.loop.resuming": "OtherRowsError",
 }
-"""Where the public names are defined; the imports above say the same to type checkers."""
-_PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
+"""Where the public names are defined; the imports above say the same to type
+checkers.
+"""
+_PLACES = {
+    name: f"{__name__}.{module}"
+    for module, names in _MODULES.items()
+    for name in names.split()
+}
 _GROUPS = ("losses", "training")
-"""Modules of this package that offer names which belong together; what those have in `__all__` is public too."""
+"""Modules of this package that offer names which belong together; what those have in
+`__all__` is public too.
+"""
 
 if not (Path(__file__).parent / "flows").is_dir():
-    # A checkout: the sub-packages are the folders beside this one. An installed package has them inside.
+    # A checkout: the sub-packages are the folders beside this one. An installed package
+    # has them inside.
     __path__.append(str(Path(__file__).parent.parent))
 
 

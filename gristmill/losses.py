@@ -1,6 +1,8 @@
-"""Losses alone: pure functions, tensors in, tensors out. Shapes are in each function's description.
+"""Losses alone: pure functions, tensors in, tensors out. Shapes are in each function's
+description.
 
-Legend: n rows (or answers, or pairs), t tokens, d width, v ids. A target of IGNORED (-100) counts for nothing.
+Legend: n rows (or answers, or pairs), t tokens, d width, v ids. A target of IGNORED
+(-100) counts for nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The parts of a training alone: the loop over a stream of rows, optimizers and schedules by name, packing."""
+"""The parts of a training alone: the loop over a stream of rows, optimizers and
+schedules by name, packing.
+"""
 
 from __future__ import annotations
 

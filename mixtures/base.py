@@ -1,4 +1,6 @@
-"""Building blocks of the manifest's sections: strict models, bounded numbers, paths of outside files."""
+"""Building blocks of the manifest's sections: strict models, bounded numbers, paths of
+outside files.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,26 @@ RECIPE = "recipe"
 
 
 class Section(BaseModel):
-    """A part of the manifest. Unknown keys are errors, and values never change after validation."""
+    """A part of the manifest. Unknown keys are errors, and values never change after
+    validation.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     added: ClassVar[Collection[str]] = ()
-    """Keys that recipes omit at their default, so that a new key does not change fingerprints."""
+    """Keys that recipes omit at their default, so that a new key does not change
+    fingerprints.
+    """
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return cls.described(handler(schema), handler)
 
     @classmethod
-    def described(cls, schema: JsonSchemaValue, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def described(
+        cls, schema: JsonSchemaValue, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         """Return a JSON schema of the section with the description of each setting."""
         properties = handler.resolve_ref_schema(schema).get("properties", {})
         for name, text in docstrings(cls).items():
@@ -52,29 +62,38 @@ class Section(BaseModel):
         return schema
 
     @model_serializer(mode="wrap")
-    def _omit_added_defaults(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+    def _omit_added_defaults(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
         dumped: dict[str, Any] = handler(self)
         if info.context != RECIPE:
             return dumped
         fields = type(self).model_fields
         for key in self.added:
-            if key in dumped and getattr(self, key) == fields[key].get_default(call_default_factory=True):
+            if key in dumped and getattr(self, key) == fields[key].get_default(
+                call_default_factory=True
+            ):
                 del dumped[key]
         return dumped
 
 
 @cache
 def docstrings(section: type[BaseModel]) -> dict[str, str]:
-    """Return the description of each setting: its `description`, or the docstring below it, in this class or a base.
+    """Return the description of each setting: its `description`, or the docstring below
+    it, in this class or a base.
 
-    Docstrings are read from the source, on demand: pydantic's own way of keeping them takes two fifths of the time in
-    which every command imports the sections of a manifest.
+    Docstrings are read from the source, on demand: pydantic's own way of keeping them
+    takes two fifths of the time in which every command imports the sections of a
+    manifest.
     """
     texts_below: dict[str, str | None] = {}
     for base in reversed(section.__mro__):
         if base.__module__.startswith("gristmill."):
             texts_below.update(_written_below(base))
-    descriptions = {name: field.description or texts_below.get(name) for name, field in section.model_fields.items()}
+    descriptions = {
+        name: field.description or texts_below.get(name)
+        for name, field in section.model_fields.items()
+    }
     return {name: text for name, text in descriptions.items() if text}
 
 
@@ -105,7 +124,9 @@ class Seeded(Section):
 
     @property
     def key_seed(self) -> int:
-        """Seed from which keys are derived (`core.seeds`); a stage receives the manifest's seed for an absent one."""
+        """Seed from which keys are derived (`core.seeds`); a stage receives the
+        manifest's seed for an absent one.
+        """
         return 0 if self.seed is None else self.seed
 
 
@@ -126,15 +147,22 @@ class Judging(Section):
 class OutsidePath(str):
     """A file, glob, folder or URL that is not an output of a stage.
 
-    A relative path is relative to the manifest's folder. Fingerprints contain its content, not the path.
+    A relative path is relative to the manifest's folder. Fingerprints contain its
+    content, not the path.
     """
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            cls, core_schema.str_schema()
+        )
 
 
-def outside_paths(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], OutsidePath]]:
+def outside_paths(
+    value: Any, at: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], OutsidePath]]:
     """Yield every outside path inside a section, with its location."""
     if isinstance(value, OutsidePath):
         yield at, value

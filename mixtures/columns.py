@@ -35,9 +35,15 @@ def check_column(name: str) -> str:
         ValueError: it is not a column name, or is reserved.
     """
     if not _COLUMN.match(name):
-        raise ValueError(f"{name!r} cannot be a column: letters, digits and _ only, and no digit first")
+        raise ValueError(
+            f"{name!r} cannot be a column: letters, digits and _ only, "
+            "and no digit first"
+        )
     if name in RESERVED:
-        raise ValueError(f"{name!r} has another meaning for documents; choose another name for the column")
+        raise ValueError(
+            f"{name!r} has another meaning for documents; choose "
+            "another name for the column"
+        )
     return name
 
 

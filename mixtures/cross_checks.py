@@ -1,6 +1,8 @@
-"""Contradictions between the sections of a manifest that is not validated yet: locations, and sentences.
+"""Contradictions between the sections of a manifest that is not validated yet:
+locations, and sentences.
 
-They are references to missing names, and sections or keys whose input no other section provides.
+They are references to missing names, and sections or keys whose input no other section
+provides.
 """
 
 from __future__ import annotations
@@ -12,7 +14,14 @@ from pydantic import ValidationError
 
 from gristmill.mixtures.mix import Location, Mix, mix_problems, weighed_sources
 from gristmill.mixtures.objectives.rl_tools import written_tool
-from gristmill.mixtures.objectives.span_objectives import SENTINEL, BlankInfilling, SpanCorruption, Spans, Ul2, lacking
+from gristmill.mixtures.objectives.span_objectives import (
+    SENTINEL,
+    BlankInfilling,
+    SpanCorruption,
+    Spans,
+    Ul2,
+    lacking,
+)
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS
 from gristmill.mixtures.steps.examples import made_problems
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -23,7 +32,14 @@ NEED_THE_DECODER = ("sft", "reward", "dpo", "rl", "export")
 """Sections that need more of the built-in decoder than logits."""
 NEED_A_WRITER = ("sft", "reward", "dpo", "rl")
 """Sections that need a model that writes text."""
-ASK_A_WRITER = ("prompts", "tasks", "suites", "memorisation", "contamination", "red_team")
+ASK_A_WRITER = (
+    "prompts",
+    "tasks",
+    "suites",
+    "memorisation",
+    "contamination",
+    "red_team",
+)
 """Keys of `evaluate` that need such a model."""
 ENCODERS = {
     "masked": "encoder, which fills in masked tokens and cannot write",
@@ -31,7 +47,10 @@ ENCODERS = {
     "ul2": "encoder-decoder, which fills in hidden spans and cannot write",
 }
 """Objectives of `pretrain` -> the model that they train, which does not write text."""
-NEED_ITS_LAYERS = {"parallel": ("tensor", "pipeline", "context"), "compute": ("compile", "activation_checkpointing")}
+NEED_ITS_LAYERS = {
+    "parallel": ("tensor", "pipeline", "context"),
+    "compute": ("compile", "activation_checkpointing"),
+}
 """Keys of `engine` that need the built-in decoder's layers, by section."""
 MEASURE_LANGUAGES = {"langid", "annotate"}
 """Steps that may write the column `language`; `langid` always does."""
@@ -47,7 +66,11 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     for location, name in _source_references(raw):
         if names and name not in names:
             hint = did_you_mean(str(name), map(str, names))
-            yield location, f"no such source: {name!r}{hint} (sources: {', '.join(map(str, names))})"
+            yield (
+                location,
+                f"no such source: {name!r}{hint} (sources: "
+                f"{', '.join(map(str, names))})",
+            )
     yield from _absent_sections(raw)
     yield from _absent_inputs(raw)
     yield from _token_problems(raw)
@@ -57,7 +80,8 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     if isinstance(reward, dict) and not reward.get("data") and raw.get("dpo") is None:
         yield (
             ("reward",),
-            "has no pairs to learn from: set its `data:`, or add a section `dpo:`, whose pairs it then uses",
+            "has no pairs to learn from: set its `data:`, or add a section `dpo:`, "
+            "whose pairs it then uses",
         )
     yield from _reinforcement_problems(raw)
     yield from _own_model_problems(raw)
@@ -65,7 +89,9 @@ def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     yield from _prefix_problems(raw)
     yield from _span_problems(raw)
     for place in ((), ("sft",), ("dpo",)):
-        yield from _language_problems(_inside(raw, *place).get("prepare"), (*place, "prepare"))
+        yield from _language_problems(
+            _inside(raw, *place).get("prepare"), (*place, "prepare")
+        )
 
 
 def _language_problems(steps: Any, at: Location) -> Iterator[tuple[Location, str]]:
@@ -77,8 +103,8 @@ def _language_problems(steps: Any, at: Location) -> Iterator[tuple[Location, str
             yield (
                 (*at, index, "filter", "by_language"),
                 (
-                    "judges each document by the rules of its language, which no earlier step measures; put `langid` "
-                    "before this step"
+                    "judges each document by the rules of its language, which no "
+                    "earlier step measures; put `langid` before this step"
                 ),
             )
         is_measured = is_measured or bool(MEASURE_LANGUAGES & stages.keys())
@@ -87,9 +113,14 @@ def _language_problems(steps: Any, at: Location) -> Iterator[tuple[Location, str
 def _given(raw: Mapping[str, Any]) -> set[str]:
     """Return the sections that are present.
 
-    An empty key enables the defaults of a section in EMPTY_SECTIONS, and disables any other section.
+    An empty key enables the defaults of a section in EMPTY_SECTIONS, and disables any
+    other section.
     """
-    return {name for name, section in raw.items() if section is not None or name in EMPTY_SECTIONS}
+    return {
+        name
+        for name, section in raw.items()
+        if section is not None or name in EMPTY_SECTIONS
+    }
 
 
 def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
@@ -100,8 +131,8 @@ def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         yield (
             ("sources",),
             (
-                "required but absent, unless a section `model:` gives a model to start from, or "
-                "`examples:` makes only examples"
+                "required but absent, unless a section `model:` gives a model to start "
+                "from, or `examples:` makes only examples"
             ),
         )
     if "prepare" in present and has_model and "sources" not in present:
@@ -119,7 +150,8 @@ def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         yield (
             ("model",),
             (
-                "gives a model to start from, but `pretrain:` trains one; to continue pre-training, remove this "
+                "gives a model to start from, but `pretrain:` trains one; to "
+                "continue pre-training, remove this "
                 "and set its folder as pretrain.model.init_from"
             ),
         )
@@ -128,22 +160,30 @@ def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             yield (
                 (stage,),
                 (
-                    "needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that "
+                    "needs a model: a section `model: {path: FOLDER}` that gives "
+                    "one, or `pretrain:` that "
                     "trains one; both are absent"
                 ),
             )
 
 
 def _absent_inputs(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Yield keys that refer to a mixture or a pre-training that the manifest does not have."""
+    """Yield keys that refer to a mixture or a pre-training that the manifest does not
+    have.
+    """
     present = _given(raw)
-    sections = {name: section for name in NEED_A_MODEL if isinstance(section := raw.get(name), dict)}
+    sections = {
+        name: section
+        for name in NEED_A_MODEL
+        if isinstance(section := raw.get(name), dict)
+    }
     sft, evaluate, rl = (sections.get(name, {}) for name in ("sft", "evaluate", "rl"))
     distill = sft.get("distill")
     needs_of_pretrain = {
         ("sft", "replay"): sft.get("replay"),
         ("sft", "ewc"): sft.get("ewc"),
-        ("sft", "distill", "teacher"): isinstance(distill, dict) and distill.get("teacher") == "pretrain",
+        ("sft", "distill", "teacher"): isinstance(distill, dict)
+        and distill.get("teacher") == "pretrain",
         ("evaluate", "memorisation"): evaluate.get("memorisation") is not None,
         ("evaluate", "contamination"): evaluate.get("contamination") is not None,
         ("rl", "start_from"): rl.get("start_from") == "pretrain",
@@ -153,22 +193,38 @@ def _absent_inputs(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             if is_set:
                 yield (
                     location,
-                    "refers to a pre-training of this manifest: add a section `pretrain:`, or remove it",
+                    "refers to a pre-training of this manifest: add a section "
+                    "`pretrain:`, or remove it",
                 )
-        if not {"sft", "dpo", "rl"} & present and sections.get("export", {}).get("weights") == "average":
-            yield ("export", "weights"), "a model that was trained elsewhere has no running mean; set it to `raw`"
+        if (
+            not {"sft", "dpo", "rl"} & present
+            and sections.get("export", {}).get("weights") == "average"
+        ):
+            yield (
+                ("export", "weights"),
+                "a model that was trained elsewhere has no running mean; set it to "
+                "`raw`",
+            )
     if (
         "merge" in present
         and not {"sft", "dpo", "rl"} & present
         and sections.get("export", {}).get("weights") == "average"
     ):
-        yield ("export", "weights"), "a merged model has no running mean beside it; set it to `raw`, or remove `merge:`"
+        yield (
+            ("export", "weights"),
+            "a merged model has no running mean beside it; set it to `raw`, or "
+            "remove `merge:`",
+        )
     if "mix" in present:
         return
     for name in ("sft", "dpo", "rl"):
         section = sections.get(name, {})
         measures_more = name == "sft" and section.get("holdout")
-        if section.get("validate_every") is not None and not measures_more and "model" in present:
+        if (
+            section.get("validate_every") is not None
+            and not measures_more
+            and "model" in present
+        ):
             yield (
                 (name, "validate_every"),
                 (
@@ -185,26 +241,46 @@ def _token_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     sources = raw.get("sources")
     of_tokens: list[Any] = []
     if isinstance(sources, dict):
-        of_tokens = [name for name, source in sources.items() if isinstance(source, dict) and "tokens" in source]
+        of_tokens = [
+            name
+            for name, source in sources.items()
+            if isinstance(source, dict) and "tokens" in source
+        ]
     if not of_tokens:
         return
     if "mix" not in present:
-        yield ("sources", of_tokens[0], "tokens"), "needs a section `mix:` too, since only that reads tokens"
+        yield (
+            ("sources", of_tokens[0], "tokens"),
+            "needs a section `mix:` too, since only that reads tokens",
+        )
     tokenizer = raw.get("tokenizer")
     has_path = isinstance(tokenizer, dict) and tokenizer.get("path") is not None
     if "mix" in present and not has_path and "model" not in present:
         yield (
             ("sources", of_tokens[0], "tokens"),
             (
-                "was encoded with a tokenizer, which gives the ids their meaning: name its file as `tokenizer: {path: "
+                "was encoded with a tokenizer, which gives the ids their meaning: "
+                "name its file as `tokenizer: {path: "
                 "tokenizer.json}`"
             ),
         )
-    if "prepare" in present and isinstance(sources, dict) and len(of_tokens) == len(sources):
-        yield ("prepare",), "prepares documents, but all sources are of tokens; remove it, or add a source with `path:`"
+    if (
+        "prepare" in present
+        and isinstance(sources, dict)
+        and len(of_tokens) == len(sources)
+    ):
+        yield (
+            ("prepare",),
+            "prepares documents, but all sources are of tokens; remove it, or add a "
+            "source with `path:`",
+        )
     for location, name in _source_references(raw):
         if name in of_tokens and location[0] in ("prepare", "tokenizer"):
-            yield location, f"{name!r} is a source of tokens, which has no text; name a source with `path:`"
+            yield (
+                location,
+                f"{name!r} is a source of tokens, which has no text; name a source "
+                "with `path:`",
+            )
 
 
 def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
@@ -216,29 +292,44 @@ def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, 
     if start in ("merge", "sft", "dpo") and start not in raw:
         yield (
             ("rl", "start_from"),
-            f"needs a section `{start}:` too, which is absent; `auto` takes the last one that exists",
+            f"needs a section `{start}:` too, which is absent; `auto` takes the last "
+            "one that exists",
         )
     rewards = section.get("rewards")
     for number, reward in enumerate(rewards if isinstance(rewards, list) else []):
         is_model = isinstance(reward, dict) and reward.get("kind") == "model"
         if is_model and not reward.get("path") and "reward" not in raw:
-            yield ("rl", "rewards", number), "has no `path`, and there is no section `reward:` that trains such a model"
+            yield (
+                ("rl", "rewards", number),
+                "has no `path`, and there is no section `reward:` that trains such a "
+                "model",
+            )
     tools = section.get("tools")
     for number, tool in enumerate(tools if isinstance(tools, list) else []):
         written = written_tool(tool)
-        is_search = isinstance(written, dict) and written.get("kind") == "search" and not written.get("path")
+        is_search = (
+            isinstance(written, dict)
+            and written.get("kind") == "search"
+            and not written.get("path")
+        )
         if is_search and "sources" not in raw:
-            yield ("rl", "tools", number), "has no `path`, and there is no section `sources:` whose documents it finds"
+            yield (
+                ("rl", "tools", number),
+                "has no `path`, and there is no section `sources:` whose documents "
+                "it finds",
+            )
 
 
 def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Yield keys that need the built-in decoder, if pre-training has a model of the user's."""
+    """Yield keys that need the built-in decoder, if pre-training has a model of the
+    user's.
+    """
     model = _inside(raw, "pretrain", "model")
     if model.get("use") is None:
         return
     message = (
-        "needs the built-in decoder, whose layers it knows by name, but pretrain.model.use names a model of "
-        "your own; remove one of the two"
+        "needs the built-in decoder, whose layers it knows by name, but "
+        "pretrain.model.use names a model of your own; remove one of the two"
     )
     present = _given(raw)
     for stage in NEED_THE_DECODER:
@@ -246,11 +337,17 @@ def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]
             yield (stage,), message
     for part, keys in NEED_ITS_LAYERS.items():
         engine = _inside(raw, "engine", part)
-        yield from ((("engine", part, key), message) for key in keys if engine.get(key) not in (None, 1, "off"))
+        yield from (
+            (("engine", part, key), message)
+            for key in keys
+            if engine.get(key) not in (None, 1, "off")
+        )
 
 
 def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Yield keys that an encoder cannot support, if pre-training trains one, and a missing mask token."""
+    """Yield keys that an encoder cannot support, if pre-training trains one, and a
+    missing mask token.
+    """
     pretrain = _inside(raw, "pretrain")
     objectives = [name for name in ENCODERS if pretrain.get(name) is not None]
     if _is_joined(raw) and "ul2" in objectives:
@@ -259,35 +356,57 @@ def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     if objective is None:
         return
     present = _given(raw)
-    conflicts: list[Location] = [(stage,) for stage in NEED_A_WRITER if stage in present]
-    conflicts += [("evaluate", key) for key in ASK_A_WRITER if _inside(raw, "evaluate").get(key)]
-    conflicts += [("export", key) for key in ("int8", "gguf") if _inside(raw, "export").get(key)]
+    conflicts: list[Location] = [
+        (stage,) for stage in NEED_A_WRITER if stage in present
+    ]
+    conflicts += [
+        ("evaluate", key) for key in ASK_A_WRITER if _inside(raw, "evaluate").get(key)
+    ]
+    conflicts += [
+        ("export", key) for key in ("int8", "gguf") if _inside(raw, "export").get(key)
+    ]
     conflicts += _split_keys(raw)
     for location in conflicts:
         yield (
             location,
-            f"needs a model that predicts the next token, but pretrain.{objective} trains an "
-            f"{ENCODERS[objective]}; remove one of the two",
+            f"needs a model that predicts the next token, but pretrain.{objective} "
+            f"trains an {ENCODERS[objective]}; remove one of the two",
         )
     if objective != "masked":
         return
     tokenizer = _inside(raw, "tokenizer")
     special = tokenizer.get("special_tokens")
-    if tokenizer.get("path") is None and not set(MASK_TOKENS) & set(special if isinstance(special, list) else ()):
+    if tokenizer.get("path") is None and not set(MASK_TOKENS) & set(
+        special if isinstance(special, list) else ()
+    ):
         yield (
             ("pretrain", "masked"),
-            f"needs a mask token: name it in tokenizer.special_tokens, such as {MASK_TOKENS[0]!r}",
+            "needs a mask token: name it in tokenizer.special_tokens, such as "
+            f"{MASK_TOKENS[0]!r}",
         )
 
 
 def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Yield keys that do not support prefixes read in both directions, or further tokens, if pre-training has them."""
+    """Yield keys that do not support prefixes read in both directions, or further
+    tokens, if pre-training has them.
+    """
     split_keys = _split_keys(raw)
     pretrain = _inside(raw, "pretrain")
     if pretrain.get("multi_token") is not None:
         for location in split_keys:
-            yield location, "does not support the heads of pretrain.multi_token; use shard, or remove them"
-    reader = next((name for name in ("prefix_lm", "ul2", "blank_infilling") if pretrain.get(name) is not None), None)
+            yield (
+                location,
+                "does not support the heads of pretrain.multi_token; use shard, or "
+                "remove them",
+            )
+    reader = next(
+        (
+            name
+            for name in ("prefix_lm", "ul2", "blank_infilling")
+            if pretrain.get(name) is not None
+        ),
+        None,
+    )
     if reader is None or (reader == "ul2" and not _is_joined(raw)):
         return
     conflicts = [location for location in split_keys if location[-1] != "context"]
@@ -296,28 +415,39 @@ def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     for location in conflicts:
         yield (
             location,
-            f"lets each token see only those before it, but pretrain.{reader} reads prefixes in both "
-            "directions; remove one of the two",
+            f"lets each token see only those before it, but pretrain.{reader} reads "
+            "prefixes in both directions; remove one of the two",
         )
 
 
 def _split_keys(raw: Mapping[str, Any]) -> list[Location]:
     """Return the keys of `engine.parallel` that split the built-in decoder's layers."""
     parallel = _inside(raw, "engine", "parallel")
-    return [("engine", "parallel", key) for key in NEED_ITS_LAYERS["parallel"] if parallel.get(key) not in (None, 1)]
+    return [
+        ("engine", "parallel", key)
+        for key in NEED_ITS_LAYERS["parallel"]
+        if parallel.get(key) not in (None, 1)
+    ]
 
 
 def _span_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
-    """Yield missing special tokens for hidden spans, if the tokenizer is trained here."""
+    """Yield missing special tokens for hidden spans, if the tokenizer is trained
+    here.
+    """
     tokenizer = _inside(raw, "tokenizer")
-    length = _inside(raw, "mix").get("sequence_length", Mix.model_fields["sequence_length"].default)
+    length = _inside(raw, "mix").get(
+        "sequence_length", Mix.model_fields["sequence_length"].default
+    )
     special_tokens = tokenizer.get("special_tokens", [])
     count = tokenizer.get("sentinels", 0)
     if tokenizer.get("path") is not None or not (
         isinstance(special_tokens, list) and type(length) is type(count) is int
     ):
         return
-    token_names = {*map(str, special_tokens), *(SENTINEL.format(number) for number in range(count))}
+    token_names = {
+        *map(str, special_tokens),
+        *(SENTINEL.format(number) for number in range(count)),
+    }
     sections: dict[str, type[Spans]] = {
         "span_corruption": SpanCorruption,
         "ul2": Ul2,
@@ -328,7 +458,9 @@ def _span_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         if settings is None:
             continue
         try:
-            problem = lacking(section.model_validate(settings), length, token_names.__contains__)
+            problem = lacking(
+                section.model_validate(settings), length, token_names.__contains__
+            )
         except ValidationError:
             return  # the schema reports it
         if problem is not None:
@@ -361,7 +493,10 @@ def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]
             of_sets = rule_sources.items() if isinstance(rule_sources, dict) else ()
             for place, names in (
                 ((*at, "sources"), config.get("sources")),
-                *(((*at, "rule_sources", rule_set), source_names) for rule_set, source_names in of_sets),
+                *(
+                    ((*at, "rule_sources", rule_set), source_names)
+                    for rule_set, source_names in of_sets
+                ),
                 ((*at, "classifier", "positive"), classifier.get("positive")),
                 ((*at, "classifier", "negative"), classifier.get("negative")),
             ):
@@ -386,7 +521,11 @@ def _parents(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
         return {}
     parents_by_source: dict[str, list[Any]] = {}
     for name, source in sources.items():
-        parents = _inside(source, "generate").get("parents") if isinstance(source, dict) else None
+        parents = (
+            _inside(source, "generate").get("parents")
+            if isinstance(source, dict)
+            else None
+        )
         if isinstance(parents, list):
             parents_by_source[name] = parents
     return parents_by_source
@@ -395,8 +534,14 @@ def _parents(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
 def _circles(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     """Yield generated sources that are made from each other."""
     waiting = _parents(raw)
-    while ready := [name for name, parents in waiting.items() if not any(parent in waiting for parent in parents)]:
-        waiting = {name: parents for name, parents in waiting.items() if name not in ready}
+    while ready := [
+        name
+        for name, parents in waiting.items()
+        if not any(parent in waiting for parent in parents)
+    ]:
+        waiting = {
+            name: parents for name, parents in waiting.items() if name not in ready
+        }
     for name in waiting:
         yield (
             ("sources", name, "generate", "parents"),

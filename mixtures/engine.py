@@ -1,4 +1,5 @@
-"""The section `engine`: where jobs run; how trainings compute, are distributed, read data and are tracked.
+"""The section `engine`: where jobs run; how trainings compute, are distributed, read
+data and are tracked.
 
 Nothing here changes results.
 """
@@ -25,7 +26,9 @@ ADDRESSES = {
 ENGINES = ("local", *ADDRESSES, "dataflow")
 """Values of `runner`, besides the names of Beam's own runners."""
 FLINK_VERSIONS = ("1.19", "1.20", "2.0", "2.1", "2.2")
-"""Release lines of Flink for which Beam 2.77 publishes a job server (`FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS`)."""
+"""Release lines of Flink for which Beam 2.77 publishes a job server
+(`FlinkRunnerOptions.PUBLISHED_FLINK_VERSIONS`).
+"""
 FOUND_OTHERWISE = {"dask": "dask_scheduler_file", "flink": "job_endpoint"}
 """Option that may replace the address."""
 DATAFLOW_NEEDS = ("project", "region", "temp_location", "sdk_container_image")
@@ -44,12 +47,16 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     >>> visible_gpus(Path("/nowhere"))
     0
     """
-    num_gpus = sum(1 for path in devices.glob("nvidia*") if NVIDIA_DEVICE.fullmatch(path.name))
+    num_gpus = sum(
+        1 for path in devices.glob("nvidia*") if NVIDIA_DEVICE.fullmatch(path.name)
+    )
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return num_gpus
     visible_ids = [name.strip() for name in visible.split(",")]
-    return min(num_gpus, len(list(takewhile(lambda name: name not in ("", "-1"), visible_ids))))
+    return min(
+        num_gpus, len(list(takewhile(lambda name: name not in ("", "-1"), visible_ids)))
+    )
 
 
 def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -> None:
@@ -62,104 +69,156 @@ def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -
     """
     if runner not in ENGINES and not runner.endswith("Runner"):
         raise ValueError(
-            f"there is no engine {runner}; choose one of {', '.join(ENGINES)}, or a Beam runner by its own name, "
-            "such as PortableRunner"
+            f"there is no engine {runner}; choose one of {', '.join(ENGINES)}, or a "
+            "Beam runner by its own name, such as PortableRunner"
         )
     if runner not in ADDRESSES and address is not None:
-        raise ValueError(f"address is for runner {', '.join(ADDRESSES)}, not for {runner}; remove it")
-    if runner in ADDRESSES and address is None and FOUND_OTHERWISE.get(runner) not in options:
-        raise ValueError(f"runner {runner} needs an address: {{runner: {runner}, address: {ADDRESSES[runner]!r}}}")
+        raise ValueError(
+            f"address is for runner {', '.join(ADDRESSES)}, not for {runner}; remove it"
+        )
+    if (
+        runner in ADDRESSES
+        and address is None
+        and FOUND_OTHERWISE.get(runner) not in options
+    ):
+        raise ValueError(
+            f"runner {runner} needs an address: {{runner: {runner}, address: {ADDRESSES[runner]!r}}}"
+        )
     if runner == "local" and options:
-        raise ValueError(f"options ({', '.join(options)}) are for a runner other than local; remove them")
-    foreign_options = [name for name in options if not name.startswith("spark.")] if runner == "spark" else []
+        raise ValueError(
+            f"options ({', '.join(options)}) are for a runner other "
+            "than local; remove them"
+        )
+    foreign_options = (
+        [name for name in options if not name.startswith("spark.")]
+        if runner == "spark"
+        else []
+    )
     if foreign_options:
         raise ValueError(
-            f"options of runner spark must be Spark's settings (spark.executor.memory, ...), not "
+            "options of runner spark must be Spark's settings "
+            "(spark.executor.memory, ...), not "
             f"{', '.join(foreign_options)}; Beam's own runner for Spark is SparkRunner"
         )
     flink_version = str(options.get("flink_version", FLINK_VERSIONS[-1]))
     if flink_version not in FLINK_VERSIONS:
         raise ValueError(
-            f"flink_version is {flink_version!r}, but Beam publishes a job server for {', '.join(FLINK_VERSIONS)}"
+            f"flink_version is {flink_version!r}, but Beam publishes a job server "
+            f"for {', '.join(FLINK_VERSIONS)}"
         )
-    missing_options = [name for name in DATAFLOW_NEEDS if name not in options] if runner == "dataflow" else []
+    missing_options = (
+        [name for name in DATAFLOW_NEEDS if name not in options]
+        if runner == "dataflow"
+        else []
+    )
     if missing_options:
         raise ValueError(f"runner dataflow needs options: {', '.join(missing_options)}")
 
 
 class Compute(Section):
-    """Computation on each device: what is compiled, and what is recomputed or moved to save memory.
+    """Computation on each device: what is compiled, and what is recomputed or moved to
+    save memory.
 
-    Changes results only by rounding; `activation_checkpointing` without `compile`, and `offload_optimizer`, not even
-    by that.
+    Changes results only by rounding; `activation_checkpointing` without `compile`, and
+    `offload_optimizer`, not even by that.
     """
 
     compile: Literal["auto", "off", "block", "model"] = "auto"
-    """Unit that torch.compile compiles: nothing, each layer (quick to compile, any number of processes), or all layers
-    with the parts around them (fuses more; one process). Needs a C++ compiler. `auto`: `block` for the pre-training of
-    a plain dense decoder on NVIDIA GPUs that are not joined by `tensor`, `pipeline` or `context`, if there is a
-    compiler; otherwise nothing."""
+    """Unit that torch.compile compiles: nothing, each layer (quick to compile, any
+    number of processes), or all layers with the parts around them (fuses more; one
+    process). Needs a C++ compiler. `auto`: `block` for the pre-training of a plain
+    dense decoder on NVIDIA GPUs that are not joined by `tensor`, `pipeline` or
+    `context`, if there is a compiler; otherwise nothing.
+    """
     activation_checkpointing: Literal["off", "full", "selective", "budget"] = "off"
-    """Activations that are dropped in the forward pass and recomputed in the backward pass (Chen et al. 2016). `full`:
-    all inside a layer. `selective`: all except attention and every second matrix product (torchtitan). `budget`: as
-    many as needed to stay within `memory_budget`, chosen by the compiler; needs `compile`."""
+    """Activations that are dropped in the forward pass and recomputed in the backward
+    pass (Chen et al. 2016). `full`: all inside a layer. `selective`: all except
+    attention and every second matrix product (torchtitan). `budget`: as many as needed
+    to stay within `memory_budget`, chosen by the compiler; needs `compile`.
+    """
     checkpoint_every_block: Positive = 1
     """For `full` and `selective`: checkpoint every n-th layer."""
     memory_budget: Fraction = 0.9
-    """For `budget`: share of the activations' memory that may be kept (OLMo-core's guide: 0.9)."""
+    """For `budget`: share of the activations' memory that may be kept (OLMo-core's
+    guide: 0.9).
+    """
 
     offload_optimizer: bool = False
-    """Keep the optimizer's moments in (page-locked) host memory: those of each parameter are copied to the GPU for its
-    update and back, 16 bytes per parameter and step over PCI Express for AdamW. The small moments of Adafactor and
-    adamw8bit, and those of an optimizer of your own, stay on the GPU. A training can resume from a checkpoint with
-    either setting."""
+    """Keep the optimizer's moments in (page-locked) host memory: those of each
+    parameter are copied to the GPU for its update and back, 16 bytes per parameter and
+    step over PCI Express for AdamW. The small moments of Adafactor and adamw8bit, and
+    those of an optimizer of your own, stay on the GPU. A training can resume from a
+    checkpoint with either setting.
+    """
 
     @model_validator(mode="after")
     def _budget_is_compiled(self) -> Compute:
         if self.activation_checkpointing == "budget" and not self.compiles:
-            raise ValueError("activation_checkpointing: budget needs the compiler; set compile: block too")
+            raise ValueError(
+                "activation_checkpointing: budget needs the compiler; "
+                "set compile: block too"
+            )
         return self
 
     @property
     def compiles(self) -> bool:
-        """True if something is compiled; `auto` is resolved when a training begins (`train.parallel.compiling`)."""
+        """True if something is compiled; `auto` is resolved when a training begins
+        (`train.parallel.compiling`).
+        """
         return self.compile in ("block", "model")
 
 
 class Parallel(Section):
-    """Distribution of a training over its `ranks`: the product of these sizes is `ranks`.
+    """Distribution of a training over its `ranks`: the product of these sizes is
+    `ranks`.
 
-    Changes results only by rounding, since sums are computed in another order. A training can resume from a checkpoint
-    of any other layout.
+    Changes results only by rounding, since sums are computed in another order. A
+    training can resume from a checkpoint of any other layout.
     """
 
     replicate: Positive = 1
-    """Groups that each hold the whole model, and exchange only gradients (HSDP; for machines with slow links)."""
+    """Groups that each hold the whole model, and exchange only gradients (HSDP; for
+    machines with slow links).
+    """
     shard: Positive | None = None
-    """Processes over which a group's weights, gradients and optimizer state are sharded (FSDP); if absent, all
-    processes that the other keys leave."""
+    """Processes over which a group's weights, gradients and optimizer state are sharded
+    (FSDP); if absent, all processes that the other keys leave.
+    """
     tensor: Positive = 1
-    """Processes that split every matrix, and the activations between them along the sequence (Korthikanti et al. 2022),
-    all on one machine. A training with `lora` uses these processes for sharding: adapters are not split."""
+    """Processes that split every matrix, and the activations between them along the
+    sequence (Korthikanti et al. 2022), all on one machine. A training with `lora` uses
+    these processes for sharding: adapters are not split.
+    """
     pipeline: Positive = 1
-    """Processes that each hold some of the layers, and pass activations on (1F1B, Narayanan et al. 2019). Only for
-    `pretrain`, without tied embeddings or experts; the other trainings use these processes for sharding."""
+    """Processes that each hold some of the layers, and pass activations on (1F1B,
+    Narayanan et al. 2019). Only for `pretrain`, without tied embeddings or experts; the
+    other trainings use these processes for sharding.
+    """
     context: Positive = 1
-    """Processes that compute the same rows, each a share of their tokens: for rows whose activations are too large for
-    one process. Keys and values of all tokens are gathered in every layer (Grattafiori et al. 2024, section 3.3.2), so
-    that documents stay separate as in one process. Weights are sharded over these processes as over `shard`. Only for
-    `pretrain` of a decoder; the other trainings use these processes for sharding."""
+    """Processes that compute the same rows, each a share of their tokens: for rows
+    whose activations are too large for one process. Keys and values of all tokens are
+    gathered in every layer (Grattafiori et al. 2024, section 3.3.2), so that documents
+    stay separate as in one process. Weights are sharded over these processes as over
+    `shard`. Only for `pretrain` of a decoder; the other trainings use these processes
+    for sharding.
+    """
     deal_experts: bool = False
-    """Let the processes of `shard` (and `context`) keep the experts of each layer in place, and send tokens to them and
-    back, instead of gathering all experts of a layer on each process (expert parallelism, Lepikhin et al. 2020). The
-    number of experts must be divisible by the number of processes. No effect on a model without experts."""
+    """Let the processes of `shard` (and `context`) keep the experts of each layer in
+    place, and send tokens to them and back, instead of gathering all experts of a layer
+    on each process (expert parallelism, Lepikhin et al. 2020). The number of experts
+    must be divisible by the number of processes. No effect on a model without experts.
+    """
 
-    def sizes(self, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int, int, int, int]:
-        """Return the number of processes along pipeline, replicate, shard, context and tensor.
+    def sizes(
+        self, ranks: int, pipelined: bool = True, split: bool = True
+    ) -> tuple[int, int, int, int, int]:
+        """Return the number of processes along pipeline, replicate, shard, context and
+        tensor.
 
         Args:
             ranks: number of all processes.
-            pipelined: if the training supports a pipeline and split rows; otherwise those processes shard.
+            pipelined: if the training supports a pipeline and split rows; otherwise
+                those processes shard.
             split: if its matrices can be split; otherwise those processes shard.
 
         Raises:
@@ -169,68 +228,95 @@ class Parallel(Section):
         shard = self.shard or max(ranks // fixed, 1)
         if fixed * shard != ranks:
             raise ValueError(
-                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x shard {shard} x context "
-                f"{self.context} x tensor {self.tensor} are {fixed * shard} processes, but ranks is {ranks}"
+                f"parallel: pipeline {self.pipeline} x replicate {self.replicate} x "
+                f"shard {shard} x context {self.context} x tensor {self.tensor} are "
+                f"{fixed * shard} processes, but ranks is {ranks}"
             )
         pipeline, context = (self.pipeline, self.context) if pipelined else (1, 1)
         tensor = self.tensor if split else 1
-        return pipeline, self.replicate, ranks // (pipeline * self.replicate * context * tensor), context, tensor
+        return (
+            pipeline,
+            self.replicate,
+            ranks // (pipeline * self.replicate * context * tensor),
+            context,
+            tensor,
+        )
 
-    def share_of(self, rank: int, ranks: int, pipelined: bool = True, split: bool = True) -> tuple[int, int]:
-        """Return the index, from 0, of the share of a batch that a process computes, and the number of shares.
+    def share_of(
+        self, rank: int, ranks: int, pipelined: bool = True, split: bool = True
+    ) -> tuple[int, int]:
+        """Return the index, from 0, of the share of a batch that a process computes,
+        and the number of shares.
 
-        Processes of one pipeline, and those that split the same rows or matrices, compute the same rows.
+        Processes of one pipeline, and those that split the same rows or matrices,
+        compute the same rows.
         """
         _, replicate, shard, context, tensor = self.sizes(ranks, pipelined, split)
         return rank // (context * tensor) % (replicate * shard), replicate * shard
 
 
 class Network(Section):
-    """Discovery and timeouts between the hosts of a run (`nodes` above 1) during a training.
+    """Discovery and timeouts between the hosts of a run (`nodes` above 1) during a
+    training.
 
-    Use a private network: torchrun's rendezvous does not authenticate anyone, and runs what it is sent.
+    Use a private network: torchrun's rendezvous does not authenticate anyone, and runs
+    what it is sent.
     """
 
     interface: str | None = None
-    """Network interface that reaches the other hosts, such as `eth0`; gloo and NCCL use it too. If absent, the
-    interface of the default route, or the only one; hosts that join use the one that leads to the first host."""
+    """Network interface that reaches the other hosts, such as `eth0`; gloo and NCCL use
+    it too. If absent, the interface of the default route, or the only one; hosts that
+    join use the one that leads to the first host.
+    """
     port: Annotated[int, Field(ge=1, le=65535)] = 29400
     """Port on which the leading host listens for the others; torchrun's own default."""
     join_seconds: PositiveFloat = 600.0
     """Time that hosts wait until all have joined; torchrun's own default."""
     timeout_seconds: PositiveFloat = 600.0
-    """Time limit of an exchange between processes; a longer one fails, and the training with it, because a host or its
-    network is gone (NCCL's own default; gloo's would be 1,800). It must be longer than one process may keep the others
-    waiting, for example for a checkpoint."""
+    """Time limit of an exchange between processes; a longer one fails, and the training
+    with it, because a host or its network is gone (NCCL's own default; gloo's would be
+    1,800). It must be longer than one process may keep the others waiting, for example
+    for a checkpoint.
+    """
 
 
 class Stream(Section):
     """Read-ahead of a training, and packed sets in an object store.
 
-    The rows of a set on a local disk are memory-mapped, and all keys except the first are ignored. From a store
-    (`s3://` needs the extra `s3`), whole shards are fetched into a folder of limited size while the training runs; rows
-    of shards that are not cached (yet) are read one by one, ahead of their step. Every row is verified against its
-    checksum. If the store fails, requests are repeated while the training continues with the rows that it has.
+    The rows of a set on a local disk are memory-mapped, and all keys except the first
+    are ignored. From a store (`s3://` needs the extra `s3`), whole shards are fetched
+    into a folder of limited size while the training runs; rows of shards that are not
+    cached (yet) are read one by one, ahead of their step. Every row is verified against
+    its checksum. If the store fails, requests are repeated while the training continues
+    with the rows that it has.
     """
 
     read_ahead_steps: Positive = 32
-    """Number of steps whose rows each process reads ahead, its own share of them. They are kept in memory: steps times
-    rows of a batch on one process times bytes of a row (2 per token). With a set in a store this also bounds the length
-    of an outage that goes unnoticed."""
+    """Number of steps whose rows each process reads ahead, its own share of them. They
+    are kept in memory: steps times rows of a batch on one process times bytes of a row
+    (2 per token). With a set in a store this also bounds the length of an outage that
+    goes unnoticed.
+    """
     cache_bytes: Annotated[int, Field(ge=0)] = 16 << 30
-    """Largest size of the shards in `cache_folder`; 0 reads every row from the store. The checksums and boundaries of
-    all rows, about a hundredth of the set, are kept beside them."""
+    """Largest size of the shards in `cache_folder`; 0 reads every row from the store.
+    The checksums and boundaries of all rows, about a hundredth of the set, are kept
+    beside them.
+    """
     cache_folder: str | None = None
-    """Local folder of fetched shards; `gristmill/stream` in the user's cache folder if absent. All processes of a
-    machine, and several trainings, may share it. A training whose own folder is in a store works in a copy below it,
-    which is uploaded with each checkpoint: there must be room for its checkpoints, and for the models that it starts
-    from."""
+    """Local folder of fetched shards; `gristmill/stream` in the user's cache folder if
+    absent. All processes of a machine, and several trainings, may share it. A training
+    whose own folder is in a store works in a copy below it, which is uploaded with each
+    checkpoint: there must be room for its checkpoints, and for the models that it
+    starts from.
+    """
     connections: Positive = 16
     """Concurrent requests to the store, per process."""
     timeout_seconds: PositiveFloat = 30.0
     """Time limit per request; a longer one fails."""
     retry_seconds: PositiveFloat = 1800.0
-    """Time without an object from the store after which the training ends, with an error that names the object."""
+    """Time without an object from the store after which the training ends, with an
+    error that names the object.
+    """
 
 
 class Wandb(Section):
@@ -256,14 +342,17 @@ class Mlflow(Section):
 
 
 class Trackio(Section):
-    """trackio, besides metrics.jsonl and TensorBoard (extra `trackio`): a database on this machine, in the folder that
-    the environment variable TRACKIO_DIR names; `trackio show` reads it."""
+    """trackio, besides metrics.jsonl and TensorBoard (extra `trackio`): a database on
+    this machine, in the folder that the environment variable TRACKIO_DIR names;
+    `trackio show` reads it.
+    """
 
     project: Annotated[str, Field(min_length=1)]
     """Project in which the run appears."""
     name: str | None = None
-    """Name of the run; if absent, the name of its working folder, as a hash. Trainings of a project must have different
-    names, since an existing run is continued."""
+    """Name of the run; if absent, the name of its working folder, as a hash. Trainings
+    of a project must have different names, since an existing run is continued.
+    """
     server_url: str | None = None
     """A trackio server to send to instead."""
 
@@ -280,12 +369,17 @@ class Trackers(Section):
 
 
 class Profile(Section):
-    """A trace of some steps by PyTorch's profiler, in the stage's working folder: `profile/rank-0.json.gz`."""
+    """A trace of some steps by PyTorch's profiler, in the stage's working folder:
+    `profile/rank-0.json.gz`.
+    """
 
     first_step: Positive = 10
-    """First traced step, counted from 1; the very first steps are not representative."""
+    """First traced step, counted from 1; the very first steps are not
+    representative.
+    """
     steps: Positive = 3
     """Number of traced steps."""
     memory: bool = False
-    """On a GPU, also record every allocation of these steps: `profile/rank-0-memory.pickle`, for
-    pytorch.org/memory_viz."""
+    """On a GPU, also record every allocation of these steps:
+    `profile/rank-0-memory.pickle`, for pytorch.org/memory_viz.
+    """

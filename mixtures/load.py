@@ -1,4 +1,6 @@
-"""Reading of manifests: all mistakes in one go, each with file, line, key, value and what is allowed."""
+"""Reading of manifests: all mistakes in one go, each with file, line, key, value and
+what is allowed.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,14 @@ from gristmill.mixtures.user_code import (
     own_functions,
     take_code,
 )
-from gristmill.mixtures.yaml_text import compose_yaml, did_you_mean, in_words, parse_yaml, why_invalid, why_unreadable
+from gristmill.mixtures.yaml_text import (
+    compose_yaml,
+    did_you_mean,
+    in_words,
+    parse_yaml,
+    why_invalid,
+    why_unreadable,
+)
 
 KEPT_TOKEN_NAMES = ("token", "password", "secret", "api_key")
 WHOLE_FILE = "(file)"
@@ -60,8 +69,8 @@ MOST_PLACES = 3
 class Problem:
     """A mistake in a manifest.
 
-    Its line is 0 if it has none: the file cannot be read, a setting replaces the key, or the manifest comes from
-    Python.
+    Its line is 0 if it has none: the file cannot be read, a setting replaces the key,
+    or the manifest comes from Python.
     """
 
     file: str
@@ -73,20 +82,27 @@ class Problem:
         if self.line:
             return f"{self.file}:{self.line}: {self.key}: {self.message}"
         is_complete = self.key == WHOLE_FILE or self.file.startswith(SETTING)
-        return f"{self.file}: {self.message}" if is_complete else f"{self.file}: {self.key}: {self.message}"
+        return (
+            f"{self.file}: {self.message}"
+            if is_complete
+            else f"{self.file}: {self.key}: {self.message}"
+        )
 
 
 class ManifestError(ValueError):
     """A manifest that cannot be run, with every problem in it."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        self.problems = sorted(set(problems), key=lambda problem: (problem.line, problem.key))
+        self.problems = sorted(
+            set(problems), key=lambda problem: (problem.line, problem.key)
+        )
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 
 @dataclass(frozen=True)
 class Written:
-    """Places where the keys of a manifest were written: lines of its file, or settings that replace them.
+    """Places where the keys of a manifest were written: lines of its file, or settings
+    that replace them.
 
     Attributes:
         file: the manifest's file.
@@ -104,13 +120,30 @@ class Written:
         """Return a mistake at a key, named as in the file or in a setting."""
         at = written_location(location, self.raw)
         parts = [at[:end] for end in range(len(at), -1, -1)]
-        setting = next((self.settings[part] for part in parts if part in self.settings), None)
+        setting = next(
+            (self.settings[part] for part in parts if part in self.settings), None
+        )
         if setting is None and at not in self.lines:
-            setting = next((key_given for place, key_given in self.settings.items() if place[: len(at)] == at), None)
+            setting = next(
+                (
+                    key_given
+                    for place, key_given in self.settings.items()
+                    if place[: len(at)] == at
+                ),
+                None,
+            )
         key = dotted(at) or WHOLE_FILE
         if setting is not None:
-            return Problem(f"{SETTING}{setting}", 0, key, message if key == setting else f"{key}: {message}")
-        line = next((self.lines[part] for part in parts if part in self.lines), 1 if self.lines else 0)
+            return Problem(
+                f"{SETTING}{setting}",
+                0,
+                key,
+                message if key == setting else f"{key}: {message}",
+            )
+        line = next(
+            (self.lines[part] for part in parts if part in self.lines),
+            1 if self.lines else 0,
+        )
         return Problem(self.file, line, key, message)
 
 
@@ -118,9 +151,11 @@ def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
     """Read and validate a manifest.
 
     Args:
-        path: the YAML file, or a name in the package (`named_recipes`). Relative paths inside it are relative to its
-            folder, those of a named one to the current folder.
-        overrides: `key.path=value` settings that replace values of the file; the value is read as YAML.
+        path: the YAML file, or a name in the package (`named_recipes`). Relative paths
+            inside it are relative to its folder, those of a named one to the current
+            folder.
+        overrides: `key.path=value` settings that replace values of the file; the value
+            is read as YAML.
 
     Raises:
         ManifestError: with all problems, before any work.
@@ -128,20 +163,34 @@ def load_manifest(path: str | Path, overrides: Sequence[str] = ()) -> Manifest:
     return open_manifest(path, overrides)[0]
 
 
-def open_manifest(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Manifest, Written]:
-    """Read and validate a manifest, and return also where each key was written, for problems found later."""
+def open_manifest(
+    path: str | Path, overrides: Sequence[str] = ()
+) -> tuple[Manifest, Written]:
+    """Read and validate a manifest, and return also where each key was written, for
+    problems found later.
+    """
     try:
         text = manifest_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         if is_named(path):
-            raise ManifestError([Problem(str(path), 0, WHOLE_FILE, str(error))]) from error
-        advice = "" if not isinstance(error, FileNotFoundError) else ", or write one with: gristmill new"
-        raise ManifestError([Problem(str(path), 0, WHOLE_FILE, why_unreadable(error) + advice)]) from error
+            raise ManifestError(
+                [Problem(str(path), 0, WHOLE_FILE, str(error))]
+            ) from error
+        advice = (
+            ""
+            if not isinstance(error, FileNotFoundError)
+            else ", or write one with: gristmill new"
+        )
+        raise ManifestError(
+            [Problem(str(path), 0, WHOLE_FILE, why_unreadable(error) + advice)]
+        ) from error
     return _parse(text, str(path), overrides)
 
 
 def parse_manifest(text: str, file: str, overrides: Sequence[str] = ()) -> Manifest:
-    """Validate a manifest's text; `file` names it in errors and anchors its relative paths."""
+    """Validate a manifest's text; `file` names it in errors and anchors its relative
+    paths.
+    """
     return _parse(text, file, overrides)[0]
 
 
@@ -151,11 +200,29 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
         raw = parse_yaml(text)
     except yaml.YAMLError as error:
         line, problem = why_invalid(error)
-        raise ManifestError([Problem(file, line, "(syntax)", f"not valid YAML: {problem}")]) from error
+        raise ManifestError(
+            [Problem(file, line, "(syntax)", f"not valid YAML: {problem}")]
+        ) from error
     if not isinstance(raw, dict):
-        raise ManifestError([Problem(file, 1, WHOLE_FILE, "a manifest is a mapping that starts with `name:`")])
+        raise ManifestError(
+            [
+                Problem(
+                    file,
+                    1,
+                    WHOLE_FILE,
+                    "a manifest is a mapping that starts with `name:`",
+                )
+            ]
+        )
     lines = {} if node is None else dict(_key_lines(node))
-    return check_manifest(raw, file, Path(file).resolve().parent, overrides, lines, _duplicate_keys(node, file))
+    return check_manifest(
+        raw,
+        file,
+        Path(file).resolve().parent,
+        overrides,
+        lines,
+        _duplicate_keys(node, file),
+    )
 
 
 def check_manifest(
@@ -166,7 +233,8 @@ def check_manifest(
     lines: Mapping[Location, int] | None = None,
     problems: Iterable[Problem] = (),
 ) -> tuple[Manifest, Written]:
-    """Validate the content of a manifest, which is changed in place: the overrides are applied to it.
+    """Validate the content of a manifest, which is changed in place: the overrides are
+    applied to it.
 
     Args:
         raw: content as parsed from YAML.
@@ -198,11 +266,17 @@ def check_manifest(
     return anchored, written
 
 
-def _own_code_problems(manifest: Manifest, folder: Path, written: Written) -> Iterator[Problem]:
+def _own_code_problems(
+    manifest: Manifest, folder: Path, written: Written
+) -> Iterator[Problem]:
     for location, function in own_functions(manifest):
         section: Any = manifest
         for part in location[:-1]:
-            section = getattr(section, str(part)) if isinstance(section, BaseModel) else section[part]
+            section = (
+                getattr(section, str(part))
+                if isinstance(section, BaseModel)
+                else section[part]
+            )
         try:
             code = take_code(function, folder)
             if isinstance(section, OwnPlace):
@@ -228,14 +302,21 @@ def _scalar(node: yaml.Node) -> str:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else "?"
 
 
-def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Iterator[Problem]:
+def _duplicate_keys(
+    node: yaml.Node | None, file: str, at: Location = ()
+) -> Iterator[Problem]:
     """Yield keys that are given twice; YAML would silently keep the last one."""
     if isinstance(node, yaml.MappingNode):
         names: set[str] = set()
         for key, value in node.value:
             name = _scalar(key)
             if name in names:
-                yield Problem(file, key.start_mark.line + 1, dotted((*at, name)), "given twice; keep one")
+                yield Problem(
+                    file,
+                    key.start_mark.line + 1,
+                    dotted((*at, name)),
+                    "given twice; keep one",
+                )
             names.add(name)
             yield from _duplicate_keys(value, file, (*at, name))
     elif isinstance(node, yaml.SequenceNode):
@@ -243,8 +324,12 @@ def _duplicate_keys(node: yaml.Node | None, file: str, at: Location = ()) -> Ite
             yield from _duplicate_keys(value, file, (*at, index))
 
 
-def _apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Problem], dict[Location, str]]:
-    """Apply overrides in place, and return their problems, and each replaced location with the key that replaced it."""
+def _apply_overrides(
+    raw: dict[str, Any], overrides: Sequence[str]
+) -> tuple[list[Problem], dict[Location, str]]:
+    """Apply overrides in place, and return their problems, and each replaced location
+    with the key that replaced it.
+    """
     problems: list[Problem] = []
     settings: dict[Location, str] = {}
     for override in overrides:
@@ -302,23 +387,30 @@ def full_key(key: str, raw: Mapping[str, Any] | None = None) -> str:
         return key
     rules = STEP_SECTIONS[stages[first]].model_fields.get("rules")
     rule_sections = [] if rules is None else models_in(rules.annotation)
-    if key_parts and any(key_parts[0] in section.model_fields for section in rule_sections):
+    if key_parts and any(
+        key_parts[0] in section.model_fields for section in rule_sections
+    ):
         key_parts = ["rules", *key_parts]
     return ".".join(["prepare", first, *key_parts])
 
 
 def short_key(key: str) -> str:
-    """Return a step's key as people write it: `filter.rules.gopher_quality.x` is `filter.gopher_quality.x`."""
+    """Return a step's key as people write it: `filter.rules.gopher_quality.x` is
+    `filter.gopher_quality.x`.
+    """
     step, separator, key_in_rules = key.partition(".rules.")
     return f"{step}.{key_in_rules}" if separator and "." not in step else key
 
 
 def _child(parent: Any, key: str) -> tuple[Any, Location]:
-    """Return the value below one part of an override's path, and its location; `prepare.dedup` finds the step by
-    name."""
+    """Return the value below one part of an override's path, and its location;
+    `prepare.dedup` finds the step by name.
+    """
     if isinstance(parent, list):
         steps = written_steps(parent)
-        for index, ((stage, _), name) in enumerate(zip(steps, name_steps(steps), strict=True)):
+        for index, ((stage, _), name) in enumerate(
+            zip(steps, name_steps(steps), strict=True)
+        ):
             if stage and name == key:
                 parent[index] = entry = take_bare_name(parent[index])
                 return entry[stage], (index, stage)
@@ -332,14 +424,20 @@ def _child(parent: Any, key: str) -> tuple[Any, Location]:
     if not isinstance(parent, dict):
         raise LookupError(f"there is nothing below {parent!r}")
     if parent.get(key) is None:
-        # A filter without rules keeps its default rule sets when a threshold of one of them is overridden.
-        parent[key] = {name: {} for name in Filter().rules.model_dump()} if key == "rules" else {}
+        # A filter without rules keeps its default rule sets when a threshold of one of
+        # them is overridden.
+        parent[key] = (
+            {name: {} for name in Filter().rules.model_dump()} if key == "rules" else {}
+        )
     return parent[key], (key,)
 
 
 def _index(entries: list[Any], key: str) -> int:
     if not key.isdecimal() or int(key) >= len(entries):
-        raise LookupError(f"there is no entry {key!r} in that list, which has {len(entries)}, counted from 0")
+        raise LookupError(
+            f"there is no entry {key!r} in that list, which has "
+            f"{len(entries)}, counted from 0"
+        )
     return int(key)
 
 
@@ -351,7 +449,11 @@ def _field_problem(item: Any, written: Written) -> Problem:
         step_hint = ""
         if len(location) == 1 and not did_you_mean(name, known_keys(())):
             is_step = name in STEP_SECTIONS
-            step_hint = "; it is a step, an entry of `prepare:`" if is_step else did_you_mean(name, STEP_SECTIONS)
+            step_hint = (
+                "; it is a step, an entry of `prepare:`"
+                if is_step
+                else did_you_mean(name, STEP_SECTIONS)
+            )
         hint = (
             step_hint
             or hint_of(name, str(location[0]))
@@ -370,12 +472,22 @@ def _field_problem(item: Any, written: Written) -> Problem:
 def shortened(value: Any) -> str:
     """Return a value as an error repeats it: the first MOST_OF_A_VALUE characters."""
     text = repr(value)
-    return text if len(text) <= MOST_OF_A_VALUE else f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
+    return (
+        text
+        if len(text) <= MOST_OF_A_VALUE
+        else f"{text[:MOST_OF_A_VALUE]}... {len(text)} characters"
+    )
 
 
 def _where_it_belongs(name: str, raw: Any) -> str:
-    """Return `, did you mean 'pretrain.steps'?` for a key of other sections, those of this manifest first."""
-    keys = [".".join(key) for key in all_keys(Manifest) if key[-1] == name and key[0] not in ("prepare", "sources")]
+    """Return `, did you mean 'pretrain.steps'?` for a key of other sections, those of
+    this manifest first.
+    """
+    keys = [
+        ".".join(key)
+        for key in all_keys(Manifest)
+        if key[-1] == name and key[0] not in ("prepare", "sources")
+    ]
     keys += [
         short_key(".".join((stage, *key)))
         for stage, section in STEP_SECTIONS.items()
@@ -383,7 +495,9 @@ def _where_it_belongs(name: str, raw: Any) -> str:
         if key[-1] == name
     ]
     used = {*raw, *(stage for stage, _ in written_steps(raw.get("prepare")))}
-    best_keys = sorted(keys, key=lambda key: (key.partition(".")[0] not in used, key.count(".")))[:MOST_PLACES]
+    best_keys = sorted(
+        keys, key=lambda key: (key.partition(".")[0] not in used, key.count("."))
+    )[:MOST_PLACES]
     return f", did you mean {' or '.join(map(repr, best_keys))}?" if best_keys else ""
 
 
@@ -400,11 +514,20 @@ def written_location(location: Sequence[str | int], raw: Any) -> Location:
         if isinstance(inside, list) and isinstance(part, str):
             names = ((entry,) if isinstance(entry, str) else entry for entry in inside)
             position = next(
-                (index for index, name in enumerate(names) if isinstance(name, tuple | dict) and part in name), None
+                (
+                    index
+                    for index, name in enumerate(names)
+                    if isinstance(name, tuple | dict) and part in name
+                ),
+                None,
             )
             if position is not None:
                 written += [position, part]
-                inside = inside[position][part] if isinstance(inside[position], dict) else None
+                inside = (
+                    inside[position][part]
+                    if isinstance(inside[position], dict)
+                    else None
+                )
                 continue
         written.append(part)
         try:
@@ -415,17 +538,25 @@ def written_location(location: Sequence[str | int], raw: Any) -> Location:
 
 
 def _contradictions(written: Written) -> list[Problem]:
-    """Return contradictions that no single field can detect, and secrets, which do not belong in a manifest."""
-    problems = [written.problem(location, message) for location, message in contradictions(written.raw)]
+    """Return contradictions that no single field can detect, and secrets, which do not
+    belong in a manifest.
+    """
+    problems = [
+        written.problem(location, message)
+        for location, message in contradictions(written.raw)
+    ]
     reserved_names = [*Manifest.model_fields, *STEP_SECTIONS]
-    for index, message in wrong_step_names(written_steps(written.raw.get("prepare")), reserved_names).items():
+    for index, message in wrong_step_names(
+        written_steps(written.raw.get("prepare")), reserved_names
+    ).items():
         problems.append(written.problem(("prepare", index, NAME), message))
     for location in dict.fromkeys((*written.lines, *_locations(written.raw))):
         if location and str(location[-1]).lower() in KEPT_TOKEN_NAMES:
             problems.append(
                 written.problem(
                     location,
-                    "secrets do not belong in a manifest, which is kept with every run; use environment variables",
+                    "secrets do not belong in a manifest, which is kept with every "
+                    "run; use environment variables",
                 )
             )
     return problems
@@ -443,7 +574,8 @@ def _locations(value: Any, at: Location = ()) -> Iterator[Location]:
 
 
 def anchor(value: Any, folder: Path) -> Any:
-    """Make relative outside paths absolute: they are relative to the manifest's folder, not the current one.
+    """Make relative outside paths absolute: they are relative to the manifest's folder,
+    not the current one.
 
     User code is captured from there too.
 
@@ -453,15 +585,31 @@ def anchor(value: Any, folder: Path) -> Any:
     if isinstance(value, OwnFunction):
         return take_code(value, folder)
     if isinstance(value, OutsidePath):
-        return value if "://" in value or Path(value).is_absolute() else OutsidePath(folder / value)
+        return (
+            value
+            if "://" in value or Path(value).is_absolute()
+            else OutsidePath(folder / value)
+        )
     if isinstance(value, BaseModel):
         fields = {name: getattr(value, name) for name in type(value).model_fields}
-        changed = {name: anchored for name, inner in fields.items() if (anchored := anchor(inner, folder)) is not inner}
+        changed = {
+            name: anchored
+            for name, inner in fields.items()
+            if (anchored := anchor(inner, folder)) is not inner
+        }
         return value.model_copy(update=changed) if changed else value
     if isinstance(value, dict):
         mapping = {name: anchor(inner, folder) for name, inner in value.items()}
-        return mapping if any(mapping[name] is not inner for name, inner in value.items()) else value
+        return (
+            mapping
+            if any(mapping[name] is not inner for name, inner in value.items())
+            else value
+        )
     if isinstance(value, tuple):
         entries = tuple(anchor(inner, folder) for inner in value)
-        return entries if any(new is not old for new, old in zip(entries, value, strict=True)) else value
+        return (
+            entries
+            if any(new is not old for new, old in zip(entries, value, strict=True))
+            else value
+        )
     return value

@@ -1,8 +1,9 @@
 """The manifest: the schema against which every run is validated before any work.
 
-One YAML file names the sources, how they are prepared and mixed, and what is trained on them. Each section below
-configures one stage: nothing else of the manifest reaches that stage, so that changing a key changes that stage and
-those after it, and nothing more. An absent section disables its stage.
+One YAML file names the sources, how they are prepared and mixed, and what is trained on
+them. Each section below configures one stage: nothing else of the manifest reaches that
+stage, so that changing a key changes that stage and those after it, and nothing more.
+An absent section disables its stage.
 """
 
 from __future__ import annotations
@@ -47,57 +48,78 @@ EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")
 class Engine(Section):
     """Execution of the work; it never enters a fingerprint and never changes a result.
 
-    `local` needs nothing. A cluster needs our libraries on its workers and a store that all of them can reach under the
-    same name: a shared folder, or a URL such as `s3://`; a job there begins with one small task that checks this. Every
-    engine gives the same bytes; docs/engines.md says how each is set up, and what was tested.
+    `local` needs nothing. A cluster needs our libraries on its workers and a store that
+    all of them can reach under the same name: a shared folder, or a URL such as
+    `s3://`; a job there begins with one small task that checks this. Every engine gives
+    the same bytes; docs/engines.md says how each is set up, and what was tested.
 
-    Rows pass from job to job through the engine's own shuffle, unless `shuffle` is `files`.
+    Rows pass from job to job through the engine's own shuffle, unless `shuffle` is
+    `files`.
 
-    - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed: lost shards are computed again.
-    - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`, ...) and Spark in the cluster's
-      version here (`SPARK_HOME`, the package `pyspark`, or `make engines`). `options` are Spark's own settings.
-    - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server for its `flink_version` (an
-      option; `make engines` fetches it, `flink_job_server_jar` names one), or the `job_endpoint` of a running one.
-    - `dataflow` needs `options: {project: ..., region: ..., temp_location: "gs://...", sdk_container_image: ...}`, the
-      image with this package in it, and a store in `gs://`.
+    - `dask` needs `address: tcp://scheduler:8786`. Workers may come, go and be killed:
+      lost shards are computed again.
+    - `spark` needs `address: spark://host:7077` (or `yarn`, `local-cluster[2,1,1024]`,
+      ...) and Spark in the cluster's version here (`SPARK_HOME`, the package `pyspark`,
+      or `make engines`). `options` are Spark's own settings.
+    - `flink` needs `address: host:8081` of a JobManager, Java, and Beam's job server
+      for its `flink_version` (an option; `make engines` fetches it,
+      `flink_job_server_jar` names one), or the `job_endpoint` of a running one.
+    - `dataflow` needs `options: {project: ..., region: ..., temp_location: "gs://...",
+      sdk_container_image: ...}`, the image with this package in it, and a store in
+      `gs://`.
     - `PortableRunner`, `SparkRunner` and other Beam runners take Beam's own options.
-    - The option `environment_type` says what executes the work on Flink: `PROCESS` (the default: the program
-      `gristmill-worker` of this installation, at the same path everywhere, or `environment_config: '{"command":
-      FILE}'`), `EXTERNAL` (`gristmill-worker --pool HOST:PORT`, with `environment_config: HOST:PORT`), `DOCKER` (with
-      `environment_config: IMAGE`), or `LOOPBACK` (this process, for trying things out).
+    - The option `environment_type` says what executes the work on Flink: `PROCESS` (the
+      default: the program `gristmill-worker` of this installation, at the same path
+      everywhere, or `environment_config: '{"command": FILE}'`), `EXTERNAL`
+      (`gristmill-worker --pool HOST:PORT`, with `environment_config: HOST:PORT`),
+      `DOCKER` (with `environment_config: IMAGE`), or `LOOPBACK` (this process, for
+      trying things out).
     """
 
     runner: str = "local"
     """`local`, `dask`, `spark`, `flink`, `dataflow`, or the name of any Beam runner."""
     mode: Literal["auto", "memory", "threads", "processes"] = "auto"
-    """Kind of the local runner's workers. `auto`: processes for a job that holds Python's global lock and has enough
-    input to be worth the second that they take to start, otherwise threads; neither for a single task or worker."""
+    """Kind of the local runner's workers. `auto`: processes for a job that holds
+    Python's global lock and has enough input to be worth the second that they take to
+    start, otherwise threads; neither for a single task or worker.
+    """
     address: str | None = None
-    """Address of the cluster: Dask's scheduler, Spark's master or Flink's JobManager."""
+    """Address of the cluster: Dask's scheduler, Spark's master or Flink's
+    JobManager.
+    """
     options: dict[str, Any] = Field(default_factory=dict)
-    """Beam's pipeline options for a runner other than `local`, by the names of its flags; for `spark`, its settings."""
+    """Beam's pipeline options for a runner other than `local`, by the names of its
+    flags; for `spark`, its settings.
+    """
     shuffle: Literal["files", "engine"] | None = None
-    """Path of rows from the tasks of one job to those of the next: `files` in the stage's folder, with a part of each
-    for every partition, or the runner's own shuffle (`engine`), which leaves one file per partition. If absent, `files`
-    with `local`, `engine` with all others. With `local`, `engine` is only for trying it out: its rows are kept in
-    memory."""
+    """Path of rows from the tasks of one job to those of the next: `files` in the
+    stage's folder, with a part of each for every partition, or the runner's own shuffle
+    (`engine`), which leaves one file per partition. If absent, `files` with `local`,
+    `engine` with all others. With `local`, `engine` is only for trying it out: its rows
+    are kept in memory.
+    """
     workers: Positive = 2
     """Parallel workers of the local runner; a cluster has its own."""
     worker_seconds: PositiveFloat = 60.0
-    """Longest wait for the first worker of a cluster, and for its first task. Increase it if workers start from an
-    image that is pulled first, which takes minutes."""
+    """Longest wait for the first worker of a cluster, and for its first task. Increase
+    it if workers start from an image that is pulled first, which takes minutes.
+    """
     retries: Annotated[int, Field(ge=0)] = 1
-    """Number of further attempts at a stage that was lost to SIGKILL, with which Linux ends processes when memory runs
-    out: its own process, a worker of the local runner, or a rank of a training. Each resumes where the last one
-    stopped."""
+    """Number of further attempts at a stage that was lost to SIGKILL, with which Linux
+    ends processes when memory runs out: its own process, a worker of the local runner,
+    or a rank of a training. Each resumes where the last one stopped.
+    """
     ranks: Positive | Literal["auto"] = "auto"
-    """Number of training processes, on all nodes together; with GPUs, one for each GPU to use. `auto`: one for each
-    NVIDIA GPU of this machine that CUDA_VISIBLE_DEVICES allows, times `nodes`; one if there is none, and if
-    `rl.rollouts` is `vllm`."""
+    """Number of training processes, on all nodes together; with GPUs, one for each GPU
+    to use. `auto`: one for each NVIDIA GPU of this machine that CUDA_VISIBLE_DEVICES
+    allows, times `nodes`; one if there is none, and if `rl.rollouts` is `vllm`.
+    """
     nodes: Positive = 1
-    """Number of hosts that run this manifest together, each by the same command and in the same store, which all see
-    under the same name. The first host at a stage leads it; the others meanwhile do tasks of its jobs, with the local
-    runner, or their share of a training, which waits for all of them. See docs/hosts.md."""
+    """Number of hosts that run this manifest together, each by the same command and in
+    the same store, which all see under the same name. The first host at a stage leads
+    it; the others meanwhile do tasks of its jobs, with the local runner, or their share
+    of a training, which waits for all of them. See docs/hosts.md.
+    """
     network: Network = Network()
     parallel: Parallel = Parallel()
     compute: Compute = Compute()
@@ -106,14 +128,18 @@ class Engine(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Number of the newest checkpoints to keep."""
     permanent_every: Positive | None = None
-    """Checkpoints at multiples of this are never deleted, even when the training is done, so that a longer one can
-    continue from them (`continue_from`); if absent, no checkpoint is permanent. A training saves only every
-    `checkpoint_every` steps, so this should be a multiple of it."""
+    """Checkpoints at multiples of this are never deleted, even when the training is
+    done, so that a longer one can continue from them (`continue_from`); if absent, no
+    checkpoint is permanent. A training saves only every `checkpoint_every` steps, so
+    this should be a multiple of it.
+    """
     stream: Stream = Stream()
     """Read-ahead of trainings, and packed sets in a store."""
     deterministic: bool = False
-    """Make operations whose result may differ between two runs on the same device an error in trainings, instead of a
-    warning. On CPUs there are none; the same number of processes gives the same bits either way."""
+    """Make operations whose result may differ between two runs on the same device an
+    error in trainings, instead of a warning. On CPUs there are none; the same number of
+    processes gives the same bits either way.
+    """
     wandb: Wandb | None = None
     """Log trainings to Weights & Biases too; off if absent."""
     mlflow: Mlflow | None = None
@@ -123,17 +149,21 @@ class Engine(Section):
     profile: Profile | None = None
     """Trace some steps of trainings; off if absent."""
     notify: str | None = None
-    """A command, or an http:// or https:// URL, that is notified at the end of each run: the command on its standard
-    input, the URL by POST, as JSON with `text` (which Slack and Mattermost show), `state` (`completed`, `failed`,
-    `interrupted`), `message`, `seconds`, `report` and the stages. Environment variables are expanded (`$NAME`), so that
-    the URL of a webhook, which is a credential, need not be in the manifest. A failed notification is only a
-    warning."""
+    """A command, or an http:// or https:// URL, that is notified at the end of each
+    run: the command on its standard input, the URL by POST, as JSON with `text` (which
+    Slack and Mattermost show), `state` (`completed`, `failed`, `interrupted`),
+    `message`, `seconds`, `report` and the stages. Environment variables are expanded
+    (`$NAME`), so that the URL of a webhook, which is a credential, need not be in the
+    manifest. A failed notification is only a warning.
+    """
 
     @model_validator(mode="after")
     def _fits_the_runner(self) -> Engine:
         check_engine(self.runner, self.address, self.options)
         if self.runner != "local" and self.mode != "auto":
-            raise ValueError(f"mode is for runner local, not for {self.runner}; remove it")
+            raise ValueError(
+                f"mode is for runner local, not for {self.runner}; remove it"
+            )
         self.parallel.sizes(self.num_ranks)
         if self.num_ranks % self.nodes and self.num_ranks > 1:
             raise ValueError(
@@ -142,7 +172,8 @@ class Engine(Section):
             )
         if self.compute.compile == "model" and self.num_ranks > 1:
             raise ValueError(
-                f"compute: compile: model is for one process, but ranks is {self.num_ranks}; set block, or ranks: 1"
+                "compute: compile: model is for one process, but ranks is "
+                f"{self.num_ranks}; set block, or ranks: 1"
             )
         return self
 
@@ -162,18 +193,23 @@ class Manifest(Section):
     seed: int = 0
     """Seed from which every random choice is hashed, together with stable ids."""
     sources: Annotated[dict[str, AnySource], Field(min_length=1)] = {}  # noqa: RUF012 - pydantic copies it
-    """Documents, including those that a language model writes, and tokens that another tool has written. Not needed if
-    a run starts from a model."""
+    """Documents, including those that a language model writes, and tokens that another
+    tool has written. Not needed if a run starts from a model.
+    """
     ingest: Ingest = Ingest()
     prepare: tuple[SerializeAsAny[Step], ...] = ()
-    """Steps that judge and edit documents, in the order in which they run; a stage may occur more than once."""
+    """Steps that judge and edit documents, in the order in which they run; a stage may
+    occur more than once.
+    """
     documents: Documents | None = None
     tokenizer: Tokenizer | None = None
     model: GivenModel | None = None
     mix: Mix | None = None
     text_index: TextIndex | None = None
     examples: dict[Annotated[str, Field(pattern=NAME_PATTERN)], MadeExamples] = {}  # noqa: RUF012 - as `sources`
-    """Examples for tuning that language models write, one set per name: `path: examples://NAME` reads it."""
+    """Examples for tuning that language models write, one set per name: `path:
+    examples://NAME` reads it.
+    """
     pretrain: Pretrain | None = None
     merge: Merge | None = None
     sft: Sft | None = None
@@ -187,23 +223,31 @@ class Manifest(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_meant(cls, value: Any) -> Any:
-        """Enable the defaults of `evaluate:` and other empty sections, and add the settings derived from a size or
-        depth of `pretrain`."""
+        """Enable the defaults of `evaluate:` and other empty sections, and add the
+        settings derived from a size or depth of `pretrain`.
+        """
         if not isinstance(value, dict):
             return value
         sections = {
-            key: ({} if section is None and key in EMPTY_ALLOWED else section) for key, section in value.items()
+            key: ({} if section is None and key in EMPTY_ALLOWED else section)
+            for key, section in value.items()
         }
         if "pretrain" in sections:
             mix = sections.get("mix")
             length = mix.get("sequence_length") if isinstance(mix, dict) else None
             sections["pretrain"] = take_dial(
-                sections["pretrain"], length or Mix.model_fields["sequence_length"].default
+                sections["pretrain"],
+                length or Mix.model_fields["sequence_length"].default,
             )
         rl = sections.get("rl")
         engine = sections.get("engine") or {}
-        if isinstance(rl, dict) and rl.get("rollouts") == "vllm" and isinstance(engine, dict):
-            sections["engine"] = {"ranks": 1, **engine}  # vLLM draws answers in one process
+        if (
+            isinstance(rl, dict)
+            and rl.get("rollouts") == "vllm"
+            and isinstance(engine, dict)
+        ):
+            # vLLM draws answers in one process
+            sections["engine"] = {"ranks": 1, **engine}
         return sections
 
     @model_validator(mode="after")
@@ -218,51 +262,84 @@ class Manifest(Section):
     @property
     def steps(self) -> dict[str, Step]:
         """Steps of `prepare` by their names, in order."""
-        return dict(zip(name_steps([(step.stage, step.name) for step in self.prepare]), self.prepare, strict=True))
+        return dict(
+            zip(
+                name_steps([(step.stage, step.name) for step in self.prepare]),
+                self.prepare,
+                strict=True,
+            )
+        )
 
     @property
     def document_sources(self) -> dict[str, Source]:
         """Sources that are read as documents, in the manifest's order."""
-        return {name: source for name, source in self.sources.items() if isinstance(source, Source)}
+        return {
+            name: source
+            for name, source in self.sources.items()
+            if isinstance(source, Source)
+        }
 
     @property
     def generated_sources(self) -> dict[str, GeneratedSource]:
         """Sources whose documents a language model writes, in the manifest's order."""
-        return {name: source for name, source in self.sources.items() if isinstance(source, GeneratedSource)}
+        return {
+            name: source
+            for name, source in self.sources.items()
+            if isinstance(source, GeneratedSource)
+        }
 
     @property
     def text_sources(self) -> dict[str, Source | GeneratedSource]:
         """All sources of documents, read or generated, in the manifest's order."""
-        return {name: source for name, source in self.sources.items() if not isinstance(source, TokenSource)}
+        return {
+            name: source
+            for name, source in self.sources.items()
+            if not isinstance(source, TokenSource)
+        }
 
     @property
     def licences(self) -> dict[str, str | None]:
-        """Licence of each source of documents; of a generated one without its own, the licences of the sources from
-        which it is made."""
+        """Licence of each source of documents; of a generated one without its own, the
+        licences of the sources from which it is made.
+        """
         licences: dict[str, str | None] = {}
         for name, source in self.text_sources.items():
-            licences[name] = " and ".join(sorted(self._licences_of(name, source, ()))) or None
+            licences[name] = (
+                " and ".join(sorted(self._licences_of(name, source, ()))) or None
+            )
         return licences
 
-    def _licences_of(self, name: str, source: Source | GeneratedSource, above: tuple[str, ...]) -> set[str]:
+    def _licences_of(
+        self, name: str, source: Source | GeneratedSource, above: tuple[str, ...]
+    ) -> set[str]:
         if source.licence is not None or isinstance(source, Source):
             return set() if source.licence is None else {source.licence}
         parents = [
-            parent for parent in source.generate.parents if parent in self.text_sources and parent not in (*above, name)
+            parent
+            for parent in source.generate.parents
+            if parent in self.text_sources and parent not in (*above, name)
         ]
         licences: set[str] = set()
         for parent in parents:
-            licences |= self._licences_of(parent, self.text_sources[parent], (*above, name))
+            licences |= self._licences_of(
+                parent, self.text_sources[parent], (*above, name)
+            )
         return licences
 
     @property
     def token_sources(self) -> dict[str, TokenSource]:
         """Sources whose tokens another tool has written, in the manifest's order."""
-        return {name: source for name, source in self.sources.items() if isinstance(source, TokenSource)}
+        return {
+            name: source
+            for name, source in self.sources.items()
+            if isinstance(source, TokenSource)
+        }
 
 
 MODELS = ("model", "pretrain", "merge", "sft", "dpo", "rl")
-"""Sections and stages that give a model that writes text, in training order; a run begins with one of the first two."""
+"""Sections and stages that give a model that writes text, in training order; a run
+begins with one of the first two.
+"""
 TUNINGS = ("sft", "reward", "dpo", "rl")
 """Sections that train a model further on examples, with their own row length."""
 CONTINUING = ("pretrain", "merge")
@@ -272,14 +349,17 @@ CONTINUING = ("pretrain", "merge")
 def beyond_context(stage: str, length: int, trained: int) -> str:
     """Return a warning about a tuning whose rows are longer than all before."""
     return (
-        f"{stage}: its rows have {length} tokens, but the model was trained on at most {trained}: the rotary "
-        f"positions after those are new to it, and a short tuning may not teach them; check long answers, lower "
-        f"{stage}.sequence_length, or stretch positions with pretrain.model.rope_scaling"
+        f"{stage}: its rows have {length} tokens, but the model was trained on at most "
+        f"{trained}: the rotary positions after those are new to it, and a short "
+        "tuning may not teach them; check long answers, lower "
+        f"{stage}.sequence_length, or stretch positions with "
+        "pretrain.model.rope_scaling"
     )
 
 
 def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
-    """Return stage -> warning, for each tuning whose rows are longer than those that its model was trained on.
+    """Return stage -> warning, for each tuning whose rows are longer than those that
+    its model was trained on.
 
     Args:
         manifest: the manifest of the run.
@@ -304,11 +384,17 @@ def context_warnings(manifest: Manifest, trained: int) -> dict[str, str]:
 def known_keys(location: Location) -> list[str]:
     """Return the keys that the schema has at a location."""
     models = _models_at(location)
-    return sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())]) if models else []
+    return (
+        sorted([*models[0].model_fields, *(STEP_SECTIONS if models[0] is Step else ())])
+        if models
+        else []
+    )
 
 
 def all_keys(model: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield every key of a section, and of the sections inside it; a recursive section is expanded once."""
+    """Yield every key of a section, and of the sections inside it; a recursive section
+    is expanded once.
+    """
     for name, field in model.model_fields.items():
         yield (name,)
         for inner in models_in(field.annotation):
@@ -317,7 +403,9 @@ def all_keys(model: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[str, ...
 
 
 def dotted(location: Location) -> str:
-    """Return a location as messages name it: `mix.phases[0].end`; empty for the whole manifest."""
+    """Return a location as messages name it: `mix.phases[0].end`; empty for the whole
+    manifest.
+    """
     key = ""
     for part in location:
         if isinstance(part, int):
@@ -340,7 +428,8 @@ def _models_at(location: Location) -> list[Any]:
         if field is not None:
             models = models_in(field.annotation)
         else:
-            # A part that is not a key is the kind that pydantic names for one of several models.
+            # A part that is not a key is the kind that pydantic names for one of
+            # several models.
             models = [model for model in models if part in _kinds_of(model)] or models
     return models
 

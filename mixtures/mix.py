@@ -1,4 +1,6 @@
-"""The sections `mix`, for the tokens to train on, their shares and their packing, and `text_index`."""
+"""The sections `mix`, for the tokens to train on, their shares and their packing, and
+`text_index`.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,30 @@ ALPHA = "alpha"
 
 
 def temperature(weights: Mapping[str, float]) -> float | None:
-    """Return the exponent of shares by size; None if the weights are those of sources."""
+    """Return the exponent of shares by size; None if the weights are those of
+    sources.
+    """
     return weights[ALPHA] if list(weights) == [ALPHA] else None
 
 
 def _mean_something(weights: dict[str, float]) -> dict[str, float]:
     alpha = temperature(weights)
     if alpha is not None and alpha > 1:
-        raise ValueError(f"alpha must be between 0 (all sources equal) and 1 (in proportion to size), not {alpha:g}")
+        raise ValueError(
+            "alpha must be between 0 (all sources equal) and 1 (in "
+            f"proportion to size), not {alpha:g}"
+        )
     if alpha is None and not any(weights.values()):
-        raise ValueError("every weight is 0, so the mixture is empty; give at least one source a weight")
+        raise ValueError(
+            "every weight is 0, so the mixture is empty; give at least "
+            "one source a weight"
+        )
     return weights
 
 
-Weights = Annotated[dict[str, Annotated[float, Field(ge=0.0)]], AfterValidator(_mean_something)]
+Weights = Annotated[
+    dict[str, Annotated[float, Field(ge=0.0)]], AfterValidator(_mean_something)
+]
 """Source -> share relative to the others', or `{alpha: exponent}`."""
 
 
@@ -36,44 +48,61 @@ class MixPhase(Section):
     """A part of the training order with its own weights."""
 
     end: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Share of the training set at which the phase ends; only the last phase has no `end` and ends with the set."""
+    """Share of the training set at which the phase ends; only the last phase has no
+    `end` and ends with the set.
+    """
     weights: Weights | None = None
-    """Shares of tokens within this phase, as in `mix.weights`, which applies if absent. A source that is not named is
-    not read in this phase."""
+    """Shares of tokens within this phase, as in `mix.weights`, which applies if absent.
+    A source that is not named is not read in this phase.
+    """
 
 
 class Continues(Section):
-    """The training set of which the first rows have been read, when a mixture is changed during training. `gristmill
-    continue` writes this section. See docs/phases.md."""
+    """The training set of which the first rows have been read, when a mixture is
+    changed during training. `gristmill continue` writes this section. See
+    docs/phases.md.
+    """
 
     rows: Positive
-    """Number of rows of that set, in its training order, with which this one begins. They count towards
-    `mix.tokens`."""
+    """Number of rows of that set, in its training order, with which this one begins.
+    They count towards `mix.tokens`.
+    """
     sources: tuple[str, ...]
     """Sources of that set, in its order; more may have been added since."""
     phases: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...]
-    """Rows of each source in that set, for every phase (`train.stages` of its packed.json)."""
+    """Rows of each source in that set, for every phase (`train.stages` of its
+    packed.json).
+    """
     seed: int
     """Seed of the training that read that set."""
     fingerprint: str
-    """Fingerprint of the contents of its rows; a checkpoint of its training has the same."""
+    """Fingerprint of the contents of its rows; a checkpoint of its training has the
+    same.
+    """
     digest: str
-    """Digest of the kept rows. Documents or settings other than those of that set would give other rows: an error."""
+    """Digest of the kept rows. Documents or settings other than those of that set would
+    give other rows: an error.
+    """
     withheld: tuple[int, ...] = ()
     """Its rows that had been emptied (`mix.exclude`)."""
     exclude: OutsidePath | None = None
-    """Like `mix.exclude`, but only for the rows after the kept ones: documents that are not to be read again."""
+    """Like `mix.exclude`, but only for the rows after the kept ones: documents that are
+    not to be read again.
+    """
     continues: Continues | None = None
     """The set that that one continued in turn."""
 
     @model_validator(mode="after")
     def _is_a_beginning(self) -> Continues:
         total = sum(map(sum, self.phases))
-        if any(len(rows) != len(self.sources) for rows in self.phases) or not 0 < self.rows <= total:
+        if (
+            any(len(rows) != len(self.sources) for rows in self.phases)
+            or not 0 < self.rows <= total
+        ):
             raise ValueError(
-                f"keeps {self.rows} rows of a set with {total} in phases {self.phases} of the sources "
-                f"{', '.join(self.sources)}, which is not a beginning of it; let `gristmill continue` write "
-                "this section"
+                f"keeps {self.rows} rows of a set with {total} in phases {self.phases} "
+                f"of the sources {', '.join(self.sources)}, which is not a beginning "
+                "of it; let `gristmill continue` write this section"
             )
         return self
 
@@ -83,23 +112,30 @@ FIM_TOKENS = (
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
 )
-"""Special tokens for prefix, suffix and middle: those of Qwen2.5-Coder, of StarCoder, of SantaCoder."""
+"""Special tokens for prefix, suffix and middle: those of Qwen2.5-Coder, of StarCoder,
+of SantaCoder.
+"""
 
 
 class FillInMiddle(Section):
-    """Rearranged documents from which a model learns to fill in a middle (Bavarian et al. 2022).
+    """Rearranged documents from which a model learns to fill in a middle (Bavarian et
+    al. 2022).
 
-    Documents are rearranged before packing. The tokenizer needs three special tokens: `special_tokens:
-    ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]`, or those of StarCoder or SantaCoder in an existing
-    tokenizer. See docs/objectives.md."""
+    Documents are rearranged before packing. The tokenizer needs three special tokens:
+    `special_tokens: ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]`, or those
+    of StarCoder or SantaCoder in an existing tokenizer. See docs/objectives.md.
+    """
 
     rates: Annotated[dict[str, Fraction], Field(min_length=1)]
-    """Source -> share of its documents that are rearranged (Bavarian et al. 2022 use 0.5 and 0.9); documents of other
-    sources and held-out documents are never rearranged. A document's id decides if it is rearranged; the positions of
-    the cuts also depend on the pass over the source. Cuts are between tokens."""
+    """Source -> share of its documents that are rearranged (Bavarian et al. 2022 use
+    0.5 and 0.9); documents of other sources and held-out documents are never
+    rearranged. A document's id decides if it is rearranged; the positions of the cuts
+    also depend on the pass over the source. Cuts are between tokens.
+    """
     spm_rate: Fraction = 0.5
-    """Share of the rearranged documents that become suffix-prefix-middle; the others become prefix-suffix-middle
-    (Bavarian et al. 2022 train on half of each)."""
+    """Share of the rearranged documents that become suffix-prefix-middle; the others
+    become prefix-suffix-middle (Bavarian et al. 2022 train on half of each).
+    """
 
 
 class Mix(Seeded):
@@ -108,42 +144,61 @@ class Mix(Seeded):
     added = ("fim", "continues")
 
     tokens: Positive
-    """Tokens of the training set's documents, rounded down to whole rows; padding does not count."""
+    """Tokens of the training set's documents, rounded down to whole rows; padding does
+    not count.
+    """
     weights: Weights | None = None
-    """Shares of tokens, relative to each other, instead of the sources' own `weight`: a source that is not named is not
-    in the mixture. Or `{alpha: 0.7}`: shares in proportion to the number of tokens of a source, raised to that power
-    (XLM-R, section 3.1, and mT5, section 3.1: 0.7 and 0.3); 1 keeps the proportions, 0 makes all sources equal."""
+    """Shares of tokens, relative to each other, instead of the sources' own `weight`: a
+    source that is not named is not in the mixture. Or `{alpha: 0.7}`: shares in
+    proportion to the number of tokens of a source, raised to that power (XLM-R, section
+    3.1, and mT5, section 3.1: 0.7 and 0.3); 1 keeps the proportions, 0 makes all
+    sources equal.
+    """
     phases: tuple[MixPhase, ...] = ()
-    """Other weights for consecutive parts of the training order, for example for annealing: `[{end: 0.8, weights:
-    {...}}, {weights: {...}}]`. The limits on repeating a source hold for all phases together. A set with phases is read
-    once: a training that needs more rows is an error."""
+    """Other weights for consecutive parts of the training order, for example for
+    annealing: `[{end: 0.8, weights: {...}}, {weights: {...}}]`. The limits on repeating
+    a source hold for all phases together. A set with phases is read once: a training
+    that needs more rows is an error.
+    """
     on_shortfall: Literal["error", "redistribute"] = "error"
-    """Reaction if a source's share is more than its `max_epochs` or `max_tokens` allow, or less than its `min_tokens`.
-    `error` says by how much, and what would help; `redistribute` gives the source what its limit allows, divides the
-    difference among the other sources by their weights, and warns."""
+    """Reaction if a source's share is more than its `max_epochs` or `max_tokens` allow,
+    or less than its `min_tokens`. `error` says by how much, and what would help;
+    `redistribute` gives the source what its limit allows, divides the difference among
+    the other sources by their weights, and warns.
+    """
     sequence_length: Annotated[int, Field(ge=8)] = 512
     """Tokens per row."""
     packing: Literal["stream", "best_fit"] = "stream"
-    """`stream`: documents back to back, each with its end-of-text token, cut wherever a row ends. `best_fit`: documents
-    of at most one row stay whole, longer ones are cut into whole rows and a remainder, and each piece goes into the
-    fullest row that has room for it, longest first (best-fit-decreasing: Ding et al. 2024). Free space in rows is
-    padding, which is never trained on and does not count as `tokens`. The summary shows how much each packing would cut
-    and pad. Held-out rows are always packed as `stream`, so that losses of different packings can be compared."""
+    """`stream`: documents back to back, each with its end-of-text token, cut wherever a
+    row ends. `best_fit`: documents of at most one row stay whole, longer ones are cut
+    into whole rows and a remainder, and each piece goes into the fullest row that has
+    room for it, longest first (best-fit-decreasing: Ding et al. 2024). Free space in
+    rows is padding, which is never trained on and does not count as `tokens`. The
+    summary shows how much each packing would cut and pad. Held-out rows are always
+    packed as `stream`, so that losses of different packings can be compared.
+    """
     document_starts: Literal["any", "aligned"] = "any"
-    """`aligned`: every row begins with a document's first token, and the part of a document that does not fit into the
-    row in which it begins is dropped (as nanochat's loader crops); the summary counts dropped tokens, and `max_epochs`
-    counts them as read."""
+    """`aligned`: every row begins with a document's first token, and the part of a
+    document that does not fit into the row in which it begins is dropped (as nanochat's
+    loader crops); the summary counts dropped tokens, and `max_epochs` counts them as
+    read.
+    """
     exclude: OutsidePath | None = None
-    """A list of documents that must not be trained on, one id (32 hexadecimal digits) per line: every row that contains
-    one of them is emptied and left out of the training order, and held-out rows with one of them are dropped. All other
-    rows keep their place and contents, so that a training that has not read any of these documents resumes from its
-    checkpoint (`pretrain.continue_from`). `gristmill takedown` writes such a list."""
+    """A list of documents that must not be trained on, one id (32 hexadecimal digits)
+    per line: every row that contains one of them is emptied and left out of the
+    training order, and held-out rows with one of them are dropped. All other rows keep
+    their place and contents, so that a training that has not read any of these
+    documents resumes from its checkpoint (`pretrain.continue_from`). `gristmill
+    takedown` writes such a list.
+    """
     fim: FillInMiddle | None = None
     """Documents that are rearranged for fill-in-the-middle; not used if absent."""
     continues: Continues | None = None
-    """The set that was read before the mixture was changed, and whose first rows begin this one; not used if absent.
-    `weights` and `phases` apply to the rows after them. A source continues where it was: none of its rows is read
-    twice, and `max_epochs` counts what was read."""
+    """The set that was read before the mixture was changed, and whose first rows begin
+    this one; not used if absent. `weights` and `phases` apply to the rows after them. A
+    source continues where it was: none of its rows is read twice, and `max_epochs`
+    counts what was read.
+    """
     validation: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.005
     """Share of duplicate clusters held out of training, chosen by hash."""
     max_validation_rows: Positive = 1024
@@ -157,8 +212,8 @@ class Mix(Seeded):
     def _rows_are_those_of_the_stream(self) -> Mix:
         if self.continues is not None and self.packing == "best_fit":
             raise ValueError(
-                "continues needs packing: stream, where a row does not depend on the number of rows; in best_fit "
-                "it does"
+                "continues needs packing: stream, where a row does not depend on the "
+                "number of rows; in best_fit it does"
             )
         return self
 
@@ -169,30 +224,38 @@ class Mix(Seeded):
             return self
         if any(end is None for end in ends[:-1]) or ends[-1] not in (None, 1.0):
             raise ValueError(
-                "every phase but the last needs `end`, and the last ends with the set: [{end: 0.8, "
+                "every phase but the last needs `end`, and the last ends with the "
+                "set: [{end: 0.8, "
                 "weights: ...}, {weights: ...}]"
             )
         inner = [end for end in ends[:-1] if end is not None]
         if inner != sorted(set(inner)) or inner[-1:] == [1.0]:
             raise ValueError(
-                f"the phases end at {inner} of the training set; each must end after the one before it, and before 1"
+                f"the phases end at {inner} of the training set; each must end after "
+                "the one before it, and before 1"
             )
         return self
 
 
 class TextIndex(Section):
-    """An index of the training rows, with which `gristmill trace MANIFEST --text FILE` finds passages of a text in
-    them, and their documents. It takes up to six bytes per token, or eleven with more than 2^32 tokens."""
+    """An index of the training rows, with which `gristmill trace MANIFEST --text FILE`
+    finds passages of a text in them, and their documents. It takes up to six bytes per
+    token, or eleven with more than 2^32 tokens.
+    """
 
     shortest_span: Annotated[int, Field(ge=4, le=64)] = 8
-    """Tokens of the shortest passage that can be found; every passage of this length or more is found."""
+    """Tokens of the shortest passage that can be found; every passage of this length or
+    more is found.
+    """
 
 
 Location = tuple[str | int, ...]
 
 
 def weight_maps(mix: Any) -> Iterator[tuple[Location, Any]]:
-    """Yield every place of a raw section that may have weights, with its value: the mixture's, and each phase's."""
+    """Yield every place of a raw section that may have weights, with its value: the
+    mixture's, and each phase's.
+    """
     if not isinstance(mix, Mapping):
         return
     yield ("mix", "weights"), mix.get("weights")
@@ -205,12 +268,15 @@ def weight_maps(mix: Any) -> Iterator[tuple[Location, Any]]:
 def uses_own_weights(mix: Any) -> bool:
     """Return True if the sources' own `weight` counts in some part of the mixture."""
     overall, *phases = [weights for _, weights in weight_maps(mix)] or [None]
-    return overall is None and (not phases or any(weights is None for weights in phases))
+    return overall is None and (
+        not phases or any(weights is None for weights in phases)
+    )
 
 
 def weighed_sources(mix: Any) -> Iterator[tuple[Location, str]]:
-    """Yield every name that `weights` or the rates of `fim` mention, with its location; a lone `alpha` is not a
-    source."""
+    """Yield every name that `weights` or the rates of `fim` mention, with its location;
+    a lone `alpha` is not a source.
+    """
     for location, weights in weight_maps(mix):
         if isinstance(weights, Mapping) and list(weights) != [ALPHA]:
             for name in weights:
@@ -226,16 +292,27 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
     mix, sources = raw.get("mix"), raw.get("sources")
     if mix is None or not isinstance(sources, Mapping):
         return
-    source_weights = [source.get("weight", 1) if isinstance(source, Mapping) else 1 for source in sources.values()]
+    source_weights = [
+        source.get("weight", 1) if isinstance(source, Mapping) else 1
+        for source in sources.values()
+    ]
     if source_weights and uses_own_weights(mix) and not any(source_weights):
-        yield ("sources",), "every weight is 0, so the mixture is empty; give at least one source a weight"
+        yield (
+            ("sources",),
+            "every weight is 0, so the mixture is empty; give at least one source a "
+            "weight",
+        )
     for location, weights in weight_maps(mix):
-        if isinstance(weights, Mapping) and list(weights) == [ALPHA] and ALPHA in sources:
+        if (
+            isinstance(weights, Mapping)
+            and list(weights) == [ALPHA]
+            and ALPHA in sources
+        ):
             yield (
                 (*location, ALPHA),
                 (
-                    "is the exponent of shares by size, but also the name of a source; rename the "
-                    "source, or give a second source a weight (0 is allowed)"
+                    "is the exponent of shares by size, but also the name of a source; "
+                    "rename the source, or give a second source a weight (0 is allowed)"
                 ),
             )
     if isinstance(mix, Mapping):
@@ -245,21 +322,26 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             yield (
                 ("mix", "sequence_length"),
                 (
-                    f"a row of {length} tokens is longer than all {tokens} tokens of the mixture; use shorter rows, "
-                    "or more tokens (mix.tokens)"
+                    f"a row of {length} tokens is longer than all {tokens} tokens of "
+                    "the mixture; use shorter rows, or more tokens (mix.tokens)"
                 ),
             )
         yield from _fim_tokens_missing(mix.get("fim"), raw.get("tokenizer"))
         continues = mix.get("continues")
-        old_sources = continues.get("sources") if isinstance(continues, Mapping) else None
+        old_sources = (
+            continues.get("sources") if isinstance(continues, Mapping) else None
+        )
         removed_sources = (
-            [str(name) for name in old_sources if name not in sources] if isinstance(old_sources, list | tuple) else []
+            [str(name) for name in old_sources if name not in sources]
+            if isinstance(old_sources, list | tuple)
+            else []
         )
         if removed_sources:
             yield (
                 ("mix", "continues", "sources"),
                 (
-                    f"the continued set has rows of {', '.join(removed_sources)}, which is no longer a source; "
+                    f"the continued set has rows of {', '.join(removed_sources)}, "
+                    "which is no longer a source; "
                     "define it again, with a weight of 0 if it is no longer read"
                 ),
             )
@@ -270,7 +352,8 @@ def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
 def _phases_that_differ(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
     """Yield an error if the training's phases do not match those of the mixture."""
     pretrain_phases, mix_phases = (
-        section.get("phases") or () if isinstance(section, Mapping) else () for section in (pretrain, mix)
+        section.get("phases") or () if isinstance(section, Mapping) else ()
+        for section in (pretrain, mix)
     )
     if (
         pretrain_phases
@@ -281,36 +364,49 @@ def _phases_that_differ(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str
         yield (
             ("pretrain", "phases"),
             (
-                f"has {len(pretrain_phases)} entries, but mix.phases has {len(mix_phases)}: "
+                f"has {len(pretrain_phases)} entries, but mix.phases has "
+                f"{len(mix_phases)}: "
                 "give one for each of them, {} where nothing differs"
             ),
         )
 
 
 def _fim_tokens_missing(fim: Any, tokenizer: Any) -> Iterator[tuple[Location, str]]:
-    """Yield an error if a tokenizer that is trained here lacks the tokens that rearranged documents need."""
+    """Yield an error if a tokenizer that is trained here lacks the tokens that
+    rearranged documents need.
+    """
     settings = tokenizer if isinstance(tokenizer, Mapping) else {}
     special_tokens = settings.get("special_tokens", ())
-    if not fim or settings.get("path") is not None or not isinstance(special_tokens, list | tuple):
+    if (
+        not fim
+        or settings.get("path") is not None
+        or not isinstance(special_tokens, list | tuple)
+    ):
         return
-    if not any(set(names) <= {str(name) for name in special_tokens} for names in FIM_TOKENS):
+    if not any(
+        set(names) <= {str(name) for name in special_tokens} for names in FIM_TOKENS
+    ):
         listed = ", ".join(f'"{name}"' for name in FIM_TOKENS[0])
         yield (
             ("mix", "fim"),
             (
-                "needs special tokens for prefix, suffix and middle, which the tokenizer does not have; "
+                "needs special tokens for prefix, suffix and middle, which the "
+                "tokenizer does not have; "
                 f"add `tokenizer: {{special_tokens: [{listed}]}}`"
             ),
         )
 
 
-def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Location, str]]:
+def _reads_of_a_set_with_phases(
+    mix: Any, pretrain: Any
+) -> Iterator[tuple[Location, str]]:
     if not isinstance(mix, Mapping) or not isinstance(pretrain, Mapping):
         return
     if not mix.get("phases") and not mix.get("continues"):
         return
     if mix.get("packing", "stream") != "stream" or pretrain.get("batch_ramp"):
-        return  # The number of rows, or of rows read, is only known when the set exists.
+        # The number of rows, or of rows read, is only known when the set exists.
+        return
     defaults = {**Mix.model_fields, **Training.model_fields}
     numbers = [
         section.get(key, defaults[key].default)
@@ -328,8 +424,9 @@ def _reads_of_a_set_with_phases(mix: Any, pretrain: Any) -> Iterator[tuple[Locat
         yield (
             ("pretrain", "steps"),
             (
-                f"{steps} steps of {batch} rows read {steps * batch} rows, but the set with phases has "
-                f"{tokens // length} and is read once; take at most {tokens // length // batch} steps, or mix at least "
+                f"{steps} steps of {batch} rows read {steps * batch} rows, but the set "
+                f"with phases has {tokens // length} and is read once; take at most "
+                f"{tokens // length // batch} steps, or mix at least "
                 f"{steps * batch * length} tokens (mix.tokens)"
             ),
         )

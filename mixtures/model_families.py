@@ -1,4 +1,6 @@
-"""Families of published models that gristmill itself implements: the one list for messages and pages."""
+"""Families of published models that gristmill itself implements: the one list for
+messages and pages.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Parameters and returned columns of a user's function, read from its source without running it."""
+"""Parameters and returned columns of a user's function, read from its source without
+running it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,13 @@ from gristmill.mixtures.user_code import Own, OwnFunction
 from gristmill.mixtures.yaml_text import did_you_mean
 
 BATCH_TYPES = ("RecordBatch", "Table")
-"""pyarrow types as the hint of a function's first parameter: the function takes many documents at a time."""
+"""pyarrow types as the hint of a function's first parameter: the function takes many
+documents at a time.
+"""
 PLAIN_TYPES = ("bool", "int", "float", "str")
-"""Types as the hint of a return value: one value per document, in a column named after the function."""
+"""Types as the hint of a return value: one value per document, in a column named after
+the function.
+"""
 MAKES_COLUMNS = ("append_column", "add_column", "set_column")
 """Methods of a pyarrow table that have the column's name among their arguments."""
 
@@ -39,7 +45,9 @@ class Signature:
 
 
 def signature_of(own: OwnFunction) -> Signature | None:
-    """Return the signature of a function; None if its source is not available, or not an undecorated `def` or class."""
+    """Return the signature of a function; None if its source is not available, or not
+    an undecorated `def` or class.
+    """
     definition = own.definition()
     if definition is None or definition.decorator_list:
         return None
@@ -55,13 +63,20 @@ def signature_of(own: OwnFunction) -> Signature | None:
         _kind_of(definition),
         tuple(
             argument.arg
-            for argument in (*positional[:split], *(argument for argument, default in keyword_only if default is None))
+            for argument in (
+                *positional[:split],
+                *(argument for argument, default in keyword_only if default is None),
+            )
         ),
         tuple(
             argument.arg
             for argument in (
                 *positional[split:],
-                *(argument for argument, default in keyword_only if default is not None),
+                *(
+                    argument
+                    for argument, default in keyword_only
+                    if default is not None
+                ),
             )
         ),
         arguments.kwarg is not None,
@@ -70,31 +85,40 @@ def signature_of(own: OwnFunction) -> Signature | None:
 
 
 def misfit(own: Own, num_positional: int) -> str | None:
-    """Return the reason why a function cannot be called with this many positional arguments and its options, or
-    None."""
+    """Return the reason why a function cannot be called with this many positional
+    arguments and its options, or None.
+    """
     signature = signature_of(own.use)
     if signature is None or signature.kind == "class":
         return None
     parameters = [*signature.required, *signature.optional]
     unknown = next((name for name in own.options if name not in parameters), None)
     if unknown is not None and not signature.takes_any_name:
-        return f"{own.use.place}: {own.use.name} has no parameter {unknown!r}{did_you_mean(unknown, parameters)}"
+        return (
+            f"{own.use.place}: {own.use.name} has no parameter "
+            f"{unknown!r}{did_you_mean(unknown, parameters)}"
+        )
     missing = [name for name in signature.required if name not in own.options]
     if len(missing) > num_positional:
         return (
-            f"{own.use.place}: {own.use.name} has the parameter {missing[num_positional]!r}, which `with` does not give"
+            f"{own.use.place}: {own.use.name} has the parameter "
+            f"{missing[num_positional]!r}, which `with` does not give"
         )
     return None
 
 
 def batch_type(hint: str | None) -> str | None:
-    """Return `RecordBatch` or `Table` if a hint, as written, names that pyarrow type."""
+    """Return `RecordBatch` or `Table` if a hint, as written, names that pyarrow
+    type.
+    """
     last = (hint or "").strip("'\"").rpartition(".")[2]
     return last if last in BATCH_TYPES else None
 
 
 def measured_columns(own: OwnFunction) -> list[str]:
-    """Return the columns that a function evidently returns, by its type hint or its `return {...}`; may be empty."""
+    """Return the columns that a function evidently returns, by its type hint or its
+    `return {...}`; may be empty.
+    """
     definition = own.definition()
     if not isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
         return []
@@ -107,7 +131,10 @@ def _kind_of(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
         return "async function"
     return (
         "generator"
-        if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in _own_nodes(definition))
+        if any(
+            isinstance(node, ast.Yield | ast.YieldFrom)
+            for node in _own_nodes(definition)
+        )
         else "function"
     )
 
@@ -115,13 +142,19 @@ def _kind_of(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes of a function except those of nested functions and classes."""
     for node in ast.iter_child_nodes(function):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+        if not isinstance(
+            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
+        ):
             yield node
             yield from _own_nodes(node)
 
 
-def _hinted(function: ast.FunctionDef | ast.AsyncFunctionDef, file: ast.Module) -> Iterator[str]:
-    """Yield the fields of the class in the return hint, or the function's own name if that is one plain value."""
+def _hinted(
+    function: ast.FunctionDef | ast.AsyncFunctionDef, file: ast.Module
+) -> Iterator[str]:
+    """Yield the fields of the class in the return hint, or the function's own name if
+    that is one plain value.
+    """
     if function.returns is None:
         return
     hint = ast.unparse(function.returns).strip("'\"")
@@ -133,10 +166,14 @@ def _hinted(function: ast.FunctionDef | ast.AsyncFunctionDef, file: ast.Module) 
 
 
 def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
-    """Yield the annotated names of a class (a TypedDict, NamedTuple or dataclass) and of its bases."""
+    """Yield the annotated names of a class (a TypedDict, NamedTuple or dataclass) and
+    of its bases.
+    """
     if name not in classes:
         return
-    other_classes = {class_name: node for class_name, node in classes.items() if class_name != name}
+    other_classes = {
+        class_name: node for class_name, node in classes.items() if class_name != name
+    }
     for base in classes[name].bases:
         yield from _fields(ast.unparse(base), other_classes)
     for node in classes[name].body:
@@ -145,9 +182,15 @@ def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
 
 
 def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Yield the keys of dictionaries that a function returns or makes a table from, and the columns that it appends."""
+    """Yield the keys of dictionaries that a function returns or makes a table from, and
+    the columns that it appends.
+    """
     nodes = list(_own_nodes(function))
-    names = {node.value.id for node in nodes if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)}
+    names = {
+        node.value.id
+        for node in nodes
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Name)
+    }
     for node in nodes:
         if isinstance(node, ast.Return) and node.value is not None:
             yield from _keys(node.value)
@@ -165,15 +208,20 @@ def _returned(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]
 
 
 def _keys(value: ast.expr) -> Iterator[str]:
-    """Yield the names in `{"a": ...}`, `dict(a=...)`, `pa.table({"a": ...})`, `batch.append_column("a", ...)` and
-    `pa.table([...], names=["a"])`."""
+    """Yield the names in `{"a": ...}`, `dict(a=...)`, `pa.table({"a": ...})`,
+    `batch.append_column("a", ...)` and `pa.table([...], names=["a"])`.
+    """
     if isinstance(value, ast.Dict):
         yield from _texts(value.keys)
     elif isinstance(value, ast.IfExp):
         yield from _keys(value.body)
         yield from _keys(value.orelse)
     elif isinstance(value, ast.Call):
-        function_name = value.func.attr if isinstance(value.func, ast.Attribute) else ast.unparse(value.func)
+        function_name = (
+            value.func.attr
+            if isinstance(value.func, ast.Attribute)
+            else ast.unparse(value.func)
+        )
         for keyword in value.keywords:
             if function_name == "dict" and keyword.arg:
                 yield keyword.arg

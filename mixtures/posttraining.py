@@ -7,13 +7,22 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.base import (
+    Fraction,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+    Seeded,
+)
 from gristmill.mixtures.prepare import Prepared
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.training import Precision, TrainingInEpochs, TuningOptimizer
 from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, Own, own_or_name
 
-LinearLayer = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LinearLayer = Literal[
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"
+]
 """Linear layers of a decoder layer, by their names in transformers and PEFT."""
 
 RoundedBase = Literal["nf4", "int8"]
@@ -21,10 +30,12 @@ RoundedBase = Literal["nf4", "int8"]
 
 
 class Lora(Section):
-    """Low-rank adaptation (Hu et al. 2022): the model is frozen, and W x becomes W x + scale B A x.
+    """Low-rank adaptation (Hu et al. 2022): the model is frozen, and W x becomes W x +
+    scale B A x.
 
-    The adapters are merged into the weights of the stage's model; `adapter/` beside it is for PEFT. A learning rate ten
-    times that of full training is usual (alignment-handbook's recipe for Zephyr: 2e-4 for 2e-5).
+    The adapters are merged into the weights of the stage's model; `adapter/` beside it
+    is for PEFT. A learning rate ten times that of full training is usual
+    (alignment-handbook's recipe for Zephyr: 2e-4 for 2e-5).
     """
 
     rank: Positive = 16
@@ -32,25 +43,33 @@ class Lora(Section):
     alpha: PositiveFloat = 16.0
     """The scale is alpha / rank (the same recipe: 16)."""
     rslora: bool = False
-    """Scale by alpha / sqrt(rank), so that large ranks learn as fast as small ones (Kalajdzievski 2023)."""
+    """Scale by alpha / sqrt(rank), so that large ranks learn as fast as small ones
+    (Kalajdzievski 2023).
+    """
     dora: bool = False
-    """Train each output's magnitude separately from its direction (Liu et al. 2024, equation 5)."""
+    """Train each output's magnitude separately from its direction (Liu et al. 2024,
+    equation 5).
+    """
     targets: Annotated[tuple[LinearLayer, ...], Field(min_length=1)] | None = None
-    """Linear layers that get adapters, in every layer; all of the model's if absent (Dettmers et al. 2023, section 4:
-    matching full fine-tuning takes all of them)."""
+    """Linear layers that get adapters, in every layer; all of the model's if absent
+    (Dettmers et al. 2023, section 4: matching full fine-tuning takes all of them).
+    """
     base: RoundedBase | None = None
-    """Store the adapted layers' frozen weights in fewer bits (QLoRA, Dettmers et al. 2023): `nf4` in 4 (bitsandbytes,
-    extra `quant`; 0.52 bytes a weight), `int8` in 8, with a scale per row. Processes that shard each hold a share of
-    the bytes, and gather those of a matrix while it is multiplied. The adapters learn to compensate for rounding along
-    with the task, and the stage's model is the rounded one with them merged; a reference model is rounded in the same
-    way. float32 if absent. Not together with `dora` or `engine.compute.compile`."""
+    """Store the adapted layers' frozen weights in fewer bits (QLoRA, Dettmers et al.
+    2023): `nf4` in 4 (bitsandbytes, extra `quant`; 0.52 bytes a weight), `int8` in 8,
+    with a scale per row. Processes that shard each hold a share of the bytes, and
+    gather those of a matrix while it is multiplied. The adapters learn to compensate
+    for rounding along with the task, and the stage's model is the rounded one with them
+    merged; a reference model is rounded in the same way. float32 if absent. Not
+    together with `dora` or `engine.compute.compile`.
+    """
 
     @model_validator(mode="after")
     def _has_rows_to_measure(self) -> Self:
         if self.base is not None and self.dora:
             raise ValueError(
-                "lora.dora computes the norms of the frozen weights' rows in every step, which lora.base has "
-                "rounded; remove one of the two"
+                "lora.dora computes the norms of the frozen weights' rows in every "
+                "step, which lora.base has rounded; remove one of the two"
             )
         return self
 
@@ -65,37 +84,54 @@ BETA = 0.5
 
 
 class TeacherKeys(Section):
-    """Settings of `sft.distill` that determine a teacher's distributions: all that the stage `teacher` receives."""
+    """Settings of `sft.distill` that determine a teacher's distributions: all that the
+    stage `teacher` receives.
+    """
 
     teacher: Literal["pretrain"] | OutsidePath
-    """A model's folder (config.json with its weights, ours or transformers'), whose vocabulary must be the run's own;
-    or `pretrain`: the run's own model before fine-tuning, which then keeps the tuned model near its start."""
+    """A model's folder (config.json with its weights, ours or transformers'), whose
+    vocabulary must be the run's own; or `pretrain`: the run's own model before
+    fine-tuning, which then keeps the tuned model near its start.
+    """
     temperature: PositiveFloat = 1.0
-    """Divisor of the logits of both models (Hinton et al. 2015, equation 1); the divergence is multiplied by its
-    square, so that gradients keep their size (section 2)."""
+    """Divisor of the logits of both models (Hinton et al. 2015, equation 1); the
+    divergence is multiplied by its square, so that gradients keep their size (section
+    2).
+    """
     top_k: Positive | Literal["all"] = 64
-    """Number of the teacher's most likely ids kept per trained token, 8 bytes each, with the probability of all others
-    as one more outcome: the divergence is then a lower bound of the full one. `all` keeps the full distribution."""
+    """Number of the teacher's most likely ids kept per trained token, 8 bytes each,
+    with the probability of all others as one more outcome: the divergence is then a
+    lower bound of the full one. `all` keeps the full distribution.
+    """
 
 
 class Distill(TeacherKeys):
-    """Learning of a teacher's distributions on the trained tokens of `sft`, which the stage `teacher` computes
-    beforehand."""
+    """Learning of a teacher's distributions on the trained tokens of `sft`, which the
+    stage `teacher` computes beforehand.
+    """
 
     kind: Divergence = "forward"
-    """`forward`: KL(teacher || student), which covers all that the teacher may say; `reverse`: KL(student || teacher),
-    which avoids what the teacher would not say (Gu et al. 2024); `jsd`: the generalised Jensen-Shannon divergence
-    between them (Agarwal et al. 2024, equation 1)."""
+    """`forward`: KL(teacher || student), which covers all that the teacher may say;
+    `reverse`: KL(student || teacher), which avoids what the teacher would not say (Gu
+    et al. 2024); `jsd`: the generalised Jensen-Shannon divergence between them (Agarwal
+    et al. 2024, equation 1).
+    """
     beta: Annotated[float, Field(gt=0.0, lt=1.0)] = BETA
-    """For `jsd`: the teacher's share of the mixture to which both are compared (near 0 like `forward`, near 1 like
-    `reverse`, up to a factor)."""
+    """For `jsd`: the teacher's share of the mixture to which both are compared (near 0
+    like `forward`, near 1 like `reverse`, up to a factor).
+    """
     weight: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Weight of the divergence; the loss on the labels has the remaining weight (torchtune's recipes: 0.5)."""
+    """Weight of the divergence; the loss on the labels has the remaining weight
+    (torchtune's recipes: 0.5).
+    """
 
     @model_validator(mode="after")
     def _beta_is_used(self) -> Self:
         if self.beta != BETA and self.kind != "jsd":
-            raise ValueError(f"sft.distill.beta has no effect on the divergence {self.kind}; choose jsd, or remove it")
+            raise ValueError(
+                "sft.distill.beta has no effect on the divergence "
+                f"{self.kind}; choose jsd, or remove it"
+            )
         return self
 
 
@@ -108,11 +144,24 @@ class Teach(TeacherKeys):
     """Largest number of rows per forward pass on one rank."""
 
 
-PreferenceLoss = Literal["sigmoid", "cdpo", "robust", "hinge", "ipo", "ipo_sum", "sigmoid_norm", "simpo", "orpo", "kto"]
+PreferenceLoss = Literal[
+    "sigmoid",
+    "cdpo",
+    "robust",
+    "hinge",
+    "ipo",
+    "ipo_sum",
+    "sigmoid_norm",
+    "simpo",
+    "orpo",
+    "kto",
+]
 
 
 class OwnLoss(Own):
-    """A loss of your own: a function of log-probabilities; docs/own-training.md has an example."""
+    """A loss of your own: a function of log-probabilities; docs/own-training.md has an
+    example.
+    """
 
     takes: ClassVar[tuple[str, ...] | None] = (
         "chosen_logps",
@@ -123,58 +172,80 @@ class OwnLoss(Own):
 
 
 LossOfPairs = Annotated[
-    Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[OwnLoss, Tag(OWN_TAG)], Discriminator(own_or_name)
+    Annotated[PreferenceLoss, Tag(NAME_TAG)] | Annotated[OwnLoss, Tag(OWN_TAG)],
+    Discriminator(own_or_name),
 ]
 
 
 class Examples(Section):
-    """A set of instructions or preferences. A set of several forms needs no `format`: each record's keys tell."""
+    """A set of instructions or preferences. A set of several forms needs no `format`:
+    each record's keys tell.
+    """
 
     path: OutsidePath
-    """JSON lines (`.jsonl`, compressed or not), a list of JSON (`.json`), Parquet; a file, a glob, a folder or an
-    fsspec URL of one of these; `python-docs://`; or `examples://NAME`, which the section `examples` writes."""
+    """JSON lines (`.jsonl`, compressed or not), a list of JSON (`.json`), Parquet; a
+    file, a glob, a folder or an fsspec URL of one of these; `python-docs://`; or
+    `examples://NAME`, which the section `examples` writes.
+    """
     limit: Positive | None = None
-    """Largest number of examples to read, the first in the order of the hashes of their contents."""
+    """Largest number of examples to read, the first in the order of the hashes of their
+    contents.
+    """
     max_quarantined: Fraction = 0.0
-    """Share of the records that may have an unknown form before the stage fails. Each such record is quarantined:
-    written to `refused.jsonl` with its place and the reason, and counted."""
+    """Share of the records that may have an unknown form before the stage fails. Each
+    such record is quarantined: written to `refused.jsonl` with its place and the
+    reason, and counted.
+    """
 
 
 class Instructions(Examples):
     """A set of conversations to learn from."""
 
-    format: Literal["auto", "messages", "sharegpt", "completion", "instruction"] = "auto"
-    """`messages`: OpenAI's, with tools; `sharegpt`: `conversations` of `from` and `value`, where `function_call` and
-    `observation` are a tool call and its answer; `completion`: `prompt` and `completion` (or `response`), texts or
-    messages; `instruction`: Alpaca's `instruction`, `input`, `output`, with LLaMA-Factory's `history`. Messages after
-    the last answer are context; an answer with a `weight` (or `loss_weight`) of 0 has no loss."""
+    format: Literal["auto", "messages", "sharegpt", "completion", "instruction"] = (
+        "auto"
+    )
+    """`messages`: OpenAI's, with tools; `sharegpt`: `conversations` of `from` and
+    `value`, where `function_call` and `observation` are a tool call and its answer;
+    `completion`: `prompt` and `completion` (or `response`), texts or messages;
+    `instruction`: Alpaca's `instruction`, `input`, `output`, with LLaMA-Factory's
+    `history`. Messages after the last answer are context; an answer with a `weight` (or
+    `loss_weight`) of 0 has no loss.
+    """
     weight: PositiveFloat | None = None
-    """Share of the trained tokens, relative to the other sets' weights: the set that is largest for its weight is read
-    once, examples of the others are repeated. Set it for all sets or for none; without weights, each example is read
-    once."""
+    """Share of the trained tokens, relative to the other sets' weights: the set that is
+    largest for its weight is read once, examples of the others are repeated. Set it for
+    all sets or for none; without weights, each example is read once.
+    """
     train_on: Literal["assistant", "last", "all"] = "assistant"
-    """Tokens that have a loss: those of the assistant's turns with the end of each turn, those of its last turn only,
-    or all except the first one of the conversation."""
+    """Tokens that have a loss: those of the assistant's turns with the end of each
+    turn, those of its last turn only, or all except the first one of the conversation.
+    """
 
 
 class PreferencePairs(Examples):
     """A set of preferences to learn from."""
 
     format: Literal["auto", "pairs", "transcripts", "scored", "labelled"] = "auto"
-    """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it is the common beginning of both;
-    the prompt may be `conversations`, `messages` or `instruction` and `input` (LLaMA-Factory's pairs); `transcripts`:
-    `chosen` and `rejected` as whole dialogues, with Human: and Assistant: after blank lines (HH-RLHF); `scored`:
-    several answers with scores, of which the best is chosen and the worst rejected; `labelled`: `prompt`, `completion`
-    (or `response`) and `label` (or `kto_tag`), true or false, or `messages` with a label, of which the last is the
-    answer: single answers, from which only the loss `kto` learns. `tools` of a record are part of its prompt."""
+    """`pairs`: `prompt`, `chosen`, `rejected`, texts or messages; without `prompt` it
+    is the common beginning of both; the prompt may be `conversations`, `messages` or
+    `instruction` and `input` (LLaMA-Factory's pairs); `transcripts`: `chosen` and
+    `rejected` as whole dialogues, with Human: and Assistant: after blank lines
+    (HH-RLHF); `scored`: several answers with scores, of which the best is chosen and
+    the worst rejected; `labelled`: `prompt`, `completion` (or `response`) and `label`
+    (or `kto_tag`), true or false, or `messages` with a label, of which the last is the
+    answer: single answers, from which only the loss `kto` learns. `tools` of a record
+    are part of its prompt.
+    """
 
 
 class WeightedPairs(PreferencePairs):
     """A set of preferences with a weight among others."""
 
     weight: PositiveFloat | None = None
-    """Share of the training pairs, relative to the other sets' weights: the set that is largest for its weight is read
-    once, pairs of the others are repeated. Set it for all sets or for none; without weights, each pair is read once."""
+    """Share of the training pairs, relative to the other sets' weights: the set that is
+    largest for its weight is read once, pairs of the others are repeated. Set it for
+    all sets or for none; without weights, each pair is read once.
+    """
 
     def unweighted(self) -> PreferencePairs:
         """Return the set without its weight."""
@@ -185,51 +256,72 @@ def _check_weights(section: str, data: Sequence[Instructions | WeightedPairs]) -
     unweighted_paths = [item.path for item in data if item.weight is None]
     if unweighted_paths and len(unweighted_paths) < len(data):
         raise ValueError(
-            f"{section}.data: {unweighted_paths[0]} has no weight, though others have one; "
-            "set it for all of them, or for none"
+            f"{section}.data: {unweighted_paths[0]} has no weight, though others have "
+            "one; set it for all of them, or for none"
         )
 
 
 class ElasticConsolidation(Section):
-    """Elastic weight consolidation (Kirkpatrick et al. 2017): weights that matter for the pre-training's rows are kept
-    near their values, by a penalty whose gradient is added to that of the loss."""
+    """Elastic weight consolidation (Kirkpatrick et al. 2017): weights that matter for
+    the pre-training's rows are kept near their values, by a penalty whose gradient is
+    added to that of the loss.
+    """
 
     weight: PositiveFloat
-    """Lambda of their equation 3, relative to a loss and a Fisher information per token; the line `elastic_penalty` of
-    the metrics shows the size of the penalty."""
+    """Lambda of their equation 3, relative to a loss and a Fisher information per
+    token; the line `elastic_penalty` of the metrics shows the size of the penalty.
+    """
     fisher_rows: Positive = 200
-    """Number of pre-training rows, the first that it has read, from which the Fisher information is estimated."""
+    """Number of pre-training rows, the first that it has read, from which the Fisher
+    information is estimated.
+    """
 
 
 class Gates(Section):
-    """Conditions on the examples, checked before any model is loaded; the stage `sft_data` fails if one is not met."""
+    """Conditions on the examples, checked before any model is loaded; the stage
+    `sft_data` fails if one is not met.
+    """
 
     min_end_of_turn_trained: Fraction = 0.99
-    """Smallest share of the answers whose end of turn is trained; a model that does not learn it does not stop."""
+    """Smallest share of the answers whose end of turn is trained; a model that does not
+    learn it does not stop.
+    """
     min_trained: Fraction = 0.01
-    """Smallest share of the examples' tokens that are trained; less is more often a wrong mask than a property of the
-    data."""
+    """Smallest share of the examples' tokens that are trained; less is more often a
+    wrong mask than a property of the data.
+    """
     max_truncated: Fraction = 1.0
-    """Largest share of the examples whose end may be cut off; not limited unless set."""
+    """Largest share of the examples whose end may be cut off; not limited unless
+    set.
+    """
 
 
 class SftData(Seeded):
-    """Settings of `sft` that determine the token rows and their loss masks: all that the stage `sft_data` receives."""
+    """Settings of `sft` that determine the token rows and their loss masks: all that
+    the stage `sft_data` receives.
+    """
 
     data: Annotated[tuple[Instructions, ...], Field(min_length=1)]
     """Sets of examples."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens per row, and the limit per example, whose end is cut off; the mixture's if absent. Rows longer than those
-    of pre-training become the context of the tuned model."""
+    """Tokens per row, and the limit per example, whose end is cut off; the mixture's if
+    absent. Rows longer than those of pre-training become the context of the tuned
+    model.
+    """
     packing: Literal["best_fit", "none"] = "best_fit"
-    """`best_fit`: several examples in a row, without cutting any, each invisible to the attention of the others;
-    `none`: one example in a row."""
+    """`best_fit`: several examples in a row, without cutting any, each invisible to the
+    attention of the others; `none`: one example in a row.
+    """
     replay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of the tokens that are pre-training rows, against forgetting: the first rows that it has read, in its order
-    and with a loss on all of their tokens. Rounded to whole rows."""
+    """Share of the tokens that are pre-training rows, against forgetting: the first
+    rows that it has read, in its order and with a loss on all of their tokens. Rounded
+    to whole rows.
+    """
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of the conversations, chosen by hash of the messages before the first answer, that are never trained on:
-    their loss, after every `validate_every` steps and the last, shows when the others are memorised."""
+    """Share of the conversations, chosen by hash of the messages before the first
+    answer, that are never trained on: their loss, after every `validate_every` steps
+    and the last, shows when the others are memorised.
+    """
     gates: Gates = Gates()
     """Conditions on the examples."""
     seed: int | None = None
@@ -249,7 +341,9 @@ class SftOptimizer(TuningOptimizer):
 
 
 class Tuning(TrainingInEpochs):
-    """Settings of `sft` that determine the training itself: all that the stage `sft` receives."""
+    """Settings of `sft` that determine the training itself: all that the stage `sft`
+    receives.
+    """
 
     optimizer: SftOptimizer = SftOptimizer()
     """The update rule."""
@@ -258,17 +352,21 @@ class Tuning(TrainingInEpochs):
     distill: Distill | None = None
     """Learn from a larger model too; if absent, only from the labels."""
     ewc: ElasticConsolidation | None = None
-    """Keep weights that matter for the pre-training; not together with `lora`, which does not change them."""
+    """Keep weights that matter for the pre-training; not together with `lora`, which
+    does not change them.
+    """
     validate_every: Positive | None = None
-    """Steps between measurements of the pre-training's held-out rows, which show forgetting, in the units of
-    `pretrain`; also measured after the last step. Not measured if absent."""
+    """Steps between measurements of the pre-training's held-out rows, which show
+    forgetting, in the units of `pretrain`; also measured after the last step. Not
+    measured if absent.
+    """
 
     @model_validator(mode="after")
     def _holds_what_moves(self) -> Self:
         if self.ewc is not None and self.lora is not None:
             raise ValueError(
-                "sft.ewc and sft.lora exclude each other: adapters do not change the model's own weights; "
-                "remove one of the two"
+                "sft.ewc and sft.lora exclude each other: adapters do not change the "
+                "model's own weights; remove one of the two"
             )
         return self
 
@@ -276,14 +374,17 @@ class Tuning(TrainingInEpochs):
     def _draws_from_one_model(self) -> Self:
         if self.distill is not None and self.optimizer.kind == "sophia":
             raise ValueError(
-                "sft.optimizer.kind cannot be sophia together with sft.distill: it estimates curvature "
-                "from labels that the model draws, but a teacher gives distributions; choose another"
+                "sft.optimizer.kind cannot be sophia together with sft.distill: it "
+                "estimates curvature from labels that the model draws, but a teacher "
+                "gives distributions; choose another"
             )
         return self
 
 
 class Sft(SftData, Prepared, Tuning):
-    """Supervised fine-tuning on conversations, with loss on the assistant's turns. A row is one of the packed set's."""
+    """Supervised fine-tuning on conversations, with loss on the assistant's turns. A
+    row is one of the packed set's.
+    """
 
     seed: int | None = None
     """Seed of sampling and of the order; the manifest's if absent."""
@@ -292,24 +393,29 @@ class Sft(SftData, Prepared, Tuning):
     def _has_no_pairs(self) -> Self:
         if any(step.judge_pairs is not None for step in self.prepare):
             raise ValueError(
-                "sft.prepare: judge_pairs compares the answers of pairs, but sft has conversations; "
-                "move it to dpo.prepare"
+                "sft.prepare: judge_pairs compares the answers of pairs, but sft has "
+                "conversations; move it to dpo.prepare"
             )
         return self
 
 
 class DpoData(Section):
-    """Settings of `dpo` that determine the token rows: all that the stage `dpo_data` receives."""
+    """Settings of `dpo` that determine the token rows: all that the stage `dpo_data`
+    receives.
+    """
 
     data: Annotated[tuple[WeightedPairs, ...], Field(min_length=1)]
     """Sets of pairs."""
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens per row, and the limit per conversation, whose end is cut off; the mixture's if absent. Rows longer than
-    the model's context become its new context."""
+    """Tokens per row, and the limit per conversation, whose end is cut off; the
+    mixture's if absent. Rows longer than the model's context become its new context.
+    """
     leaks: Decontaminate | None = None
-    """Evaluation sets, and the rule for leaks: a pair whose prompt and chosen answer contain an item of a set is
-    counted and reported in a warning, but still trained on unless `prepare` drops it. If absent, the settings of
-    `decontaminate` in the documents' `prepare`."""
+    """Evaluation sets, and the rule for leaks: a pair whose prompt and chosen answer
+    contain an item of a set is counted and reported in a warning, but still trained on
+    unless `prepare` drops it. If absent, the settings of `decontaminate` in the
+    documents' `prepare`.
+    """
 
     @model_validator(mode="after")
     def _all_have_weights_or_none(self) -> Self:
@@ -327,15 +433,18 @@ class Rounded(Section):
 
 
 class Reference(Section):
-    """Settings of `dpo` that determine log-probabilities of pairs besides the rows: all that the stage `reference`
-    receives."""
+    """Settings of `dpo` that determine log-probabilities of pairs besides the rows: all
+    that the stage `reference` receives.
+    """
 
     precision: Precision = "auto"
     """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU."""
     micro_batch_size: Positive = 16
     """Largest number of pairs per forward pass on one rank."""
     answers: bool = False
-    """True if the loss is on single answers (`kto`), with mismatched answers to other prompts beside them."""
+    """True if the loss is on single answers (`kto`), with mismatched answers to other
+    prompts beside them.
+    """
     rounded: Rounded | None = None
     """Rounding of the model, as by `dpo.lora.base`; not rounded if absent."""
 
@@ -351,15 +460,20 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     """Direct preference optimisation (Rafailov et al. 2023) and related losses."""
 
     loss: LossOfPairs = "sigmoid"
-    """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with probability `label_smoothing`; `hinge`: SLiC's;
-    `ipo`: over means of tokens, `ipo_sum`: over sums; `sigmoid_norm`: DPO over means of tokens; `simpo`, `orpo`:
-    without a reference; `kto`: on single answers that are desirable or not (Ethayarajh et al. 2024), into which pairs
-    are split: a batch then consists of answers. The definitions are in train/objectives/preference_losses.py and
-    kto.py. Or a function of your own, `{use: ./losses.py:mine, with: {...}}`: see docs/own-training.md."""
+    """`sigmoid`: DPO; `cdpo`, `robust`: for labels that are wrong with probability
+    `label_smoothing`; `hinge`: SLiC's; `ipo`: over means of tokens, `ipo_sum`: over
+    sums; `sigmoid_norm`: DPO over means of tokens; `simpo`, `orpo`: without a
+    reference; `kto`: on single answers that are desirable or not (Ethayarajh et al.
+    2024), into which pairs are split: a batch then consists of answers. The definitions
+    are in train/objectives/preference_losses.py and kto.py. Or a function of your own,
+    `{use: ./losses.py:mine, with: {...}}`: see docs/own-training.md.
+    """
     beta: PositiveFloat = 0.1
     """Strength of the tie to the reference model."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=0.5)] = 0.0
-    """For `cdpo` and `robust`: probability that chosen and rejected answer are swapped."""
+    """For `cdpo` and `robust`: probability that chosen and rejected answer are
+    swapped.
+    """
     gamma_ratio: Annotated[float, Field(ge=0.0)] = 0.5
     """SimPO's target margin as a multiple of beta (its authors: 0.3 to 0.8)."""
     odds_weight: PositiveFloat = 0.1
@@ -367,30 +481,41 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     desirable_weight: PositiveFloat = 1.0
     """For `kto`: weight of desirable (chosen) answers."""
     undesirable_weight: PositiveFloat = 1.0
-    """For `kto`: weight of undesirable answers; both kinds should have about the same total weight (equation 8 of the
-    paper)."""
+    """For `kto`: weight of undesirable answers; both kinds should have about the same
+    total weight (equation 8 of the paper).
+    """
     sft_weight: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the chosen answers' loss per token, added to any loss except `kto`, against falling likelihoods of
-    chosen answers (Pang et al. 2024: 1)."""
+    """Weight of the chosen answers' loss per token, added to any loss except `kto`,
+    against falling likelihoods of chosen answers (Pang et al. 2024: 1).
+    """
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Share of pairs, chosen by hash of the prompt, that are used only to measure the reward accuracy."""
+    """Share of pairs, chosen by hash of the prompt, that are used only to measure the
+    reward accuracy.
+    """
     measured_pairs: Annotated[int, Field(ge=0)] = 10_000
-    """Number of training pairs (for `kto`, answers) whose margin is measured again after the last step, like that of
-    every held-out pair: the first by their ids, which are hashes. A pass over them costs about a third of training on
-    them once. `margins.parquet` has all of them, the report those with the worst margins."""
+    """Number of training pairs (for `kto`, answers) whose margin is measured again
+    after the last step, like that of every held-out pair: the first by their ids, which
+    are hashes. A pass over them costs about a third of training on them once.
+    `margins.parquet` has all of them, the report those with the worst margins.
+    """
     optimizer: DpoOptimizer = DpoOptimizer()
     """The update rule; `sophia` needs labels to draw, which pairs do not have."""
     lora: Lora | None = None
-    """Train adapters only; the reference is then the model without them. If absent, the whole model is trained."""
+    """Train adapters only; the reference is then the model without them. If absent, the
+    whole model is trained.
+    """
     validate_every: Positive | None = None
-    """Steps between measurements of the pre-training's held-out rows, which show forgetting, in the units of
-    `pretrain`; also measured after the last step. Not measured if absent."""
+    """Steps between measurements of the pre-training's held-out rows, which show
+    forgetting, in the units of `pretrain`; also measured after the last step. Not
+    measured if absent.
+    """
 
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Dpo:
         if self.optimizer.kind == "sophia":
             raise ValueError(
-                "dpo.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
+                "dpo.optimizer.kind cannot be sophia, which estimates curvature from "
+                "labels that the "
                 "model draws: a loss over pairs has none; choose another kind"
             )
         return self
@@ -404,17 +529,24 @@ class Dpo(DpoData, Prepared, TrainingInEpochs):
     def _smoothing_is_used(self) -> Dpo:
         if self.label_smoothing and self.loss not in ("cdpo", "robust"):
             raise ValueError(
-                f"label_smoothing has no effect on the loss {self.loss_name}; choose cdpo or robust, or remove it"
+                f"label_smoothing has no effect on the loss {self.loss_name}; choose "
+                "cdpo or robust, or remove it"
             )
         return self
 
     @model_validator(mode="after")
     def _kinds_are_weighed_by_kto(self) -> Dpo:
-        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (1.0, 1.0):
+        if self.loss != "kto" and (self.desirable_weight, self.undesirable_weight) != (
+            1.0,
+            1.0,
+        ):
             raise ValueError(
-                f"desirable_weight and undesirable_weight have no effect on the loss {self.loss_name}; "
-                "choose kto, or remove them"
+                "desirable_weight and undesirable_weight have no effect on the loss "
+                f"{self.loss_name}; choose kto, or remove them"
             )
         if self.loss == "kto" and self.sft_weight:
-            raise ValueError("sft_weight is for losses over pairs, not for kto; remove it, or raise desirable_weight")
+            raise ValueError(
+                "sft_weight is for losses over pairs, not for kto; "
+                "remove it, or raise desirable_weight"
+            )
         return self

@@ -1,4 +1,6 @@
-"""The lists `prepare`: stages that judge and edit documents, or tuning examples, in order."""
+"""The lists `prepare`: stages that judge and edit documents, or tuning examples, in
+order.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,22 @@ from gristmill.mixtures.steps.own_steps import Annotate
 NAME = "name"
 STEP_NAME_PATTERN = r"^[a-z][a-z0-9_-]*$"
 STEP_SECTIONS: dict[str, type[Judging]] = {}
-"""Stage -> model of its settings, for every stage that may stand in `prepare`; see `register_step`."""
+"""Stage -> model of its settings, for every stage that may stand in `prepare`; see
+`register_step`.
+"""
 _ENTRIES: dict[str, type[Step]] = {}
 """Stage -> model of an entry of `prepare` that holds it."""
 
 
 class Step(Section):
-    """An entry of `prepare:`: one stage with its settings, such as `dedup: {exact: true}`, or only its name."""
+    """An entry of `prepare:`: one stage with its settings, such as `dedup: {exact:
+    true}`, or only its name.
+    """
 
     name: Annotated[str, Field(pattern=STEP_NAME_PATTERN)] | None = None
-    """Name of the step, beside the stage: `{filter: {...}, name: strict}`. If absent, the name of its stage, and
-    `filter-2`, `filter-3` from the second one on."""
+    """Name of the step, beside the stage: `{filter: {...}, name: strict}`. If absent,
+    the name of its stage, and `filter-2`, `filter-3` from the second one on.
+    """
 
     @model_validator(mode="wrap")
     @classmethod
@@ -48,22 +55,40 @@ class Step(Section):
         if cls is not Step or isinstance(value, Step):
             return handler(value)
         entry = take_bare_name(value)
-        stages = [key for key in entry if key in _ENTRIES] if isinstance(entry, Mapping) else []
-        if not isinstance(entry, Mapping) or len(stages) > 1 or not entry.keys() - {NAME}:
+        stages = (
+            [key for key in entry if key in _ENTRIES]
+            if isinstance(entry, Mapping)
+            else []
+        )
+        if (
+            not isinstance(entry, Mapping)
+            or len(stages) > 1
+            or not entry.keys() - {NAME}
+        ):
             raise ValueError(f"write one stage per entry, one of {', '.join(_ENTRIES)}")
         unknown = [key for key in entry if key not in (*_ENTRIES, NAME)]
         if unknown:
             raise ValidationError.from_exception_data(
                 cls.__name__,
-                [InitErrorDetails(type="extra_forbidden", loc=(key,), input=entry[key]) for key in unknown],
+                [
+                    InitErrorDetails(
+                        type="extra_forbidden", loc=(key,), input=entry[key]
+                    )
+                    for key in unknown
+                ],
             )
         return _ENTRIES[stages[0]].model_validate(entry)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         if cls is not Step:
             return super().__get_pydantic_json_schema__(schema, handler)
-        entries = [entry.described(handler(entry.__pydantic_core_schema__), handler) for entry in _ENTRIES.values()]
+        entries = [
+            entry.described(handler(entry.__pydantic_core_schema__), handler)
+            for entry in _ENTRIES.values()
+        ]
         return {"anyOf": [{"enum": list(_ENTRIES), "type": "string"}, *entries]}
 
     @property
@@ -79,16 +104,24 @@ class Step(Section):
 
 
 def register_step(stage: str, section: type[Judging]) -> None:
-    """Allow a stage in `prepare`, with this model of its settings. A later registration replaces an earlier one."""
+    """Allow a stage in `prepare`, with this model of its settings. A later registration
+    replaces an earlier one.
+    """
     STEP_SECTIONS[stage] = section
     _ENTRIES[stage] = create_model(
-        f"{section.__name__}Step", __base__=Step, __doc__=section.__doc__, **{stage: (section, Field())}
+        f"{section.__name__}Step",
+        __base__=Step,
+        __doc__=section.__doc__,
+        **{stage: (section, Field())},
     )  # type: ignore[call-overload]
 
 
 def step_fields() -> dict[str, FieldInfo]:
     """Return the keys of an entry of `prepare`: the stages, and a name."""
-    sections = {stage: FieldInfo(annotation=section, default=None) for stage, section in STEP_SECTIONS.items()}
+    sections = {
+        stage: FieldInfo(annotation=section, default=None)
+        for stage, section in STEP_SECTIONS.items()
+    }
     return {**sections, **Step.model_fields}
 
 
@@ -98,16 +131,23 @@ def unregister_step(stage: str) -> None:
 
 
 def take_bare_name(value: Any) -> Any:
-    """Expand an entry that is only a name, or has an empty value, to one with the defaults."""
+    """Expand an entry that is only a name, or has an empty value, to one with the
+    defaults.
+    """
     if isinstance(value, str):
         return {value: {}}
     if isinstance(value, dict):
-        return {key: ({} if settings is None and key in STEP_SECTIONS else settings) for key, settings in value.items()}
+        return {
+            key: ({} if settings is None and key in STEP_SECTIONS else settings)
+            for key, settings in value.items()
+        }
     return value
 
 
 def written_steps(steps: Any) -> list[tuple[str, str | None]]:
-    """Return stage and given name of each entry of a list of steps as written; an invalid entry has no stage."""
+    """Return stage and given name of each entry of a list of steps as written; an
+    invalid entry has no stage.
+    """
     pairs: list[tuple[str, str | None]] = []
     for step in steps if isinstance(steps, list) else []:
         entry = take_bare_name(step)
@@ -121,7 +161,8 @@ def written_steps(steps: Any) -> list[tuple[str, str | None]]:
 
 
 def name_steps(steps: Sequence[tuple[str, str | None]]) -> list[str]:
-    """Return the names of the steps of `prepare`: the given ones, or the stage's, with a number from the second one on.
+    """Return the names of the steps of `prepare`: the given ones, or the stage's, with
+    a number from the second one on.
 
     Args:
         steps: stage, and name if given.
@@ -137,8 +178,11 @@ def name_steps(steps: Sequence[tuple[str, str | None]]) -> list[str]:
     return names
 
 
-def wrong_step_names(steps: Sequence[tuple[str, str | None]], taken: Sequence[str]) -> dict[int, str]:
-    """Return the problem with each wrong name of a step, by place; columns are named after steps (`column_prefix`).
+def wrong_step_names(
+    steps: Sequence[tuple[str, str | None]], taken: Sequence[str]
+) -> dict[int, str]:
+    """Return the problem with each wrong name of a step, by place; columns are named
+    after steps (`column_prefix`).
 
     Args:
         steps: stage, and name if given.
@@ -146,14 +190,19 @@ def wrong_step_names(steps: Sequence[tuple[str, str | None]], taken: Sequence[st
     """
     problems: dict[int, str] = {}
     place_of_prefix: dict[str, int] = {}
-    for place, ((stage, _), name) in enumerate(zip(steps, name_steps(steps), strict=True)):
+    for place, ((stage, _), name) in enumerate(
+        zip(steps, name_steps(steps), strict=True)
+    ):
         if not re.match(STEP_NAME_PATTERN, name):
             continue  # The model reports it.
         if name != stage and name in taken:
-            problems[place] = f"{name!r} has another meaning in a manifest; choose another name"
+            problems[place] = (
+                f"{name!r} has another meaning in a manifest; choose another name"
+            )
         elif column_prefix(name) in place_of_prefix:
             problems[place] = (
-                f"{name!r} is already the name of entry {place_of_prefix[column_prefix(name)]} of `prepare`; "
+                f"{name!r} is already the name of entry "
+                f"{place_of_prefix[column_prefix(name)]} of `prepare`; "
                 "choose another name"
             )
         place_of_prefix.setdefault(column_prefix(name), place)
@@ -161,7 +210,9 @@ def wrong_step_names(steps: Sequence[tuple[str, str | None]], taken: Sequence[st
 
 
 def column_prefix(step: str) -> str:
-    """Return the prefix of column names that several steps measure: `filter-2` is `filter_2` in an expression."""
+    """Return the prefix of column names that several steps measure: `filter-2` is
+    `filter_2` in an expression.
+    """
     return step.replace("-", "_")
 
 
@@ -176,11 +227,13 @@ class Judges:
 
 
 class ExampleStep(Section):
-    """An entry of `sft.prepare` or `dpo.prepare`: one of the stages that prepare documents, with the same keys, and the
-    part of an example that it judges. `sources` are the names of sets: those of their files without extensions.
+    """An entry of `sft.prepare` or `dpo.prepare`: one of the stages that prepare
+    documents, with the same keys, and the part of an example that it judges. `sources`
+    are the names of sets: those of their files without extensions.
 
-    `clean`, `dedup_lines`, `dedup_substrings`, and settings of the others that cut texts, are not supported: a
-    conversation consists of several messages, and a cut could not be mapped back to them.
+    `clean`, `dedup_lines`, `dedup_substrings`, and settings of the others that cut
+    texts, are not supported: a conversation consists of several messages, and a cut
+    could not be mapped back to them.
     """
 
     filter: Annotated[Filter | None, Judges("answer")] = None
@@ -190,28 +243,49 @@ class ExampleStep(Section):
     annotate: Annotated[Annotate | None, Judges("answer")] = None
     judge_pairs: Annotated[JudgePairs | None, Judges("conversation")] = None
     judge: Judged | None = None
-    """`answer`: the assistant's messages, in a pair those of the chosen answer; `conversation`: all messages, in a pair
-    the prompt and the chosen answer. `dedup` also compares the rejected answers of pairs. If absent, `answer` for
-    `filter`, `langid` and `annotate`, `conversation` for `dedup` and `decontaminate`."""
+    """`answer`: the assistant's messages, in a pair those of the chosen answer;
+    `conversation`: all messages, in a pair the prompt and the chosen answer. `dedup`
+    also compares the rejected answers of pairs. If absent, `answer` for `filter`,
+    `langid` and `annotate`, `conversation` for `dedup` and `decontaminate`.
+    """
 
     @model_validator(mode="before")
     @classmethod
     def _bare_name(cls, value: Any) -> Any:
         entry = take_bare_name(value)
         stages = entry if isinstance(entry, dict) else {}
-        unsupported = [key for key in stages if key in STEP_SECTIONS and key not in cls.model_fields]
+        unsupported = [
+            key
+            for key in stages
+            if key in STEP_SECTIONS and key not in cls.model_fields
+        ]
         if unsupported:
-            raise ValueError(f"{unsupported[0]} is for documents only; examples have {', '.join(example_steps())}")
+            raise ValueError(
+                f"{unsupported[0]} is for documents only; examples have "
+                f"{', '.join(example_steps())}"
+            )
         return entry
 
     @model_validator(mode="after")
     def _one_that_only_judges(self) -> Self:
-        if len([name for name in example_steps() if name in self.model_fields_set]) != 1:
-            raise ValueError(f"write one step per entry, one of {', '.join(example_steps())}, beside `judge`")
+        if (
+            len([name for name in example_steps() if name in self.model_fields_set])
+            != 1
+        ):
+            raise ValueError(
+                "write one step per entry, one of "
+                f"{', '.join(example_steps())}, beside `judge`"
+            )
         if self.decontaminate is not None and self.decontaminate.action != "drop":
-            raise ValueError("decontaminate.action cannot be excise: examples are kept whole or dropped; set drop")
+            raise ValueError(
+                "decontaminate.action cannot be excise: examples are "
+                "kept whole or dropped; set drop"
+            )
         if self.langid is not None and self.langid.cut_other_lines:
-            raise ValueError("langid.cut_other_lines is not supported: examples are kept whole or dropped; remove it")
+            raise ValueError(
+                "langid.cut_other_lines is not supported: examples are "
+                "kept whole or dropped; remove it"
+            )
         return self
 
     @property
@@ -232,7 +306,9 @@ class ExampleStep(Section):
 
 
 def example_steps() -> dict[str, Judged]:
-    """Return the steps for examples, with the part of an example that each of them judges unless `judge` is set."""
+    """Return the steps for examples, with the part of an example that each of them
+    judges unless `judge` is set.
+    """
     parts: dict[str, Judged] = {}
     for name, field in ExampleStep.model_fields.items():
         for marker in field.metadata:
@@ -245,8 +321,10 @@ class Prepared(Section):
     """Selection of examples before they become rows."""
 
     prepare: tuple[ExampleStep, ...] = ()
-    """Steps in order, such as `[{filter: {rules: [bad_words]}, judge: answer}, dedup, {decontaminate: {against:
-    evaluation.jsonl}}]`; each at most once. If absent, no example is dropped."""
+    """Steps in order, such as `[{filter: {rules: [bad_words]}, judge: answer}, dedup,
+    {decontaminate: {against: evaluation.jsonl}}]`; each at most once. If absent, no
+    example is dropped.
+    """
 
     @model_validator(mode="after")
     def _each_step_once(self) -> Self:

@@ -1,4 +1,6 @@
-"""The sections `reward` and `rl`: reward models, rewards of answers, and reinforcement learning."""
+"""The sections `reward` and `rl`: reward models, rewards of answers, and reinforcement
+learning.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,28 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gristmill.mixtures.base import NAME_PATTERN, Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    NAME_PATTERN,
+    Fraction,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from gristmill.mixtures.objectives.rl_tools import AnyTool, name_of_tool
 from gristmill.mixtures.posttraining import Examples, Lora, PreferencePairs
-from gristmill.mixtures.training import Spikes, Training, TrainingInEpochs, TuningOptimizer
-from gristmill.mixtures.user_code import OwnCall, OwnFunction, check_signature, stated_signature
+from gristmill.mixtures.training import (
+    Spikes,
+    Training,
+    TrainingInEpochs,
+    TuningOptimizer,
+)
+from gristmill.mixtures.user_code import (
+    OwnCall,
+    OwnFunction,
+    check_signature,
+    stated_signature,
+)
 
 ANSWER, MESSAGES = "answer", "messages"
 """Names under which the user's rewards get a prompt's right answer, and its turns."""
@@ -24,15 +43,20 @@ ANSWER, MESSAGES = "answer", "messages"
 GIVEN = ("prompts", "completions")
 """Keyword arguments of the user's rewards that accept them."""
 TURNS = "turns"
-"""Keyword argument passed only if a reward names it: TRL's functions, which accept others as `**others`, do not know
-it."""
+"""Keyword argument passed only if a reward names it: TRL's functions, which accept
+others as `**others`, do not know it.
+"""
 
 
 class AnswerReward(Section):
-    """Settings of every reward. An answer's reward is the weighted sum of all of them."""
+    """Settings of every reward. An answer's reward is the weighted sum of all of
+    them.
+    """
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
-    """Name of the reward in the metrics; its kind, or its function, if absent. Names must be distinct."""
+    """Name of the reward in the metrics; its kind, or its function, if absent. Names
+    must be distinct.
+    """
     weight: float = 1.0
     """Factor of the reward; a negative one punishes."""
 
@@ -58,7 +82,9 @@ class Contains(AnswerReward):
 
 
 class Number(AnswerReward):
-    """1 if the last number in the answer is the last number of the prompt's own answer; 1,234.50 is 1234.5."""
+    """1 if the last number in the answer is the last number of the prompt's own answer;
+    1,234.50 is 1234.5.
+    """
 
     kind: Literal["number"]
     """Selects this reward."""
@@ -67,11 +93,13 @@ class Number(AnswerReward):
 
 
 class Mathematics(AnswerReward):
-    """1 if the final answer has the value of the prompt's own answer: `\\frac{1}{2}` is 0.5, `2(x+1)` is `2x + 2`.
+    """1 if the final answer has the value of the prompt's own answer: `\\frac{1}{2}` is
+    0.5, `2(x+1)` is `2x + 2`.
 
-    The final answer is the last `\\boxed{...}`, else the text after the last `####`, else the last line, after its last
-    `=` or `is`. Numbers, variables, roots, powers, sin, cos, tan, log, exp and tuples are parsed, in LaTeX or plain;
-    anything else must be the same text.
+    The final answer is the last `\\boxed{...}`, else the text after the last `####`,
+    else the last line, after its last `=` or `is`. Numbers, variables, roots, powers,
+    sin, cos, tan, log, exp and tuples are parsed, in LaTeX or plain; anything else must
+    be the same text.
     """
 
     kind: Literal["math"]
@@ -86,7 +114,9 @@ class Regex(AnswerReward):
     pattern: Annotated[str, Field(min_length=1)]
     """The expression, searched anywhere; `.` matches line ends too."""
     captures_answer: bool = False
-    """Require the first group of the last match to be the prompt's own answer, ignoring blanks at both ends."""
+    """Require the first group of the last match to be the prompt's own answer, ignoring
+    blanks at both ends.
+    """
 
     @model_validator(mode="after")
     def _compiles(self) -> Self:
@@ -95,12 +125,16 @@ class Regex(AnswerReward):
         except re.error as error:
             raise ValueError(f"pattern is not a regular expression: {error}") from error
         if self.captures_answer and not groups:
-            raise ValueError("captures_answer needs a group in the pattern, as in `answer is (.+)`")
+            raise ValueError(
+                "captures_answer needs a group in the pattern, as in `answer is (.+)`"
+            )
         return self
 
 
 class Length(AnswerReward):
-    """1 at a target length, falling linearly with the distance from it: 0 at no tokens and at twice as many or more."""
+    """1 at a target length, falling linearly with the distance from it: 0 at no tokens
+    and at twice as many or more.
+    """
 
     kind: Literal["length"]
     """Selects this reward."""
@@ -109,14 +143,18 @@ class Length(AnswerReward):
 
 
 class Format(AnswerReward):
-    """1 if the answer consists of certain tagged parts, in order, each exactly once and not empty.
+    """1 if the answer consists of certain tagged parts, in order, each exactly once and
+    not empty.
 
     Like DeepSeek-R1's format reward (2025): `<think>...</think> <answer>...</answer>`.
     """
 
     kind: Literal["format"]
     """Selects this reward."""
-    tags: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], ...], Field(min_length=1)] = (
+    tags: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], ...],
+        Field(min_length=1),
+    ] = (
         "think",
         "answer",
     )
@@ -129,39 +167,57 @@ class ModelReward(AnswerReward):
     kind: Literal["model"]
     """Selects this reward."""
     path: OutsidePath | None = None
-    """The model's folder, which transformers would load as LlamaForSequenceClassification with one label; the model of
-    the stage `reward` if absent."""
+    """The model's folder, which transformers would load as
+    LlamaForSequenceClassification with one label; the model of the stage `reward` if
+    absent.
+    """
 
 
 class OwnReward(AnswerReward, OwnCall):
-    """Reward computed by a function of your own: `use: ./rewards.py:polite`, instead of a kind.
+    """Reward computed by a function of your own: `use: ./rewards.py:polite`, instead of
+    a kind.
 
-    It is called with `prompts` and `completions`, lists of texts, and with the columns of the prompts' records that it
-    takes by name, lists of their unchanged values, and returns a list of numbers: a function for TRL's GRPOTrainer
-    works unchanged if it takes texts. If it names `turns`, it also gets the messages of each answer, with calls of
-    tools and their answers; `completions` has the last of them. Examples are in docs/own-training.md."""
+    It is called with `prompts` and `completions`, lists of texts, and with the columns
+    of the prompts' records that it takes by name, lists of their unchanged values, and
+    returns a list of numbers: a function for TRL's GRPOTrainer works unchanged if it
+    takes texts. If it names `turns`, it also gets the messages of each answer, with
+    calls of tools and their answers; `completions` has the last of them. Examples are
+    in docs/own-training.md.
+    """
 
     kind: Literal["own"] = "own"
     """May be left out beside `use`."""
     columns: tuple[str, ...] = ()
-    """Keys of the prompts' records that it needs though its source does not name them, for functions of installed
-    packages; `answer` is the right answer if a record has no such key, `messages` the whole prompt."""
+    """Keys of the prompts' records that it needs though its source does not name them,
+    for functions of installed packages; `answer` is the right answer if a record has no
+    such key, `messages` the whole prompt.
+    """
 
     def check_code(self, code: OwnFunction) -> None:
-        """Check that the function takes its columns and options; see `OwnPlace.check_code`."""
+        """Check that the function takes its columns and options; see
+        `OwnPlace.check_code`.
+        """
         signature = stated_signature(code)
         if signature is not None:
             names = [name for name in (*GIVEN, TURNS) if name in signature.parameters]
             names += [*self.columns, *_required(signature)]
-            check_signature(code, signature, (), {**dict.fromkeys(names), **self.options})
+            check_signature(
+                code, signature, (), {**dict.fromkeys(names), **self.options}
+            )
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
-        """Keys that every record must have: `columns`, and the arguments that the function's source requires."""
+        """Keys that every record must have: `columns`, and the arguments that the
+        function's source requires.
+        """
         signature = stated_signature(self.use)
         required = () if signature is None else _required(signature)
         provided = {*GIVEN, TURNS, *self.options}
-        return tuple(dict.fromkeys(name for name in (*self.columns, *required) if name not in provided))
+        return tuple(
+            dict.fromkeys(
+                name for name in (*self.columns, *required) if name not in provided
+            )
+        )
 
     @property
     def takes_other_columns(self) -> bool:
@@ -188,12 +244,24 @@ def _required(signature: inspect.Signature) -> list[str]:
 
 def kind_of_own(value: Any) -> Any:
     """Add the kind of a user's reward, which need not be written."""
-    return {"kind": "own", **value} if isinstance(value, Mapping) and "use" in value else value
+    return (
+        {"kind": "own", **value}
+        if isinstance(value, Mapping) and "use" in value
+        else value
+    )
 
 
 AnyReward = Annotated[
     Annotated[
-        Exact | Contains | Number | Mathematics | Regex | Length | Format | ModelReward | OwnReward,
+        Exact
+        | Contains
+        | Number
+        | Mathematics
+        | Regex
+        | Length
+        | Format
+        | ModelReward
+        | OwnReward,
         Field(discriminator="kind"),
     ],
     BeforeValidator(kind_of_own),
@@ -237,9 +305,13 @@ class RecordColumns:
 
 
 def columns_of(rewards: Sequence[AnswerReward]) -> RecordColumns:
-    """Return the keys that rewards receive, except those that every prompt has under a name of our own."""
+    """Return the keys that rewards receive, except those that every prompt has under a
+    name of our own.
+    """
     own_rewards = [reward for reward in rewards if isinstance(reward, OwnReward)]
-    needed = dict.fromkeys(name for reward in own_rewards for name in reward.needed_columns)
+    needed = dict.fromkeys(
+        name for reward in own_rewards for name in reward.needed_columns
+    )
     return RecordColumns(
         tuple(name for name in needed if name not in (ANSWER, MESSAGES)),
         (ANSWER,) if ANSWER in needed else (),
@@ -255,39 +327,51 @@ class RewardOptimizer(TuningOptimizer):
 
 
 class Reward(Training):
-    """A reward model (Christiano et al. 2017; Stiennon et al. 2020): the tuned model with one number as its output,
-    trained so that the chosen answer of each pair gets the larger number (Bradley & Terry 1952). transformers loads the
-    stage's `model/` with AutoModelForSequenceClassification."""
+    """A reward model (Christiano et al. 2017; Stiennon et al. 2020): the tuned model
+    with one number as its output, trained so that the chosen answer of each pair gets
+    the larger number (Bradley & Terry 1952). transformers loads the stage's `model/`
+    with AutoModelForSequenceClassification.
+    """
 
     data: Annotated[tuple[PreferencePairs, ...], Field(min_length=1)] | None = None
-    """Sets of pairs; if absent those of `dpo`, each read once whatever the weights of the sets."""
+    """Sets of pairs; if absent those of `dpo`, each read once whatever the weights of
+    the sets.
+    """
     margin: Annotated[float, Field(ge=0.0)] = 0.0
-    """Margin by which a chosen answer's score should be larger: subtracted from the difference inside the loss (Touvron
-    et al. 2023b, equation 2)."""
+    """Margin by which a chosen answer's score should be larger: subtracted from the
+    difference inside the loss (Touvron et al. 2023b, equation 2).
+    """
     center_weight: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the squared sum of a pair's two scores, which keeps scores around zero, since the loss itself depends
-    only on differences (Eisenstein et al. 2023: 0.01)."""
+    """Weight of the squared sum of a pair's two scores, which keeps scores around zero,
+    since the loss itself depends only on differences (Eisenstein et al. 2023: 0.01).
+    """
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Largest number of tokens per conversation; the context of the starting model if absent. A pair with a longer
-    answer is left out and counted, since an answer without its end is not the one that was judged."""
+    """Largest number of tokens per conversation; the context of the starting model if
+    absent. A pair with a longer answer is left out and counted, since an answer without
+    its end is not the one that was judged.
+    """
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Share of pairs, chosen by hash of the prompt, that are used only to measure the accuracy; the same pairs as in
-    `dpo` if share and seed are the same."""
+    """Share of pairs, chosen by hash of the prompt, that are used only to measure the
+    accuracy; the same pairs as in `dpo` if share and seed are the same.
+    """
     measured_pairs: Annotated[int, Field(ge=0)] = 10_000
-    """Number of training pairs that are scored again after the last step, like every held-out one: the first by their
-    ids, which are hashes. `margins.parquet` has all of them, the report those that are ranked wrong by the largest
-    margin."""
+    """Number of training pairs that are scored again after the last step, like every
+    held-out one: the first by their ids, which are hashes. `margins.parquet` has all of
+    them, the report those that are ranked wrong by the largest margin.
+    """
     optimizer: RewardOptimizer = RewardOptimizer()
     """The update rule; `sophia` needs labels to draw, which pairs do not have."""
     lora: Lora | None = None
-    """Train only adapters and the scoring row; if absent, the whole model. Adapters are merged into `model/` and not
-    kept beside it."""
+    """Train only adapters and the scoring row; if absent, the whole model. Adapters are
+    merged into `model/` and not kept beside it.
+    """
 
     @model_validator(mode="after")
     def _has_no_labels_to_draw(self) -> Self:
         if self.optimizer.kind == "sophia":
             raise ValueError(
-                "reward.optimizer.kind cannot be sophia, which estimates curvature from labels that the "
+                "reward.optimizer.kind cannot be sophia, which estimates curvature "
+                "from labels that the "
                 "model draws: a loss over pairs has none; choose another kind"
             )
         return self
@@ -296,70 +380,97 @@ class Reward(Training):
 class Prompts(Examples):
     """A set of prompts to answer."""
 
-    format: Literal["auto", "prompts", "messages", "sharegpt", "completion", "instruction"] = "auto"
-    """`prompts`: `prompt` or `question`, a text or messages; the others are those of `sft.data`, whose last answer is
-    not shown to the model and counts as the right one."""
+    format: Literal[
+        "auto", "prompts", "messages", "sharegpt", "completion", "instruction"
+    ] = "auto"
+    """`prompts`: `prompt` or `question`, a text or messages; the others are those of
+    `sft.data`, whose last answer is not shown to the model and counts as the right one.
+    """
     answer: Annotated[str, Field(min_length=1)] = "answer"
-    """Key of the right answer, a text or a number, for the rewards that compare with one."""
+    """Key of the right answer, a text or a number, for the rewards that compare with
+    one.
+    """
 
 
 class Critic(Section):
-    """PPO's estimate of future reward, a linear layer on the policy's last hidden states, and its use."""
+    """PPO's estimate of future reward, a linear layer on the policy's last hidden
+    states, and its use.
+    """
 
     discount: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Gamma: value of a reward one token earlier (Stiennon et al. 2020: 1)."""
     gae_lambda: Fraction = 0.95
-    """Lambda of generalised advantage estimation (Schulman et al. 2016, equation 16; their robots: 0.92 to 0.99)."""
+    """Lambda of generalised advantage estimation (Schulman et al. 2016, equation 16;
+    their robots: 0.92 to 0.99).
+    """
     loss_weight: PositiveFloat = 0.1
     """Weight of the critic's loss relative to the policy's (TRL's PPOTrainer: 0.1)."""
     clip: PositiveFloat | None = 0.2
-    """Largest change of an estimate from the one before the update that still lowers the loss; not limited if null."""
+    """Largest change of an estimate from the one before the update that still lowers
+    the loss; not limited if null.
+    """
 
 
 class RlOptimizer(TuningOptimizer):
     """The update rule of `rl`."""
 
     learning_rate: PositiveFloat = 1e-6
-    """Learning rate at the peak of the schedule (TRL's GRPOTrainer for whole models: 1e-6)."""
+    """Learning rate at the peak of the schedule (TRL's GRPOTrainer for whole models:
+    1e-6).
+    """
 
 
 class RlSpikes(Spikes):
-    """Rules for bad steps of `rl`: those of a pre-training, except for the deviations of its loss."""
+    """Rules for bad steps of `rl`: those of a pre-training, except for the deviations
+    of its loss.
+    """
 
     sigma: PositiveFloat | None = None
-    """Deviations above the running mean from which a loss is a spike; null: only a loss or gradient of NaN or Inf makes
-    a step bad. A surrogate loss is around zero by construction, so that its size is not informative."""
+    """Deviations above the running mean from which a loss is a spike; null: only a loss
+    or gradient of NaN or Inf makes a step bad. A surrogate loss is around zero by
+    construction, so that its size is not informative.
+    """
 
 
 class Curriculum(Section):
-    """More frequent instructive prompts: online difficulty filtering (Bae et al. 2025; prime-rl). GRPO learns nothing
-    from a group whose answers all have the same reward, and most from one of which half pass.
+    """More frequent instructive prompts: online difficulty filtering (Bae et al. 2025;
+    prime-rl). GRPO learns nothing from a group whose answers all have the same reward,
+    and most from one of which half pass.
 
-    Prompts are drawn in their seeded order, as without a curriculum. A prompt is skipped, except for a share `again`,
-    if the share of its answers that passed, when it was last asked, is not within `between`; a prompt that was never
-    asked is not skipped."""
+    Prompts are drawn in their seeded order, as without a curriculum. A prompt is
+    skipped, except for a share `again`, if the share of its answers that passed, when
+    it was last asked, is not within `between`; a prompt that was never asked is not
+    skipped.
+    """
 
     between: tuple[Fraction, Fraction] = (0.0, 1.0)
-    """Range of useful pass rates, both ends excluded: a prompt that no answer has passed, or that every answer has
-    passed, is skipped (as in DAPO's dynamic sampling, Yu et al. 2025, equation 11)."""
+    """Range of useful pass rates, both ends excluded: a prompt that no answer has
+    passed, or that every answer has passed, is skipped (as in DAPO's dynamic sampling,
+    Yu et al. 2025, equation 11).
+    """
     again: Fraction = 0.1
-    """Share of the prompts outside the range that are asked nevertheless, so that their rate is measured again: chosen
-    by a hash of seed and turn."""
+    """Share of the prompts outside the range that are asked nevertheless, so that their
+    rate is measured again: chosen by a hash of seed and turn.
+    """
     passed_at: float = 1.0
     """Weighted sum of rewards from which an answer has passed."""
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
         if self.between[0] >= self.between[1]:
-            raise ValueError(f"rl.curriculum.between is {list(self.between)}; the first must be below the second")
+            raise ValueError(
+                f"rl.curriculum.between is {list(self.between)}; the "
+                "first must be below the second"
+            )
         return self
 
 
 class Rl(TrainingInEpochs):
     """Reinforcement learning from rewards of the model's own answers: GRPO or PPO.
 
-    The current model answers a batch of prompts, `group_size` times each; the answers are rewarded, and
-    `steps_per_batch` x `epochs_per_batch` updates learn from them. The defaults are GRPO with DAPO's normalisation.
+    The current model answers a batch of prompts, `group_size` times each; the answers
+    are rewarded, and `steps_per_batch` x `epochs_per_batch` updates learn from them.
+    The defaults are GRPO with DAPO's normalisation.
     """
 
     added = (
@@ -374,20 +485,27 @@ class Rl(TrainingInEpochs):
     )
 
     algorithm: Literal["grpo", "ppo"] = "grpo"
-    """`grpo`: an answer's advantage is its reward relative to those of the same prompt (Shao et al. 2024, section 4.1);
-    `ppo`: a critic estimates the expected reward at each token (Schulman et al. 2017; Ouyang et al. 2022)."""
+    """`grpo`: an answer's advantage is its reward relative to those of the same prompt
+    (Shao et al. 2024, section 4.1); `ppo`: a critic estimates the expected reward at
+    each token (Schulman et al. 2017; Ouyang et al. 2022).
+    """
     start_from: Literal["auto", "pretrain", "merge", "sft", "dpo"] = "auto"
-    """The stage whose model is the start and the reference; `auto`: the last of these that exists."""
+    """The stage whose model is the start and the reference; `auto`: the last of these
+    that exists.
+    """
     data: Annotated[tuple[Prompts, ...], Field(min_length=1)]
     """Sets of prompts."""
     rewards: Annotated[tuple[AnyReward, ...], Field(min_length=1)]
     """Rewards of an answer."""
     tools: tuple[AnyTool, ...] = ()
-    """Tools that the model may call while it answers: `calculator`, `{python: {...}}`, `{search: {...}}`, `{use: ...}`.
-    A tool's answers have no loss, and an error is an answer too. See docs/how-to/training/tools-in-rl.md."""
+    """Tools that the model may call while it answers: `calculator`, `{python: {...}}`,
+    `{search: {...}}`, `{use: ...}`. A tool's answers have no loss, and an error is an
+    answer too. See docs/how-to/training/tools-in-rl.md.
+    """
     turns: Positive = 4
-    """Largest number of the assistant's turns in an answer with `tools`; an answer that calls in its last turn is
-    cut."""
+    """Largest number of the assistant's turns in an answer with `tools`; an answer that
+    calls in its last turn is cut.
+    """
     tool_answer_tokens: Positive = 256
     """Largest number of tokens of a tool's answer; a longer one is cut."""
     curriculum: Curriculum | None = None
@@ -395,76 +513,108 @@ class Rl(TrainingInEpochs):
     group_size: Positive = 8
     """Answers per prompt."""
     global_batch_size: Positive = 64
-    """Answers per optimizer step, over all ranks and micro-batches: a multiple of `group_size`."""
+    """Answers per optimizer step, over all ranks and micro-batches: a multiple of
+    `group_size`.
+    """
     micro_batch_size: Positive = 8
     """Largest number of answers per forward pass of the training on one rank."""
     steps_per_batch: Positive = 1
-    """Number of optimizer steps among which the answers to a batch of prompts are divided."""
+    """Number of optimizer steps among which the answers to a batch of prompts are
+    divided.
+    """
     epochs_per_batch: Positive = 1
     """Number of passes over these answers."""
     temperature: PositiveFloat = 1.0
-    """Divisor of the logits, both when answers are drawn and when they are learned from: this is the policy that
-    improves."""
+    """Divisor of the logits, both when answers are drawn and when they are learned
+    from: this is the policy that improves.
+    """
     max_new_tokens: Positive = 256
-    """Largest number of tokens of an answer, its end included; with `tools` those of all its turns and of the tools'
-    answers. A longer answer is cut."""
+    """Largest number of tokens of an answer, its end included; with `tools` those of
+    all its turns and of the tools' answers. A longer answer is cut.
+    """
     generation_rows: Positive = 64
     """Largest number of answers that are generated at the same time on one rank."""
     rollouts: Literal["own", "vllm"] = "own"
-    """Engine that draws answers: the built-in one, or vLLM if it is installed, in one process (`engine.ranks: 1`).
-    vLLM's log-probabilities of the drawn tokens are compared with ours in every batch. Not tested with vLLM itself
-    yet."""
+    """Engine that draws answers: the built-in one, or vLLM if it is installed, in one
+    process (`engine.ranks: 1`). vLLM's log-probabilities of the drawn tokens are
+    compared with ours in every batch. Not tested with vLLM itself yet.
+    """
     rollouts_agree: PositiveFloat = 0.02
-    """Largest mean difference of these log-probabilities; beyond it the training fails. bf16 rounds a logit of 5 by up
-    to 0.01."""
+    """Largest mean difference of these log-probabilities; beyond it the training fails.
+    bf16 rounds a logit of 5 by up to 0.01.
+    """
     vllm_memory: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
-    """Share of the device's memory that vLLM may take (its `gpu_memory_utilization`; TRL's colocated mode: 0.3)."""
+    """Share of the device's memory that vLLM may take (its `gpu_memory_utilization`;
+    TRL's colocated mode: 0.3).
+    """
     sequence_length: Annotated[int, Field(ge=8)] | None = None
-    """Largest number of tokens of prompt and answer; the context of the starting model if absent. A larger number
-    becomes the new context. Prompts that leave less than `max_new_tokens` are left out, and counted."""
+    """Largest number of tokens of prompt and answer; the context of the starting model
+    if absent. A larger number becomes the new context. Prompts that leave less than
+    `max_new_tokens` are left out, and counted.
+    """
     clip: PositiveFloat = 0.2
-    """Largest change of the ratio of new to old probability, below or above 1, that is still rewarded (Schulman et al.
-    2017, equation 7)."""
+    """Largest change of the ratio of new to old probability, below or above 1, that is
+    still rewarded (Schulman et al. 2017, equation 7).
+    """
     clip_high: PositiveFloat | None = None
-    """Largest rise of the ratio, if it differs (DAPO, Yu et al. 2025: 0.28); `clip` if absent."""
+    """Largest rise of the ratio, if it differs (DAPO, Yu et al. 2025: 0.28); `clip` if
+    absent.
+    """
     kl_weight: Annotated[float, Field(ge=0.0)] = 0.04
-    """Strength of the tie to the starting model (Shao et al. 2024: 0.04); 0 needs no reference in memory."""
+    """Strength of the tie to the starting model (Shao et al. 2024: 0.04); 0 needs no
+    reference in memory.
+    """
     kl_estimator: Literal["auto", "k1", "k2", "k3"] = "auto"
-    """Estimator of the divergence from drawn tokens (Schulman 2020). `grpo` adds it to the loss, where `auto` is k3;
-    `ppo` subtracts it from the reward of each token, where `auto` is k1."""
+    """Estimator of the divergence from drawn tokens (Schulman 2020). `grpo` adds it to
+    the loss, where `auto` is k3; `ppo` subtracts it from the reward of each token,
+    where `auto` is k1.
+    """
     kl_correction: bool = True
-    """Multiply `grpo`'s estimate by the ratio of new to old probability, so that its gradient is that of the divergence
-    even if an update is not the first of its answers (DeepSeek-V3.2 2025, section 3.1; TRL 1.16 does so too). The first
-    GRPO used k3 without it, whose gradient is another divergence's."""
+    """Multiply `grpo`'s estimate by the ratio of new to old probability, so that its
+    gradient is that of the divergence even if an update is not the first of its answers
+    (DeepSeek-V3.2 2025, section 3.1; TRL 1.16 does so too). The first GRPO used k3
+    without it, whose gradient is another divergence's.
+    """
     advantage_scale: Literal["group", "batch", "none"] = "group"
-    """Divisor of `grpo`'s advantages: the standard deviation of the rewards of the same prompt (Shao et al. 2024), of
-    the whole batch, or none (Dr. GRPO, Liu et al. 2025, which finds that the first prefers prompts that are too easy or
-    too hard)."""
+    """Divisor of `grpo`'s advantages: the standard deviation of the rewards of the same
+    prompt (Shao et al. 2024), of the whole batch, or none (Dr. GRPO, Liu et al. 2025,
+    which finds that the first prefers prompts that are too easy or too hard).
+    """
     normalisation: Literal["sequence", "token", "constant"] = "token"
-    """Units over which a step's loss is averaged: answers, each the mean of its tokens (GRPO), tokens (DAPO), or tokens
-    out of `max_new_tokens` per answer, so that an answer's length does not change the weight of its tokens (Dr.
-    GRPO)."""
+    """Units over which a step's loss is averaged: answers, each the mean of its tokens
+    (GRPO), tokens (DAPO), or tokens out of `max_new_tokens` per answer, so that an
+    answer's length does not change the weight of its tokens (Dr. GRPO).
+    """
     mask_truncated: bool = False
-    """Exclude cut answers from the loss (DAPO's overlong filtering); they still count as answers of their group."""
+    """Exclude cut answers from the loss (DAPO's overlong filtering); they still count
+    as answers of their group.
+    """
     critic: Critic = Critic()
     """The critic of `ppo`."""
     holdout: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """Share of prompts, chosen by hash, that are never trained on: their greedy answers are rewarded before and
-    after."""
+    """Share of prompts, chosen by hash, that are never trained on: their greedy answers
+    are rewarded before and after.
+    """
     holdout_limit: Positive = 256
     """Largest number of held-out prompts to answer, the first by hash."""
     samples_every: Positive = 50
-    """Batches of prompts between those of which `rollouts.json` shows some answers, besides the first and the last.
-    Every answer is kept, and `gristmill trace --stage rl --step N` shows those of a step."""
+    """Batches of prompts between those of which `rollouts.json` shows some answers,
+    besides the first and the last. Every answer is kept, and `gristmill trace --stage
+    rl --step N` shows those of a step.
+    """
     optimizer: RlOptimizer = RlOptimizer()
     """The update rule; `sophia` needs labels to draw."""
     spikes: RlSpikes = RlSpikes()
     """Rules for skipping steps."""
     lora: Lora | None = None
-    """Train adapters only; the reference is then the model without them. If absent, the whole model is trained."""
+    """Train adapters only; the reference is then the model without them. If absent, the
+    whole model is trained.
+    """
     validate_every: Positive | None = None
-    """Steps between measurements of the pre-training's held-out rows, which show forgetting, in the units of
-    `pretrain`; also measured after the last step. Not measured if absent."""
+    """Steps between measurements of the pre-training's held-out rows, which show
+    forgetting, in the units of `pretrain`; also measured after the last step. Not
+    measured if absent.
+    """
 
     @property
     def updates_per_batch(self) -> int:
@@ -492,12 +642,13 @@ class Rl(TrainingInEpochs):
     def _groups_are_whole(self) -> Self:
         if self.algorithm == "grpo" and self.group_size < 2:
             raise ValueError(
-                "rl.group_size is 1, but grpo compares the answers to a prompt with one another; give at "
-                "least 2 (8 is usual), or choose algorithm: ppo"
+                "rl.group_size is 1, but grpo compares the answers to a prompt with "
+                "one another; give at least 2 (8 is usual), or choose algorithm: ppo"
             )
         if self.global_batch_size % self.group_size:
             raise ValueError(
-                f"rl.global_batch_size ({self.global_batch_size}) answers per step are not whole groups "
+                f"rl.global_batch_size ({self.global_batch_size}) answers per step "
+                "are not whole groups "
                 f"of group_size ({self.group_size}); make it a multiple"
             )
         return self
@@ -506,28 +657,40 @@ class Rl(TrainingInEpochs):
     def _names_differ(self) -> Self:
         names = [name_of(reward) for reward in self.rewards]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"rl.rewards: two are called {twice[0]}; give each a `name` of its own")
+            raise ValueError(
+                f"rl.rewards: two are called {twice[0]}; give each a `name` of its own"
+            )
         return self
 
     @model_validator(mode="after")
     def _tools_differ(self) -> Self:
         names = [name_of_tool(tool) for tool in self.tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"rl.tools: two are called {twice[0]}; give each a `name` of its own")
+            raise ValueError(
+                f"rl.tools: two are called {twice[0]}; give each a `name` of its own"
+            )
         return self
 
     @model_validator(mode="after")
     def _pass_rates_say_something(self) -> Self:
         if self.curriculum is not None and self.group_size < 2:
-            raise ValueError("rl.curriculum needs a group_size of 2 or more: the pass rate of one answer is 0 or 1")
+            raise ValueError(
+                "rl.curriculum needs a group_size of 2 or more: the "
+                "pass rate of one answer is 0 or 1"
+            )
         return self
 
     @model_validator(mode="after")
     def _estimator_has_a_gradient(self) -> Self:
-        if self.algorithm == "grpo" and self.kl_estimator == "k1" and not self.kl_correction:
+        if (
+            self.algorithm == "grpo"
+            and self.kl_estimator == "k1"
+            and not self.kl_correction
+        ):
             raise ValueError(
-                "rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a loss its gradient is "
-                "zero on average, so it would have no effect; choose k2 or k3, or kl_correction: true"
+                "rl.kl_estimator cannot be k1 with grpo and no kl_correction: in a "
+                "loss its gradient is zero on average, so it would have no effect; "
+                "choose k2 or k3, or kl_correction: true"
             )
         return self
 
@@ -535,17 +698,17 @@ class Rl(TrainingInEpochs):
     def _fits_generation(self) -> Self:
         if self.optimizer.kind == "sophia":
             raise ValueError(
-                "rl.optimizer.kind cannot be sophia, which estimates curvature from labels that the model "
-                "draws: a reward has none; choose another kind"
+                "rl.optimizer.kind cannot be sophia, which estimates curvature from "
+                "labels that the model draws: a reward has none; choose another kind"
             )
         if self.schedule.warmup_tokens is not None:
             raise ValueError(
-                "rl.schedule.warmup_tokens: the number of tokens in a step is known only when they are "
-                "generated; set warmup_steps"
+                "rl.schedule.warmup_tokens: the number of tokens in a step is known "
+                "only when they are generated; set warmup_steps"
             )
         if self.spikes.rollback_after is not None:
             raise ValueError(
-                "rl.spikes.rollback_after: rolling back would leave the answers that were learned from in "
-                "between to another model; remove it"
+                "rl.spikes.rollback_after: rolling back would leave the answers that "
+                "were learned from in between to another model; remove it"
             )
         return self

@@ -1,4 +1,6 @@
-"""The sections `sources` and `ingest`: origin of documents or tokens, and how they are read."""
+"""The sections `sources` and `ingest`: origin of documents or tokens, and how they are
+read.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,29 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    Fraction,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from gristmill.mixtures.user_code import Own
 
 INGEST = "ingest"
-"""Name of the section and of the stage that read the sources, and of the input that holds the documents."""
+"""Name of the section and of the stage that read the sources, and of the input that
+holds the documents.
+"""
 GENERATE = "generate"
-"""Name of the stage that writes documents of generated sources, which are then read like files."""
+"""Name of the stage that writes documents of generated sources, which are then read
+like files.
+"""
 IMPORTED = "import_tokens"
 """Name of the stage whose documents have tokens, but no text."""
 
-Format = Literal["auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"]
+Format = Literal[
+    "auto", "text", "jsonl", "parquet", "arrow", "csv", "html", "warc", "hf"
+]
 TokenFormat = Literal["auto", "megatron", "llmc", "olmo", "memmap", "mds"]
 Extractor = Literal["resiliparse", "trafilatura", "none"]
 
@@ -25,8 +39,9 @@ class ExtractOptions(Section):
     """Parts of a page that count as its text."""
 
     favor: Literal["balanced", "precision", "recall"] = "balanced"
-    """`precision` prefers losing text to keeping boilerplate (only trafilatura can do this); `recall` the reverse
-    (resiliparse: all visible text of the page)."""
+    """`precision` prefers losing text to keeping boilerplate (only trafilatura can do
+    this); `recall` the reverse (resiliparse: all visible text of the page).
+    """
     tables: bool = True
     """Keep the text of tables."""
     comments: bool = False
@@ -36,15 +51,20 @@ class ExtractOptions(Section):
 
 
 class OwnReader(Own):
-    """A function that reads a file: `read(path)` or `read(stream)` yields its records; see docs/own-readers.md."""
+    """A function that reads a file: `read(path)` or `read(stream)` yields its records;
+    see docs/own-readers.md.
+    """
 
     time_limit_seconds: PositiveFloat = 60.0
-    """Processor time limit per record; the rest of the file is lost if a record takes longer. A function that sleeps is
-    stopped after six times that."""
+    """Processor time limit per record; the rest of the file is lost if a record takes
+    longer. A function that sleeps is stopped after six times that.
+    """
 
 
 class OwnListing(Own):
-    """A function that lists a source's files: their paths or URLs, in an order that never changes."""
+    """A function that lists a source's files: their paths or URLs, in an order that
+    never changes.
+    """
 
     time_limit_seconds: PositiveFloat = 600.0
     """Processor time limit of the listing; for waiting, six times that."""
@@ -54,66 +74,96 @@ class Paragraphs(Section):
     """Splits a long text into documents of whole paragraphs."""
 
     paragraphs: Positive
-    """Minimum number of characters per document, which ends with the paragraph that reaches it."""
+    """Minimum number of characters per document, which ends with the paragraph that
+    reaches it.
+    """
 
 
 class DocumentFiles(Section):
     """Location of a source's documents, and how they are read."""
 
     path: OutsidePath
-    """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or `python-stdlib://`. The members of a
-    tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`, `.tar.bz2`, `.tar.xz`) or zip archive are read like the files of a
-    folder. Files may be compressed: `.gz`, `.zst`, `.bz2`, `.xz`, `.lz4`. With `list`: the base of relative paths in
-    the listing; the manifest's folder if absent."""
+    """A file, a glob, a folder, an fsspec URL of one of these, `python-docs://` or
+    `python-stdlib://`. The members of a tar (`.tar`, `.tgz`, `.tar.gz`, `.tar.zst`,
+    `.tar.bz2`, `.tar.xz`) or zip archive are read like the files of a folder. Files may
+    be compressed: `.gz`, `.zst`, `.bz2`, `.xz`, `.lz4`. With `list`: the base of
+    relative paths in the listing; the manifest's folder if absent.
+    """
     list: OwnListing | None = None
-    """A function of your own that lists the files, instead of all files that `path` names. It runs when the manifest is
-    planned, since the files are part of the fingerprint; commands that only look at a manifest run it after `gristmill
-    run` or `plan --allow-code` has allowed that code."""
+    """A function of your own that lists the files, instead of all files that `path`
+    names. It runs when the manifest is planned, since the files are part of the
+    fingerprint; commands that only look at a manifest run it after `gristmill run` or
+    `plan --allow-code` has allowed that code.
+    """
     read: OwnReader | None = None
-    """A function of your own that reads a file, instead of a `format`. Its records are treated like lines of JSONL."""
+    """A function of your own that reads a file, instead of a `format`. Its records are
+    treated like lines of JSONL.
+    """
     format: Format = "auto"
-    """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON array of objects, which is also
-    read as a stream. PDF, Word and other binary formats need `read`. `csv` is tab-separated in files named `.tsv`.
-    `warc` also covers WET and ARC files: 2xx responses of HTML or plain text, and conversion records, are documents;
-    all other records are counted as skipped. The type of a response that declares none is detected as browsers do. `hf`
-    is a folder of Hugging Face `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its code is
-    run."""
+    """`auto` decides by file extension. `jsonl` is one JSON object per line, or a JSON
+    array of objects, which is also read as a stream. PDF, Word and other binary formats
+    need `read`. `csv` is tab-separated in files named `.tsv`. `warc` also covers WET
+    and ARC files: 2xx responses of HTML or plain text, and conversion records, are
+    documents; all other records are counted as skipped. The type of a response that
+    declares none is detected as browsers do. `hf` is a folder of Hugging Face
+    `datasets`, saved with `save_to_disk` or in the layout of the hub; none of its code
+    is run.
+    """
     split: str | Paragraphs | None = None
-    """How text files that hold a book are split into documents: `chapters`, before headings (`Chapter IV`, `BOOK THE
-    FIRST`, `III.`, `Prologue`, `## Markdown`), or `{paragraphs: 4000}`, into whole paragraphs of at least that many
-    characters. A file without headings stays whole. All of the text is kept, and a document's locator ends with `#` and
-    its number. If absent, a file is one document. For `format: hf`: the split to read, `train` if absent."""
+    """How text files that hold a book are split into documents: `chapters`, before
+    headings (`Chapter IV`, `BOOK THE FIRST`, `III.`, `Prologue`, `## Markdown`), or
+    `{paragraphs: 4000}`, into whole paragraphs of at least that many characters. A file
+    without headings stays whole. All of the text is kept, and a document's locator ends
+    with `#` and its number. If absent, a file is one document. For `format: hf`: the
+    split to read, `train` if absent.
+    """
     text_field: str = "text"
-    """Column or JSON key of the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b` inside `a`. A column of bytes
-    is decoded, see `encoding`. null counts as an empty text, a record without the field as damaged."""
+    """Column or JSON key of the text (JSONL, Parquet, Arrow, CSV); `a.b` is the key `b`
+    inside `a`. A column of bytes is decoded, see `encoding`. null counts as an empty
+    text, a record without the field as damaged.
+    """
     id_field: str | None = None
-    """Column or key that becomes the document's locator; path and record number if absent. The locator of a page from a
-    WARC is its URL, `#` and its record's id, since a crawl may contain an address more than once."""
+    """Column or key that becomes the document's locator; path and record number if
+    absent. The locator of a page from a WARC is its URL, `#` and its record's id, since
+    a crawl may contain an address more than once.
+    """
     on_repeat: Literal["keep_first", "fail"] = "keep_first"
-    """Treatment of a record with the same id (`id_field`, or a WARC record's) and text as an earlier one, in the order
-    of the files: `keep_first` drops it (`ingest/repeated`), `fail` ends the stage."""
+    """Treatment of a record with the same id (`id_field`, or a WARC record's) and text
+    as an earlier one, in the order of the files: `keep_first` drops it
+    (`ingest/repeated`), `fail` ends the stage.
+    """
     metadata_fields: tuple[str, ...] | None = None
-    """Keys that become metadata, `a.b` for a nested one; if absent, all top-level keys with a single value. NaN and
-    infinities, which JSON does not have, become the strings `NaN`, `Infinity` and `-Infinity`."""
+    """Keys that become metadata, `a.b` for a nested one; if absent, all top-level keys
+    with a single value. NaN and infinities, which JSON does not have, become the
+    strings `NaN`, `Infinity` and `-Infinity`.
+    """
     encoding: str | None = None
-    """A Python codec, or `auto`: the byte order mark, the encoding that the page or its server declares, UTF-8, the
-    guess of a detector, in this order the first that decodes every byte. If absent: `auto` for web pages; for all other
-    files the encoding of the byte order mark (UTF-8, UTF-16, UTF-32), or UTF-8 without one, since a guess would let
-    binary files pass as text. JSON lines ignore this setting, except for the byte order mark. Records that do not
-    decode (but see `encoding_errors`), and texts with NUL characters, are quarantined."""
+    """A Python codec, or `auto`: the byte order mark, the encoding that the page or its
+    server declares, UTF-8, the guess of a detector, in this order the first that
+    decodes every byte. If absent: `auto` for web pages; for all other files the
+    encoding of the byte order mark (UTF-8, UTF-16, UTF-32), or UTF-8 without one, since
+    a guess would let binary files pass as text. JSON lines ignore this setting, except
+    for the byte order mark. Records that do not decode (but see `encoding_errors`), and
+    texts with NUL characters, are quarantined.
+    """
     encoding_errors: Literal["replace", "strict"] = "replace"
-    """Treatment of bytes that are invalid in the encoding: `replace` puts U+FFFD in their place if they are at most 1
-    in 200 of the record, and counts and reports them (`replaced` in the summary); a record with more of them, or with
-    any under `strict`, is quarantined."""
+    """Treatment of bytes that are invalid in the encoding: `replace` puts U+FFFD in
+    their place if they are at most 1 in 200 of the record, and counts and reports them
+    (`replaced` in the summary); a record with more of them, or with any under `strict`,
+    is quarantined.
+    """
     extract: Extractor | None = None
-    """Extractor of the main text from HTML. If absent: `resiliparse` for HTML and WARC (DCLM, section 4.2: models
-    trained on its text are as good as those on trafilatura's, and it is 8 times as fast); none for the other formats,
-    whose text field is treated as HTML only if an extractor is set. `none` keeps the markup."""
+    """Extractor of the main text from HTML. If absent: `resiliparse` for HTML and WARC
+    (DCLM, section 4.2: models trained on its text are as good as those on
+    trafilatura's, and it is 8 times as fast); none for the other formats, whose text
+    field is treated as HTML only if an extractor is set. `none` keeps the markup.
+    """
     extract_options: ExtractOptions = ExtractOptions()
     """Parts of a page that count as its text."""
     limit: Positive | None = None
-    """Largest number of documents to read. They are the first of the sorted listing, so one worker reads a source with
-    a limit, file after file."""
+    """Largest number of documents to read. They are the first of the sorted listing, so
+    one worker reads a source with a limit, file after file.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -130,7 +180,8 @@ class DocumentFiles(Section):
                 "".encode(value)
             except LookupError as error:
                 raise ValueError(
-                    f"{value!r} is not a text encoding; use `auto`, or a Python codec such as cp1252"
+                    f"{value!r} is not a text encoding; use `auto`, or a Python "
+                    "codec such as cp1252"
                 ) from error
         return value
 
@@ -138,23 +189,39 @@ class DocumentFiles(Section):
     def _only_what_applies(self) -> Self:
         if self.split is not None and self.format not in ("hf", "text", "auto"):
             raise ValueError(
-                f"`split` splits text files, or names a split of `format: hf`; format {self.format} supports neither"
+                "`split` splits text files, or names a split of `format: hf`; "
+                f"format {self.format} supports neither"
             )
-        if self.format != "hf" and isinstance(self.split, str) and self.split != "chapters":
+        if (
+            self.format != "hf"
+            and isinstance(self.split, str)
+            and self.split != "chapters"
+        ):
             raise ValueError(
-                f"`split: {self.split}` is not a way to split a text; use `chapters` or "
+                f"`split: {self.split}` is not a way to split a text; use `chapters` "
+                "or "
                 "`{paragraphs: 4000}`, or set `format: hf`"
             )
         if self.format == "hf" and isinstance(self.split, Paragraphs):
-            raise ValueError("`split` names a split of `format: hf`, such as train; its rows are not split further")
+            raise ValueError(
+                "`split` names a split of `format: hf`, such as train; "
+                "its rows are not split further"
+            )
         if self.split is not None and self.read is not None:
             raise ValueError("`read` determines the documents itself; remove `split`")
         if self.read is not None and self.format != "auto":
-            raise ValueError(f"`read` and `format: {self.format}` both determine how files are read; leave one out")
+            raise ValueError(
+                f"`read` and `format: {self.format}` both determine how "
+                "files are read; leave one out"
+            )
         if self.list is not None and self.format == "hf":
-            raise ValueError("`format: hf` lists the files of a folder itself; remove `list`")
+            raise ValueError(
+                "`format: hf` lists the files of a folder itself; remove `list`"
+            )
         if self.extract_options.favor == "precision" and self.extract != "trafilatura":
-            raise ValueError("only trafilatura can favor precision; add `extract: trafilatura`")
+            raise ValueError(
+                "only trafilatura can favor precision; add `extract: trafilatura`"
+            )
         return self
 
 
@@ -162,39 +229,62 @@ class Mixed(Section):
     """Settings of a source in the mixture."""
 
     licence: str | None = None
-    """Licence of the documents: kept in their column `licence`, in cards and in the summary of training content."""
+    """Licence of the documents: kept in their column `licence`, in cards and in the
+    summary of training content.
+    """
     weight: Annotated[float, Field(ge=0.0)] = 1.0
     """Share of the mixture's tokens, relative to the other weights."""
     max_epochs: PositiveFloat = 1.0
-    """Largest number of passes over its documents in the mixture, over all stages together."""
+    """Largest number of passes over its documents in the mixture, over all stages
+    together.
+    """
     min_tokens: Positive | None = None
-    """Smallest number of tokens in the mixture, rounded up to whole rows; see `mix.on_shortfall`."""
+    """Smallest number of tokens in the mixture, rounded up to whole rows; see
+    `mix.on_shortfall`.
+    """
     max_tokens: Positive | None = None
-    """Largest number of tokens in the mixture, rounded down to whole rows; see `mix.on_shortfall`."""
+    """Largest number of tokens in the mixture, rounded down to whole rows; see
+    `mix.on_shortfall`.
+    """
     where: str | None = None
-    """SQL condition over the measured columns, evaluated when mixing: `"quality >= 0.6"`. The columns of `dedup` are
-    among them: `cluster_size` is the number of duplicates that a document stands for, including itself. `metadata.n` is
-    the key `n` of a record's metadata (`"metadata.n >= 20"`), NULL for a record without such a key.
+    """SQL condition over the measured columns, evaluated when mixing: `"quality >=
+    0.6"`. The columns of `dedup` are among them: `cluster_size` is the number of
+    duplicates that a document stands for, including itself. `metadata.n` is the key `n`
+    of a record's metadata (`"metadata.n >= 20"`), NULL for a record without such a key.
 
-    It depends only on the document's own columns, so that the same manifest always gives the same mixture. Allowed are
-    columns, constants, comparison, arithmetic, `||`, `AND`, `OR`, `NOT`, `IN` a list, `BETWEEN`, `LIKE`, `ILIKE`,
-    `GLOB`, `CASE`, `IS NULL`, `coalesce`, `CAST` to numbers, texts and truth values, and these functions: abs, ceil,
-    ceiling, exp, floor, greatest, isfinite, isinf, isnan, least, ln, log, log10, log2, max, min, pow, power, round,
-    sign, sqrt, trunc; concat, contains, ends_with, hex, left, length, lower, ltrim, position, prefix,
-    regexp_full_match, regexp_matches, replace, right, rtrim, starts_with, strlen, strpos, substr, substring, suffix,
-    trim, upper; if, ifnull, nullif. Anything else (`random()`, `now()`, window functions, sub-queries) is an error."""
+    It depends only on the document's own columns, so that the same manifest always
+    gives the same mixture. Allowed are columns, constants, comparison, arithmetic,
+    `||`, `AND`, `OR`, `NOT`, `IN` a list, `BETWEEN`, `LIKE`, `ILIKE`, `GLOB`, `CASE`,
+    `IS NULL`, `coalesce`, `CAST` to numbers, texts and truth values, and these
+    functions: abs, ceil, ceiling, exp, floor, greatest, isfinite, isinf, isnan, least,
+    ln, log, log10, log2, max, min, pow, power, round, sign, sqrt, trunc; concat,
+    contains, ends_with, hex, left, length, lower, ltrim, position, prefix,
+    regexp_full_match, regexp_matches, replace, right, rtrim, starts_with, strlen,
+    strpos, substr, substring, suffix, trim, upper; if, ifnull, nullif. Anything else
+    (`random()`, `now()`, window functions, sub-queries) is an error.
+    """
     epochs: str | None = None
-    """SQL expression of the same kind, over the same columns: the number of times that a document is read in one pass,
-    1 if absent. `"min(cluster_size, 4)"` reads a text up to four times if the web repeats it; `min` and `max` of two
-    values are NULL if either is. A fraction is a chance that the document's hash decides: with 1.5, half of the
-    documents are read once and the others twice. 0 leaves a document out. A document for which the expression is NULL
-    is left out too, and counted as `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a
-    source include these repeats, and `max_epochs` limits the passes."""
+    """SQL expression of the same kind, over the same columns: the number of times that
+    a document is read in one pass, 1 if absent. `"min(cluster_size, 4)"` reads a text
+    up to four times if the web repeats it; `min` and `max` of two values are NULL if
+    either is. A fraction is a chance that the document's hash decides: with 1.5, half
+    of the documents are read once and the others twice. 0 leaves a document out. A
+    document for which the expression is NULL is left out too, and counted as
+    `epochs_unknown`: `"coalesce(min(cluster_size, 4), 1)"` keeps it. The tokens of a
+    source include these repeats, and `max_epochs` limits the passes.
+    """
 
     @model_validator(mode="after")
     def _limits_agree(self) -> Self:
-        if self.min_tokens is not None and self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
+        if (
+            self.min_tokens is not None
+            and self.max_tokens is not None
+            and self.min_tokens > self.max_tokens
+        ):
+            raise ValueError(
+                f"min_tokens {self.min_tokens} is more than max_tokens "
+                f"{self.max_tokens}"
+            )
         return self
 
 
@@ -208,19 +298,27 @@ class TokenFiles(Section):
     """Location and format of tokens that another tool has written."""
 
     tokens: OutsidePath
-    """A file, a glob, a folder or an fsspec URL of one of these; for Megatron-LM also the common prefix of a set's two
-    files (`data/web_text_document`)."""
+    """A file, a glob, a folder or an fsspec URL of one of these; for Megatron-LM also
+    the common prefix of a set's two files (`data/web_text_document`).
+    """
     format: TokenFormat = "auto"
-    """`megatron`: Megatron-LM's `.bin` with its `.idx`, whose documents are used. `llmc`: the `.bin` of llm.c and
-    modded-nanogpt, with either header. `olmo`: the `.npy` of OLMo-core and Dolma, without a header or with numpy's; a
-    `.csv.gz` beside it gives the ends of documents. `memmap`: nothing but tokens, as nanoGPT writes them. `mds`: a
-    folder of MosaicML Streaming. `auto` decides by name and header."""
-    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = None
-    """Data type of the tokens, for files that do not declare it: `memmap`, `olmo` without a header, and `bytes` of MDS
-    (int64 if absent)."""
+    """`megatron`: Megatron-LM's `.bin` with its `.idx`, whose documents are used.
+    `llmc`: the `.bin` of llm.c and modded-nanogpt, with either header. `olmo`: the
+    `.npy` of OLMo-core and Dolma, without a header or with numpy's; a `.csv.gz` beside
+    it gives the ends of documents. `memmap`: nothing but tokens, as nanoGPT writes
+    them. `mds`: a folder of MosaicML Streaming. `auto` decides by name and header.
+    """
+    dtype: Literal["uint8", "uint16", "uint32", "uint64", "int32", "int64"] | None = (
+        None
+    )
+    """Data type of the tokens, for files that do not declare it: `memmap`, `olmo`
+    without a header, and `bytes` of MDS (int64 if absent).
+    """
     end_of_text: Annotated[int, Field(ge=0)] | None = None
-    """Token id between documents; the tokenizer's end of text if absent. It does not count as a token of a document:
-    the mixture puts the tokenizer's end of text after each."""
+    """Token id between documents; the tokenizer's end of text if absent. It does not
+    count as a token of a document: the mixture puts the tokenizer's end of text after
+    each.
+    """
     document_tokens: Positive | None = None
     """For files without an end of text: tokens per document into which they are cut."""
     column: str | None = None
@@ -228,19 +326,27 @@ class TokenFiles(Section):
 
 
 class TokenSource(Mixed, TokenFiles):
-    """A named source of tokens that another tool has written; the section `tokenizer` gives the tokenizer of these
-    tokens.
+    """A named source of tokens that another tool has written; the section `tokenizer`
+    gives the tokenizer of these tokens.
 
-    `prepare` does not read it, since it has no text. Its `where` and `epochs` may use `tokens` and `bytes`."""
+    `prepare` does not read it, since it has no text. Its `where` and `epochs` may use
+    `tokens` and `bytes`.
+    """
 
     TAG: ClassVar[str] = "(tokens)"
 
     @model_validator(mode="after")
     def _cuts_by_one(self) -> Self:
         if self.document_tokens is not None and self.end_of_text is not None:
-            raise ValueError("document_tokens and end_of_text both determine where documents end; leave one out")
+            raise ValueError(
+                "document_tokens and end_of_text both determine where "
+                "documents end; leave one out"
+            )
         if self.document_tokens is not None and self.format == "megatron":
-            raise ValueError("the index of a Megatron-LM set marks where its documents end; remove `document_tokens`")
+            raise ValueError(
+                "the index of a Megatron-LM set marks where its "
+                "documents end; remove `document_tokens`"
+            )
         return self
 
 
@@ -250,17 +356,25 @@ class Ingest(Section):
     shard_bytes: Positive = 16_000_000
     """Text bytes per document shard (UTF-8)."""
     max_document_bytes: Annotated[int, Field(gt=0, le=256 << 20)] = 32 << 20
-    """Text bytes (UTF-8) of the longest document; a longer one is quarantined. All stages hold whole documents and
-    their measurements in memory: `filter` takes 9 to 17 bytes per byte of prose, and at most 64 (if every byte is a
-    line, or every other one a word), so that it needs 2 GiB for 32 MiB; `dedup_substrings` takes 12, and 150 for a
-    document that only repeats itself. The longest novel (Proust's, 9,609,000 characters: Guinness World Records) fits,
-    even with three bytes a character."""
+    """Text bytes (UTF-8) of the longest document; a longer one is quarantined. All
+    stages hold whole documents and their measurements in memory: `filter` takes 9 to 17
+    bytes per byte of prose, and at most 64 (if every byte is a line, or every other one
+    a word), so that it needs 2 GiB for 32 MiB; `dedup_substrings` takes 12, and 150 for
+    a document that only repeats itself. The longest novel (Proust's, 9,609,000
+    characters: Guinness World Records) fits, even with three bytes a character.
+    """
     max_quarantined: Fraction = 0.05
-    """Share of records that may be unreadable before the stage fails. Records lost with a truncated or damaged file
-    count too, as estimated from its bytes and the other files of its source."""
+    """Share of records that may be unreadable before the stage fails. Records lost with
+    a truncated or damaged file count too, as estimated from its bytes and the other
+    files of its source.
+    """
     extract_seconds: PositiveFloat = 10.0
-    """Processor time limit for extracting one page; a page that takes longer is quarantined. The limit is generous,
-    since losing a page only on slow machines would change the result (datatrove's 1 s is wall-clock time). A page that
-    sleeps is stopped after six times that."""
+    """Processor time limit for extracting one page; a page that takes longer is
+    quarantined. The limit is generous, since losing a page only on slow machines would
+    change the result (datatrove's 1 s is wall-clock time). A page that sleeps is
+    stopped after six times that.
+    """
     extract_memory_bytes: Annotated[int, Field(ge=256 << 20)] = 2 << 30
-    """Address space of the extracting process; a page that needs more is quarantined."""
+    """Address space of the extracting process; a page that needs more is
+    quarantined.
+    """

@@ -1,4 +1,6 @@
-"""The section `pretrain`, and the settings of every training: loop, optimizer, schedule and averages."""
+"""The section `pretrain`, and the settings of every training: loop, optimizer, schedule
+and averages.
+"""
 
 from __future__ import annotations
 
@@ -9,115 +11,192 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.base import (
+    Fraction,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+    Seeded,
+)
 from gristmill.mixtures.evaluation import Task
 from gristmill.mixtures.model import Model, RopeScaling
 from gristmill.mixtures.objectives.token_objectives import Objectives, objective_problem
-from gristmill.mixtures.scaling.size_rules import AT_ADAMWS_SCALE, MOST_DEPTH, SHAPE_KEYS, SIZE_PATTERN
-from gristmill.mixtures.user_code import BuiltInOrOwn, OwnCall, OwnFunction, check_signature, stated_signature
+from gristmill.mixtures.scaling.size_rules import (
+    AT_ADAMWS_SCALE,
+    MOST_DEPTH,
+    SHAPE_KEYS,
+    SIZE_PATTERN,
+)
+from gristmill.mixtures.user_code import (
+    BuiltInOrOwn,
+    OwnCall,
+    OwnFunction,
+    check_signature,
+    stated_signature,
+)
 
-OptimizerKind = Literal["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"]
+OptimizerKind = Literal[
+    "adamw",
+    "lion",
+    "adafactor",
+    "sophia",
+    "adamw8bit",
+    "muon",
+    "normuon",
+    "dion",
+    "ademamix",
+]
 BETAS: dict[str, tuple[float, float]] = {
     "adamw": (0.9, 0.95),  # GPT-3 (Brown et al. 2020, appendix B)
     "adamw8bit": (0.9, 0.95),
     "muon": (0.9, 0.95),  # of the AdamW that moves what is not a hidden matrix
-    "normuon": (0.9, 0.95),  # the second also of the rows' second moments (Li et al. 2025, section 4)
+    # the second also of the rows' second moments (Li et al. 2025, section 4)
+    "normuon": (0.9, 0.95),
     "dion": (0.9, 0.95),
     "ademamix": (0.9, 0.999),  # Pagliardini et al. 2024, section 4.1
     "lion": (0.9, 0.99),  # Chen et al. 2023, algorithm 2
     "sophia": (0.96, 0.99),  # Liu et al. 2023, section 3.1
 }
-"""Default of `betas` for each kind: the published values of each method for language models."""
+"""Default of `betas` for each kind: the published values of each method for language
+models.
+"""
 
 
 SMALL_MOMENTS: tuple[OptimizerKind, ...] = ("adafactor", "adamw8bit")
-"""Kinds whose state is so small that `engine.compute.offload_optimizer` leaves it on the device, like the state of the
-user's own optimizers."""
+"""Kinds whose state is so small that `engine.compute.offload_optimizer` leaves it on
+the device, like the state of the user's own optimizers.
+"""
 
 
 ON_MATRICES: tuple[OptimizerKind, ...] = ("muon", "normuon", "dion")
-"""Kinds that update the matrices of the layers, and leave the other parameters to AdamW."""
-MUP_KINDS: tuple[OptimizerKind, ...] = ("adamw", "adamw8bit", "ademamix", "lion", *ON_MATRICES)
+"""Kinds that update the matrices of the layers, and leave the other parameters to
+AdamW.
+"""
+MUP_KINDS: tuple[OptimizerKind, ...] = (
+    "adamw",
+    "adamw8bit",
+    "ademamix",
+    "lion",
+    *ON_MATRICES,
+)
 """Kinds whose updates have a fixed size, which muP can scale: `train/optim/mup.py`."""
 
 
 class Optimizer(BuiltInOrOwn):
-    """The update rule. Weight decay is decoupled (Loshchilov & Hutter 2019) and on matrices only, for every kind."""
+    """The update rule. Weight decay is decoupled (Loshchilov & Hutter 2019) and on
+    matrices only, for every kind.
+    """
 
     takes: ClassVar[tuple[str, ...] | None] = ("params",)
     offers: ClassVar[tuple[str, ...]] = ("lr",)
     added = ("cautious_decay", "rank_fraction", "beta3", "alpha", "rise_steps")
 
     kind: OptimizerKind = "adamw"
-    """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); it needs a learning rate 3 to 10
-    times smaller and a decay larger by the same factor. `adafactor`: second moments by rows and columns (Shazeer &
-    Stern 2018). `sophia`: Sophia-G, clipped by a diagonal of the Gauss-Newton matrix (Liu et al. 2023). `adamw8bit`:
-    AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`: orthogonalised momentum for matrices of the
-    layers (Jordan et al. 2024) at AdamW's scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`:
-    the same with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al. 2025). `ademamix`: AdamW
-    with a second, much slower mean (Pagliardini et al. 2024)."""
+    """`adamw`: fused AdamW. `lion`: the sign of a running mean (Chen et al. 2023); it
+    needs a learning rate 3 to 10 times smaller and a decay larger by the same factor.
+    `adafactor`: second moments by rows and columns (Shazeer & Stern 2018). `sophia`:
+    Sophia-G, clipped by a diagonal of the Gauss-Newton matrix (Liu et al. 2023).
+    `adamw8bit`: AdamW with moments in 8 bits, through torchao (extra `quant`). `muon`:
+    orthogonalised momentum for matrices of the layers (Jordan et al. 2024) at AdamW's
+    scale (Liu et al. 2025), AdamW for embeddings, output and norms. `normuon`: the same
+    with rows of equal size (Li et al. 2025). `dion`: the same at low rank (Ahn et al.
+    2025). `ademamix`: AdamW with a second, much slower mean (Pagliardini et al. 2024).
+    """
     learning_rate: PositiveFloat = 1e-3
-    """Learning rate at the peak of the schedule. Adafactor's is relative: it is multiplied by the root mean square of
-    each parameter's weights (at least 1e-3) and is at most 1 / sqrt(step), so another kind's rate does not carry over
-    to it (Shazeer & Stern 2018, section 8 and algorithm 4, which use 1e-2)."""
+    """Learning rate at the peak of the schedule. Adafactor's is relative: it is
+    multiplied by the root mean square of each parameter's weights (at least 1e-3) and
+    is at most 1 / sqrt(step), so another kind's rate does not carry over to it (Shazeer
+    & Stern 2018, section 8 and algorithm 4, which use 1e-2).
+    """
     betas: tuple[Fraction, Fraction] | None = None
-    """Decay rates of the running means of gradients and of their squares; each kind's published values if absent
-    (adamw, adamw8bit, muon, normuon, dion: 0.9 and 0.95; ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and
-    0.99). Not for Adafactor."""
+    """Decay rates of the running means of gradients and of their squares; each kind's
+    published values if absent (adamw, adamw8bit, muon, normuon, dion: 0.9 and 0.95;
+    ademamix: 0.9 and 0.999; lion: 0.9 and 0.99; sophia: 0.96 and 0.99). Not for
+    Adafactor.
+    """
     eps: PositiveFloat = 1e-8
-    """Constant added to the root of the second mean (adamw, adamw8bit, muon's AdamW)."""
+    """Constant added to the root of the second mean (adamw, adamw8bit, muon's
+    AdamW).
+    """
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.1
     """Decoupled weight decay, per step and learning rate."""
     momentum: Fraction = 0.95
-    """Momentum of muon, normuon and dion (Jordan et al. 2024; Li et al. 2025; Ahn et al. 2025); the others use
-    `betas`."""
+    """Momentum of muon, normuon and dion (Jordan et al. 2024; Li et al. 2025; Ahn et
+    al. 2025); the others use `betas`.
+    """
     cautious_decay: bool = False
-    """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in the direction of its update
-    (Chen et al. 2025, "Cautious Weight Decay")."""
+    """For Muon and NorMuon: let a weight of the layers decay only if the decay goes in
+    the direction of its update (Chen et al. 2025, "Cautious Weight Decay").
+    """
     rank_fraction: Annotated[float, Field(gt=0.0, le=1.0)] = 0.25
-    """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4: 1/4 loses little)."""
+    """Dion's rank, as a share of a matrix's shorter side (Ahn et al. 2025, section 4:
+    1/4 loses little).
+    """
     beta3: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9999
-    """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024, section 4.1: 0.9999)."""
+    """Decay of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
+    section 4.1: 0.9999).
+    """
     alpha: Annotated[float, Field(ge=0.0)] = 5.0
-    """Factor of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024, section 3: 4 to 10)."""
+    """Factor of AdEMAMix's slow mean, at the end of its rise (Pagliardini et al. 2024,
+    section 3: 4 to 10).
+    """
     rise_steps: Positive | None = None
-    """Steps over which `alpha` and `beta3` rise; all of the training if absent (Pagliardini et al. 2024, section 3)."""
+    """Steps over which `alpha` and `beta3` rise; all of the training if absent
+    (Pagliardini et al. 2024, section 3).
+    """
     hessian_every: Positive = 10
-    """Steps between Sophia's estimates of the curvature (Liu et al. 2023, section 3.1: 10)."""
+    """Steps between Sophia's estimates of the curvature (Liu et al. 2023, section 3.1:
+    10).
+    """
     gamma: PositiveFloat = 0.05
-    """Sophia's scale of the curvature (Liu et al. 2023, section 3.1: 0.05 for Sophia-G)."""
+    """Sophia's scale of the curvature (Liu et al. 2023, section 3.1: 0.05 for
+    Sophia-G).
+    """
     clip: Literal["global_norm", "adaptive"] = "global_norm"
-    """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the gradient of each unit (row) to
-    `clip_factor` times the norm of its weights (Brock et al. 2021), except in the output matrix."""
+    """`global_norm`: scale all gradients together to `clip_norm`. `adaptive`: scale the
+    gradient of each unit (row) to `clip_factor` times the norm of its weights (Brock et
+    al. 2021), except in the output matrix.
+    """
     clip_norm: PositiveFloat = 1.0
     """Largest global norm of the gradients."""
     clip_factor: PositiveFloat = 0.01
-    """Largest ratio of a unit's gradient norm to its weight norm (Brock et al. 2021, section 4.1: 0.01)."""
+    """Largest ratio of a unit's gradient norm to its weight norm (Brock et al. 2021,
+    section 4.1: 0.01).
+    """
 
     @model_validator(mode="after")
     def _is_cautious_only_where_it_can_be(self) -> Self:
         if self.cautious_decay and self.kind not in ("muon", "normuon"):
-            raise ValueError(f"optimizer.cautious_decay is for muon and normuon, not for {self.kind}; remove it")
+            raise ValueError(
+                "optimizer.cautious_decay is for muon and normuon, not "
+                f"for {self.kind}; remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_betas_only_where_used(self) -> Optimizer:
         if self.kind == "adafactor" and self.betas is not None:
-            raise ValueError("optimizer.betas has no effect on adafactor, whose decay follows the step; remove it")
+            raise ValueError(
+                "optimizer.betas has no effect on adafactor, whose "
+                "decay follows the step; remove it"
+            )
         return self
 
     @model_validator(mode="after")
     def _own_has_its_options(self) -> Self:
-        unused = self.unused_beside_own("learning_rate", "clip", "clip_norm", "clip_factor")
+        unused = self.unused_beside_own(
+            "learning_rate", "clip", "clip_norm", "clip_factor"
+        )
         if unused:
             raise ValueError(
-                f"optimizer.{unused[0]} has no effect on an optimizer of your own; give it as an option, "
-                "under `with`, or remove it"
+                f"optimizer.{unused[0]} has no effect on an optimizer of your own; "
+                "give it as an option, under `with`, or remove it"
             )
         if "lr" in getattr(self, "with"):
             raise ValueError(
-                "optimizer.with.lr: set the learning rate in optimizer.learning_rate, which the schedule "
-                "scales; remove it from `with`"
+                "optimizer.with.lr: set the learning rate in optimizer.learning_rate, "
+                "which the schedule scales; remove it from `with`"
             )
         return self
 
@@ -131,14 +210,19 @@ class TuningOptimizer(Optimizer):
     """The update rule for a model that is already trained."""
 
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    """Decoupled weight decay, per step and learning rate; 0, since tuning should stay near its start."""
+    """Decoupled weight decay, per step and learning rate; 0, since tuning should stay
+    near its start.
+    """
 
 
 WARMUP_STEPS = 20
-"""Warm-up steps of a training that is long enough; in shorter ones the rate rises over a tenth of the steps (the share
-in alignment-handbook's recipes, warmup_ratio 0.1)."""
+"""Warm-up steps of a training that is long enough; in shorter ones the rate rises over
+a tenth of the steps (the share in alignment-handbook's recipes, warmup_ratio 0.1).
+"""
 
-ScheduleKind = Literal["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"]
+ScheduleKind = Literal[
+    "wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial", "one_cycle"
+]
 
 
 class Schedule(BuiltInOrOwn):
@@ -147,56 +231,81 @@ class Schedule(BuiltInOrOwn):
     takes: ClassVar[tuple[str, ...] | None] = ("step", "steps")
 
     kind: ScheduleKind = "wsd"
-    """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`, `polynomial`: decay from the end of the
-    warm-up; `inverse_sqrt`: decays as the root of the warm-up over the step (Vaswani et al. 2017); `one_cycle`: rises
-    and falls along cosines, and ends far below its start (Smith & Topin 2019); `constant`."""
+    """`wsd`: warm-up, stable, decay (Hu et al. 2024); `cosine`, `linear`, `polynomial`:
+    decay from the end of the warm-up; `inverse_sqrt`: decays as the root of the warm-up
+    over the step (Vaswani et al. 2017); `one_cycle`: rises and falls along cosines, and
+    ends far below its start (Smith & Topin 2019); `constant`.
+    """
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
-    """Steps over which the rate rises linearly from 0; if absent 20, but at most a tenth of all steps. One cycle uses
-    `rise_fraction` instead."""
+    """Steps over which the rate rises linearly from 0; if absent 20, but at most a
+    tenth of all steps. One cycle uses `rise_fraction` instead.
+    """
     warmup_tokens: Positive | None = None
-    """Tokens over which the rate rises, instead of `warmup_steps`; rounded up to whole steps."""
+    """Tokens over which the rate rises, instead of `warmup_steps`; rounded up to whole
+    steps.
+    """
     decay_fraction: Fraction = 0.3
     """Share of the steps in which WSD decays (Hu et al. 2024)."""
     decay: Literal["linear", "cosine", "one_minus_sqrt"] = "linear"
-    """Shape of WSD's decay; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele et al. 2024)."""
+    """Shape of WSD's decay; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele et al.
+    2024).
+    """
     power: PositiveFloat = 2.0
     """Exponent of the polynomial decay; 1 is linear."""
     rise_fraction: Fraction = 0.3
     """Share of the steps in which one cycle rises (PyTorch's OneCycleLR: 0.3)."""
     initial_fraction: Fraction = 0.04
-    """Learning rate at which one cycle begins, as a share of the peak (PyTorch's OneCycleLR: 1/25)."""
+    """Learning rate at which one cycle begins, as a share of the peak (PyTorch's
+    OneCycleLR: 1/25).
+    """
     final_fraction: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak; not for `inverse_sqrt` and `constant`."""
+    """Learning rate at the end, as a share of the peak; not for `inverse_sqrt` and
+    `constant`.
+    """
 
     @model_validator(mode="after")
     def _own_has_its_options(self) -> Self:
         if unused := self.unused_beside_own():
             raise ValueError(
-                f"schedule.{unused[0]} has no effect on a schedule of your own; give it as an option, "
-                "under `with`, or remove it"
+                f"schedule.{unused[0]} has no effect on a schedule of your own; give "
+                "it as an option, under `with`, or remove it"
             )
         return self
 
     def warmup_of(self, steps: int) -> int:
-        """Return the warm-up steps of a training of `steps` steps, unless they are set in tokens."""
-        return min(WARMUP_STEPS, steps // 10) if self.warmup_steps is None else self.warmup_steps
+        """Return the warm-up steps of a training of `steps` steps, unless they are set
+        in tokens.
+        """
+        return (
+            min(WARMUP_STEPS, steps // 10)
+            if self.warmup_steps is None
+            else self.warmup_steps
+        )
 
 
 class Average(Section):
-    """A second set of weights: the mean of the weights during training, which does not influence the training."""
+    """A second set of weights: the mean of the weights during training, which does not
+    influence the training.
+    """
 
     kind: Literal["ema", "swa"] = "ema"
-    """`ema`: exponential moving average; `swa`: the plain mean since the start (Izmailov et al. 2018)."""
+    """`ema`: exponential moving average; `swa`: the plain mean since the start
+    (Izmailov et al. 2018).
+    """
     decay: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.999
     """Decay of the exponential average, per update (Marin's 32B run: 0.995)."""
     start_fraction: Fraction = 0.0
-    """Share of the steps after which averaging starts; until then the average is the weights themselves."""
+    """Share of the steps after which averaging starts; until then the average is the
+    weights themselves.
+    """
     every: Positive = 1
     """Steps between contributions."""
 
 
 LOOK_EVERY_STEPS = 16
-"""Largest number of steps after which the loop asks the device if any of them was skipped."""
+"""Largest number of steps after which the loop asks the device if any of them was
+skipped.
+"""
 
 
 HOW_KEYS = (
@@ -208,8 +317,10 @@ HOW_KEYS = (
     "generation_rows",
     "samples_every",
 )
-"""Keys of a training that control its computation or its measurements. They change weights only by rounding, so they
-are not in fingerprints, and a resumed training may change them."""
+"""Keys of a training that control its computation or its measurements. They change
+weights only by rounding, so they are not in fingerprints, and a resumed training may
+change them.
+"""
 
 
 MEASURING_KEYS = ("log_every", "validate_every", "evaluate_every", "noise_scale_every")
@@ -217,31 +328,40 @@ MEASURING_KEYS = ("log_every", "validate_every", "evaluate_every", "noise_scale_
 
 
 class Spikes(Section):
-    """Rules for skipping steps: those whose loss or gradient is NaN or Inf, or whose loss is far above recent losses.
+    """Rules for skipping steps: those whose loss or gradient is NaN or Inf, or whose
+    loss is far above recent losses.
 
-    A skipped step does not change weights. Its loss-spike report in `autopsies/`, a page and JSON, lists what it read,
-    ordered by loss; `exclude.txt` has the ids of the worst documents, one per line.
+    A skipped step does not change weights. Its loss-spike report in `autopsies/`, a
+    page and JSON, lists what it read, ordered by loss; `exclude.txt` has the ids of the
+    worst documents, one per line.
     """
 
     sigma: PositiveFloat | None = 6.0
-    """Deviations above the running mean from which a loss is a spike (OLMo-core: 6); null: only a loss or gradient of
-    NaN or Inf skips a step."""
+    """Deviations above the running mean from which a loss is a spike (OLMo-core: 6);
+    null: only a loss or gradient of NaN or Inf skips a step.
+    """
     window: Annotated[int, Field(ge=4)] = 128
-    """Steps in the running mean; spikes are detected once half of the window is filled (OLMo-core: 128)."""
+    """Steps in the running mean; spikes are detected once half of the window is filled
+    (OLMo-core: 128).
+    """
     rollback_after: Positive | None = None
-    """Number of bad steps in a row after which the training rolls back to a checkpoint from before them, and continues
-    after the rows that it has read: those rows are never read again. If absent, it never rolls back."""
+    """Number of bad steps in a row after which the training rolls back to a checkpoint
+    from before them, and continues after the rows that it has read: those rows are
+    never read again. If absent, it never rolls back.
+    """
     rollback_steps: Positive = 100
-    """Steps between the checkpoints for rollbacks; they are saved besides those of `engine.checkpoint_every`, so that
-    results do not depend on the latter."""
+    """Steps between the checkpoints for rollbacks; they are saved besides those of
+    `engine.checkpoint_every`, so that results do not depend on the latter.
+    """
 
     @model_validator(mode="after")
     def _has_a_point_before(self) -> Spikes:
         min_steps = (self.rollback_after or 0) + LOOK_EVERY_STEPS
         if self.rollback_after is not None and self.rollback_steps < min_steps:
             raise ValueError(
-                f"spikes.rollback_steps must be at least rollback_after + {LOOK_EVERY_STEPS} = {min_steps}, "
-                f"not {self.rollback_steps}: a streak must not outlast the checkpoints before it"
+                "spikes.rollback_steps must be at least rollback_after + "
+                f"{LOOK_EVERY_STEPS} = {min_steps}, not {self.rollback_steps}: a "
+                "streak must not outlast the checkpoints before it"
             )
         return self
 
@@ -250,7 +370,9 @@ class EarlyStopping(Section):
     """Condition for ending a training before its last step."""
 
     patience: Positive
-    """Consecutive validations without a better loss (per token, over all sources) after which the training ends."""
+    """Consecutive validations without a better loss (per token, over all sources) after
+    which the training ends.
+    """
     min_delta: Annotated[float, Field(ge=0.0)] = 0.0
     """Smallest improvement over the best loss so far that counts, in nats per token."""
 
@@ -259,18 +381,25 @@ CallbackEvent = Literal["after_step", "after_validation", "on_checkpoint"]
 
 
 class Callback(OwnCall):
-    """Code that watches a training, and may scale its learning rate or end it: a function of one event, or a class with
-    a method for each event that it handles. It sees metrics, but neither data nor weights. Examples are in
-    docs/own-training.md."""
+    """Code that watches a training, and may scale its learning rate or end it: a
+    function of one event, or a class with a method for each event that it handles. It
+    sees metrics, but neither data nor weights. Examples are in docs/own-training.md.
+    """
 
     on: CallbackEvent | None = None
-    """Event at which a function is called: `after_step` if absent. A class names events by its methods."""
+    """Event at which a function is called: `after_step` if absent. A class names events
+    by its methods.
+    """
 
     def check_code(self, code: OwnFunction) -> None:
-        """Check that a function takes metrics, and a class its options; see `OwnPlace.check_code`."""
+        """Check that a function takes metrics, and a class its options; see
+        `OwnPlace.check_code`.
+        """
         signature = stated_signature(code)
         if signature is not None:
-            positional = () if isinstance(code.definition(), ast.ClassDef) else ("metrics",)
+            positional = (
+                () if isinstance(code.definition(), ast.ClassDef) else ("metrics",)
+            )
             check_signature(code, signature, positional, self.options)
 
 
@@ -286,34 +415,46 @@ class Training(Seeded):
     global_batch_size: Positive = 16
     """Rows (or pairs) per optimizer step, over all ranks and micro-batches."""
     micro_batch_size: Positive = 16
-    """Largest number of rows (or pairs) per forward pass on one rank. It changes the result only by rounding: a
-    training that ran out of memory resumes with a smaller one."""
+    """Largest number of rows (or pairs) per forward pass on one rank. It changes the
+    result only by rounding: a training that ran out of memory resumes with a smaller
+    one.
+    """
     optimizer: Optimizer = Optimizer()
     """The update rule."""
     schedule: Schedule = Schedule()
     """Learning rate as a function of the step."""
     average: Average | None = None
-    """A running mean of the weights: validated besides them, saved as `model-average`, and exported if `export.weights`
-    is `average`. Not kept if absent."""
+    """A running mean of the weights: validated besides them, saved as `model-average`,
+    and exported if `export.weights` is `average`. Not kept if absent.
+    """
     precision: Precision = "auto"
-    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU; `fp16` scales the loss dynamically."""
+    """Compute dtype; `auto` is bf16 on a GPU and fp32 on a CPU; `fp16` scales the loss
+    dynamically.
+    """
     log_every: Positive = 10
     """Steps between records of loss and speed."""
     spikes: Spikes = Spikes()
     """Rules for skipping steps and for rolling back."""
     noise_scale_every: Positive | None = None
-    """Steps between measurements of the gradient noise scale (McCandlish et al. 2018), the batch size in rows above
-    which larger batches pay off less. It needs batches of several micro-batches, whose gradients are then reduced one
-    by one; not measured if absent."""
+    """Steps between measurements of the gradient noise scale (McCandlish et al. 2018),
+    the batch size in rows above which larger batches pay off less. It needs batches of
+    several micro-batches, whose gradients are then reduced one by one; not measured if
+    absent.
+    """
     seed: int | None = None
     """Seed of initialisation and order; the manifest's if absent."""
     continue_from: OutsidePath | None = None
-    """A checkpoint of another training (its folder `step-...`) to continue from, with its weights, optimizer and step:
-    to make a training longer, to change its schedule midway, or to continue with a set from which documents were
-    removed that it has not read yet (`mix.exclude`, `gristmill takedown`). It is an error unless that training began
-    with the same model and has read exactly what the first steps of this one would read."""
+    """A checkpoint of another training (its folder `step-...`) to continue from, with
+    its weights, optimizer and step: to make a training longer, to change its schedule
+    midway, or to continue with a set from which documents were removed that it has not
+    read yet (`mix.exclude`, `gristmill takedown`). It is an error unless that training
+    began with the same model and has read exactly what the first steps of this one
+    would read.
+    """
 
-    callbacks: Annotated[tuple[Callback, ...], Field(exclude_if=lambda value: not value)] = ()
+    callbacks: Annotated[
+        tuple[Callback, ...], Field(exclude_if=lambda value: not value)
+    ] = ()
     """Your own code that watches the training, and may end it before its last step."""
 
     @property
@@ -327,7 +468,11 @@ class Training(Seeded):
 
         Keys of measurements are excluded if the measurements may end the training.
         """
-        stopping = ("validate_every",) if getattr(self, "early_stopping", None) is not None else ()
+        stopping = (
+            ("validate_every",)
+            if getattr(self, "early_stopping", None) is not None
+            else ()
+        )
         deciding = MEASURING_KEYS if self.callbacks else stopping
         return {
             key: field.default
@@ -342,7 +487,9 @@ def _steps_or_epochs(schema: dict[str, Any]) -> None:
 
 
 class TrainingInEpochs(Training):
-    """Training of an existing model on examples, with its length in steps or in epochs."""
+    """Training of an existing model on examples, with its length in steps or in
+    epochs.
+    """
 
     added: ClassVar[tuple[str, ...]] = ("epochs",)
     model_config = ConfigDict(json_schema_extra=_steps_or_epochs)
@@ -350,8 +497,9 @@ class TrainingInEpochs(Training):
     steps: Positive = 0
     """Optimizer steps; computed from `epochs` if absent."""
     epochs: PositiveFloat | None = None
-    """Number of times that all training examples are read, instead of `steps`; the last step of the last epoch is a
-    full step."""
+    """Number of times that all training examples are read, instead of `steps`; the last
+    step of the last epoch is a full step.
+    """
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:
@@ -367,7 +515,9 @@ class TrainingInEpochs(Training):
         """
         if self.epochs is None:
             return self
-        return self.model_copy(update={"steps": self.steps_of_epochs(self.epochs, rows), "epochs": None})
+        return self.model_copy(
+            update={"steps": self.steps_of_epochs(self.epochs, rows), "epochs": None}
+        )
 
     def steps_of_epochs(self, epochs: float, rows: int) -> int:
         """Return the steps that read `rows` rows `epochs` times."""
@@ -375,7 +525,9 @@ class TrainingInEpochs(Training):
 
 
 class BatchStage(Section):
-    """The batch size up to a step, or until a number of tokens has been read; exactly one of the two."""
+    """The batch size up to a step, or until a number of tokens has been read; exactly
+    one of the two.
+    """
 
     until_step: Positive | None = None
     """Last step of this size, counted from 1."""
@@ -387,7 +539,10 @@ class BatchStage(Section):
     @model_validator(mode="after")
     def _one_end(self) -> BatchStage:
         if (self.until_step is None) == (self.until_tokens is None):
-            raise ValueError("an entry of batch_ramp ends at `until_step` or at `until_tokens`: give exactly one")
+            raise ValueError(
+                "an entry of batch_ramp ends at `until_step` or at "
+                "`until_tokens`: give exactly one"
+            )
         return self
 
 
@@ -408,11 +563,15 @@ class TrainingPhase(Section):
     learning_rate_scale: Annotated[float, Field(ge=0.0)] = 1.0
     """Factor of the schedule's learning rate in this phase."""
     sequence_length: Positive | None = None
-    """Tokens per row in this phase; must divide the packed set's length, which applies if absent. Rows are cut into
-    equal parts as for `length_ramp`, so that a step has the same number of tokens in every phase."""
+    """Tokens per row in this phase; must divide the packed set's length, which applies
+    if absent. Rows are cut into equal parts as for `length_ramp`, so that a step has
+    the same number of tokens in every phase.
+    """
     rope_theta: PositiveFloat | None = None
-    """Base of the rotary positions in this phase; `model.rope_theta` if absent. The exported model has the last phase's
-    base (Xiong et al. 2023 raise it for a last phase of long rows)."""
+    """Base of the rotary positions in this phase; `model.rope_theta` if absent. The
+    exported model has the last phase's base (Xiong et al. 2023 raise it for a last
+    phase of long rows).
+    """
     rope_scaling: RopeScaling | None = None
     """Stretching of rotary positions in this phase; `model.rope_scaling` if absent."""
 
@@ -428,7 +587,9 @@ def _steps_or_size(schema: dict[str, Any]) -> None:
 
 
 class Pretrain(Objectives, Training):
-    """Training on the packed set: of a decoder that predicts the next token, unless another objective is set."""
+    """Training on the packed set: of a decoder that predicts the next token, unless
+    another objective is set.
+    """
 
     added: ClassVar[tuple[str, ...]] = (
         "phases",
@@ -443,42 +604,64 @@ class Pretrain(Objectives, Training):
     model_config = ConfigDict(json_schema_extra=_steps_or_size)
 
     phases: tuple[TrainingPhase, ...] = ()
-    """Learning rate and row length of each of `mix.phases`, in order. A phase begins with the first step that reads
-    only rows of that phase or later ones, rollbacks not counted. See docs/phases.md."""
+    """Learning rate and row length of each of `mix.phases`, in order. A phase begins
+    with the first step that reads only rows of that phase or later ones, rollbacks not
+    counted. See docs/phases.md.
+    """
 
-    size: Annotated[str, Field(pattern=SIZE_PATTERN)] | None = Field(default=None, exclude=True)
-    """Number of weights in the layers, such as `30m` (`k`, `m`, `b`): the nearest `depth` is used, and determines the
-    rest."""
-    depth: Annotated[int, Field(gt=0, le=MOST_DEPTH)] | None = Field(default=None, exclude=True)
-    """Number of layers, from which `model.width` and `heads`, `global_batch_size`, `optimizer.learning_rate` and
-    `weight_decay`, and `steps` are derived by the rules of docs/size-and-laws.md; keys that the manifest sets take
-    precedence. `gristmill plan` prints the derived values, and only these are in the fingerprint."""
+    size: Annotated[str, Field(pattern=SIZE_PATTERN)] | None = Field(
+        default=None, exclude=True
+    )
+    """Number of weights in the layers, such as `30m` (`k`, `m`, `b`): the nearest
+    `depth` is used, and determines the rest.
+    """
+    depth: Annotated[int, Field(gt=0, le=MOST_DEPTH)] | None = Field(
+        default=None, exclude=True
+    )
+    """Number of layers, from which `model.width` and `heads`, `global_batch_size`,
+    `optimizer.learning_rate` and `weight_decay`, and `steps` are derived by the rules
+    of docs/size-and-laws.md; keys that the manifest sets take precedence. `gristmill
+    plan` prints the derived values, and only these are in the fingerprint.
+    """
     tokens_per_parameter: PositiveFloat | None = Field(default=None, exclude=True)
-    """With `size` or `depth`: training tokens per weight of the layers; 20 if absent (Hoffmann et al. 2022)."""
+    """With `size` or `depth`: training tokens per weight of the layers; 20 if absent
+    (Hoffmann et al. 2022).
+    """
     batch_ramp: tuple[BatchStage, ...] = ()
-    """Batch sizes of the first steps, in order; `global_batch_size` applies after the last entry. The rows are read in
-    the same order as without a ramp, each exactly once; the learning rate follows the steps."""
+    """Batch sizes of the first steps, in order; `global_batch_size` applies after the
+    last entry. The rows are read in the same order as without a ramp, each exactly
+    once; the learning rate follows the steps.
+    """
     length_ramp: tuple[LengthStage, ...] = ()
-    """Shorter rows for the first steps, in order; the packed set's length applies after the last entry. A row of the
-    set is cut into equal parts that are read side by side, so a step has the same number of tokens as without a ramp
-    (short rows first: Li et al. 2022, "The Stability-Efficiency Dilemma")."""
+    """Shorter rows for the first steps, in order; the packed set's length applies after
+    the last entry. A row of the set is cut into equal parts that are read side by side,
+    so a step has the same number of tokens as without a ramp (short rows first: Li et
+    al. 2022, "The Stability-Efficiency Dilemma").
+    """
 
     model: Model = Model()
     """The decoder to train."""
     z_loss: float = Field(default=0.0, ge=0.0)
-    """Weight of the squared log of the softmax's normaliser, which keeps logits from drifting (PaLM, Chowdhery et al.
-    2022, section 5: 1e-4)."""
+    """Weight of the squared log of the softmax's normaliser, which keeps logits from
+    drifting (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
+    """
     float8: Literal["off", "tensorwise", "rowwise"] = "off"
-    """Multiply in 8 bits inside the layers, scaled by matrix or by row, through torchao (extra `quant`); needs a GPU
-    that supports it (H100, H200) and `engine.compute.compile`, without which it is slower than bf16 (nanochat measured
-    0.23 of its speed). Pays off from about 1B parameters: nanochat's 26 layers gained 17 % raw speed, its 12 layers
-    lost."""
+    """Multiply in 8 bits inside the layers, scaled by matrix or by row, through torchao
+    (extra `quant`); needs a GPU that supports it (H100, H200) and
+    `engine.compute.compile`, without which it is slower than bf16 (nanochat measured
+    0.23 of its speed). Pays off from about 1B parameters: nanochat's 26 layers gained
+    17 % raw speed, its 12 layers lost.
+    """
     validate_every: Positive = 100
     """Steps between validations."""
     early_stopping: EarlyStopping | None = None
-    """Ends the training when the held-out loss no longer falls; it runs to its last step if absent."""
+    """Ends the training when the held-out loss no longer falls; it runs to its last
+    step if absent.
+    """
     tasks: tuple[Task, ...] = ()
-    """Tasks to measure during training; those of kind `generate` are only for the stage `evaluate`."""
+    """Tasks to measure during training; those of kind `generate` are only for the stage
+    `evaluate`.
+    """
     evaluate_every: Positive | None = None
     """Steps between measurements of `tasks`; as often as validations if absent."""
 
@@ -486,20 +669,32 @@ class Pretrain(Objectives, Training):
     def _one_dial(self) -> Pretrain:
         if self.size is None and self.depth is None:
             if self.tokens_per_parameter is not None:
-                raise ValueError("tokens_per_parameter goes with size or depth; give one of them, or steps instead")
+                raise ValueError(
+                    "tokens_per_parameter goes with size or depth; give "
+                    "one of them, or steps instead"
+                )
             return self
         name = "depth" if self.size is None else "size"
         if self.size is not None and self.depth is not None:
-            raise ValueError("size and depth both determine the shape of the model; remove one of them")
-        if shape_keys := [key for key in SHAPE_KEYS if getattr(self.model, key) is not None]:
             raise ValueError(
-                f"{name} determines the shape of the model, and so does model.{shape_keys[0]}; remove one of them"
+                "size and depth both determine the shape of the model; "
+                "remove one of them"
+            )
+        if shape_keys := [
+            key for key in SHAPE_KEYS if getattr(self.model, key) is not None
+        ]:
+            raise ValueError(
+                f"{name} determines the shape of the model, and so does "
+                f"model.{shape_keys[0]}; remove one of them"
             )
         kind = "your own" if self.optimizer.own is not None else self.optimizer.kind
-        if kind not in AT_ADAMWS_SCALE and "learning_rate" not in self.optimizer.model_fields_set:
+        if (
+            kind not in AT_ADAMWS_SCALE
+            and "learning_rate" not in self.optimizer.model_fields_set
+        ):
             raise ValueError(
-                f"{name} determines the learning rate of {', '.join(AT_ADAMWS_SCALE)}, but the optimizer is "
-                f"{kind}; set optimizer.learning_rate"
+                f"{name} determines the learning rate of {', '.join(AT_ADAMWS_SCALE)}, "
+                f"but the optimizer is {kind}; set optimizer.learning_rate"
             )
         return self
 
@@ -511,16 +706,18 @@ class Pretrain(Objectives, Training):
 
     @model_validator(mode="after")
     def _has_mups_rule(self) -> Pretrain:
-        kind = "one of your own" if self.optimizer.use is not None else self.optimizer.kind
+        kind = (
+            "one of your own" if self.optimizer.use is not None else self.optimizer.kind
+        )
         if self.model.mup_base_width is not None and kind not in MUP_KINDS:
             raise ValueError(
-                f"model.mup_base_width scales the rates of {', '.join(MUP_KINDS)}, but the optimizer is "
-                f"{kind}; choose one of these, or remove it"
+                f"model.mup_base_width scales the rates of {', '.join(MUP_KINDS)}, but "
+                f"the optimizer is {kind}; choose one of these, or remove it"
             )
         if self.model.mup_base_width is not None and self.masked is not None:
             raise ValueError(
-                "model.mup_base_width knows the matrices of decoders, but `masked` trains an encoder; "
-                "remove one of the two"
+                "model.mup_base_width knows the matrices of decoders, but `masked` "
+                "trains an encoder; remove one of the two"
             )
         return self
 
@@ -530,19 +727,26 @@ class Pretrain(Objectives, Training):
             return self
         if self.float8 != "off":
             raise ValueError(
-                "float8 needs the built-in decoder, whose layers it multiplies in 8 bits; remove it beside model.use"
+                "float8 needs the built-in decoder, whose layers it multiplies in 8 "
+                "bits; remove it beside model.use"
             )
         if self.optimizer.kind in ON_MATRICES and self.optimizer.use is None:
             raise ValueError(
-                f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: it updates the matrices "
+                f"optimizer.kind cannot be {self.optimizer.kind} beside model.use: "
+                "it updates the matrices "
                 "of the built-in decoder's layers; choose another kind"
             )
         return self
 
     @model_validator(mode="after")
     def _one_length_a_step(self) -> Pretrain:
-        if self.length_ramp and any(phase.sequence_length is not None for phase in self.phases):
-            raise ValueError("length_ramp and the sequence_length of phases both set the row length; use one of them")
+        if self.length_ramp and any(
+            phase.sequence_length is not None for phase in self.phases
+        ):
+            raise ValueError(
+                "length_ramp and the sequence_length of phases both set "
+                "the row length; use one of them"
+            )
         return self
 
     @model_validator(mode="after")
@@ -554,10 +758,12 @@ class Pretrain(Objectives, Training):
 
     @model_validator(mode="after")
     def _tasks_are_likelihoods(self) -> Pretrain:
-        if generating_tasks := [task.name for task in self.tasks if task.kind == "generate"]:
+        if generating_tasks := [
+            task.name for task in self.tasks if task.kind == "generate"
+        ]:
             raise ValueError(
-                f"tasks: {generating_tasks[0]} is of kind generate, which is not measured during training; "
-                "move it to `evaluate:`"
+                f"tasks: {generating_tasks[0]} is of kind generate, which is not "
+                "measured during training; move it to `evaluate:`"
             )
         return self
 
@@ -570,5 +776,7 @@ class Pretrain(Objectives, Training):
         ):
             ends = [end for stage in stages if (end := getattr(stage, key)) is not None]
             if any(after <= before for before, after in pairwise(ends)):
-                raise ValueError(f"{name}: {key} must increase from entry to entry, not {ends}")
+                raise ValueError(
+                    f"{name}: {key} must increase from entry to entry, not {ends}"
+                )
         return self

@@ -1,8 +1,10 @@
-"""User code in a manifest: `use: ./steps.py:keep_recipes`, a file beside it, or `use: acme.filters:keep`.
+"""User code in a manifest: `use: ./steps.py:keep_recipes`, a file beside it, or `use:
+acme.filters:keep`.
 
-A manifest captures such code by value when it is read, without running it: the source of the function's file and of
-the files beside it that it imports, or the name and version of an installed distribution. The code is therefore part of
-every recipe, which is hashed, stored and sent to workers; `dataprep/user_code/` runs it.
+A manifest captures such code by value when it is read, without running it: the source
+of the function's file and of the files beside it that it imports, or the name and
+version of an installed distribution. The code is therefore part of every recipe, which
+is hashed, stored and sent to workers; `dataprep/user_code/` runs it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _MODULE = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
 
 
 class OwnCodeError(ValueError):
-    """User code that is missing, or does not do what its place requires; names the file and the line."""
+    """User code that is missing, or does not do what its place requires; names the file
+    and the line.
+    """
 
 
 @dataclass(frozen=True)
@@ -46,8 +50,8 @@ class OwnFunction:
         written: the reference in the manifest.
         module: the module that defines it; for a file its name without `.py`.
         name: its name in that module.
-        files: name -> source, of the function's file and of those in its folder that it imports. Empty if it is
-            installed.
+        files: name -> source, of the function's file and of those in its folder that it
+            imports. Empty if it is installed.
         distribution: `acme 1.2` if it is installed, which then identifies it.
     """
 
@@ -59,7 +63,9 @@ class OwnFunction:
 
     @property
     def taken(self) -> bool:
-        """True if the code has been captured by value; before that only its name is known."""
+        """True if the code has been captured by value; before that only its name is
+        known.
+        """
         return bool(self.files or self.distribution)
 
     @property
@@ -69,17 +75,25 @@ class OwnFunction:
 
     @property
     def called(self) -> str:
-        """`keep_recipes`: the function's own name, even before the code has been captured."""
+        """`keep_recipes`: the function's own name, even before the code has been
+        captured.
+        """
         return self.name or self.written.rpartition(":")[2]
 
     @cached_property
     def sha256(self) -> str:
         """64 hexadecimal digits that identify the code."""
-        return hashlib.sha256(json.dumps(self.by_value(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(self.by_value(), sort_keys=True).encode()
+        ).hexdigest()
 
     def by_value(self) -> dict[str, Any]:
         """Return the part of a recipe that identifies it, independent of its folder."""
-        return {"function": self.reference, "files": dict(self.files), "distribution": self.distribution}
+        return {
+            "function": self.reference,
+            "files": dict(self.files),
+            "distribution": self.distribution,
+        }
 
     @property
     def file(self) -> str:
@@ -87,8 +101,9 @@ class OwnFunction:
         return f"{self.module}.py" if self.files else self.module
 
     def describe(self) -> str:
-        """Return `./steps.py:keep (sha256 0123456789ab)`, or `acme.filters:keep of acme 1.2 (...)`: the code that would
-        run."""
+        """Return `./steps.py:keep (sha256 0123456789ab)`, or `acme.filters:keep of acme
+        1.2 (...)`: the code that would run.
+        """
         # Code without a distribution is identified by a hash, like code in a file.
         suffix = ""
         if self.distribution and not self.distribution.startswith("sha256 "):
@@ -104,29 +119,60 @@ class OwnFunction:
     def place(self) -> str:
         """`steps.py, line 3`: place of its definition, as far as that is known."""
         definition = self.definition()
-        return self.file if definition is None else f"{self.file}, line {definition.lineno}"
+        return (
+            self.file
+            if definition is None
+            else f"{self.file}, line {definition.lineno}"
+        )
 
     @cached_property
     def source(self) -> str | None:
-        """Text of the file in its reference; None if that is not available, or not Python."""
+        """Text of the file in its reference; None if that is not available, or not
+        Python.
+        """
         if self.files:
             return self.files.get(self.file)
         file = _find_module(self.module) if self.distribution else None
-        return file.read_text(encoding="utf-8") if file is not None and file.suffix == ".py" else None
+        return (
+            file.read_text(encoding="utf-8")
+            if file is not None and file.suffix == ".py"
+            else None
+        )
 
-    def definition(self) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
-        """Return its definition by `def` or `class`; None if its source is not available or defines it otherwise."""
-        statement = _named(ast.parse(self.source), self.name) if self.source is not None else None
-        return statement if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else None
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls._validate, serialization=core_schema.plain_serializer_function_ser_schema(cls._serialize)
+    def definition(
+        self,
+    ) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | None:
+        """Return its definition by `def` or `class`; None if its source is not
+        available or defines it otherwise.
+        """
+        statement = (
+            _named(ast.parse(self.source), self.name)
+            if self.source is not None
+            else None
+        )
+        return (
+            statement
+            if isinstance(
+                statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            )
+            else None
         )
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                cls._serialize
+            ),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return {"type": "string", "pattern": _WRITTEN.pattern}
 
     @classmethod
@@ -135,21 +181,25 @@ class OwnFunction:
             return value
         if isinstance(value, Mapping):  # by value, as in recipes and on workers
             module, _, name = str(value["function"]).partition(":")
-            return cls(value["function"], module, name, value["files"], value["distribution"])
+            return cls(
+                value["function"], module, name, value["files"], value["distribution"]
+            )
         written = _WRITTEN.match(value) if isinstance(value, str) else None
         if written is None:
             raise ValueError(
-                f"write a function as {FILE_FORM} (a file beside the manifest) or {MODULE_FORM} (installed)"
+                f"write a function as {FILE_FORM} (a file beside the manifest) or "
+                f"{MODULE_FORM} (installed)"
             )
         path = written["path"]
         if "://" in path:
             raise ValueError(
-                "code must come from a file beside the manifest or an installed package; download "
-                f"it, read it, and write {FILE_FORM}"
+                "code must come from a file beside the manifest or an installed "
+                f"package; download it, read it, and write {FILE_FORM}"
             )
         if not path.endswith(".py") and not _MODULE.match(path):
             raise ValueError(
-                f"{path!r} is neither a file that ends in .py nor a module; write {FILE_FORM} or {MODULE_FORM}"
+                f"{path!r} is neither a file that ends in .py nor a module; write "
+                f"{FILE_FORM} or {MODULE_FORM}"
             )
         return cls(value)
 
@@ -175,17 +225,24 @@ def code_in(recipe: Any) -> Iterator[OwnFunction]:
 
 
 def name_code(recipe: Any) -> Any:
-    """Return a recipe, or a manifest as recorded by a run, with each code by value replaced by one line that names
-    it."""
+    """Return a recipe, or a manifest as recorded by a run, with each code by value
+    replaced by one line that names it.
+    """
     if is_code(recipe):
         return OwnFunction._validate(recipe).describe()
     if isinstance(recipe, Mapping):
         return {key: name_code(inner) for key, inner in recipe.items()}
-    return [name_code(inner) for inner in recipe] if isinstance(recipe, list | tuple) else recipe
+    return (
+        [name_code(inner) for inner in recipe]
+        if isinstance(recipe, list | tuple)
+        else recipe
+    )
 
 
 class OwnPlace(Section):
-    """A place in the manifest for user code, which may define how the code is called."""
+    """A place in the manifest for user code, which may define how the code is
+    called.
+    """
 
     takes: ClassVar[tuple[str, ...] | None] = None
     """Names of the positional arguments; None if they depend on more than the place."""
@@ -199,14 +256,17 @@ class OwnPlace(Section):
         return options
 
     def check_code(self, code: OwnFunction) -> None:
-        """Check that the code can be called here, as far as its source shows; the code is not run.
+        """Check that the code can be called here, as far as its source shows; the code
+        is not run.
 
         Raises:
             OwnCodeError: it takes other arguments.
         """
         signature = stated_signature(code)
         if self.takes is not None and signature is not None:
-            by_name = dict.fromkeys(name for name in self.offers if takes_name(signature, name))
+            by_name = dict.fromkeys(
+                name for name in self.offers if takes_name(signature, name)
+            )
             check_signature(code, signature, self.takes, {**by_name, **self.options})
 
 
@@ -214,45 +274,63 @@ class Own(OwnPlace):
     """A place for user code: `{use: ./steps.py:keep_recipes, with: {word: xyzzy}}`."""
 
     use: OwnFunction
-    """Function to use: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`, installed."""
+    """Function to use: `./FILE.py:NAME`, a file beside the manifest, or
+    `PACKAGE.MODULE:NAME`, installed.
+    """
     # `with` is a Python keyword, so a class cannot declare it in the usual way.
     __annotations__["with"] = "dict[str, Any]"
-    vars()["with"] = Field(default_factory=dict, description="Further arguments of the function, by name.")
+    vars()["with"] = Field(
+        default_factory=dict, description="Further arguments of the function, by name."
+    )
 
 
 class OwnCall(Own):
     """User code for which a stage waits."""
 
     time_limit_seconds: PositiveFloat = 600.0
-    """Time limit per call; a longer call ends the stage. Native code is not interrupted: the limit applies when it
-    returns. All ranks of a training wait for the call, so the limit is less than the 30 minutes after which PyTorch
-    gives up."""
+    """Time limit per call; a longer call ends the stage. Native code is not
+    interrupted: the limit applies when it returns. All ranks of a training wait for the
+    call, so the limit is less than the 30 minutes after which PyTorch gives up.
+    """
 
 
 class BuiltInOrOwn(OwnPlace):
     """A part that is either one of the built-in kinds or user code."""
 
-    use: Annotated[OwnFunction | None, Field(exclude_if=lambda value: value is None)] = None
-    """Code of your own instead of a kind: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`,
-    installed. Examples are in docs/own-training.md."""
+    use: Annotated[
+        OwnFunction | None, Field(exclude_if=lambda value: value is None)
+    ] = None
+    """Code of your own instead of a kind: `./FILE.py:NAME`, a file beside the manifest,
+    or `PACKAGE.MODULE:NAME`, installed. Examples are in docs/own-training.md.
+    """
     __annotations__["with"] = "dict[str, Any]"
     vars()["with"] = Field(
-        default_factory=dict, exclude_if=lambda value: not value, description="Its options, by name."
+        default_factory=dict,
+        exclude_if=lambda value: not value,
+        description="Its options, by name.",
     )
 
     @property
     def own(self) -> Own | None:
         """The user's code with its options, if it replaces a kind."""
-        return None if self.use is None else Own.model_validate({"use": self.use, "with": getattr(self, "with")})
+        return (
+            None
+            if self.use is None
+            else Own.model_validate({"use": self.use, "with": getattr(self, "with")})
+        )
 
     @model_validator(mode="after")
     def _has_options_of_something(self) -> Self:
         if self.use is None and getattr(self, "with"):
-            raise ValueError("`with` holds the options of code of your own: name it under `use`, or remove `with`")
+            raise ValueError(
+                "`with` holds the options of code of your own: name it "
+                "under `use`, or remove `with`"
+            )
         return self
 
     def unused_beside_own(self, *used: str) -> list[str]:
-        """Return the keys that differ from their defaults although user code ignores them.
+        """Return the keys that differ from their defaults although user code ignores
+        them.
 
         Args:
             used: keys that the user's code does use.
@@ -269,16 +347,25 @@ class BuiltInOrOwn(OwnPlace):
 
 
 def stated_signature(own: OwnFunction) -> inspect.Signature | None:
-    """Return the signature of a function or class as its source states it, without default values and without running
-    it.
+    """Return the signature of a function or class as its source states it, without
+    default values and without running it.
 
-    None if the source does not state it: for installed or decorated code, or a constructor that a class inherits.
+    None if the source does not state it: for installed or decorated code, or a
+    constructor that a class inherits.
     """
     definition = own.definition()
     function: ast.stmt | None = definition
     if isinstance(definition, ast.ClassDef):
-        methods = {node.name: node for node in definition.body if isinstance(node, ast.FunctionDef)}
-        function = None if "__new__" in methods or definition.keywords else methods.get("__init__")
+        methods = {
+            node.name: node
+            for node in definition.body
+            if isinstance(node, ast.FunctionDef)
+        }
+        function = (
+            None
+            if "__new__" in methods or definition.keywords
+            else methods.get("__init__")
+        )
     if (
         definition is None
         or definition.decorator_list
@@ -301,20 +388,33 @@ def stated_signature(own: OwnFunction) -> inspect.Signature | None:
         arguments.kwarg and bare(arguments.kwarg),
         [none] * len(arguments.defaults),
     )
-    expression = ast.fix_missing_locations(ast.Expression(ast.Lambda(bare_arguments, none)))
-    parameters = list(inspect.signature(eval(compile(expression, own.file, "eval"))).parameters.values())
-    return inspect.Signature(parameters[1:] if isinstance(definition, ast.ClassDef) else parameters)
+    expression = ast.fix_missing_locations(
+        ast.Expression(ast.Lambda(bare_arguments, none))
+    )
+    parameters = list(
+        inspect.signature(
+            eval(compile(expression, own.file, "eval"))
+        ).parameters.values()
+    )
+    return inspect.Signature(
+        parameters[1:] if isinstance(definition, ast.ClassDef) else parameters
+    )
 
 
 def takes_name(signature: inspect.Signature, name: str) -> bool:
     """Return True if a signature accepts an argument of this name."""
     return name in signature.parameters or any(
-        parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+        parameter.kind is parameter.VAR_KEYWORD
+        for parameter in signature.parameters.values()
     )
 
 
 def check_signature(
-    own: OwnFunction, signature: inspect.Signature, given: Sequence[str], options: Mapping[str, Any], method: str = ""
+    own: OwnFunction,
+    signature: inspect.Signature,
+    given: Sequence[str],
+    options: Mapping[str, Any],
+    method: str = "",
 ) -> None:
     """Check that a function, or a method of a class, can be called.
 
@@ -331,11 +431,14 @@ def check_signature(
     try:
         signature.bind(*given, **options)
     except TypeError as error:
-        by_name = f"{' and with' if given else ''}: {', '.join(options)}" if options else ""
+        by_name = (
+            f"{' and with' if given else ''}: {', '.join(options)}" if options else ""
+        )
         name = f"{own.name}.{method}" if method else own.name
         by_place = f" ({', '.join(given)})" if given else ""
         raise OwnCodeError(
-            f"{own.place}: {name}{signature} cannot be called with{by_place}{by_name}: {error}"
+            f"{own.place}: {name}{signature} cannot be called "
+            f"with{by_place}{by_name}: {error}"
         ) from error
 
 
@@ -347,7 +450,9 @@ def own_or_name(value: Any) -> str:
     return OWN_TAG if isinstance(value, Mapping | Own) else NAME_TAG
 
 
-def own_functions(value: Any, at: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], OwnFunction]]:
+def own_functions(
+    value: Any, at: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], OwnFunction]]:
     """Yield all user code inside a section or a manifest, with its location."""
     if isinstance(value, OwnFunction):
         yield at, value
@@ -370,8 +475,9 @@ def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
         folder: the manifest's folder; files are relative to it.
 
     Raises:
-        OwnCodeError: the file, its function or the module does not exist, or the file is not Python. Loading shows
-            later if an installed module has the function, since many define their names when imported.
+        OwnCodeError: the file, its function or the module does not exist, or the file
+            is not Python. Loading shows later if an installed module has the function,
+            since many define their names when imported.
     """
     if own.taken:
         return own
@@ -385,8 +491,8 @@ def take_code(own: OwnFunction, folder: Path) -> OwnFunction:
     distribution = installed_distribution(path)
     if distribution is None:
         raise OwnCodeError(
-            f"there is no module {path!r} in this environment; install it, or name a file beside the "
-            f"manifest: {FILE_FORM}"
+            f"there is no module {path!r} in this environment; install it, or name a "
+            f"file beside the manifest: {FILE_FORM}"
         )
     return OwnFunction(own.written, path, name, {}, distribution)
 
@@ -398,7 +504,12 @@ def _take_file(folder: Path, file: str, files: dict[str, str]) -> None:
         parts = imported.split(".")
         for end in range(1, len(parts) + 1):
             module_file = next(
-                (path for path in module_files(".".join(parts[:end])) if (folder / path).is_file()), None
+                (
+                    path
+                    for path in module_files(".".join(parts[:end]))
+                    if (folder / path).is_file()
+                ),
+                None,
             )
             if module_file is None:
                 break
@@ -413,16 +524,22 @@ def module_files(module: str) -> tuple[str, str]:
 
 
 def package_of(file: str) -> str:
-    """Return the package that relative imports in a file refer to: "" for one at the top."""
+    """Return the package that relative imports in a file refer to: "" for one at the
+    top.
+    """
     return ".".join(file.split("/")[:-1])
 
 
 def absolute_module(name: str, file: str, level: int) -> str:
-    """Return the module that an import statement in a file names; `level` is its number of leading dots."""
+    """Return the module that an import statement in a file names; `level` is its number
+    of leading dots.
+    """
     if not level:
         return name
     package = package_of(file).split(".")
-    return ".".join(part for part in [*package[: len(package) - level + 1], name] if part)
+    return ".".join(
+        part for part in [*package[: len(package) - level + 1], name] if part
+    )
 
 
 def imported_modules(tree: ast.Module, file: str) -> Iterator[str]:
@@ -433,13 +550,22 @@ def imported_modules(tree: ast.Module, file: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             base = absolute_module(node.module or "", file, node.level)
             names = [alias.name for alias in node.names if alias.name != "*"]
-            yield from (part for part in [base, *(f"{base}.{name}" if base else name for name in names)] if part)
+            yield from (
+                part
+                for part in [
+                    base,
+                    *(f"{base}.{name}" if base else name for name in names),
+                ]
+                if part
+            )
 
 
 def installed_distribution(module: str) -> str | None:
-    """Return name and version of an importable module's distribution, with the hash of its file if it is editable.
+    """Return name and version of an importable module's distribution, with the hash of
+    its file if it is editable.
 
-    Only the hash if no distribution has the module, and None if there is no such module.
+    Only the hash if no distribution has the module, and None if there is no such
+    module.
     """
     file = _find_module(module)
     if file is None:
@@ -450,7 +576,11 @@ def installed_distribution(module: str) -> str | None:
         return digest
     distribution = metadata.distribution(names[0])
     name = f"{distribution.metadata['Name']} {distribution.version}"
-    editable = json.loads(distribution.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable", False)
+    editable = (
+        json.loads(distribution.read_text("direct_url.json") or "{}")
+        .get("dir_info", {})
+        .get("editable", False)
+    )
     return f"{name} {digest}" if editable else name
 
 
@@ -465,14 +595,23 @@ def _find_module(module: str) -> Path | None:
             return None
         file = Path(spec.origin) if spec.origin else None
         # A package that is already imported may have other folders by now.
-        search = list(getattr(sys.modules.get(dotted), "__path__", spec.submodule_search_locations) or [])
+        search = list(
+            getattr(
+                sys.modules.get(dotted), "__path__", spec.submodule_search_locations
+            )
+            or []
+        )
     return file
 
 
-def _spec(module: str, search: list[str] | None) -> importlib.machinery.ModuleSpec | None:
+def _spec(
+    module: str, search: list[str] | None
+) -> importlib.machinery.ModuleSpec | None:
     for finder in sys.meta_path:
         find = getattr(finder, "find_spec", None)
-        spec: importlib.machinery.ModuleSpec | None = find(module, search) if find else None
+        spec: importlib.machinery.ModuleSpec | None = (
+            find(module, search) if find else None
+        )
         if spec is not None:
             return spec
     return None
@@ -482,8 +621,15 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        near = sorted(path.name for path in file.parent.glob("*.py")) if file.parent.is_dir() else []
-        raise OwnCodeError(f"there is no file {file.name} in {file.parent}{did_you_mean(file.name, near)}") from error
+        near = (
+            sorted(path.name for path in file.parent.glob("*.py"))
+            if file.parent.is_dir()
+            else []
+        )
+        raise OwnCodeError(
+            f"there is no file {file.name} in "
+            f"{file.parent}{did_you_mean(file.name, near)}"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise OwnCodeError(f"{file}: cannot be read: {error}") from error
 
@@ -492,18 +638,22 @@ def _parse(source: str, file: str) -> ast.Module:
     try:
         return ast.parse(source)
     except SyntaxError as error:
-        raise OwnCodeError(f"{file}, line {error.lineno}: not valid Python: {error.msg}") from error
+        raise OwnCodeError(
+            f"{file}, line {error.lineno}: not valid Python: {error.msg}"
+        ) from error
 
 
 def _check_defines(source: str, file: str, name: str) -> None:
     tree = _parse(source, file)
     if _named(tree, name) is None and not any(
-        isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body
+        isinstance(node, ast.ImportFrom) and node.names[0].name == "*"
+        for node in tree.body
     ):
         defined = [
             node.name
             for node in tree.body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")
         ]
         raise OwnCodeError(
             f"{file} defines no {name!r}{did_you_mean(name, defined)}"
@@ -520,7 +670,9 @@ def _named(tree: ast.Module, name: str) -> ast.stmt | None:
                 definition = node
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            if any(
+                isinstance(target, ast.Name) and target.id == name for target in targets
+            ):
                 definition = node
         elif isinstance(node, ast.Import | ast.ImportFrom) and any(
             (alias.asname or alias.name) == name for alias in node.names

@@ -1,4 +1,6 @@
-"""YAML as people write it: plain values of limited size and depth, with sentences on mistakes."""
+"""YAML as people write it: plain values of limited size and depth, with sentences on
+mistakes.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from pydantic import ValidationError
 from gristmill.mixtures.base import NAME_PATTERN
 
 MOST_VALUES = 200_000
-"""Largest number of values in a text, with aliases expanded: about a hundred times our longest manifest. Nested aliases
-expand to any number of values (CWE-776), and code that walks over the values walks over all of them."""
+"""Largest number of values in a text, with aliases expanded: about a hundred times our
+longest manifest. Nested aliases expand to any number of values (CWE-776), and code that
+walks over the values walks over all of them.
+"""
 
 
 MOST_DIGITS = 100
-"""Most digits of a number: no setting needs more, and Python does not parse integers of more than 4,300
-(CVE-2020-10735)."""
+"""Most digits of a number: no setting needs more, and Python does not parse integers of
+more than 4,300 (CVE-2020-10735).
+"""
 
 
 class YamlLimitError(yaml.MarkedYAMLError):
@@ -30,7 +35,8 @@ def parse_yaml(text: str) -> Any:
     """Return the values of a text of one document.
 
     Raises:
-        yaml.YAMLError: it is not YAML, names a Python type (CWE-502), or is a YamlLimitError.
+        yaml.YAMLError: it is not YAML, names a Python type (CWE-502), or is a
+            YamlLimitError.
     """
     loader = yaml.SafeLoader(text)
     try:
@@ -43,7 +49,8 @@ def parse_yaml(text: str) -> Any:
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
-    """Return the nodes of a text of one document, which know their lines; None if it is empty.
+    """Return the nodes of a text of one document, which know their lines; None if it is
+    empty.
 
     Raises:
         yaml.YAMLError: it is not YAML, or is a YamlLimitError.
@@ -65,11 +72,16 @@ def _checked(loader: yaml.SafeLoader) -> yaml.Node | None:
 
 
 def _count(node: yaml.Node, counts: dict[int, int | None]) -> int:
-    """Return the number of values that a node stands for. `counts`: of earlier nodes; None inside the node itself."""
+    """Return the number of values that a node stands for. `counts`: of earlier nodes;
+    None inside the node itself.
+    """
     if id(node) in counts:
         total = counts[id(node)]
         if total is None:
-            raise YamlLimitError(problem="a value contains itself; write it out", problem_mark=node.start_mark)
+            raise YamlLimitError(
+                problem="a value contains itself; write it out",
+                problem_mark=node.start_mark,
+            )
         return total
     counts[id(node)] = None
     parts: list[yaml.Node] = []
@@ -79,13 +91,15 @@ def _count(node: yaml.Node, counts: dict[int, int | None]) -> int:
         parts = node.value
     elif node.tag.endswith((":int", ":float")) and len(node.value) > MOST_DIGITS:
         raise YamlLimitError(
-            problem=f"a number of {len(node.value)} digits; at most {MOST_DIGITS} are allowed",
+            problem=f"a number of {len(node.value)} digits; at most {MOST_DIGITS} "
+            "are allowed",
             problem_mark=node.start_mark,
         )
     total = 1 + sum(_count(part, counts) for part in parts)
     if total > MOST_VALUES:
         raise YamlLimitError(
-            problem=f"this has more than {MOST_VALUES} values with its aliases expanded; write fewer",
+            problem=f"this has more than {MOST_VALUES} values with its aliases "
+            "expanded; write fewer",
             problem_mark=node.start_mark,
         )
     counts[id(node)] = total
@@ -93,7 +107,9 @@ def _count(node: yaml.Node, counts: dict[int, int | None]) -> int:
 
 
 def _too_deep() -> YamlLimitError:
-    return YamlLimitError(problem="values are nested too deeply; settings need at most ten levels")
+    return YamlLimitError(
+        problem="values are nested too deeply; settings need at most ten levels"
+    )
 
 
 KINDS = {
@@ -116,17 +132,26 @@ PLAINLY = (
         "one like its neighbours, or quote a value that has one",
     ),
     ("found character '\\t'", "a tab indents this line; use blanks"),
-    ("found unexpected end of stream", "a quote or bracket is opened and never closed; close it"),
+    (
+        "found unexpected end of stream",
+        "a quote or bracket is opened and never closed; close it",
+    ),
 )
-"""Beginnings of YAML's own messages for the most frequent mistakes -> messages that say what to do."""
+"""Beginnings of YAML's own messages for the most frequent mistakes -> messages that say
+what to do.
+"""
 
 
 class YamlFileError(ValueError):
-    """A file that cannot be read as YAML, with the file, the line if known, and what to do."""
+    """A file that cannot be read as YAML, with the file, the line if known, and what to
+    do.
+    """
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `, did you mean 'steps'?` if a known name is similar, else an empty text."""
+    """Return `, did you mean 'steps'?` if a known name is similar, else an empty
+    text.
+    """
     near = difflib.get_close_matches(name, list(known), n=1)
     return f", did you mean {near[0]!r}?" if near else ""
 
@@ -147,9 +172,14 @@ def read_yaml(path: Path) -> Any:
 
 
 def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
-    """Return the reason why a text file cannot be read, and what to do, without its name."""
+    """Return the reason why a text file cannot be read, and what to do, without its
+    name.
+    """
     if isinstance(error, UnicodeDecodeError):
-        return f"it is not UTF-8 text (byte {error.start + 1} is 0x{error.object[error.start]:02x}); save it as UTF-8"
+        return (
+            f"it is not UTF-8 text (byte {error.start + 1} is "
+            f"0x{error.object[error.start]:02x}); save it as UTF-8"
+        )
     if isinstance(error, FileNotFoundError):
         return "there is no such file; correct the path"
     if isinstance(error, IsADirectoryError):
@@ -162,25 +192,45 @@ def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
 
 
 def why_invalid(error: yaml.YAMLError) -> tuple[int, str]:
-    """Return the 1-based line at which a text stops being YAML, and the problem there, on one line."""
+    """Return the 1-based line at which a text stops being YAML, and the problem there,
+    on one line.
+    """
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or " ".join(str(error).split())
-    problem = next((plain_words for yaml_words, plain_words in PLAINLY if problem.startswith(yaml_words)), problem)
+    problem = next(
+        (
+            plain_words
+            for yaml_words, plain_words in PLAINLY
+            if problem.startswith(yaml_words)
+        ),
+        problem,
+    )
     return (mark.line + 1 if mark is not None else 1), problem
 
 
 def problems_of(error: ValidationError) -> str:
-    """Return all problems of a file's content on one line: `key: problem; key: problem`."""
+    """Return all problems of a file's content on one line: `key: problem; key:
+    problem`.
+    """
     return "; ".join(
-        f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {in_words(problem)}" for problem in error.errors()
+        f"{'.'.join(map(str, problem['loc'])) or 'the file'}: {in_words(problem)}"
+        for problem in error.errors()
     )
 
 
 def in_words(problem: Any) -> str:
     """Return one of pydantic's `errors()` as a text without terms of Python."""
-    if problem["type"] == "string_pattern_mismatch" and problem["ctx"]["pattern"] == NAME_PATTERN:
-        return "a name is made of letters, digits, `_`, `.` and `-`, and begins with a letter or digit"
-    text = problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    if (
+        problem["type"] == "string_pattern_mismatch"
+        and problem["ctx"]["pattern"] == NAME_PATTERN
+    ):
+        return (
+            "a name is made of letters, digits, `_`, `.` and `-`, and begins with "
+            "a letter or digit"
+        )
+    text = (
+        problem["msg"].removeprefix("Value error, ").partition(", unable to parse")[0]
+    )
     message = KINDS.get(problem["type"], text)
     value = problem.get("input")
     if message == "must be a mapping" and value is None and problem["loc"]:

@@ -1,7 +1,9 @@
-"""A chat completions endpoint on the loopback address, in its own thread, with scripted answers.
+"""A chat completions endpoint on the loopback address, in its own thread, with scripted
+answers.
 
-A behaviour decides about each request: a function (prompt, number of earlier requests with it) -> a text, which becomes
-the answer, or one of `Refuse`, `Drop`, `Raw`, `Cut` and `Late`. The endpoint counts its answers by prompt.
+A behaviour decides about each request: a function (prompt, number of earlier requests
+with it) -> a text, which becomes the answer, or one of `Refuse`, `Drop`, `Raw`, `Cut`
+and `Late`. The endpoint counts its answers by prompt.
 """
 
 from __future__ import annotations
@@ -73,7 +75,11 @@ class Endpoint:
         most_at_once: largest number of concurrent requests.
     """
 
-    def __init__(self, behaviour: Behaviour = lambda prompt, before: f"answer to {prompt}", port: int = 0) -> None:
+    def __init__(
+        self,
+        behaviour: Behaviour = lambda prompt, before: f"answer to {prompt}",
+        port: int = 0,
+    ) -> None:
         self.behaviour = behaviour
         self.asked: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
@@ -96,7 +102,11 @@ class Endpoint:
     def __exit__(self, *error: object) -> None:
         async def close() -> None:
             self._server.close()
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            tasks = [
+                task
+                for task in asyncio.all_tasks()
+                if task is not asyncio.current_task()
+            ]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -115,7 +125,9 @@ class Endpoint:
         """Send the answers that are `Late`."""
         self._loop.call_soon_threadsafe(self._released.set)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         try:
             while await self._serve_one(reader, writer):
                 pass
@@ -124,9 +136,14 @@ class Endpoint:
         finally:
             writer.close()
 
-    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _serve_one(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        headers = {
+            name.lower(): value
+            for name, _, value in (line.partition(": ") for line in head[1:] if line)
+        }
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
         prompt = body["messages"][-1]["content"]
         earlier_requests = self.asked[prompt]
@@ -136,11 +153,15 @@ class Endpoint:
         self._now += 1
         self.most_at_once = max(self.most_at_once, self._now)
         try:
-            return await self._answer(self.behaviour(prompt, earlier_requests), prompt, writer)
+            return await self._answer(
+                self.behaviour(prompt, earlier_requests), prompt, writer
+            )
         finally:
             self._now -= 1
 
-    async def _answer(self, action: Does, prompt: str, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(
+        self, action: Does, prompt: str, writer: asyncio.StreamWriter
+    ) -> bool:
         if isinstance(action, Drop):
             return False
         if isinstance(action, Late):
@@ -159,10 +180,15 @@ class Endpoint:
                     {
                         "index": 0,
                         "message": {"role": "assistant", "content": text},
-                        "finish_reason": "length" if isinstance(action, Ended) else "stop",
+                        "finish_reason": "length"
+                        if isinstance(action, Ended)
+                        else "stop",
                     }
                 ],
-                "usage": {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())},
+                "usage": {
+                    "prompt_tokens": len(prompt.split()),
+                    "completion_tokens": len(text.split()),
+                },
             }
         ).encode()
         if isinstance(action, Cut):
@@ -185,6 +211,9 @@ class Endpoint:
             f"content-length: {len(content)}",
             *(f"{name}: {value}" for name, value in (headers or {}).items()),
         ]
-        writer.write("\r\n".join((*lines, "", "")).encode() + content[: len(content) // 2 if half else None])
+        writer.write(
+            "\r\n".join((*lines, "", "")).encode()
+            + content[: len(content) // 2 if half else None]
+        )
         await writer.drain()
         return True

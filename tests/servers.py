@@ -1,4 +1,6 @@
-"""Helpers of tests that start servers: free ports, waiting for a condition, and an empty Prefect database."""
+"""Helpers of tests that start servers: free ports, waiting for a condition, and an
+empty Prefect database.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ def free_ports() -> int:
             return port
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> Any:
-    """Return the first true value of a condition; a refused connection counts as false."""
+def wait_for(
+    condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS
+) -> Any:
+    """Return the first true value of a condition; a refused connection counts as
+    false.
+    """
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -49,7 +55,9 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_
             value = None
         if value:
             return value
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:.0f} s"
+        assert time.monotonic() < deadline, (
+            f"{what} did not happen within {seconds:.0f} s"
+        )
         time.sleep(0.1)
 
 
@@ -59,11 +67,18 @@ def kept_password(home: str | Path) -> str:
 
 
 def call_prefect(
-    api: str, path: str, body: Any = None, method: str | None = None, password: str | None = None, **headers: str
+    api: str,
+    path: str,
+    body: Any = None,
+    method: str | None = None,
+    password: str | None = None,
+    **headers: str,
 ) -> Any:
     """Call a Prefect server's API; a request with a body is a POST."""
     if password is not None:
-        headers["Authorization"] = f"Basic {base64.b64encode(password.encode()).decode()}"
+        headers["Authorization"] = (
+            f"Basic {base64.b64encode(password.encode()).decode()}"
+        )
     request = urllib.request.Request(
         f"{api}{path}",
         data=None if body is None else json.dumps(body).encode(),
@@ -75,9 +90,11 @@ def call_prefect(
 
 
 def make_prefect_database(shared: Path) -> Path:
-    """Create an empty Prefect database in a folder that all test workers share, unless it exists.
+    """Create an empty Prefect database in a folder that all test workers share, unless
+    it exists.
 
-    A server without a database runs about a hundred migrations, which take nine seconds each time.
+    A server without a database runs about a hundred migrations, which take nine seconds
+    each time.
     """
     database = shared / "prefect" / "prefect.db"
     with (shared / "prefect.lock").open("w") as lock:
@@ -85,9 +102,21 @@ def make_prefect_database(shared: Path) -> Path:
         if not database.exists():
             temporary = shared / "prefect-made"
             temporary.mkdir()
-            environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+            environment = {
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith("PREFECT_")
+            }
             subprocess.run(
-                [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"],
+                [
+                    sys.executable,
+                    "-m",
+                    "prefect",
+                    "server",
+                    "database",
+                    "upgrade",
+                    "--yes",
+                ],
                 check=True,
                 env={**environment, "PREFECT_HOME": str(temporary)},
                 capture_output=True,

@@ -1,7 +1,9 @@
-"""Hosts that share only a network and an S3-compatible store: workers without this package, with separate homes.
+"""Hosts that share only a network and an S3-compatible store: workers without this
+package, with separate homes.
 
-Each is a network namespace whose processes do not see the checkout, the driver's files or the homes of other hosts:
-empty folders are mounted over all of these. Their Python finds the installed libraries, but not gristmill.
+Each is a network namespace whose processes do not see the checkout, the driver's files
+or the homes of other hosts: empty folders are mounted over all of these. Their Python
+finds the installed libraries, but not gristmill.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Machines:
     """The hosts and the processes on them.
 
     Attributes:
-        driver: host with the checkout, the store's server and a cluster's scheduler or master.
+        driver: host with the checkout, the store's server and a cluster's scheduler or
+            master.
         strangers: the other hosts.
         folder: the driver's files; hidden from the strangers.
         hidden: another folder that is hidden from the strangers.
@@ -59,11 +62,16 @@ class Machines:
     @property
     def store(self) -> Mapping[str, str]:
         """Environment variables with the store's address and credentials."""
-        return {**CREDENTIALS, "AWS_ENDPOINT_URL": f"http://{self.driver.address}:{STORE_PORT}"}
+        return {
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": f"http://{self.driver.address}:{STORE_PORT}",
+        }
 
     def lead(self, *command: str, **environment: str) -> subprocess.Popen[str]:
         """Start a program on the driver's host with this process's environment."""
-        return self._started(self.driver, command, {**os.environ, **self.store, **environment}, "")
+        return self._started(
+            self.driver, command, {**os.environ, **self.store, **environment}, ""
+        )
 
     def run(self, *command: str, **environment: str) -> str:
         """Run a program on the driver's host to its end and return its output.
@@ -83,8 +91,11 @@ class Machines:
         assert process.returncode == 0, f"{text}\n{self.said()}"
         return text
 
-    def start(self, host: Host, *command: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a program on a stranger's host, whose `python` finds the libraries but not gristmill.
+    def start(
+        self, host: Host, *command: str, **environment: str
+    ) -> subprocess.Popen[str]:
+        """Start a program on a stranger's host, whose `python` finds the libraries but
+        not gristmill.
 
         Args:
             host: one of `strangers`.
@@ -110,12 +121,19 @@ class Machines:
             for name in ("tmp", "venv/bin"):
                 (home / name).mkdir(parents=True)
             base = Path(sys.base_prefix) / "bin"
-            (home / "venv" / "bin" / "python").symlink_to(base / f"python{sys.version_info[0]}")
+            (home / "venv" / "bin" / "python").symlink_to(
+                base / f"python{sys.version_info[0]}"
+            )
             (home / "venv" / "bin" / "python3").symlink_to("python")
-            (home / "venv" / "pyvenv.cfg").write_text(f"home = {base}\ninclude-system-site-packages = false\n")
-            packages = Path(sysconfig.get_path("purelib", vars={"base": str(home / "venv")}))
+            (home / "venv" / "pyvenv.cfg").write_text(
+                f"home = {base}\ninclude-system-site-packages = false\n"
+            )
+            packages = Path(
+                sysconfig.get_path("purelib", vars={"base": str(home / "venv")})
+            )
             packages.mkdir(parents=True)
-            # Python reads no .pth file in a folder that a .pth file names, so the checkout's own .pth has no effect.
+            # Python reads no .pth file in a folder that a .pth file names, so the
+            # checkout's own .pth has no effect.
             (packages / "libraries.pth").write_text(f"{home / 'libraries'}\n")
         return home
 
@@ -124,19 +142,32 @@ class Machines:
         return Path(self.log.name).read_text(errors="replace")[-6000:]
 
     def _seen_by(self, host: Host) -> str:
-        others = [self.home(other) for other in self.strangers if other.name != host.name]
+        others = [
+            self.home(other) for other in self.strangers if other.name != host.name
+        ]
         hidden = [CHECKOUT, self.folder, self.hidden, cache_folder(), *others]
         for name in self.lent:
             (self.home(host) / name).mkdir(exist_ok=True)
         return "".join(
             [
-                *(f"mount --bind {folder} {self.home(host) / name} && " for name, folder in self.lent.items()),
-                *(f"mount -t tmpfs none {folder} && " for folder in hidden if folder.exists()),
+                *(
+                    f"mount --bind {folder} {self.home(host) / name} && "
+                    for name, folder in self.lent.items()
+                ),
+                *(
+                    f"mount -t tmpfs none {folder} && "
+                    for folder in hidden
+                    if folder.exists()
+                ),
             ]
         )
 
     def _started(
-        self, host: Host, command: tuple[str, ...], environment: Mapping[str, str], first: str
+        self,
+        host: Host,
+        command: tuple[str, ...],
+        environment: Mapping[str, str],
+        first: str,
     ) -> subprocess.Popen[str]:
         process = host.start(
             command,
@@ -153,17 +184,29 @@ class Machines:
 
 @contextmanager
 def machines(folder: Path, hidden: Path) -> Iterator[Machines]:
-    """Run a driver's host with a store's server, and two strangers, until the context exits.
+    """Run a driver's host with a store's server, and two strangers, until the context
+    exits.
 
     Args:
         folder: root of all their files.
         hidden: a folder of the driver outside of `folder`.
     """
     (folder / "driver").mkdir()
-    with hosts("driver", "stranger-a", "stranger-b") as (driver, *strangers), open(folder / "log", "wb") as log:
+    with (
+        hosts("driver", "stranger-a", "stranger-b") as (driver, *strangers),
+        open(folder / "log", "wb") as log,
+    ):
         cluster = Machines(driver, strangers, folder / "driver", hidden, log)
         try:
-            cluster.lead(sys.executable, "-m", "moto.server", "-H", driver.address, "-p", str(STORE_PORT))
+            cluster.lead(
+                sys.executable,
+                "-m",
+                "moto.server",
+                "-H",
+                driver.address,
+                "-p",
+                str(STORE_PORT),
+            )
             wait_for(lambda: answers(cluster, STORE_PORT), "the store's answer")
             yield cluster
         finally:
@@ -181,7 +224,8 @@ def answers(cluster: Machines, port: int) -> bool:
         sys.executable,
         "-S",
         "-c",
-        f"import socket; socket.create_connection(({cluster.driver.address!r}, {port}), 1)",
+        f"import socket; socket.create_connection(({cluster.driver.address!r}, "
+        f"{port}), 1)",
     ]
     return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
@@ -199,7 +243,9 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def start_dask(cluster: Machines) -> str:
-    """Start a scheduler and a worker on each stranger's host; returns the manifest's `engine` section."""
+    """Start a scheduler and a worker on each stranger's host; returns the manifest's
+    `engine` section.
+    """
     first = cluster.strangers[0]
     address = f"tcp://{first.address}:{SCHEDULER_PORT}"
     cluster.start(
@@ -233,7 +279,9 @@ def start_dask(cluster: Machines) -> str:
 
 
 def start_spark(cluster: Machines) -> str:
-    """Start a master on the driver's host and a worker on each stranger's, which has Spark in its home."""
+    """Start a master on the driver's host and a worker on each stranger's, which has
+    Spark in its home.
+    """
     cluster.lent["spark"] = engine_downloads.find(engine_downloads.spark()).parents[1]
     master = f"spark://{cluster.driver.address}:{MASTER_PORT}"
     cluster.lead(

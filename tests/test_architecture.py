@@ -12,7 +12,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "gristmill")
-"""Layers from the lowest to the highest; the last one only exports the package's public names."""
+"""Layers from the lowest to the highest; the last one only exports the package's public
+names.
+"""
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
 VERSION = "gristmill.__version__"
 """The only name of the highest layer that every layer may import."""
@@ -20,7 +22,16 @@ OFFERED = [ROOT / "gristmill" / name for name in ("losses.py", "training.py")]
 """Modules of the package that group public names by topic."""
 
 
-HEAVY = {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "pydantic", "numpy"}
+HEAVY = {
+    "torch",
+    "apache_beam",
+    "prefect",
+    "numba",
+    "pyarrow",
+    "matplotlib",
+    "pydantic",
+    "numpy",
+}
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -28,7 +39,10 @@ def imported(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+            yield from (
+                node.module,
+                *(f"{node.module}.{alias.name}" for alias in node.names),
+            )
 
 
 def layer_of(path: Path) -> str:
@@ -36,7 +50,11 @@ def layer_of(path: Path) -> str:
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT / "gristmill" if layer_of(path) == "gristmill" else ROOT).with_suffix("").parts
+    parts = (
+        path.relative_to(ROOT / "gristmill" if layer_of(path) == "gristmill" else ROOT)
+        .with_suffix("")
+        .parts
+    )
     return ".".join(("gristmill", *parts)).removesuffix(".__init__")
 
 
@@ -54,12 +72,18 @@ def test_imports_never_go_upwards() -> None:
     upwards = []
     for path in MODULES:
         names = set(imported(path))
-        # `from gristmill import x` also yields the package itself, whose own names these are.
-        names -= {"gristmill"} if any(name.startswith("gristmill.") for name in names) else set()
+        # `from gristmill import x` also yields the package itself, whose own names
+        # these are.
+        names -= (
+            {"gristmill"}
+            if any(name.startswith("gristmill.") for name in names)
+            else set()
+        )
         upwards += [
             (str(path.relative_to(ROOT)), name)
             for name in sorted(names)
-            if (layer := imported_layer(name)) and LAYERS.index(layer) > LAYERS.index(layer_of(path))
+            if (layer := imported_layer(name))
+            and LAYERS.index(layer) > LAYERS.index(layer_of(path))
         ]
     assert upwards == []
 
@@ -67,7 +91,10 @@ def test_imports_never_go_upwards() -> None:
 @pytest.mark.slow
 def test_no_file_imports_itself_through_others_not_even_within_a_function() -> None:
     files = {module_name(path) for path in MODULES}
-    imports_by_module = {module_name(path): {name for name in imported(path) if name in files} for path in MODULES}
+    imports_by_module = {
+        module_name(path): {name for name in imported(path) if name in files}
+        for path in MODULES
+    }
     while acyclic := [
         name
         for name in imports_by_module
@@ -76,14 +103,27 @@ def test_no_file_imports_itself_through_others_not_even_within_a_function() -> N
     ]:
         for name in acyclic:
             del imports_by_module[name]
-    assert sorted(imports_by_module) == []  # each of these is part of an import cycle, or lies between two
+    # each of these is part of an import cycle, or lies between two
+    assert sorted(imports_by_module) == []
 
 
-def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_standard_library() -> None:
-    init_files = [path.relative_to(ROOT) for layer in LAYERS for path in (ROOT / layer).rglob("__init__.py")]
+def test_only_the_package_itself_is_a_regular_one_so_that_no_folder_shadows_the_standard_library() -> (
+    None
+):
+    init_files = [
+        path.relative_to(ROOT)
+        for layer in LAYERS
+        for path in (ROOT / layer).rglob("__init__.py")
+    ]
     assert init_files == [Path("gristmill", "__init__.py")]
     code = "import tokenize; tokenize.open; print(tokenize.__file__)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert not run.stdout.startswith(str(ROOT / "tokenize"))
 
 
@@ -102,7 +142,11 @@ def test_the_package_has_no_modules_but_its_names_and_the_command_line() -> None
             if isinstance(node, ast.ImportFrom) and node.module != "__future__"
             for alias in node.names
         ]
-        (listed,) = (ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+        (listed,) = (
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+        )
         assert (sorted(names), len(tree.body)) == (
             listed,
             2 + sum(isinstance(node, ast.ImportFrom) for node in tree.body),
@@ -127,35 +171,47 @@ def test_help_loads_nothing_heavy() -> None:
 
 @pytest.mark.slow
 def test_a_manifest_is_opened_without_what_only_stages_need(tmp_path: Path) -> None:
-    """The imports of a run's start delay its first stage; numba takes longer than all others together."""
+    """The imports of a run's start delay its first stage; numba takes longer than all
+    others together.
+    """
     (tmp_path / "m.yaml").write_text(
         "name: light\nsources: {docs: {path: 'python-docs://', limit: 80}}\n"
-        "prepare: [{filter: {rules: [gopher_quality]}}, dedup, {langid: {keep: [en]}}]\n"
+        "prepare: [{filter: {rules: [gopher_quality]}}, dedup, {langid: {keep: "
+        "[en]}}]\n"
         "tokenizer: {vocab_size: 512}\nmix: {tokens: 10_000, sequence_length: 64}\n"
     )
     loaded = modules_loaded_by(
-        "from gristmill.flows.running.session import open_session\nimport gristmill.flows.running.launch\n"
-        f"session = open_session({str(tmp_path / 'm.yaml')!r}, [], {str(tmp_path / 'store')!r})\n"
-        "assert list(session.plan) == ['ingest', 'filter', 'dedup', 'langid', 'tokenizer', 'tokenize', 'mix']"
+        "from gristmill.flows.running.session import open_session\nimport "
+        "gristmill.flows.running.launch\n"
+        f"session = open_session({str(tmp_path / 'm.yaml')!r}, [], "
+        f"{str(tmp_path / 'store')!r})\n"
+        "assert list(session.plan) == ['ingest', 'filter', 'dedup', 'langid', "
+        "'tokenizer', 'tokenize', 'mix']"
     )
     assert loaded & {"torch", "apache_beam", "prefect", "numba", "matplotlib"} == set()
 
 
 def test_the_package_loads_nothing_that_is_not_asked_for() -> None:
-    loaded = modules_loaded_by("import gristmill; gristmill.__version__; dir(gristmill)")
+    loaded = modules_loaded_by(
+        "import gristmill; gristmill.__version__; dir(gristmill)"
+    )
     assert {name for name in loaded if name.startswith("gristmill.")} == set()
     assert loaded & HEAVY == set()
 
 
 @pytest.mark.slow
 def test_preparing_modules_do_not_load_torch() -> None:
-    names = ", ".join(module_name(path) for path in MODULES if layer_of(path) == "dataprep")
+    names = ", ".join(
+        module_name(path) for path in MODULES if layer_of(path) == "dataprep"
+    )
     assert "torch" not in modules_loaded_by(f"import {names}")
 
 
 @pytest.mark.slow
 def test_questions_do_not_load_torch() -> None:
     """Importing torch would take longer than the answer."""
-    names = ", ".join(module_name(path) for path in MODULES if path.parent.name == "questions")
+    names = ", ".join(
+        module_name(path) for path in MODULES if path.parent.name == "questions"
+    )
     assert "trace" in names
     assert "torch" not in modules_loaded_by(f"import {names}")

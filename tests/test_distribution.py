@@ -21,7 +21,9 @@ def test_it(number):
 
 
 @pytest.mark.slow
-def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: Path) -> None:
+def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("xdist")
     log, workers = tmp_path / "log", defaultdict(set)
     for name in ("test_a", "browser/test_b", "browser/test_c", "train/test_d"):
@@ -31,7 +33,11 @@ def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: P
     for name in ("conftest.py", "seconds.json"):
         shutil.copy(Path(__file__).with_name(name), tmp_path / "tests")
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("PYTEST_")
+        },
         "PYTHONPATH": str(Path(__file__).parents[1]),
     }  # what conftest.py imports
     subprocess.run(
@@ -59,5 +65,9 @@ def test_a_file_and_a_folder_that_shares_a_server_stay_on_one_worker(tmp_path: P
         name, worker = line.split()
         workers[name].add(worker)
     assert len(lines) == 16
-    assert {name: len(names) for name, names in workers.items()} == {"test_a": 1, "browser": 1, "train": 1}
+    assert {name: len(names) for name, names in workers.items()} == {
+        "test_a": 1,
+        "browser": 1,
+        "train": 1,
+    }
     assert len(set.union(*workers.values())) == 2

@@ -1,7 +1,8 @@
-"""Commands of gristmill that start at once: each is forked from a process that has imported everything.
+"""Commands of gristmill that start at once: each is forked from a process that has
+imported everything.
 
-All processes of a run start this way (benchmarks/chaos/warm.py). They behave as separate programs do, but save the
-seconds of importing Beam, torch or matplotlib.
+All processes of a run start this way (benchmarks/chaos/warm.py). They behave as
+separate programs do, but save the seconds of importing Beam, torch or matplotlib.
 """
 
 from __future__ import annotations
@@ -29,14 +30,19 @@ with socket.socket(socket.AF_UNIX) as line:
     line.sendall(json.dumps([os.getpid(), dict(os.environ), sys.argv[1:]]).encode() + b"\\n")
     sys.exit(int(line.makefile().readline()))
 """
-"""The shell command `gristmill`: requests a fork with its folder, environment and streams, and waits for it."""
+"""The shell command `gristmill`: requests a fork with its folder, environment and
+streams, and waits for it.
+"""
 
 
 class _ForkRequest(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         caller, environment, arguments = json.loads(self.rfile.readline())
-        # Messages name the command as found on PATH, so PATH is that of a shell without this folder.
-        environment["PATH"] = environment.get("PATH", "").removeprefix(f"{commands_folder()}{os.pathsep}")
+        # Messages name the command as found on PATH, so PATH is that of a shell without
+        # this folder.
+        environment["PATH"] = environment.get("PATH", "").removeprefix(
+            f"{commands_folder()}{os.pathsep}"
+        )
         with open(os.devnull, "w") as nothing:
             code = warm.start(arguments, environment, nothing.fileno(), caller).wait()
         self.wfile.write(b"%d\n" % (code if code >= 0 else 128 - code))
@@ -44,7 +50,9 @@ class _ForkRequest(socketserver.StreamRequestHandler):
 
 @cache
 def commands_folder() -> Path:
-    """Create a folder for the front of PATH whose `gristmill` starts at once; it works until this process ends."""
+    """Create a folder for the front of PATH whose `gristmill` starts at once; it works
+    until this process ends.
+    """
     folder = tempfile.TemporaryDirectory(prefix="gristmill-warm-")
     atexit.register(folder.cleanup)
     client, address = Path(folder.name, "gristmill"), str(Path(folder.name, "socket"))
@@ -57,7 +65,9 @@ def commands_folder() -> Path:
 
 
 class WarmStages:
-    """Stand-in for the process that stages are forked from (`flows/running/stage_server.py`)."""
+    """Stand-in for the process that stages are forked from
+    (`flows/running/stage_server.py`).
+    """
 
     is_running = True
 
@@ -65,10 +75,16 @@ class WarmStages:
         """Do nothing: all modules are imported."""
 
     def start(
-        self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
+        self,
+        environment: Mapping[str, str],
+        modules: Sequence[str],
+        output: int,
+        command: Sequence[str] = (),
     ) -> Forked:
         """Fork the process of a stage, including training stages."""
-        return warm.start_module("gristmill.flows.running.execute", command, environment, output)
+        return warm.start_module(
+            "gristmill.flows.running.execute", command, environment, output
+        )
 
     def close(self) -> None:
         """Do nothing: the process is shared."""
@@ -77,7 +93,9 @@ class WarmStages:
 def gristmill_command(
     arguments: Sequence[str], folder: Path | None = None, columns: int = 80
 ) -> subprocess.CompletedProcess[str]:
-    """Run a gristmill command to its end in a folder (default: the current one), with captured stdout and stderr."""
+    """Run a gristmill command to its end in a folder (default: the current one), with
+    captured stdout and stderr.
+    """
     return subprocess.run(
         [commands_folder() / "gristmill", *arguments],
         cwd=folder,

@@ -1,9 +1,11 @@
-"""Random selection and order of documents: a draw is a hash of a key and the document's id alone.
+"""Random selection and order of documents: a draw is a hash of a key and the document's
+id alone.
 
-Draws are uniform, so they are sorted by their leading bits and then by insertion. A bucket holds two keys on average,
-so the time is linear in the number of keys (Knuth, The Art of Computer Programming, volume 3, section 5.2.1, "multiple
-list insertion"; Cormen et al., section 8.4, bucket sort). A comparison sort takes three times as long for several
-hundred thousand keys.
+Draws are uniform, so they are sorted by their leading bits and then by insertion. A
+bucket holds two keys on average, so the time is linear in the number of keys (Knuth,
+The Art of Computer Programming, volume 3, section 5.2.1, "multiple list insertion";
+Cormen et al., section 8.4, bucket sort). A comparison sort takes three times as long
+for several hundred thousand keys.
 """
 
 from __future__ import annotations
@@ -17,9 +19,15 @@ from gristmill.dataprep.text.kernels import kernel
 
 
 def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Document ids as numbers: uint64 of shape (n, 2), in the same order as the bytes."""
+    """Document ids as numbers: uint64 of shape (n, 2), in the same order as the
+    bytes.
+    """
     column = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
-    raw = np.frombuffer(column.buffers()[1], dtype=np.uint8) if len(column) else np.empty(0, dtype=np.uint8)
+    raw = (
+        np.frombuffer(column.buffers()[1], dtype=np.uint8)
+        if len(column)
+        else np.empty(0, dtype=np.uint8)
+    )
     start = column.offset * ID_BYTES
     words = raw[start : start + len(column) * ID_BYTES].view(">u8").reshape(-1, 2)
     return words.astype(np.uint64)
@@ -28,7 +36,9 @@ def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
 def word_ids(words: np.ndarray) -> pa.Array:
     """Document ids from `id_words`."""
     raw = pa.py_buffer(np.ascontiguousarray(words.astype(">u8")))
-    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(ID_BYTES), len(words), [None, raw])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(ID_BYTES), len(words), [None, raw]
+    )
 
 
 def draw(words: np.ndarray, key: int) -> np.ndarray:
@@ -47,7 +57,9 @@ def draw(words: np.ndarray, key: int) -> np.ndarray:
 def draw_each(words: np.ndarray, key: np.uint64, drawn: np.ndarray) -> None:
     """See `draw`: `order.mix_bits` of the second word and that of the first one."""
     for number in range(len(words)):
-        drawn[number] = splitmix64(splitmix64(words[number, 0] ^ key) ^ words[number, 1] ^ key)
+        drawn[number] = splitmix64(
+            splitmix64(words[number, 0] ^ key) ^ words[number, 1] ^ key
+        )
 
 
 def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
@@ -55,10 +67,13 @@ def drawn_order(words: np.ndarray, key: int) -> np.ndarray:
     return ordered_by(draw(words, key), words[:, 0], words[:, 1])
 
 
-def ordered_by(first: np.ndarray, *others: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+def ordered_by(
+    first: np.ndarray, *others: np.ndarray, rows: np.ndarray | None = None
+) -> np.ndarray:
     """Stable lexicographic order (int64) by columns of equal length.
 
-    The first column is a hash and nearly always decides: the other columns are compared only for its ties.
+    The first column is a hash and nearly always decides: the other columns are compared
+    only for its ties.
 
     Args:
         rows: int64, rows of `others` to compare; None for all.
@@ -69,12 +84,18 @@ def ordered_by(first: np.ndarray, *others: np.ndarray, rows: np.ndarray | None =
         touched = np.union1d(equal, equal + 1)
         tied = order[touched]
         looked_at = tied if rows is None else rows[tied]
-        order[touched] = tied[np.lexsort((*(column[looked_at] for column in reversed(others)), ordered[touched]))]
+        order[touched] = tied[
+            np.lexsort(
+                (*(column[looked_at] for column in reversed(others)), ordered[touched])
+            )
+        ]
     return order
 
 
 def drawn_below(words: np.ndarray, key: int, share: float) -> np.ndarray:
-    """Mask (bool) of the documents whose draw is below a share of the range; `share` in [0, 1)."""
+    """Mask (bool) of the documents whose draw is below a share of the range; `share` in
+    [0, 1).
+    """
     return draw(words, key) < np.uint64(int(share * 2**64))
 
 
@@ -88,13 +109,17 @@ def order_of_spread(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Stable order of keys.
 
     Args:
-        keys: uint64 of shape (n,); any are sorted correctly, those spread over 64 bits fast.
+        keys: uint64 of shape (n,); any are sorted correctly, those spread over 64 bits
+            fast.
 
     Returns:
         the order (int64, shape (n,)) and the sorted keys.
     """
     bits = min(max(1, len(keys).bit_length() - 2), MOST_BITS)
-    order, ordered = np.empty(len(keys), dtype=np.int64), np.empty(len(keys), dtype=np.uint64)
+    order, ordered = (
+        np.empty(len(keys), dtype=np.int64),
+        np.empty(len(keys), dtype=np.uint64),
+    )
     if not sort_buckets(keys, bits, LARGEST_BUCKET, order, ordered):
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
@@ -109,7 +134,9 @@ def order_below(numbers: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @kernel
-def sort_buckets(keys: np.ndarray, bits: int, largest: int, order: np.ndarray, ordered: np.ndarray) -> bool:
+def sort_buckets(
+    keys: np.ndarray, bits: int, largest: int, order: np.ndarray, ordered: np.ndarray
+) -> bool:
     """Sort keys by their leading bits, then by insertion, unless a bucket is too large.
 
     Args:

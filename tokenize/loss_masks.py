@@ -1,7 +1,9 @@
-"""Loss masks of a packed set: one bit per token, in a file beside each shard of a fine-tuning set.
+"""Loss masks of a packed set: one bit per token, in a file beside each shard of a
+fine-tuning set.
 
-`train-00000.mask` belongs to `train-00000.bin`: rows of ceil(L / 8) bytes, the first token in the lowest bit. A token
-whose bit is set is predicted from the previous tokens of its piece. A set without mask files trains on all tokens.
+`train-00000.mask` belongs to `train-00000.bin`: rows of ceil(L / 8) bytes, the first
+token in the lowest bit. A token whose bit is set is predicted from the previous tokens
+of its piece. A set without mask files trains on all tokens.
 """
 
 from __future__ import annotations
@@ -39,39 +41,54 @@ class LossMasks:
         fingerprint: 32 hexadecimal digits of the set and its masks.
 
     Raises:
-        PackedSetError: a mask is missing, has the wrong size, or differs from its checksum.
+        PackedSetError: a mask is missing, has the wrong size, or differs from its
+            checksum.
     """
 
     def __init__(self, packed: PackedSet) -> None:
         self._length = packed.sequence_length
         width = -(-self._length // 8)
         shards: list[dict[str, Any]] = packed.manifest["train"]["shards"]
-        self._parts = [_open(packed.folder / mask_name(shard["file"]), shard["rows"], width) for shard in shards]
+        self._parts = [
+            _open(packed.folder / mask_name(shard["file"]), shard["rows"], width)
+            for shard in shards
+        ]
         for shard in shards:
-            check_content(packed.folder, {name: shard["beside"][name] for name in [mask_name(shard["file"])]})
+            check_content(
+                packed.folder,
+                {name: shard["beside"][name] for name in [mask_name(shard["file"])]},
+            )
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.trained_per_row = np.concatenate(
             [
                 np.empty(0, dtype=np.int64),
                 *(
-                    np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(axis=1, dtype=np.int64)
+                    np.bitwise_count(part[start : start + ROWS_AT_A_TIME]).sum(
+                        axis=1, dtype=np.int64
+                    )
                     for part in self._parts
                     for start in range(0, len(part), ROWS_AT_A_TIME)
                 ),
             ]
         )
         sums = [shard["beside"][mask_name(shard["file"])] for shard in shards]
-        self.fingerprint = hashlib.blake2b(canonical_json([packed.fingerprint, sums]), digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(
+            canonical_json([packed.fingerprint, sums]), digest_size=16
+        ).hexdigest()
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Masks of rows: (n, L) bool, in the requested order."""
         shards = np.searchsorted(self._ends, rows, side="right")
         packed = [
             self._parts[shard][row - (self._ends[shard - 1] if shard else 0)]
-            for shard, row in zip(shards.tolist(), np.asarray(rows).tolist(), strict=True)
+            for shard, row in zip(
+                shards.tolist(), np.asarray(rows).tolist(), strict=True
+            )
         ]
         bits = np.array(packed, dtype=np.uint8).reshape(len(rows), -1)
-        return np.unpackbits(bits, axis=1, count=self._length, bitorder="little").astype(bool)
+        return np.unpackbits(
+            bits, axis=1, count=self._length, bitorder="little"
+        ).astype(bool)
 
 
 def _open(path: Path, rows: int, width: int) -> np.ndarray:
@@ -79,6 +96,11 @@ def _open(path: Path, rows: int, width: int) -> np.ndarray:
     if size != rows * width:
         state = "is missing" if size is None else f"has {size} bytes"
         raise PackedSetError(
-            f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run the stage again that made the set"
+            f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run "
+            "the stage again that made the set"
         )
-    return np.memmap(path, dtype=np.uint8, mode="r").reshape(rows, width) if rows else np.empty((0, width), np.uint8)
+    return (
+        np.memmap(path, dtype=np.uint8, mode="r").reshape(rows, width)
+        if rows
+        else np.empty((0, width), np.uint8)
+    )

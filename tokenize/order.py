@@ -1,21 +1,26 @@
-"""The order in which a training set is read: a keyed permutation that keeps the mixture in every prefix.
+"""The order in which a training set is read: a keyed permutation that keeps the mixture
+in every prefix.
 
-Rows belong to sources; source s has n_s of the R rows. Its row j has the virtual time (2j + 1) / (2 n_s), and the
-rows of all sources are merged by virtual time (ties: the source named first). So each source's rows lie evenly over
-the whole, and among the first n rows source s has n n_s / R of them, within
+Rows belong to sources; source s has n_s of the R rows. Its row j has the virtual time
+(2j + 1) / (2 n_s), and the rows of all sources are merged by virtual time (ties: the
+source named first). So each source's rows lie evenly over the whole, and among the
+first n rows source s has n n_s / R of them, within
 
     (1 - n_s / R) / 2  +  (n_s / R) (S - 1) / 2          for S sources,
 
-which is half a row for two sources: up to time t a source has n_s t rows, rounded to half a row, and n is the sum of
-those. Within each source the rows are shuffled by a keyed permutation, again in every epoch. Everything is computed
-from the position alone, exactly, in memory proportional to the number of sources.
+which is half a row for two sources: up to time t a source has n_s t rows, rounded to
+half a row, and n is the sum of those. Within each source the rows are shuffled by a
+keyed permutation, again in every epoch. Everything is computed from the position alone,
+exactly, in memory proportional to the number of sources.
 
-A set with phases is read phase after phase, each in such an order over its own rows, so the bound holds within every
-phase. It is read once: its last phase ends the training. A set that continues another (`mix.continues`) stores the
-phases already read in their order of reading, and they are read in that order for any seed.
+A set with phases is read phase after phase, each in such an order over its own rows, so
+the bound holds within every phase. It is read once: its last phase ends the training. A
+set that continues another (`mix.continues`) stores the phases already read in their
+order of reading, and they are read in that order for any seed.
 
-Withheld rows are skipped, and the order of all other rows is unchanged. A training that has read none of the withheld
-rows has read exactly a prefix of the shorter order, so it can resume from its checkpoint.
+Withheld rows are skipped, and the order of all other rows is unchanged. A training that
+has read none of the withheld rows has read exactly a prefix of the shorter order, so it
+can resume from its checkpoint.
 """
 
 from __future__ import annotations
@@ -31,13 +36,15 @@ from gristmill.tokenize.order_kernels import reorder, rows_of_span, unrank_all
 
 MAX_ROWS = 2**40
 FEISTEL_ROUNDS = 6
-"""Luby & Rackoff 1988 prove 4 sufficient for ideal round functions; two more because ours is only a good mixer."""
+"""Luby & Rackoff 1988 prove 4 sufficient for ideal round functions; two more because
+ours is only a good mixer.
+"""
 MIN_HALF_BITS = 3
 """Below 3 bits a half has too few values for the rounds to mix a tiny domain."""
 CHUNK_CELLS = 1 << 20
 FIRST_SPANS, FEW_ROWS = 2, 4096
-"""Until the kernels are loaded, this many spans of at most this many rows are computed by numpy: loading takes half a
-second, which a command that needs a single step avoids.
+"""Until the kernels are loaded, this many spans of at most this many rows are computed
+by numpy: loading takes half a second, which a command that needs a single step avoids.
 """
 
 ROWS_AHEAD = 4096
@@ -75,13 +82,18 @@ class Order:
         self._ahead = (0, np.empty(0, dtype=np.int64))
 
     @classmethod
-    def of_phases(cls, phases: Sequence[Sequence[int]], seed: int, as_stored: int = 0) -> Order:
-        """Order of a set with phases: rows of each source, by phase. Phases are stored one after another.
+    def of_phases(
+        cls, phases: Sequence[Sequence[int]], seed: int, as_stored: int = 0
+    ) -> Order:
+        """Order of a set with phases: rows of each source, by phase. Phases are stored
+        one after another.
 
-        A single phase is an order without phases. The first `as_stored` phases are read in stored order.
+        A single phase is an order without phases. The first `as_stored` phases are read
+        in stored order.
 
         Raises:
-            ValueError: no phase, a phase without rows, unequal numbers of sources, or more than 2**40 rows.
+            ValueError: no phase, a phase without rows, unequal numbers of sources, or
+                more than 2**40 rows.
         """
         order = cls([sum(column) for column in zip(*phases, strict=True)], seed)
         order._phases = [checked_counts(counts) for counts in phases]
@@ -91,35 +103,43 @@ class Order:
         return order
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
-        """Physical rows at global positions (position p is place p % R of epoch p // R).
+        """Physical rows at global positions (position p is place p % R of epoch p //
+        R).
 
         Args:
             positions: int64, any shape, not negative.
 
         Returns:
-            int64 rows in [0, R), of the same shape; each epoch is a permutation of all rows.
+            int64 rows in [0, R), of the same shape; each epoch is a permutation of all
+            rows.
 
         Raises:
             ValueError: a negative position.
             ReadOnceError: a position beyond the end of a set with phases.
         """
         positions = np.asarray(positions, dtype=np.int64)
-        return self._shuffle(*self._places(positions), inverse=False).reshape(positions.shape)
+        return self._shuffle(*self._places(positions), inverse=False).reshape(
+            positions.shape
+        )
 
     def check_reads(self, positions: int) -> None:
-        """Check that `positions` positions can be read: a set with phases has a single epoch.
+        """Check that `positions` positions can be read: a set with phases has a single
+        epoch.
 
         Raises:
             ReadOnceError: it has fewer.
         """
         if self.has_phases and positions > self.total:
             raise ReadOnceError(
-                f"{positions} rows would be read, but the set with phases has {self.total}, and is "
+                f"{positions} rows would be read, but the set with phases has "
+                f"{self.total}, and is "
                 "read once; train for fewer steps, or mix more tokens (mix.tokens)"
             )
 
     def _places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Epochs, and places within them (both int64 of shape (n,)), of positions of any shape."""
+        """Epochs, and places within them (both int64 of shape (n,)), of positions of
+        any shape.
+        """
         if positions.size:
             if (low := int(positions.min())) < 0:
                 raise ValueError(f"positions start at 0, not {low}")
@@ -127,7 +147,8 @@ class Order:
         return np.divmod(positions.ravel(), self.total)
 
     def span(self, first: int, count: int) -> np.ndarray:
-        """Rows of `count` consecutive positions, as a batch reads them; much cheaper than `rows`.
+        """Rows of `count` consecutive positions, as a batch reads them; much cheaper
+        than `rows`.
 
         Returns:
             int64 of shape (count,), read-only: it may share memory with later spans.
@@ -144,10 +165,19 @@ class Order:
         if phase < self._as_stored:
             return np.arange(place, place + count, dtype=np.int64)
         self._spans += 1
-        if self._spans <= FIRST_SPANS and count <= FEW_ROWS and not rows_of_span.overloads:
-            return before + by_definition(counts, self.seed, phase, epoch, np.arange(count) + (place - before))
-        # Compute the next batches' spans too: the overhead of a call is half the cost of a batch.
-        rows = np.empty(max(count, min(ROWS_AHEAD, int(self._ends[phase]) - place)), dtype=np.int64)
+        if (
+            self._spans <= FIRST_SPANS
+            and count <= FEW_ROWS
+            and not rows_of_span.overloads
+        ):
+            return before + by_definition(
+                counts, self.seed, phase, epoch, np.arange(count) + (place - before)
+            )
+        # Compute the next batches' spans too: the overhead of a call is half the cost
+        # of a batch.
+        rows = np.empty(
+            max(count, min(ROWS_AHEAD, int(self._ends[phase]) - place)), dtype=np.int64
+        )
         keys = _epoch_keys(self.seed, phase, epoch, len(counts), False)
         rows_of_span(counts, self._half_bits[phase], keys, place - before, rows)
         if before:
@@ -171,23 +201,35 @@ class Order:
         rows = np.asarray(rows, dtype=np.int64)
         self.check_reads((epoch + 1) * self.total)
         epochs = np.full(rows.size, epoch, dtype=np.int64)
-        return epoch * self.total + self._shuffle(epochs, rows.ravel(), inverse=True).reshape(rows.shape)
+        return epoch * self.total + self._shuffle(
+            epochs, rows.ravel(), inverse=True
+        ).reshape(rows.shape)
 
     def places_before(self, position: int) -> int:
-        """Number of places of the full order before a position of the first epoch: equal, as no row is left out."""
+        """Number of places of the full order before a position of the first epoch:
+        equal, as no row is left out.
+        """
         return position
 
-    def _shuffle(self, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
-        """Permute the rows of each source among themselves, phase by phase; or invert it."""
+    def _shuffle(
+        self, epochs: np.ndarray, places: np.ndarray, inverse: bool
+    ) -> np.ndarray:
+        """Permute the rows of each source among themselves, phase by phase; or invert
+        it.
+        """
         phases = np.searchsorted(self._ends, places, side="right")
         shuffled = np.empty_like(places)
         for phase in _distinct(phases):
             mask = phases == phase
             first = int(self._ends[phase - 1]) if phase else 0
-            shuffled[mask] = first + self._shuffle_phase(phase, epochs[mask], places[mask] - first, inverse)
+            shuffled[mask] = first + self._shuffle_phase(
+                phase, epochs[mask], places[mask] - first, inverse
+            )
         return shuffled
 
-    def _shuffle_phase(self, phase: int, epochs: np.ndarray, places: np.ndarray, inverse: bool) -> np.ndarray:
+    def _shuffle_phase(
+        self, phase: int, epochs: np.ndarray, places: np.ndarray, inverse: bool
+    ) -> np.ndarray:
         if phase < self._as_stored:
             return places
         counts = self._phases[phase]
@@ -208,17 +250,26 @@ class Order:
         return shuffled
 
 
-def by_definition(counts: np.ndarray, seed: int, phase: int, epoch: int, places: np.ndarray) -> np.ndarray:
-    """Rows at places of a phase and epoch by the numpy definition below; the kernels agree with it."""
+def by_definition(
+    counts: np.ndarray, seed: int, phase: int, epoch: int, places: np.ndarray
+) -> np.ndarray:
+    """Rows at places of a phase and epoch by the numpy definition below; the kernels
+    agree with it.
+    """
     sources, index = unrank(counts, places)
     for source in np.unique(sources).tolist():
-        is_source, key = sources == source, order_key(seed, *phase_parts(phase), "epoch", epoch, source)
+        is_source, key = (
+            sources == source,
+            order_key(seed, *phase_parts(phase), "epoch", epoch, source),
+        )
         index[is_source] = permute(index[is_source], int(counts[source]), key)
     return rank(counts, sources, index)
 
 
 def _distinct(values: np.ndarray) -> list[int]:
-    """Distinct values; skips the sort for a single value, the usual case for epochs and phases of a batch."""
+    """Distinct values; skips the sort for a single value, the usual case for epochs and
+    phases of a batch.
+    """
     if len(values) and values.min() == values.max():
         return [int(values[0])]
     distinct: list[int] = np.unique(values).tolist()
@@ -226,19 +277,30 @@ def _distinct(values: np.ndarray) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _epoch_keys(seed: int, phase: int, epoch: int, sources: int, inverse: bool) -> np.ndarray:
-    """Round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in order of use."""
-    keys = [round_keys(order_key(seed, *phase_parts(phase), "epoch", epoch, source)) for source in range(sources)]
+def _epoch_keys(
+    seed: int, phase: int, epoch: int, sources: int, inverse: bool
+) -> np.ndarray:
+    """Round keys (uint64, (S, FEISTEL_ROUNDS)) of one epoch's permutations, in order of
+    use.
+    """
+    keys = [
+        round_keys(order_key(seed, *phase_parts(phase), "epoch", epoch, source))
+        for source in range(sources)
+    ]
     return np.array([part[::-1] if inverse else part for part in keys])
 
 
 def phase_parts(phase: int) -> tuple[str | int, ...]:
-    """Key parts of a phase; empty for the first one, so a single phase equals an order without phases."""
+    """Key parts of a phase; empty for the first one, so a single phase equals an order
+    without phases.
+    """
     return ("stage", phase) if phase else ()
 
 
 def checked_ends(phases: Sequence[np.ndarray]) -> np.ndarray:
-    """End of each phase: int64 of shape (phases,); raises ValueError for a phase without rows."""
+    """End of each phase: int64 of shape (phases,); raises ValueError for a phase
+    without rows.
+    """
     rows = [int(counts.sum()) for counts in phases]
     if not all(rows):
         raise ValueError(f"an order needs at least one row in every phase, not {rows}")
@@ -246,18 +308,27 @@ def checked_ends(phases: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def sources_of_rows(
-    phases: Sequence[Sequence[int] | np.ndarray], rows: np.ndarray, begun: Sequence[Sequence[int]] = ()
+    phases: Sequence[Sequence[int] | np.ndarray],
+    rows: np.ndarray,
+    begun: Sequence[Sequence[int]] = (),
 ) -> np.ndarray:
-    """Source numbers (int64, shape (n,)) of physical rows of a set with phases; `phases` as in `Order.of_phases`.
+    """Source numbers (int64, shape (n,)) of physical rows of a set with phases;
+    `phases` as in `Order.of_phases`.
 
-    The first phases are prefixes of the merged orders of `begun`, given as rows of each source.
+    The first phases are prefixes of the merged orders of `begun`, given as rows of each
+    source.
     """
     counts = [checked_counts(phase) for phase in (*begun, *phases[len(begun) :])]
     ends = np.cumsum([sum(phase) for phase in phases], dtype=np.int64)
-    row_sources, phase_of = np.empty(len(rows), dtype=np.int64), np.searchsorted(ends, rows, side="right")
+    row_sources, phase_of = (
+        np.empty(len(rows), dtype=np.int64),
+        np.searchsorted(ends, rows, side="right"),
+    )
     for phase in _distinct(phase_of):
         mask = phase_of == phase
-        places = np.asarray(rows, dtype=np.int64)[mask] - (int(ends[phase - 1]) if phase else 0)
+        places = np.asarray(rows, dtype=np.int64)[mask] - (
+            int(ends[phase - 1]) if phase else 0
+        )
         sources = np.empty_like(places)
         unrank_all(counts[phase], places, sources, np.empty_like(places))
         row_sources[mask] = sources
@@ -271,10 +342,15 @@ def order_key(seed: int, *parts: str | int) -> int:
 
 
 def checked_counts(rows_per_source: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Counts as int64; raises ValueError if they are negative or too large for exact arithmetic."""
+    """Counts as int64; raises ValueError if they are negative or too large for exact
+    arithmetic.
+    """
     counts = np.asarray(rows_per_source, dtype=np.int64).reshape(-1)
     if (counts < 0).any() or sum(counts.tolist()) > MAX_ROWS:
-        raise ValueError(f"rows per source must be between 0 and {MAX_ROWS} together, not {counts.tolist()}")
+        raise ValueError(
+            f"rows per source must be between 0 and {MAX_ROWS} together, not "
+            f"{counts.tolist()}"
+        )
     return counts
 
 
@@ -282,15 +358,25 @@ def rows_before(rows_per_source: Sequence[int] | np.ndarray, place: int) -> list
     """Rows of each source before a place of the merged order."""
     counts = checked_counts(rows_per_source)
     return [
-        bisect_left(range(count), place, key=lambda row: int(rank(counts, np.array(source), np.array(row))))
+        bisect_left(
+            range(count),
+            place,
+            key=lambda row: int(rank(counts, np.array(source), np.array(row))),
+        )
         for source, count in enumerate(counts.tolist())
     ]
 
 
-def rank(rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """Places in the merged order of rows `index` of `sources` (int64, broadcast together, exact)."""
+def rank(
+    rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index: np.ndarray
+) -> np.ndarray:
+    """Places in the merged order of rows `index` of `sources` (int64, broadcast
+    together, exact).
+    """
     counts = checked_counts(rows_per_source)
-    sources, index = np.broadcast_arrays(np.asarray(sources, dtype=np.int64), np.asarray(index, dtype=np.int64))
+    sources, index = np.broadcast_arrays(
+        np.asarray(sources, dtype=np.int64), np.asarray(index, dtype=np.int64)
+    )
     flat_sources, flat_index = sources.ravel(), index.ravel()
     places = np.empty(len(flat_index), dtype=np.int64)
     step = max(1, CHUNK_CELLS // max(1, len(counts)))
@@ -300,29 +386,38 @@ def rank(rows_per_source: Sequence[int] | np.ndarray, sources: np.ndarray, index
     return places.reshape(index.shape)
 
 
-def _merged_before(counts: np.ndarray, sources: np.ndarray, index: np.ndarray) -> np.ndarray:
+def _merged_before(
+    counts: np.ndarray, sources: np.ndarray, index: np.ndarray
+) -> np.ndarray:
     """Rows of all sources before each given row.
 
-    Row i of source t comes first if (2i + 1) n_s < (2j + 1) n_t, or if they are equal and t < s. The quotient is
-    estimated in floating point, off by at most one below 2**40 rows, and corrected by its remainder. The remainder is
-    small and thus exact in 64-bit arithmetic, although both products may wrap.
+    Row i of source t comes first if (2i + 1) n_s < (2j + 1) n_t, or if they are equal
+    and t < s. The quotient is estimated in floating point, off by at most one below
+    2**40 rows, and corrected by its remainder. The remainder is small and thus exact in
+    64-bit arithmetic, although both products may wrap.
     """
     source_counts, times = counts[sources], 2 * index + 1
     before = index.copy()
     for source, count in enumerate(counts.tolist()):
         numerator = times * count - source_counts
         divisor = 2 * source_counts
-        guess = np.floor((times.astype(np.float64) * count - source_counts) / divisor).astype(np.int64)
+        guess = np.floor(
+            (times.astype(np.float64) * count - source_counts) / divisor
+        ).astype(np.int64)
         remainder = numerator - guess * divisor
         floor = guess + (remainder >= divisor) - (remainder < 0)
         remainder -= (floor - guess) * divisor
         tied_first = source < sources
         number = floor + np.where((remainder > 0) | tied_first, 1, 0)
-        before += np.where(sources == source, 0, np.minimum(np.maximum(number, 0), count))
+        before += np.where(
+            sources == source, 0, np.minimum(np.maximum(number, 0), count)
+        )
     return before
 
 
-def unrank(rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def unrank(
+    rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Source and row at each place, the inverse of `rank`.
 
     Args:
@@ -336,7 +431,9 @@ def unrank(rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray) -> t
     places = np.asarray(places, dtype=np.int64)
     total = int(counts.sum())
     if places.size and (places.min() < 0 or places.max() >= total):
-        raise ValueError(f"places are in [0, {total}), not {places.min()} to {places.max()}")
+        raise ValueError(
+            f"places are in [0, {total}), not {places.min()} to {places.max()}"
+        )
     sources = np.full(len(places), -1, dtype=np.int64)
     index = np.zeros(len(places), dtype=np.int64)
     for source, count in enumerate(counts.tolist()):
@@ -345,13 +442,19 @@ def unrank(rows_per_source: Sequence[int] | np.ndarray, places: np.ndarray) -> t
             continue
         candidate_rows = _search(counts, source, count, total, places[unresolved])
         matches = rank(counts, np.array(source), candidate_rows) == places[unresolved]
-        sources[unresolved[matches]], index[unresolved[matches]] = source, candidate_rows[matches]
+        sources[unresolved[matches]], index[unresolved[matches]] = (
+            source,
+            candidate_rows[matches],
+        )
     return sources, index
 
 
-def _search(counts: np.ndarray, source: int, count: int, total: int, places: np.ndarray) -> np.ndarray:
+def _search(
+    counts: np.ndarray, source: int, count: int, total: int, places: np.ndarray
+) -> np.ndarray:
     """Last row of a source at or before each place (row 0 if there is none)."""
-    # A place differs from R t by at most half a row per source, so the bisection has few candidates.
+    # A place differs from R t by at most half a row per source, so the bisection has
+    # few candidates.
     slack = len(counts) * count / (2 * total) + 2
     centre = places.astype(np.float64) * count / total
     low = np.clip(np.floor(centre - slack).astype(np.int64), 0, count - 1)
@@ -366,8 +469,9 @@ def _search(counts: np.ndarray, source: int, count: int, total: int, places: np.
 def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.ndarray:
     """Pseudo-random permutation of [0, n), computed without a table.
 
-    A balanced Feistel network over the smallest even number of bits that holds n; results outside [0, n) are permuted
-    again until they fall inside (cycle walking: Black & Rogaway 2002), fewer than four times on average for n > 16.
+    A balanced Feistel network over the smallest even number of bits that holds n;
+    results outside [0, n) are permuted again until they fall inside (cycle walking:
+    Black & Rogaway 2002), fewer than four times on average for n > 16.
 
     Args:
         index: int64 in [0, n), any shape.
@@ -390,12 +494,17 @@ def half_bits_of(n: int) -> int:
 
 
 def _half_bits_of_phases(phases: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [np.array([half_bits_of(count) for count in counts.tolist()]) for counts in phases]
+    return [
+        np.array([half_bits_of(count) for count in counts.tolist()])
+        for counts in phases
+    ]
 
 
 def round_keys(key: int) -> np.ndarray:
     """Keys (uint64, (FEISTEL_ROUNDS,)) of a permutation's rounds."""
-    return np.array([order_key(key, number) for number in range(FEISTEL_ROUNDS)], dtype=np.uint64)
+    return np.array(
+        [order_key(key, number) for number in range(FEISTEL_ROUNDS)], dtype=np.uint64
+    )
 
 
 def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.ndarray:
@@ -411,7 +520,9 @@ def _feistel(values: np.ndarray, half_bits: int, key: int, inverse: bool) -> np.
 
 
 def mix_bits(values: np.ndarray, key: np.uint64) -> np.ndarray:
-    """Mix 64-bit numbers (uint64, any shape) with a key: the finaliser of SplitMix64 (Steele, Lea & Flood 2014)."""
+    """Mix 64-bit numbers (uint64, any shape) with a key: the finaliser of SplitMix64
+    (Steele, Lea & Flood 2014).
+    """
     mixed = values ^ key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -419,7 +530,8 @@ def mix_bits(values: np.ndarray, key: np.uint64) -> np.ndarray:
 
 
 class OrderWithout(Order):
-    """Order without withheld rows; later rows move up. Memory is proportional to the number of withheld rows.
+    """Order without withheld rows; later rows move up. Memory is proportional to the
+    number of withheld rows.
 
     Args:
         whole: the order of all rows.
@@ -438,7 +550,9 @@ class OrderWithout(Order):
         self.seed, self.has_phases = whole.seed, whole.has_phases
         self.total = whole.total - len(self._withheld)
         if self.total <= 0:
-            raise ValueError(f"all {whole.total} rows are withheld; there is nothing left to read")
+            raise ValueError(
+                f"all {whole.total} rows are withheld; there is nothing left to read"
+            )
         self._gaps: dict[int, np.ndarray] = {}
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
@@ -449,7 +563,9 @@ class OrderWithout(Order):
             mask = epochs == epoch
             gaps = self._gaps_of(epoch)
             # Gap g shifts every place from g - (number of gaps before it) on by one.
-            gaps_before = np.searchsorted(gaps - self._numbers, places[mask], side="right")
+            gaps_before = np.searchsorted(
+                gaps - self._numbers, places[mask], side="right"
+            )
             places[mask] += gaps_before + epoch * self._whole.total
         return self._whole.rows(places).reshape(positions.shape)
 
@@ -459,10 +575,14 @@ class OrderWithout(Order):
         epoch, place = divmod(first, self.total)
         if first >= 0 and 0 < count <= self.total - place:
             gaps_before = np.searchsorted(
-                self._gaps_of(epoch) - self._numbers, [place, place + count - 1], side="right"
+                self._gaps_of(epoch) - self._numbers,
+                [place, place + count - 1],
+                side="right",
             )
             if gaps_before[0] == gaps_before[1]:  # no gap lies within
-                return self._whole.span(epoch * self._whole.total + place + int(gaps_before[0]), count)
+                return self._whole.span(
+                    epoch * self._whole.total + place + int(gaps_before[0]), count
+                )
         return self.rows(np.arange(first, first + count, dtype=np.int64))
 
     def positions(self, rows: np.ndarray, epoch: int = 0) -> np.ndarray:
@@ -472,12 +592,18 @@ class OrderWithout(Order):
         if never.size:
             raise ValueError(f"row {never.flat[0]} is withheld: no position reads it")
         places = self._whole.positions(rows, epoch) - epoch * self._whole.total
-        return places - np.searchsorted(self._gaps_of(epoch), places) + epoch * self.total
+        return (
+            places - np.searchsorted(self._gaps_of(epoch), places) + epoch * self.total
+        )
 
     def places_before(self, position: int) -> int:
         """See Order.places_before; the places of withheld rows count."""
         last = position - 1
-        gaps = np.searchsorted(self._gaps_of(0) - self._numbers, last, side="right") if position else 0
+        gaps = (
+            np.searchsorted(self._gaps_of(0) - self._numbers, last, side="right")
+            if position
+            else 0
+        )
         return position + int(gaps)
 
     @cached_property
@@ -487,6 +613,8 @@ class OrderWithout(Order):
     def _gaps_of(self, epoch: int) -> np.ndarray:
         """Places of the withheld rows within an epoch of the full order, ascending."""
         if epoch not in self._gaps:
-            places = self._whole.positions(self._withheld, epoch) - epoch * self._whole.total
+            places = (
+                self._whole.positions(self._withheld, epoch) - epoch * self._whole.total
+            )
             self._gaps = {epoch: np.sort(places)}
         return self._gaps[epoch]

@@ -1,7 +1,9 @@
-"""The order of a training set, position by position: `order.unrank`, `permute` and `rank` in one compiled pass.
+"""The order of a training set, position by position: `order.unrank`, `permute` and
+`rank` in one compiled pass.
 
-The numpy functions of `order` are the definition that the tests hold these to; there is the reasoning too. All
-arithmetic is 64-bit: products wrap, quotients are guessed in floating point and corrected by their remainders.
+The numpy functions of `order` are the definition that the tests hold these to; there is
+the reasoning too. All arithmetic is 64-bit: products wrap, quotients are guessed in
+floating point and corrected by their remainders.
 """
 
 from __future__ import annotations
@@ -40,13 +42,19 @@ def rank_row(counts, source, index):  # type: ignore[no-untyped-def]
 
 @kernel
 def unrank_place(counts, total, place):  # type: ignore[no-untyped-def]
-    """Source and row at a place of the merged order (`order.unrank`); (-1, -1) outside [0, total)."""
+    """Source and row at a place of the merged order (`order.unrank`); (-1, -1) outside
+    [0, total).
+    """
     for source in range(len(counts)):
         count = counts[source]
         if count == 0:
             continue
-        # Rows of a source lie evenly, so the guess is off by few rows at the most; the places ascend with the rows.
-        index = min(max(np.int64(math.floor((float(place) + 0.5) * count / total)), 0), count - 1)
+        # Rows of a source lie evenly, so the guess is off by few rows at the most; the
+        # places ascend with the rows.
+        index = min(
+            max(np.int64(math.floor((float(place) + 0.5) * count / total)), 0),
+            count - 1,
+        )
         found = rank_row(counts, source, index)
         while found < place and index + 1 < count:
             index += 1
@@ -69,10 +77,11 @@ def unrank_all(counts, places, sources, index):  # type: ignore[no-untyped-def]
 
 @kernel
 def permute_all(sources, index, counts, half_bits, round_keys, inverse):  # type: ignore[no-untyped-def]
-    """Many numbers through the keyed permutations of their sources' [0, n) (`order.permute`), in place.
+    """Many numbers through the keyed permutations of their sources' [0, n)
+    (`order.permute`), in place.
 
-    All that are still outside [0, n) go through the rounds together: no branch depends on one of them, so that the
-    processor works on several at a time.
+    All that are still outside [0, n) go through the rounds together: no branch depends
+    on one of them, so that the processor works on several at a time.
 
     Args:
         sources: int64 (k,).
@@ -91,7 +100,12 @@ def permute_all(sources, index, counts, half_bits, round_keys, inverse):  # type
             value = np.uint64(index[place])
             left, right = value >> bits, value & mask
             for number in range(round_keys.shape[1]):
-                mixed = splitmix64((left if inverse else right) ^ round_keys[source, number]) & mask
+                mixed = (
+                    splitmix64(
+                        (left if inverse else right) ^ round_keys[source, number]
+                    )
+                    & mask
+                )
                 if inverse:
                     left, right = right ^ mixed, left
                 else:
@@ -117,7 +131,10 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
         inverse: undo it.
         found: int64 (n,), filled.
     """
-    sources, index = np.empty(len(places), dtype=np.int64), np.empty(len(places), dtype=np.int64)
+    sources, index = (
+        np.empty(len(places), dtype=np.int64),
+        np.empty(len(places), dtype=np.int64),
+    )
     unrank_all(counts, places, sources, index)
     permute_all(sources, index, counts, half_bits, round_keys, inverse)
     for number in range(len(places)):
@@ -126,10 +143,12 @@ def reorder(counts, half_bits, round_keys, places, inverse, found):  # type: ign
 
 @kernel
 def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[no-untyped-def]
-    """`reorder` of places that follow one another, several times as fast: source by source, in loops over numbers
-    that have nothing to do with each other, which the compiler turns into vector instructions.
+    """`reorder` of places that follow one another, several times as fast: source by
+    source, in loops over numbers that have nothing to do with each other, which the
+    compiler turns into vector instructions.
 
-    The rows of a source ascend with their places, so those of a span follow one another too.
+    The rows of a source ascend with their places, so those of a span follow one another
+    too.
 
     Args:
         counts, half_bits, round_keys: see `reorder`.
@@ -137,8 +156,14 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
         found: int64 (n,), filled.
     """
     total = counts.sum()
-    within, index = np.empty(len(found), dtype=np.int64), np.empty(len(found), dtype=np.int64)
-    values, slots = np.empty(len(found), dtype=np.uint64), np.empty(len(found), dtype=np.int64)
+    within, index = (
+        np.empty(len(found), dtype=np.int64),
+        np.empty(len(found), dtype=np.int64),
+    )
+    values, slots = (
+        np.empty(len(found), dtype=np.uint64),
+        np.empty(len(found), dtype=np.int64),
+    )
     for source in range(len(counts)):
         count = counts[source]
         if count == 0:
@@ -148,7 +173,9 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
         for number in range(filled):
             index[number] = first + number
         rank_source(counts, source, index[:filled], within)
-        permute_source(index[:filled], count, half_bits[source], round_keys[source], values, slots)
+        permute_source(
+            index[:filled], count, half_bits[source], round_keys[source], values, slots
+        )
         rank_source(counts, source, index[:filled], slots)
         for number in range(filled):
             found[within[number] - place] = slots[number]
@@ -156,9 +183,13 @@ def rows_of_span(counts, half_bits, round_keys, place, found):  # type: ignore[n
 
 @kernel
 def first_row_from(counts, source, total, place):  # type: ignore[no-untyped-def]
-    """The first row of a source at or behind a place of the merged order; as many as it has where there is none."""
+    """The first row of a source at or behind a place of the merged order; as many as it
+    has where there is none.
+    """
     count = counts[source]
-    row = min(max(np.int64(math.floor((float(place) + 0.5) * count / total)), 0), count - 1)
+    row = min(
+        max(np.int64(math.floor((float(place) + 0.5) * count / total)), 0), count - 1
+    )
     while row > 0 and rank_row(counts, source, row - 1) >= place:
         row -= 1
     while row < count and rank_row(counts, source, row) < place:
@@ -168,7 +199,8 @@ def first_row_from(counts, source, total, place):  # type: ignore[no-untyped-def
 
 @kernel
 def permute_source(index, count, half_bits, round_keys, values, slots):  # type: ignore[no-untyped-def]
-    """Numbers of one source through its keyed permutation of [0, count), in place (`order.permute`).
+    """Numbers of one source through its keyed permutation of [0, count), in place
+    (`order.permute`).
 
     Args:
         index: int64 (k,), in [0, count).
@@ -208,7 +240,8 @@ def rank_source(counts, source, index, places):  # type: ignore[no-untyped-def]
     """
     own = counts[source]
     divisor = 2 * own
-    # A product with it is off by less than 2**-9 below 2**41, so the guess is off by one at the most, as a quotient is.
+    # A product with it is off by less than 2**-9 below 2**41, so the guess is off by
+    # one at the most, as a quotient is.
     inverse = 1.0 / float(divisor)
     for number in range(len(index)):
         places[number] = index[number]
@@ -222,5 +255,9 @@ def rank_source(counts, source, index, places):  # type: ignore[no-untyped-def]
             guess = np.int64(math.floor((float(time) * count - own) * inverse))
             remainder = time * count - own - guess * divisor
             correction = np.int64(remainder >= divisor) - np.int64(remainder < 0)
-            before = guess + correction + max(tie, np.int64(remainder - correction * divisor > 0))
+            before = (
+                guess
+                + correction
+                + max(tie, np.int64(remainder - correction * divisor > 0))
+            )
             places[number] += min(max(before, 0), count)

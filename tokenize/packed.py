@@ -67,13 +67,14 @@ class OpenShard:
 class PackedSet:
     """A committed packed set, read by row.
 
-    Shards on a local disk are memory-mapped. Of shards in an object store single rows are read, and where `stream` is
-    given, whole shards are kept on the local disk (see streaming.remote).
+    Shards on a local disk are memory-mapped. Of shards in an object store single rows
+    are read, and where `stream` is given, whole shards are kept on the local disk (see
+    streaming.remote).
 
     Args:
         folder: of the set.
-        stream: how rows are read from an object store, and the size of the cache; without it nothing but rows,
-            checksums and boundaries is fetched.
+        stream: how rows are read from an object store, and the size of the cache;
+            without it nothing but rows, checksums and boundaries is fetched.
         warn: called when a store fails.
 
     Attributes:
@@ -83,24 +84,32 @@ class PackedSet:
         sources: names, in the order of the source numbers.
         rows: training rows, R.
         rows_per_source: training rows of each source.
-        withheld: int64, the rows that are empty, because a document that they held was excluded (`mix.exclude`).
-        phases: the same for every phase of a set with phases, in order; one phase otherwise.
+        withheld: int64, the rows that are empty, because a document that they held was
+            excluded (`mix.exclude`).
+        phases: the same for every phase of a set with phases, in order; one phase
+            otherwise.
 
     Raises:
         PackedSetError: the folder holds no packed set that this version reads.
     """
 
     def __init__(
-        self, folder: str | Path, stream: Stream | None = None, warn: Callable[[str], None] = warnings.warn
+        self,
+        folder: str | Path,
+        stream: Stream | None = None,
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self.folder = as_path(folder)
         if not (self.folder / MANIFEST).exists():
-            raise PackedSetError(f"{self.folder}: no {MANIFEST} there, so it is not a packed set")
+            raise PackedSetError(
+                f"{self.folder}: no {MANIFEST} there, so it is not a packed set"
+            )
         self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
         if self.manifest.get("format") not in READABLE_FORMATS:
             raise PackedSetError(
-                f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, but this version "
-                f"reads formats {', '.join(map(str, READABLE_FORMATS))}; run the mix stage again"
+                f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, "
+                "but this version reads formats "
+                f"{', '.join(map(str, READABLE_FORMATS))}; run the mix stage again"
             )
         train = self.manifest["train"]
         self.dtype = DTYPES[self.manifest["dtype"]]
@@ -111,8 +120,13 @@ class PackedSet:
         self.phases: list[list[int]] = train.get("stages") or [self.rows_per_source]
         self._begun: list[list[int]] = train.get("begun", [])
         self._entries: list[dict[str, Any]] = train["shards"]
-        self.withheld = np.array([row for entry in self._entries for row in entry.get("withheld", ())], dtype=np.int64)
-        self._shards = Shards(self.folder, self._entries, self.sequence_length, self.dtype, stream, warn)
+        self.withheld = np.array(
+            [row for entry in self._entries for row in entry.get("withheld", ())],
+            dtype=np.int64,
+        )
+        self._shards = Shards(
+            self.folder, self._entries, self.sequence_length, self.dtype, stream, warn
+        )
         self._bounds: dict[str, Boundaries] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -120,22 +134,27 @@ class PackedSet:
 
     @property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits of its training rows: the checksums of their tokens, their shape and the tokenizer.
+        """32 hexadecimal digits of its training rows: the checksums of their tokens,
+        their shape and the tokenizer.
 
-        Two sets with the same fingerprint have the same tokens in every row that is not withheld: a withheld row counts
-        with its original tokens.
+        Two sets with the same fingerprint have the same tokens in every row that is not
+        withheld: a withheld row counts with its original tokens.
         """
         content = {
             "dtype": self.manifest["dtype"],
             "sequence_length": self.sequence_length,
             "tokenizer": self.manifest["tokenizer"].get("sha256"),
             "rows_per_source": self.rows_per_source,
-            "shards": [[shard["rows"], shard.get("whole_sha256", shard["sha256"])] for shard in self._entries],
+            "shards": [
+                [shard["rows"], shard.get("whole_sha256", shard["sha256"])]
+                for shard in self._entries
+            ],
         }
         return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
     def order(self, seed: int) -> Order:
-        """Order in which training with this seed reads the rows; a set with phases is read once, phase after phase.
+        """Order in which training with this seed reads the rows; a set with phases is
+        read once, phase after phase.
 
         Withheld rows are skipped; the order of all others is unchanged.
         """
@@ -143,19 +162,32 @@ class PackedSet:
         return OrderWithout(order, self.withheld) if len(self.withheld) else order
 
     def phase_ends(self) -> list[int]:
-        """Positions at which the manifest's phases end; the end of the set for a single phase."""
-        ends = self.manifest.get("phase_ends") or np.cumsum([sum(rows) for rows in self.phases]).tolist()
+        """Positions at which the manifest's phases end; the end of the set for a single
+        phase.
+        """
+        ends = (
+            self.manifest.get("phase_ends")
+            or np.cumsum([sum(rows) for rows in self.phases]).tolist()
+        )
         return self._positions_of(ends)
 
     def described_phases(self) -> list[dict[str, Any]]:
-        """First position (`begin`) and `shares` by source of each phase; empty for a single phase."""
+        """First position (`begin`) and `shares` by source of each phase; empty for a
+        single phase.
+        """
         if len(self.phases) == 1:
             return []
-        begins = self._positions_of(np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist())
+        begins = self._positions_of(
+            np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist()
+        )
         return [
             {
                 "begin": begin,
-                "shares": {name: number / sum(rows) for name, number in zip(self.sources, rows, strict=True) if number},
+                "shares": {
+                    name: number / sum(rows)
+                    for name, number in zip(self.sources, rows, strict=True)
+                    if number
+                },
             }
             for begin, rows in zip(begins, self.phases, strict=True)
         ]
@@ -165,7 +197,9 @@ class PackedSet:
         return [row - int((self.withheld < row).sum()) for row in rows]
 
     def sets_before(self) -> list[SetBefore]:
-        """Sets that this one continues (`mix.continues`), the latest first; usually empty."""
+        """Sets that this one continues (`mix.continues`), the latest first; usually
+        empty.
+        """
         section = self.manifest.get("continues")
         return [] if section is None else sets_before(Continues.model_validate(section))
 
@@ -189,8 +223,8 @@ class PackedSet:
 
         Args:
             rows: int64 of shape (n,), in [0, R).
-            out: (n, L) in the files' dtype, contiguous, to fill. None for a buffer that is reused when no longer
-                referenced.
+            out: (n, L) in the files' dtype, contiguous, to fill. None for a buffer that
+                is reused when no longer referenced.
         """
         return self._shards.tokens(rows, out)
 
@@ -200,7 +234,9 @@ class PackedSet:
         return self._shards.local
 
     def close(self) -> None:
-        """Stop requests to an object store and release the cache's files; no effect on a local set."""
+        """Stop requests to an object store and release the cache's files; no effect on
+        a local set.
+        """
         self._shards.close()
 
     def source_of(self, rows: np.ndarray) -> np.ndarray:
@@ -208,7 +244,9 @@ class PackedSet:
         return sources_of_rows(self.phases, self._locate(rows)[0], self._begun)
 
     def boundaries(self, rows: np.ndarray) -> Boundaries:
-        """Boundaries of the document pieces of training rows (int64, shape (n,)), in the requested order."""
+        """Boundaries of the document pieces of training rows (int64, shape (n,)), in
+        the requested order.
+        """
         rows, shards = self._locate(rows)
         if not len(rows):
             return join([])
@@ -220,14 +258,17 @@ class PackedSet:
             for shard in used
         ]
         back = np.empty(len(rows), dtype=np.int64)
-        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = np.arange(len(rows))
+        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = (
+            np.arange(len(rows))
+        )
         return parts[0] if len(parts) == 1 else join(parts).of(back)
 
     def positions(self, rows: np.ndarray) -> np.ndarray:
-        """Position of each token within its document piece (int32, shape (n, L)); boundaries.PADDING for padding.
+        """Position of each token within its document piece (int32, shape (n, L));
+        boundaries.PADDING for padding.
 
-        A 0 begins a piece: positions mask attention between documents, restart rotary positions and exclude padding
-        from the loss.
+        A 0 begins a piece: positions mask attention between documents, restart rotary
+        positions and exclude padding from the loss.
         """
         return self.boundaries(rows).positions(self.sequence_length)
 
@@ -240,34 +281,52 @@ class PackedSet:
         return self._shards.load(self._held_out(source))
 
     def pieces(self, rows: np.ndarray) -> pa.Table:
-        """Document pieces of training rows (PIECES_SCHEMA), ordered by row and start; reads only their shards."""
+        """Document pieces of training rows (PIECES_SCHEMA), ordered by row and start;
+        reads only their shards.
+        """
         rows, shards = self._locate(rows)
         return pa.concat_tables(
             [
                 NO_PIECES,
                 *(
-                    pieces_of_rows(self.folder, self._entries[shard]["file"], rows[shards == shard])
+                    pieces_of_rows(
+                        self.folder, self._entries[shard]["file"], rows[shards == shard]
+                    )
                     for shard in np.unique(shards).tolist()
                 ),
             ]
         )
 
     def rows_of_documents(self, documents: Collection[bytes]) -> pa.Table:
-        """Pieces of documents in the training rows (PIECES_SCHEMA), of all copies, by row."""
+        """Pieces of documents in the training rows (PIECES_SCHEMA), of all copies, by
+        row.
+        """
         return pa.concat_tables(
-            [NO_PIECES, *(pieces_of_documents(self.folder, entry["file"], documents) for entry in self._entries)]
+            [
+                NO_PIECES,
+                *(
+                    pieces_of_documents(self.folder, entry["file"], documents)
+                    for entry in self._entries
+                ),
+            ]
         )
 
     def rows_of_document(self, document: bytes) -> pa.Table:
         """Pieces of a document in the training rows (PIECES_SCHEMA), of all copies."""
         return self.rows_of_documents([document])
 
-    def validation_rows_of_documents(self, source: str, documents: Collection[bytes]) -> pa.Table:
+    def validation_rows_of_documents(
+        self, source: str, documents: Collection[bytes]
+    ) -> pa.Table:
         """Pieces of documents in a source's held-out rows (PIECES_SCHEMA)."""
-        return pieces_of_documents(self.folder, self._held_out(source)["file"], documents)
+        return pieces_of_documents(
+            self.folder, self._held_out(source)["file"], documents
+        )
 
     def validation_pieces(self, source: str) -> pa.Table:
-        """Document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from 0)."""
+        """Document pieces of a source's held-out rows (PIECES_SCHEMA; rows count from
+        0).
+        """
         return all_pieces(self.folder, self._held_out(source)["file"])
 
     def validation_boundaries(self, source: str) -> Boundaries:
@@ -276,31 +335,46 @@ class PackedSet:
 
     def shards_of(self, rows: np.ndarray) -> list[str]:
         """Files that hold the training rows, in order."""
-        return [self._entries[shard]["file"] for shard in np.unique(self._locate(rows)[1]).tolist()]
+        return [
+            self._entries[shard]["file"]
+            for shard in np.unique(self._locate(rows)[1]).tolist()
+        ]
 
     def ledger(self, documents: Collection[bytes]) -> pa.Table:
-        """Ledger entries of documents (LEDGER_SCHEMA), by id; documents that were never tokenised are absent."""
+        """Ledger entries of documents (LEDGER_SCHEMA), by id; documents that were never
+        tokenised are absent.
+        """
         tables: dict[str, list[bytes]] = {}
         count = self.manifest.get(LEDGERS, 1)
         for document in sorted(documents):
             leading = int.from_bytes(document[:8]) * count >> 64
             tables.setdefault(ledger_name(leading, count), []).append(document)
-        tables_read = [read_matching(self.folder / name, "id", ids) for name, ids in tables.items()]
-        return pa.concat_tables(tables_read) if tables_read else LEDGER_SCHEMA.empty_table()
+        tables_read = [
+            read_matching(self.folder / name, "id", ids) for name, ids in tables.items()
+        ]
+        return (
+            pa.concat_tables(tables_read)
+            if tables_read
+            else LEDGER_SCHEMA.empty_table()
+        )
 
     @property
     def has_ledger(self) -> bool:
-        """Return whether the set has a ledger of its documents: it was mixed, or it holds examples."""
+        """Return whether the set has a ledger of its documents: it was mixed, or it
+        holds examples.
+        """
         return (self.folder / ledger_name(0, self.manifest.get(LEDGERS, 1))).exists()
 
     def open_training(self, compare: bool = True) -> list[OpenShard]:
         """Open the shards of the training rows, in order.
 
         Args:
-            compare: first check local tokens against their checksums, which reads all of them.
+            compare: first check local tokens against their checksums, which reads all
+                of them.
         """
         return [
-            self._open_shard(shard, self._shards.first(number), compare) for number, shard in enumerate(self._entries)
+            self._open_shard(shard, self._shards.first(number), compare)
+            for number, shard in enumerate(self._entries)
         ]
 
     def open_validation(self) -> list[OpenShard]:
@@ -320,7 +394,10 @@ class PackedSet:
         for entry in (*self._entries, *self.manifest["validation"].values()):
             check_size(self.folder, entry, self.sequence_length * self.dtype.itemsize)
             if deep:
-                check_content(self.folder, {entry["file"]: entry["sha256"], **entry.get("beside", {})})
+                check_content(
+                    self.folder,
+                    {entry["file"]: entry["sha256"], **entry.get("beside", {})},
+                )
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = self._shards.checked(rows)
@@ -330,11 +407,14 @@ class PackedSet:
         entries: Mapping[str, dict[str, Any]] = self.manifest["validation"]
         if source not in entries:
             raise PackedSetError(
-                f"{self.folder}: no held-out rows of {source!r} (sources: {', '.join(entries) or 'none'})"
+                f"{self.folder}: no held-out rows of {source!r} (sources: "
+                f"{', '.join(entries) or 'none'})"
             )
         return entries[source]
 
-    def _open_shard(self, entry: Mapping[str, Any], first: int, compare: bool = True) -> OpenShard:
+    def _open_shard(
+        self, entry: Mapping[str, Any], first: int, compare: bool = True
+    ) -> OpenShard:
         return OpenShard(
             entry["file"],
             self._shards.load(entry, compare),
@@ -351,8 +431,13 @@ class PackedSet:
                 self._bounds[name] = read_boundaries(here, entry["rows"])
             else:  # a set of an older format without boundary files
                 pieces = all_pieces(self.folder, name)
-                columns = {column: pieces[column].to_numpy() for column in ("row", "start", "length")}
-                self._bounds[name] = boundaries_of(columns, first, entry["rows"], self.sequence_length)
+                columns = {
+                    column: pieces[column].to_numpy()
+                    for column in ("row", "start", "length")
+                }
+                self._bounds[name] = boundaries_of(
+                    columns, first, entry["rows"], self.sequence_length
+                )
         return self._bounds[name]
 
 
@@ -362,12 +447,24 @@ def all_pieces(folder: Path, file: str) -> pa.Table:
 
 
 def pieces_of_rows(folder: Path, file: str, rows: np.ndarray) -> pa.Table:
-    """Document pieces (PIECES_SCHEMA) of rows (int64) of a shard; reads only the row groups with these rows."""
-    return read_matching(folder / pieces_name(file), "row", rows.tolist()).cast(PIECES_SCHEMA)
+    """Document pieces (PIECES_SCHEMA) of rows (int64) of a shard; reads only the row
+    groups with these rows.
+    """
+    return read_matching(folder / pieces_name(file), "row", rows.tolist()).cast(
+        PIECES_SCHEMA
+    )
 
 
-def pieces_of_documents(folder: Path, file: str, documents: Collection[bytes]) -> pa.Table:
-    """Pieces (PIECES_SCHEMA) of documents in a shard, located by the index beside it."""
-    matching_rows = read_matching(folder / ids_name(file), "id", list(documents), ["row"])["row"]
+def pieces_of_documents(
+    folder: Path, file: str, documents: Collection[bytes]
+) -> pa.Table:
+    """Pieces (PIECES_SCHEMA) of documents in a shard, located by the index beside
+    it.
+    """
+    matching_rows = read_matching(
+        folder / ids_name(file), "id", list(documents), ["row"]
+    )["row"]
     pieces = pieces_of_rows(folder, file, np.unique(matching_rows.to_numpy()))
-    return pieces.filter(pc.is_in(pieces["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))
+    return pieces.filter(
+        pc.is_in(pieces["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
+    )

@@ -1,29 +1,39 @@
 """Files of a packed set: rows of tokens, and the origins of their documents.
 
-    packed.json                 what is in the set (below)
-    train-00000.bin             rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large vocabularies)
-    train-00000.docs.parquet    one row per document piece of that shard: row (of the whole set), start, length, id,
-                                source, copy, offset (within the document); an end-of-text counts to its document
-    train-00000.ids.parquet     the rows of each document in that shard, by id, for lookups without a search
-    train-00000.sums            XXH64 of each row, to check single rows (`row_bytes.py`)
-    train-00000.cu              boundaries of the pieces of each row, for hot loops (`Boundaries`)
-    val-<source>-00000.bin, .docs.parquet, .ids.parquet, .cu    held-out documents of one source; rows count from 0
-    documents.parquet           every tokenised document by id: its location, and why no row has it (LEDGER_SCHEMA);
-                                above 67 million documents several tables, by the leading bits of the id
+    packed.json                 what is in the set (below) train-00000.bin
+    rows of `sequence_length` tokens, raw little-endian uint16 (uint32: large
+    vocabularies) train-00000.docs.parquet    one row per document piece of that shard:
+    row (of the whole set), start, length, id,
+                                source, copy, offset (within the document); an
+                                end-of-text counts to its document
+    train-00000.ids.parquet     the rows of each document in that shard, by id, for
+    lookups without a search train-00000.sums            XXH64 of each row, to check
+    single rows (`row_bytes.py`) train-00000.cu              boundaries of the pieces of
+    each row, for hot loops (`Boundaries`) val-<source>-00000.bin, .docs.parquet,
+    .ids.parquet, .cu    held-out documents of one source; rows count from 0
+    documents.parquet           every tokenised document by id: its location, and why no
+    row has it (LEDGER_SCHEMA);
+                                above 67 million documents several tables, by the
+                                leading bits of the id
 
-A training row holds text of one source only, and row r belongs to the source at place r of the merged order
-(`order.unrank`), so every prefix of the files holds the mixture. A set with phases stores its rows phase after phase,
-each in its own merged order: `train.stages` of packed.json has the rows of each source for every phase. A set that
-continues another (`continues`) begins with the phases that were read, in their order of reading: each is a prefix of
-the merged order of the rows that `train.begun` has of each source.
+A training row holds text of one source only, and row r belongs to the source at place r
+of the merged order (`order.unrank`), so every prefix of the files holds the mixture. A
+set with phases stores its rows phase after phase, each in its own merged order:
+`train.stages` of packed.json has the rows of each source for every phase. A set that
+continues another (`continues`) begins with the phases that were read, in their order of
+reading: each is a prefix of the merged order of the rows that `train.begun` has of each
+source.
 
-`train-00000.cu` holds the boundaries of the table of pieces, without ids, for loops that read it by memory map:
+`train-00000.cu` holds the boundaries of the table of pieces, without ids, for loops
+that read it by memory map:
 
-    int64 (rows + 1,)    first entry of each row among the int32 that follow
-    int32 (entries,)     of each row: the start of every piece (0 first), then the end of its last token
+    int64 (rows + 1,)    first entry of each row among the int32 that follow int32
+    (entries,)     of each row: the start of every piece (0 first), then the end of its
+    last token
 
-Both little-endian. Tokens after the last entry of a row are padding, identified by position, never by id.
-These are cumulative sequence lengths per row (`cu_seqlens`, as FlashAttention's varlen interface calls them).
+Both little-endian. Tokens after the last entry of a row are padding, identified by
+position, never by id. These are cumulative sequence lengths per row (`cu_seqlens`, as
+FlashAttention's varlen interface calls them).
 """
 
 from __future__ import annotations
@@ -44,15 +54,22 @@ from gristmill.dataprep.documents import ID_BYTES
 FORMAT = 4
 """Checksums of rows are XXH3; formats 1 to 3 had XXH64."""
 FORMAT_WITH_PHASES = 5
-"""Format of sets with phases: readers without phases would misread the mixture of their rows."""
+"""Format of sets with phases: readers without phases would misread the mixture of their
+rows.
+"""
 FORMAT_CONTINUED = 6
 """Format of sets that continue another: their first phases are read in stored order."""
 READABLE_FORMATS = (FORMAT, FORMAT_WITH_PHASES, FORMAT_CONTINUED)
 MANIFEST = "packed.json"
 INDEX_GROUP_ROWS = 16_384
-"""Larger than in other tables: lookups read a few rows and search through the groups."""
+"""Larger than in other tables: lookups read a few rows and search through the
+groups.
+"""
 LARGEST_UINT16_VOCAB = 65_536
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "uint16": np.dtype("<u2"),
+    "uint32": np.dtype("<u4"),
+}
 PIECES_SCHEMA = pa.schema(
     [
         ("row", pa.int64()),
@@ -70,7 +87,9 @@ NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
 """Empty table, built without Arrow's list conversion, which imports pandas."""
 LEDGER = "documents.parquet"
 LEDGERS = "ledgers"
-"""Key of packed.json for the number of the ledger's tables, a power of two, if more than one."""
+"""Key of packed.json for the number of the ledger's tables, a power of two, if more
+than one.
+"""
 LEDGER_SCHEMA = pa.schema(
     [
         ("id", pa.binary(ID_BYTES)),
@@ -81,14 +100,17 @@ LEDGER_SCHEMA = pa.schema(
         ("reason", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
-"""`shard` and `row` locate the document, `shard` counting ingest's sorted files, then those of `import_tokens`
-(`importing/corpora.py`); `source` is the number in packed.json; `reason` explains why no row holds it
-(`mixing.ledger.RULES`), null if one does.
+"""`shard` and `row` locate the document, `shard` counting ingest's sorted files, then
+those of `import_tokens` (`importing/corpora.py`); `source` is the number in
+packed.json; `reason` explains why no row holds it (`mixing.ledger.RULES`), null if one
+does.
 """
 
 
 class PackedSetError(RuntimeError):
-    """A packed set that is missing, incomplete or damaged, or a request for rows that it does not hold."""
+    """A packed set that is missing, incomplete or damaged, or a request for rows that
+    it does not hold.
+    """
 
 
 def dtype_name(vocab_size: int) -> str:
@@ -102,7 +124,9 @@ def train_name(shard: int) -> str:
 
 
 def validation_name(source: str) -> str:
-    """File name of a source's held-out rows; a slash or a blank in the name of the source is percent-encoded."""
+    """File name of a source's held-out rows; a slash or a blank in the name of the
+    source is percent-encoded.
+    """
     return f"val-{quote(source, safe='')}-00000.bin"
 
 
@@ -122,47 +146,68 @@ def ids_name(file: str) -> str:
 
 
 def sums_name(file: str) -> str:
-    """File name of the checksums beside a shard: uint64, little-endian, one for each row."""
+    """File name of the checksums beside a shard: uint64, little-endian, one for each
+    row.
+    """
     return f"{file.removesuffix('.bin')}.sums"
 
 
 def ledger_name(number: int, tables: int) -> str:
-    """File name of a table of the ledger: of several, table n holds the ids whose leading bits are n."""
+    """File name of a table of the ledger: of several, table n holds the ids whose
+    leading bits are n.
+    """
     return LEDGER if tables == 1 else f"documents-{number:05d}.parquet"
 
 
 def files_of(path: Path) -> list[Path]:
     """A shard's `.bin` file and the files beside it."""
-    return [path, *(path.with_name(name(path.name)) for name in (pieces_name, boundaries_name, ids_name, sums_name))]
+    return [
+        path,
+        *(
+            path.with_name(name(path.name))
+            for name in (pieces_name, boundaries_name, ids_name, sums_name)
+        ),
+    ]
 
 
 def read_tokens(path: Path, dtype: np.dtype) -> np.ndarray:
-    """Read a file of raw tokens as a flat read-only array: memory-mapped if local, otherwise read completely."""
+    """Read a file of raw tokens as a flat read-only array: memory-mapped if local,
+    otherwise read completely.
+    """
     if not is_local(path):
         return np.frombuffer(path.read_bytes(), dtype=dtype)
     if not path.stat().st_size:
         return np.empty(0, dtype=dtype)
     with path.open("rb") as stream:  # `np.memmap` takes ten times as long to create
-        return np.frombuffer(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype)
+        return np.frombuffer(
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ), dtype
+        )
 
 
 def _mapping(tokens: np.ndarray) -> mmap.mmap | None:
     """Memory map that backs an array, if any."""
     base_object: Any = tokens
     while base_object is not None and not isinstance(base_object, mmap.mmap):
-        base_object = base_object.obj if isinstance(base_object, memoryview) else getattr(base_object, "base", None)
+        base_object = (
+            base_object.obj
+            if isinstance(base_object, memoryview)
+            else getattr(base_object, "base", None)
+        )
     return base_object
 
 
 def expect_far_reads(tokens: np.ndarray) -> None:
-    """Disable the kernel's readahead on a mapped file, which reads 128 KiB around each page."""
+    """Disable the kernel's readahead on a mapped file, which reads 128 KiB around each
+    page.
+    """
     mapping = _mapping(tokens)
     if mapping is not None and hasattr(mmap, "MADV_RANDOM"):
         mapping.madvise(mmap.MADV_RANDOM)
 
 
 def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> None:
-    """Prefetch parts of a mapped file in parallel: sequential page faults would each wait for the disk.
+    """Prefetch parts of a mapped file in parallel: sequential page faults would each
+    wait for the disk.
 
     Args:
         tokens: the file, from `read_tokens`; no effect unless mapped.
@@ -177,9 +222,15 @@ def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> Non
     begins, ends = begins[order], np.maximum.accumulate(ends[order])
     new = np.concatenate([[True], begins[1:] > ends[:-1]])
     for begin, end in zip(
-        begins[new].tolist(), ends[np.append(np.flatnonzero(new)[1:] - 1, len(ends) - 1)].tolist(), strict=True
+        begins[new].tolist(),
+        ends[np.append(np.flatnonzero(new)[1:] - 1, len(ends) - 1)].tolist(),
+        strict=True,
     ):
-        mapping.madvise(mmap.MADV_WILLNEED, begin * mmap.PAGESIZE, max(end - begin, 1) * mmap.PAGESIZE)
+        mapping.madvise(
+            mmap.MADV_WILLNEED,
+            begin * mmap.PAGESIZE,
+            max(end - begin, 1) * mmap.PAGESIZE,
+        )
 
 
 def check_size(folder: Path, entry: Mapping[str, Any], row_bytes: int) -> None:
@@ -192,7 +243,10 @@ def check_size(folder: Path, entry: Mapping[str, Any], row_bytes: int) -> None:
     size = path.stat().st_size if path.exists() else None
     if size != expected:
         state = "is missing" if size is None else f"has {size} bytes"
-        raise PackedSetError(f"{path}: {state}, but {entry['rows']} rows take {expected}; run the mix stage again")
+        raise PackedSetError(
+            f"{path}: {state}, but {entry['rows']} rows take {expected}; run the mix "
+            "stage again"
+        )
 
 
 def check_content(folder: Path, checksums: Mapping[str, str]) -> None:
@@ -204,8 +258,8 @@ def check_content(folder: Path, checksums: Mapping[str, str]) -> None:
     for name, expected in checksums.items():
         if (digest := sha256_file(folder / name)) != expected:
             raise PackedSetError(
-                f"{folder / name}: SHA-256 is {digest}, but {MANIFEST} says {expected}; the file is "
-                f"damaged: `{REPAIR}` and a run make it again"
+                f"{folder / name}: SHA-256 is {digest}, but {MANIFEST} says "
+                f"{expected}; the file is damaged: `{REPAIR}` and a run make it again"
             )
 
 
@@ -219,7 +273,8 @@ class Boundaries:
 
     Attributes:
         offsets: int64 of shape (n + 1,), first entry of each row in `bounds`.
-        bounds: int32, for each row the starts of its pieces, then the end of the last one.
+        bounds: int32, for each row the starts of its pieces, then the end of the last
+            one.
     """
 
     offsets: np.ndarray
@@ -233,7 +288,9 @@ class Boundaries:
         return self.bounds[self.offsets[1:] - 1].astype(np.int64)
 
     def of(self, rows: np.ndarray) -> Boundaries:
-        """Boundaries of some of the rows, in the requested order (int64, shape (n,))."""
+        """Boundaries of some of the rows, in the requested order (int64, shape
+        (n,)).
+        """
         first = self.offsets[rows]
         counts = self.offsets[rows + 1] - first
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
@@ -241,7 +298,9 @@ class Boundaries:
         return Boundaries(offsets, np.asarray(self.bounds[index]))
 
     def positions(self, sequence_length: int) -> np.ndarray:
-        """Position of each token within its piece, from 0 (int32, shape (n, L)); PADDING after the last piece."""
+        """Position of each token within its piece, from 0 (int32, shape (n, L));
+        PADDING after the last piece.
+        """
         from gristmill.tokenize.row_positions import fill_positions
 
         positions = np.empty((len(self), sequence_length), dtype=np.int32)
@@ -255,25 +314,31 @@ def whole_rows(rows: int, sequence_length: int) -> Boundaries:
     return Boundaries(np.arange(rows + 1, dtype=np.int64) * 2, bounds)
 
 
-def boundaries_of(pieces: Mapping[str, np.ndarray], first: int, rows: int, sequence_length: int) -> Boundaries:
+def boundaries_of(
+    pieces: Mapping[str, np.ndarray], first: int, rows: int, sequence_length: int
+) -> Boundaries:
     """Boundaries of rows [first, first + rows), from their table of pieces.
 
     Args:
-        pieces: `row`, `start`, `length`, ordered by row and start, gapless within a row. A row without any
-            counts as one piece.
+        pieces: `row`, `start`, `length`, ordered by row and start, gapless within a
+            row. A row without any counts as one piece.
         first: number of the first row.
         rows: number of rows.
         sequence_length: tokens per row.
     """
     row = pieces["row"].astype(np.int64) - first
     counts = np.bincount(row, minlength=rows)
-    offsets = np.concatenate([[0], np.cumsum(np.maximum(counts, 1) + 1)]).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(np.maximum(counts, 1) + 1)]).astype(
+        np.int64
+    )
     bounds = np.zeros(offsets[-1], dtype=np.int32)
     bounds[offsets[1:] - 1] = np.where(counts, 0, sequence_length)
     begins = np.cumsum(counts) - counts
     bounds[offsets[row] + np.arange(len(row)) - begins[row]] = pieces["start"]
     last = (begins + counts - 1)[counts > 0]
-    bounds[(offsets[1:] - 1)[counts > 0]] = pieces["start"][last] + pieces["length"][last]
+    bounds[(offsets[1:] - 1)[counts > 0]] = (
+        pieces["start"][last] + pieces["length"][last]
+    )
     return Boundaries(offsets, bounds)
 
 
@@ -281,12 +346,17 @@ def join(parts: list[Boundaries]) -> Boundaries:
     """Concatenate the rows of several boundaries."""
     sizes = np.concatenate([[np.int64(0)], *(np.diff(part.offsets) for part in parts)])
     empty = np.empty(0, dtype=np.int32)
-    return Boundaries(np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)]))
+    return Boundaries(
+        np.cumsum(sizes), np.concatenate([empty, *(part.bounds for part in parts)])
+    )
 
 
 def to_bytes(boundaries: Boundaries) -> bytes:
     """Content of a boundary file."""
-    return boundaries.offsets.astype("<i8").tobytes() + boundaries.bounds.astype("<i4").tobytes()
+    return (
+        boundaries.offsets.astype("<i8").tobytes()
+        + boundaries.bounds.astype("<i4").tobytes()
+    )
 
 
 def read_boundaries(path: Path, rows: int) -> Boundaries:
@@ -301,7 +371,12 @@ def read_boundaries(path: Path, rows: int) -> Boundaries:
         else np.frombuffer(path.read_bytes(), dtype=np.uint8)
     )
     head = 8 * (rows + 1)
-    offsets = raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, dtype=np.int64)
+    offsets = (
+        raw[:head].view("<i8") if len(raw) >= head else np.zeros(1, dtype=np.int64)
+    )
     if len(offsets) != rows + 1 or len(raw) != head + 4 * int(offsets[-1]):
-        raise ValueError(f"{path}: {len(raw)} bytes are not the boundaries of {rows} rows; run the mix stage again")
+        raise ValueError(
+            f"{path}: {len(raw)} bytes are not the boundaries of {rows} rows; run "
+            "the mix stage again"
+        )
     return Boundaries(offsets, raw[head:].view("<i4"))

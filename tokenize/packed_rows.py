@@ -1,6 +1,7 @@
 """Training rows of a packed set as tokens, from memory-mapped files or an object store.
 
-Large batches reuse memory: the page faults of a fresh megabyte cost as much time as copying it.
+Large batches reuse memory: the page faults of a fresh megabyte cost as much time as
+copying it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ from gristmill.tokenize.packed_files import (
     read_tokens,
     sums_name,
 )
-from gristmill.tokenize.row_bytes import ALL_THERE, DAMAGED, NO_SUCH_ROW, by_shard, gather_mapped
+from gristmill.tokenize.row_bytes import (
+    ALL_THERE,
+    DAMAGED,
+    NO_SUCH_ROW,
+    by_shard,
+    gather_mapped,
+)
 
 if TYPE_CHECKING:
     from gristmill.tokenize.streaming.remote_rows import RemoteRows
@@ -61,7 +68,12 @@ class Shards:
     ) -> None:
         self.ends = np.cumsum([entry["rows"] for entry in entries], dtype=np.int64)
         self.local = is_local(folder)
-        self._folder, self._entries, self._stream, self._warn = folder, entries, stream, warn
+        self._folder, self._entries, self._stream, self._warn = (
+            folder,
+            entries,
+            stream,
+            warn,
+        )
         self._length, self._dtype = sequence_length, dtype
         self._open: dict[str, np.ndarray] = {}
         self._addresses, self._sums = np.zeros((2, len(entries)), dtype=np.uint64)
@@ -96,18 +108,31 @@ class Shards:
         rows = np.asarray(rows, dtype=np.int64).reshape(-1)
         total = int(self.ends[-1]) if len(self.ends) else 0
         if rows.size and (rows.min() < 0 or rows.max() >= total):
-            raise PackedSetError(f"{self._folder}: rows are in [0, {total}), not {rows.min()} to {rows.max()}")
+            raise PackedSetError(
+                f"{self._folder}: rows are in [0, {total}), not {rows.min()} to "
+                f"{rows.max()}"
+            )
         return rows
 
     def tokens(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in reused memory (see Buffers)."""
+        """Tokens (n, L) of rows (int64 of shape (n,)), in `out` or in reused memory
+        (see Buffers).
+        """
         rows = np.ascontiguousarray(rows, dtype=np.int64).reshape(-1)
-        tokens = self._buffers.array((len(rows), self._length), self._dtype) if out is None else out
+        tokens = (
+            self._buffers.array((len(rows), self._length), self._dtype)
+            if out is None
+            else out
+        )
         if not self.local:
             self.elsewhere().fill(list(by_shard(self.checked(rows), self.ends)), tokens)
             return tokens
         content = tokens.view(np.uint8)
-        while (shard := gather_mapped(self._addresses, self._sums, self.ends, rows, content)) != ALL_THERE:
+        while (
+            shard := gather_mapped(
+                self._addresses, self._sums, self.ends, rows, content
+            )
+        ) != ALL_THERE:
             if shard == NO_SUCH_ROW:
                 self.checked(rows)
             if shard <= DAMAGED:
@@ -116,7 +141,8 @@ class Shards:
         return tokens
 
     def load(self, entry: Mapping[str, Any], compare: bool = True) -> np.ndarray:
-        """All tokens (rows, L) of a shard, training or held out; the content of a local one is checked once.
+        """All tokens (rows, L) of a shard, training or held out; the content of a local
+        one is checked once.
 
         Args:
             entry: of the shard in packed.json.
@@ -127,25 +153,40 @@ class Shards:
         """
         if self.local:
             check_size(self._folder, entry, self._length * self._dtype.itemsize)
-        path = self._folder / entry["file"] if self.local and not compare else self.here(entry["file"], entry["sha256"])
+        path = (
+            self._folder / entry["file"]
+            if self.local and not compare
+            else self.here(entry["file"], entry["sha256"])
+        )
         return self._opened(entry["file"], path)
 
     def _map(self, shard: int) -> None:
-        """Register the addresses of a local shard's rows and checksums; `_open` keeps them alive."""
+        """Register the addresses of a local shard's rows and checksums; `_open` keeps
+        them alive.
+        """
         entry = self._entries[shard]
         sums = sums_name(entry["file"])
         if sums in entry.get("beside", {}):  # sets of an older format have none
             if sums not in self._open:
-                check_size(self._folder, {"file": sums, "rows": entry["rows"]}, CHECKSUM_DTYPE.itemsize)
-                self._open.setdefault(sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE))
+                check_size(
+                    self._folder,
+                    {"file": sums, "rows": entry["rows"]},
+                    CHECKSUM_DTYPE.itemsize,
+                )
+                self._open.setdefault(
+                    sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE)
+                )
             self._sums[shard] = self._open[sums].ctypes.data
         check_size(self._folder, entry, self._length * self._dtype.itemsize)
-        self._addresses[shard] = self._opened(entry["file"], self._folder / entry["file"]).ctypes.data
+        self._addresses[shard] = self._opened(
+            entry["file"], self._folder / entry["file"]
+        ).ctypes.data
 
     def _opened(self, name: str, path: Path) -> np.ndarray:
         if name not in self._open:
             opened = read_tokens(path, self._dtype).reshape(-1, self._length)
-            # If threads open it concurrently, the first array stays: its address may be in use already.
+            # If threads open it concurrently, the first array stays: its address may be
+            # in use already.
             self._open.setdefault(name, opened)
         return self._open[name]
 
@@ -158,9 +199,9 @@ class Shards:
         shard = int(np.searchsorted(self.ends, row, side="right"))
         name = self._entries[shard]["file"]
         raise PackedSetError(
-            f"{self._folder / name}: row {row - self.first(shard)} has another checksum than "
-            f"{sums_name(name)} says; one of the two files is damaged: `{REPAIR}` and a run make "
-            "it again"
+            f"{self._folder / name}: row {row - self.first(shard)} has another "
+            f"checksum than {sums_name(name)} says; one of the two files is damaged: "
+            f"`{REPAIR}` and a run make it again"
         )
 
     def here(self, name: str, sha256: str) -> Path:
@@ -186,31 +227,43 @@ class Shards:
 
         with self._lock:
             if self._remote is None:
-                missing = [entry["file"] for entry in self._entries if sums_name(entry["file"]) not in entry["beside"]]
+                missing = [
+                    entry["file"]
+                    for entry in self._entries
+                    if sums_name(entry["file"]) not in entry["beside"]
+                ]
                 if missing:
                     raise PackedSetError(
-                        f"{self._folder}: {', '.join(missing)} have no checksums of their rows, so "
-                        "they can't be read from a store; run the mix stage again, or copy the set "
-                        "to a local disk"
+                        f"{self._folder}: {', '.join(missing)} have no checksums of "
+                        "their rows, so they can't be read from a store; run the mix "
+                        "stage again, or copy the set to a local disk"
                     )
                 self._remote = RemoteRows(
-                    self._folder, self._entries, self._length, self._dtype, self._stream or Stream(), self._warn
+                    self._folder,
+                    self._entries,
+                    self._length,
+                    self._dtype,
+                    self._stream or Stream(),
+                    self._warn,
                 )
                 if self._stream is not None:
                     self._remote.keep_shards()
             return self._remote
 
     def close(self) -> None:
-        """Stop requests to an object store and release the cache's files; no effect on local files."""
+        """Stop requests to an object store and release the cache's files; no effect on
+        local files.
+        """
         if self._remote is not None:
             self._remote.close()
 
 
 LARGE_BYTES = 4 << 20
-"""Size from which memory is reused: huge pages of two megabytes are a small share, and numpy requests them too.
+"""Size from which memory is reused: huge pages of two megabytes are a small share, and
+numpy requests them too.
 
-Below it, the C library reuses memory for less than the cost of a loan: 3 microseconds, a twentieth of the time of
-reading a megabyte.
+Below it, the C library reuses memory for less than the cost of a loan: 3 microseconds,
+a twentieth of the time of reading a megabyte.
 """
 
 
@@ -222,12 +275,14 @@ class _Loan(weakref.ref[np.ndarray]):
 
 
 class Buffers:
-    """Arrays whose memory comes back by itself when nothing refers to them any more, views and tensors included.
+    """Arrays whose memory comes back by itself when nothing refers to them any more,
+    views and tensors included.
 
     Safe between threads. A copy for another process starts empty.
 
     Args:
-        most_kept: pieces of memory that wait for use; more are given back to the system.
+        most_kept: pieces of memory that wait for use; more are given back to the
+            system.
     """
 
     def __init__(self, most_kept: int = 32) -> None:
@@ -242,7 +297,8 @@ class Buffers:
         if size < LARGE_BYTES:
             return np.empty(shape, dtype=dtype)
         memory = self._of_size(size)
-        # Every view refers to this array, not to the memory: its end releases the memory.
+        # Every view refers to this array, not to the memory: its end releases the
+        # memory.
         owner = np.frombuffer(memory, dtype=dtype, count=size // dtype.itemsize)
         loan = _Loan(owner, self._take_back)
         loan.memory = memory

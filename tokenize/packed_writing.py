@@ -1,4 +1,6 @@
-"""Writers of the shards of a packed set with the files beside them, and of small packed sets from memory."""
+"""Writers of the shards of a packed set with the files beside them, and of small packed
+sets from memory.
+"""
 
 from __future__ import annotations
 
@@ -31,41 +33,61 @@ from gristmill.tokenize.packed_files import (
 from gristmill.tokenize.row_bytes import row_checksums
 
 
-def write_rows(path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0) -> dict[str, Any]:
-    """Write a shard from in-memory tokens (rows, sequence_length) (see `write_blocks`)."""
+def write_rows(
+    path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0
+) -> dict[str, Any]:
+    """Write a shard from in-memory tokens (rows, sequence_length) (see
+    `write_blocks`).
+    """
     return write_blocks(path, (tokens,), pieces, first)
 
 
-def write_blocks(path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, first: int = 0) -> dict[str, Any]:
-    """Write a shard, its table of pieces, their boundaries and index by document, and a checksum of every row.
+def write_blocks(
+    path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, first: int = 0
+) -> dict[str, Any]:
+    """Write a shard, its table of pieces, their boundaries and index by document, and a
+    checksum of every row.
 
     Args:
         path: the `.bin` file.
-        blocks: its tokens, (n, sequence_length) in the set's dtype at a time, each valid until the next; at least
-            one, which may have no rows. Consumed in another thread.
-        pieces: PIECES_SCHEMA, ordered by row and start; a row without any counts as one piece.
+        blocks: its tokens, (n, sequence_length) in the set's dtype at a time, each
+            valid until the next; at least one, which may have no rows. Consumed in
+            another thread.
+        pieces: PIECES_SCHEMA, ordered by row and start; a row without any counts as one
+            piece.
         first: number of the shard's first row.
 
     Returns:
-        its entry in packed.json: file, rows, sha256, and the sha256 of the files beside it.
+        its entry in packed.json: file, rows, sha256, and the sha256 of the files beside
+        it.
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
-    with ThreadPoolExecutor(1, "tokens") as pool:  # both release the GIL for most of their time
+    # both release the GIL for most of their time
+    with ThreadPoolExecutor(1, "tokens") as pool:
         writing = pool.submit(_write_tokens, path, blocks)
         write_table(table, pieces, INDEX_GROUP_ROWS, repeating=("source", "copy"))
         write_table(index, index_of(pieces), INDEX_GROUP_ROWS, repeating=())
         written = writing.result()
     columns = {name: pieces[name].to_numpy() for name in ("row", "start", "length")}
     with atomic_write(boundaries) as sink:
-        sink.write(to_bytes(boundaries_of(columns, first, len(written.checksums), written.sequence_length)))
+        sink.write(
+            to_bytes(
+                boundaries_of(
+                    columns, first, len(written.checksums), written.sequence_length
+                )
+            )
+        )
     with atomic_write(sums) as sink:
         sink.write(written.checksums.tobytes())
     return {
         "file": path.name,
         "rows": len(written.checksums),
         "sha256": written.sha256,
-        "beside": {beside.name: sha256_file(beside) for beside in (table, boundaries, index, sums)},
+        "beside": {
+            beside.name: sha256_file(beside)
+            for beside in (table, boundaries, index, sums)
+        },
     }
 
 
@@ -92,11 +114,17 @@ def _write_tokens(path: Path, blocks: Iterable[np.ndarray]) -> _Written:
 
 
 def index_of(pieces: pa.Table) -> pa.Table:
-    """Rows of each document (`id`, `row`, distinct), ordered by id, from a table of pieces."""
+    """Rows of each document (`id`, `row`, distinct), ordered by id, from a table of
+    pieces.
+    """
     words, row = id_words(pieces["id"]), pieces["row"].to_numpy()
     order = ordered_by(words[:, 0], words[:, 1], row)
     words, row = words.take(order, axis=0), row[order]
-    same = (words[1:, 0] == words[:-1, 0]) & (words[1:, 1] == words[:-1, 1]) & (row[1:] == row[:-1])
+    same = (
+        (words[1:, 0] == words[:-1, 0])
+        & (words[1:, 1] == words[:-1, 1])
+        & (row[1:] == row[:-1])
+    )
     new = np.concatenate([[True], ~same])[: len(row)]
     return pa.table([word_ids(words.compress(new, axis=0)), row[new]], ["id", "row"])
 
@@ -118,21 +146,29 @@ def write_packed_set(
         validation: source -> (n, L) tokens.
 
     Raises:
-        PackedSetError: the counts do not sum to R, or a token is outside the vocabulary.
+        PackedSetError: the counts do not sum to R, or a token is outside the
+            vocabulary.
     """
     name = dtype_name(tokenizer["vocab_size"])
     checked = {source: np.asarray(part) for source, part in (validation or {}).items()}
     if sum(rows_per_source.values()) != len(rows):
-        raise PackedSetError(f"{folder}: {len(rows)} rows, but {dict(rows_per_source)} per source")
+        raise PackedSetError(
+            f"{folder}: {len(rows)} rows, but {dict(rows_per_source)} per source"
+        )
     for part in (rows, *checked.values()):
         if part.size and not 0 <= part.min() <= part.max() < tokenizer["vocab_size"]:
             raise PackedSetError(
-                f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of {tokenizer['vocab_size']}"
+                f"{folder}: tokens {part.min()} to {part.max()} in a vocabulary of "
+                f"{tokenizer['vocab_size']}"
             )
     no_pieces = PIECES_SCHEMA.empty_table()
-    shard = write_rows(folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), no_pieces)
+    shard = write_rows(
+        folder / train_name(0), np.asarray(rows).astype(DTYPES[name]), no_pieces
+    )
     held_out = {
-        source: write_rows(folder / validation_name(source), part.astype(DTYPES[name]), no_pieces)
+        source: write_rows(
+            folder / validation_name(source), part.astype(DTYPES[name]), no_pieces
+        )
         for source, part in checked.items()
     }
     write_json(
@@ -144,6 +180,10 @@ def write_packed_set(
             "sources": list(rows_per_source),
             "tokenizer": dict(tokenizer),
             "validation": held_out,
-            "train": {"rows": len(rows), "rows_per_source": list(rows_per_source.values()), "shards": [shard]},
+            "train": {
+                "rows": len(rows),
+                "rows_per_source": list(rows_per_source.values()),
+                "shards": [shard],
+            },
         },
     )

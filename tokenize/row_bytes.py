@@ -1,9 +1,11 @@
-"""Rows copied out of shards into a batch, wherever they lie, each held against its checksum.
+"""Rows copied out of shards into a batch, wherever they lie, each held against its
+checksum.
 
-The checksum is XXH3 of 64 bits, of rows of at most 240 bytes XXH64 (Collet, "xxHash fast digest algorithm",
-specification 0.2.0; seed 0), of a row's bytes as they lie on disk. XXH3 adds 64 bytes at a time in vector instructions,
-so that comparing a row while it is copied costs a few hundredths of the copy; XXH64, which multiplies words of 64 bits,
-took longer than the copy itself.
+The checksum is XXH3 of 64 bits, of rows of at most 240 bytes XXH64 (Collet, "xxHash
+fast digest algorithm", specification 0.2.0; seed 0), of a row's bytes as they lie on
+disk. XXH3 adds 64 bytes at a time in vector instructions, so that comparing a row while
+it is copied costs a few hundredths of the copy; XXH64, which multiplies words of 64
+bits, took longer than the copy itself.
 """
 
 from __future__ import annotations
@@ -24,14 +26,20 @@ ALL_THERE, NO_SUCH_ROW, DAMAGED = -1, -2, -3
 """What `gather_mapped` returns instead of a shard's number."""
 
 
-def by_shard(rows: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Each shard that some rows lie in, ascending, with their numbers in it and their places among those asked for.
+def by_shard(
+    rows: np.ndarray, ends: np.ndarray
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each shard that some rows lie in, ascending, with their numbers in it and their
+    places among those asked for.
 
     Args:
         rows: int64 (k,), in [0, R).
         ends: int64 (shards,), ascending: the first row behind each shard.
     """
-    numbers, places = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.int64)
+    numbers, places = (
+        np.empty(len(rows), dtype=np.int64),
+        np.empty(len(rows), dtype=np.int64),
+    )
     starts = np.zeros(len(ends) + 1, dtype=np.int64)
     sort_by_shard(rows, ends, numbers, places, starts)
     bounds = starts.tolist()
@@ -47,7 +55,8 @@ def sort_by_shard(rows, ends, numbers, places, starts):  # type: ignore[no-untyp
     Args:
         rows: int64 (k,).
         ends: int64 (shards,).
-        numbers, places: int64 (k,), filled: the row within its shard, and its place in `rows`.
+        numbers, places: int64 (k,), filled: the row within its shard, and its place in
+            `rows`.
         starts: int64 (shards + 1,), zeros; filled with where each shard's begin.
     """
     shards = np.searchsorted(ends, rows, side="right")
@@ -66,7 +75,8 @@ def sort_by_shard(rows, ends, numbers, places, starts):  # type: ignore[no-untyp
 
 @kernel
 def gather_rows(shard, rows, places, out):  # type: ignore[no-untyped-def]
-    """Copy rows of a shard (n, L) to places of a batch: out[places[k]] = shard[rows[k]], in one pass without the GIL.
+    """Copy rows of a shard (n, L) to places of a batch: out[places[k]] =
+    shard[rows[k]], in one pass without the GIL.
 
     Args:
         shard: (n, L).
@@ -82,19 +92,20 @@ def gather_rows(shard, rows, places, out):  # type: ignore[no-untyped-def]
 
 @kernel
 def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-def]
-    """Copy rows out of any of some shards, in one pass without the GIL: out[k] is row rows[k] of all shards together.
+    """Copy rows out of any of some shards, in one pass without the GIL: out[k] is row
+    rows[k] of all shards together.
 
     Args:
-        addresses: uint64 (shards,), where each shard's first row lies in memory, 0 where it is not open; who calls
-            keeps them there.
+        addresses: uint64 (shards,), where each shard's first row lies in memory, 0
+            where it is not open; who calls keeps them there.
         sums: uint64 (shards,), where its rows' checksums lie; 0 where it has none.
         ends: int64 (shards,), ascending: the first row behind each shard.
         rows: int64 (k,).
         out: (k, bytes of a row) uint8, contiguous, filled.
 
     Returns:
-        ALL_THERE; or NO_SUCH_ROW; or the number of a shard that must be opened first; or DAMAGED - k for the first
-        place k whose row has another checksum.
+        ALL_THERE; or NO_SUCH_ROW; or the number of a shard that must be opened first;
+        or DAMAGED - k for the first place k whose row has another checksum.
     """
     size = out.shape[1]
     target = np.uint64(out.ctypes.data)
@@ -110,20 +121,36 @@ def gather_mapped(addresses, sums, ends, rows, out):  # type: ignore[no-untyped-
         next_row = rows[min(place + 1, len(rows) - 1)]
         next_source = _address(addresses, ends, next_row, size)
         prefetch(_address(sums, ends, next_row, 8))
-        checksum = hash_row(source, (target + np.uint64(place * size), next_source), size, lanes)
-        if sums[shard] and checksum != carray(pointer(sums[shard] + np.uint64(number * 8)), (1,), np.uint64)[0]:
+        checksum = hash_row(
+            source, (target + np.uint64(place * size), next_source), size, lanes
+        )
+        if (
+            sums[shard]
+            and checksum
+            != carray(pointer(sums[shard] + np.uint64(number * 8)), (1,), np.uint64)[0]
+        ):
             return DAMAGED - place
     return ALL_THERE
 
 
 @inner_kernel
 def _address(addresses, ends, row, size):  # type: ignore[no-untyped-def]
-    """Address of `size` bytes of a row; arbitrary if there is no such row, or its shard is not open."""
+    """Address of `size` bytes of a row; arbitrary if there is no such row, or its shard
+    is not open.
+    """
     shard = min(np.searchsorted(ends, row, side="right"), len(ends) - 1)
-    return addresses[shard] + np.uint64((row - (ends[shard - 1] if shard else 0)) * size)
+    return addresses[shard] + np.uint64(
+        (row - (ends[shard - 1] if shard else 0)) * size
+    )
 
 
-PRIMES = (0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5)
+PRIMES = (
+    0x9E3779B185EBCA87,
+    0xC2B2AE3D27D4EB4F,
+    0x165667B19E3779F9,
+    0x85EBCA77C2B2AE63,
+    0x27D4EB2F165667C5,
+)
 """The specification's five of 64 bits."""
 P1, P2, P3, P4, P5 = (np.uint64(prime) for prime in PRIMES)
 SHORT_PRIMES = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
@@ -164,12 +191,16 @@ def row_checksums(rows: np.ndarray) -> np.ndarray:
 
 @kernel
 def hash_rows(rows, checksums):  # type: ignore[no-untyped-def]
-    """Fill `checksums` (uint64, (n,)) with those of `rows` (uint8, (n, bytes), contiguous)."""
+    """Fill `checksums` (uint64, (n,)) with those of `rows` (uint8, (n, bytes),
+    contiguous).
+    """
     size = rows.shape[1]
     source = np.uint64(rows.ctypes.data)
     lanes = np.empty(LANES, np.uint64)
     for number in range(len(rows)):
-        checksums[number] = hash_row(source + np.uint64(number * size), None, size, lanes)
+        checksums[number] = hash_row(
+            source + np.uint64(number * size), None, size, lanes
+        )
 
 
 @kernel
@@ -194,7 +225,9 @@ def hash_row(source, copy, size, lanes):  # type: ignore[no-untyped-def]
 
 @kernel
 def _xxh3(row, source, copy, lanes):  # type: ignore[no-untyped-def]
-    """XXH3_hashLong_64b of the specification's implementation, with its names in the comments."""
+    """XXH3_hashLong_64b of the specification's implementation, with its names in the
+    comments.
+    """
     size = len(row)
     for lane, start in enumerate((S3, P1, P2, P3, P4, S2, P5, S1)):  # XXH3_INIT_ACC
         lanes[lane] = start
@@ -207,11 +240,17 @@ def _xxh3(row, source, copy, lanes):  # type: ignore[no-untyped-def]
         add_stripes(source + at, _behind(copy, at), secret, sums, np.uint64(count))
         if first * STRIPE_BYTES + BLOCK_BYTES < size:
             for lane in range(LANES):  # XXH3_scrambleAcc
-                value = lanes[lane] ^ (lanes[lane] >> np.uint64(47)) ^ load64(SECRET, end + 8 * lane)
+                value = (
+                    lanes[lane]
+                    ^ (lanes[lane] >> np.uint64(47))
+                    ^ load64(SECRET, end + 8 * lane)
+                )
                 lanes[lane] = value * S1
     # The last 64 bytes, which may lie partly in what came before.
     at = np.uint64(size - STRIPE_BYTES)
-    add_stripes(source + at, _behind(copy, at), secret + np.uint64(end - 7), sums, np.uint64(1))
+    add_stripes(
+        source + at, _behind(copy, at), secret + np.uint64(end - 7), sums, np.uint64(1)
+    )
     value = np.uint64(size) * P1  # XXH3_mergeAccs
     for lane in range(0, LANES, 2):
         first = lanes[lane] ^ load64(SECRET, 11 + 8 * lane)
@@ -229,19 +268,25 @@ def _behind(copy, bytes_on):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def add_stripes(typing: Any, source: Any, copy: Any, secret: Any, lanes: Any, count: Any) -> Any:
+def add_stripes(
+    typing: Any, source: Any, copy: Any, secret: Any, lanes: Any, count: Any
+) -> Any:
     """Add `count` stripes of 64 bytes at an address to eight lanes (XXH3_accumulate).
 
-    All arguments but the number are addresses. `copy` has two, where the stripes are copied to and the next row, which
-    the processor begins to load: it does not foresee where that lies, and would wait. Without a copy it is None.
+    All arguments but the number are addresses. `copy` has two, where the stripes are
+    copied to and the next row, which the processor begins to load: it does not foresee
+    where that lies, and would wait. Without a copy it is None.
 
-    Each lane gets the product of its word's two halves, after the secret, and its neighbour's word. The loop is given
-    in LLVM's vectors, which become vector instructions of whatever processor this is: numba's own pass makes none.
+    Each lane gets the product of its word's two halves, after the secret, and its
+    neighbour's word. The loop is given in LLVM's vectors, which become vector
+    instructions of whatever processor this is: numba's own pass makes none.
     """
     copies = not isinstance(copy, types.NoneType)
     word = ir.IntType(64)
     vector = ir.VectorType(word, LANES)
-    neighbours = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [lane ^ 1 for lane in range(LANES)])
+    neighbours = ir.Constant(
+        ir.VectorType(ir.IntType(32), LANES), [lane ^ 1 for lane in range(LANES)]
+    )
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         source, copy, secret, lanes, count = arguments
@@ -251,21 +296,30 @@ def add_stripes(typing: Any, source: Any, copy: Any, secret: Any, lanes: Any, co
 
         begin = builder.load(vector_at(lanes), align=8)
         before = builder.block
-        loop, end = builder.append_basic_block("stripe"), builder.append_basic_block("stripes_end")
+        loop, end = (
+            builder.append_basic_block("stripe"),
+            builder.append_basic_block("stripes_end"),
+        )
         builder.branch(loop)
         builder.position_at_end(loop)
         number, sums = builder.phi(word), builder.phi(vector)
         at = builder.mul(number, word(STRIPE_BYTES))
         words = builder.load(vector_at(builder.add(source, at)), align=1)
         if copies:
-            target, next_source = (builder.extract_value(copy, number) for number in range(2))
+            target, next_source = (
+                builder.extract_value(copy, number) for number in range(2)
+            )
             builder.store(words, vector_at(builder.add(target, at)), align=1)
             _load_soon(builder, builder.add(next_source, at))
-        key = builder.load(vector_at(builder.add(secret, builder.mul(number, word(8)))), align=1)
+        key = builder.load(
+            vector_at(builder.add(secret, builder.mul(number, word(8)))), align=1
+        )
         keyed = builder.xor(words, key)
         low = builder.and_(keyed, ir.Constant(vector, [0xFFFFFFFF] * LANES))
         high = builder.lshr(keyed, ir.Constant(vector, [32] * LANES))
-        added = builder.add(builder.shuffle_vector(words, words, neighbours), builder.mul(low, high))
+        added = builder.add(
+            builder.shuffle_vector(words, words, neighbours), builder.mul(low, high)
+        )
         new_sums, next_number = builder.add(sums, added), builder.add(number, word(1))
         number.add_incoming(word(0), before)
         number.add_incoming(next_number, loop)
@@ -283,7 +337,9 @@ def add_stripes(typing: Any, source: Any, copy: Any, secret: Any, lanes: Any, co
 
 @intrinsic
 def prefetch(typing: Any, address: Any) -> Any:
-    """Have the processor load what lies at an address while it goes on; any address will do."""
+    """Have the processor load what lies at an address while it goes on; any address
+    will do.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         _load_soon(builder, arguments[0])
@@ -293,14 +349,21 @@ def prefetch(typing: Any, address: Any) -> Any:
 
 
 READ_INTO_ALL_CACHES = (0, 3, 1)
-"""Arguments of llvm.prefetch (LLVM Language Reference Manual): for reading, kept in all caches, of data."""
+"""Arguments of llvm.prefetch (LLVM Language Reference Manual): for reading, kept in all
+caches, of data.
+"""
 
 
 def _load_soon(builder: Any, address: Any) -> None:
     pointer_type, number = ir.PointerType(ir.IntType(8)), ir.IntType(32)
     signature = ir.FunctionType(ir.VoidType(), [pointer_type, number, number, number])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer_type], signature)
-    builder.call(function, [builder.inttoptr(address, pointer_type), *map(number, READ_INTO_ALL_CACHES)])
+    function = builder.module.declare_intrinsic(
+        "llvm.prefetch", [pointer_type], signature
+    )
+    builder.call(
+        function,
+        [builder.inttoptr(address, pointer_type), *map(number, READ_INTO_ALL_CACHES)],
+    )
 
 
 @inner_kernel

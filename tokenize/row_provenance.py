@@ -9,7 +9,12 @@ from typing import Any
 import numpy as np
 
 from gristmill.dataprep.corpus import url_of
-from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, MisalignedError, annotation_stages, column_names
+from gristmill.dataprep.documents import (
+    JUDGEMENT_COLUMNS,
+    MisalignedError,
+    annotation_stages,
+    column_names,
+)
 from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.quality.scorers import SCORES
 from gristmill.dataprep.row_groups import integers, read_rows
@@ -20,13 +25,22 @@ from gristmill.tokenize.packed import PackedSet
 CLUSTER_COLUMNS = ("cluster", "cluster_size")
 LANGUAGE = "language"
 KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
-"""Fields of a document's description in a loss-spike report: its origin and measurements."""
+"""Fields of a document's description in a loss-spike report: its origin and
+measurements.
+"""
 
 
-def known_of(packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+def known_of(
+    packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]
+) -> dict[str, dict[str, Any]]:
     """`KNOWN` fields of documents, by hexadecimal id; see `describe_documents`."""
-    described = describe_documents(packed, inputs, {bytes.fromhex(digits) for digits in ids})
-    return {key.hex(): {name: value[name] for name in KNOWN if name in value} for key, value in described.items()}
+    described = describe_documents(
+        packed, inputs, {bytes.fromhex(digits) for digits in ids}
+    )
+    return {
+        key.hex(): {name: value[name] for name in KNOWN if name in value}
+        for key, value in described.items()
+    }
 
 
 def describe_documents(
@@ -42,8 +56,8 @@ def describe_documents(
         ids: of tokenised documents.
 
     Returns:
-        id -> `id` (hexadecimal), `source`, `locator`, `url` (if it has one), `quality` (measured name -> value),
-        `language`, `cluster` and `cluster_size`.
+        id -> `id` (hexadecimal), `source`, `locator`, `url` (if it has one), `quality`
+        (measured name -> value), `language`, `cluster` and `cluster_size`.
 
     Raises:
         MisalignedError: a shard holds another document at the ledger's location.
@@ -59,33 +73,49 @@ def describe_documents(
         for entry, description in zip(entries, described, strict=True):
             if description["id"] != entry["id"].hex():
                 raise MisalignedError(
-                    f"{corpus[INGEST] / name}: row {entry['row']} is document {description['id']}, but the "
-                    f"packed set {packed.folder} says {entry['id'].hex()}; run the mix stage again"
+                    f"{corpus[INGEST] / name}: row {entry['row']} is document "
+                    f"{description['id']}, but the packed set {packed.folder} says "
+                    f"{entry['id'].hex()}; run the mix stage again"
                 )
             descriptions[entry["id"]] = description
     return descriptions
 
 
-def _describe_shard(inputs: Mapping[str, Path], shard: str, rows: Sequence[int]) -> list[dict[str, Any]]:
-    documents = read_rows(inputs[INGEST] / shard, rows, ["id", "source", "locator", "metadata"]).to_pylist()
+def _describe_shard(
+    inputs: Mapping[str, Path], shard: str, rows: Sequence[int]
+) -> list[dict[str, Any]]:
+    documents = read_rows(
+        inputs[INGEST] / shard, rows, ["id", "source", "locator", "metadata"]
+    ).to_pylist()
     described = [
-        {"id": document["id"].hex(), "source": document["source"], "locator": document["locator"], **_address(document)}
+        {
+            "id": document["id"].hex(),
+            "source": document["source"],
+            "locator": document["locator"],
+            **_address(document),
+        }
         for document in documents
     ]
     for step in annotation_stages(inputs):
         names = set(column_names(inputs[step] / shard))
         if names & SCORES.keys():
-            for description, values in zip(described, _measured(inputs[step] / shard, rows), strict=True):
+            for description, values in zip(
+                described, _measured(inputs[step] / shard, rows), strict=True
+            ):
                 description["quality"] = values
         if names & {LANGUAGE, *CLUSTER_COLUMNS}:
             for description, values in zip(
-                described, _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)), strict=True
+                described,
+                _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)),
+                strict=True,
             ):
                 description.update(values)
     return described
 
 
-def _measured(path: Path, rows: Sequence[int], only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def _measured(
+    path: Path, rows: Sequence[int], only: Sequence[str] | None = None
+) -> list[dict[str, Any]]:
     """Non-null values of an annotation table for some rows."""
     names = [
         name
@@ -93,7 +123,11 @@ def _measured(path: Path, rows: Sequence[int], only: Sequence[str] | None = None
         if name not in (*JUDGEMENT_COLUMNS, EDITS) and (only is None or name in only)
     ]
     return [
-        {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items() if value is not None}
+        {
+            name: value.hex() if isinstance(value, bytes) else value
+            for name, value in row.items()
+            if value is not None
+        }
         for row in read_rows(path, rows, names).to_pylist()
     ]
 

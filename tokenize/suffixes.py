@@ -1,8 +1,10 @@
-"""Kernels over the suffixes of packed rows: the tokens from a place in a row to the end of its document's piece.
+"""Kernels over the suffixes of packed rows: the tokens from a place in a row to the end
+of its document's piece.
 
-A place is a number, row x L + start. Suffixes are ordered token by token, a prefix before its extensions (Manber &
-Myers 1993), within buckets: suffixes whose first n tokens have hashes with the same leading bits. All places of a
-passage of at least n tokens are contiguous in one bucket. Rows are read from mapped shards, by address.
+A place is a number, row x L + start. Suffixes are ordered token by token, a prefix
+before its extensions (Manber & Myers 1993), within buckets: suffixes whose first n
+tokens have hashes with the same leading bits. All places of a passage of at least n
+tokens are contiguous in one bucket. Rows are read from mapped shards, by address.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Rows(NamedTuple):
     """Addresses of training rows, valid for kernels while their `MappedRows` is alive.
 
     Attributes:
-        tokens, offsets, bounds: uint64 (shards,), addresses of the tokens and of the arrays of `Boundaries`.
+        tokens, offsets, bounds: uint64 (shards,), addresses of the tokens and of the
+            arrays of `Boundaries`.
         ends: int64 (shards,), end of each shard in rows.
         length: tokens per row, L.
         wide: tokens are uint32, not uint16.
@@ -53,7 +56,9 @@ class MappedRows:
         dtype: of the tokens.
     """
 
-    def __init__(self, shards: Sequence[OpenShard], length: int, dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, shards: Sequence[OpenShard], length: int, dtype: np.dtype[Any]
+    ) -> None:
         self._kept = [
             (
                 np.ascontiguousarray(shard.tokens),
@@ -63,10 +68,14 @@ class MappedRows:
             for shard in shards
         ]
         tokens, offsets, bounds = (
-            np.array([kept[part].ctypes.data for kept in self._kept], np.uint64) for part in range(3)
+            np.array([kept[part].ctypes.data for kept in self._kept], np.uint64)
+            for part in range(3)
         )
         ends = np.cumsum([len(kept[0]) for kept in self._kept], dtype=np.int64)
-        self.rows, self.dtype = Rows(tokens, offsets, bounds, ends, length, dtype.itemsize == 4), dtype
+        self.rows, self.dtype = (
+            Rows(tokens, offsets, bounds, ends, length, dtype.itemsize == 4),
+            dtype,
+        )
 
     def expect_far_reads(self) -> None:
         """See `packed_files.expect_far_reads`."""
@@ -75,24 +84,41 @@ class MappedRows:
                 expect_far_reads(array)
 
     def read_ahead(self, places: np.ndarray, tokens: int) -> None:
-        """Prefetch `tokens` tokens from each place on (int64), and the bounds of their pieces."""
+        """Prefetch `tokens` tokens from each place on (int64), and the bounds of their
+        pieces.
+        """
         length = self.rows.length
         numbers = np.searchsorted(self.rows.ends, places // length, side="right")
         places_by_shard = [
-            places[numbers == number] - (self.rows.ends[number - 1] * length if number else 0)
+            places[numbers == number]
+            - (self.rows.ends[number - 1] * length if number else 0)
             for number in range(len(self._kept))
         ]
-        for (shard_tokens, offsets, _), shard_places in zip(self._kept, places_by_shard, strict=True):
-            read_ahead(shard_tokens, shard_places, np.minimum(shard_places + tokens, shard_tokens.size))
+        for (shard_tokens, offsets, _), shard_places in zip(
+            self._kept, places_by_shard, strict=True
+        ):
+            read_ahead(
+                shard_tokens,
+                shard_places,
+                np.minimum(shard_places + tokens, shard_tokens.size),
+            )
             read_ahead(offsets, shard_places // length, shard_places // length + 2)
-        for (_, offsets, bounds), shard_places in zip(self._kept, places_by_shard, strict=True):
-            read_ahead(bounds, offsets[shard_places // length], offsets[shard_places // length + 1])
+        for (_, offsets, bounds), shard_places in zip(
+            self._kept, places_by_shard, strict=True
+        ):
+            read_ahead(
+                bounds,
+                offsets[shard_places // length],
+                offsets[shard_places // length + 1],
+            )
 
 
 @kernel
 def _token(address, at, wide):  # type: ignore[no-untyped-def]
     if wide:
-        return np.int64(carray(pointer(address + np.uint64(4 * at)), (1,), np.uint32)[0])
+        return np.int64(
+            carray(pointer(address + np.uint64(4 * at)), (1,), np.uint32)[0]
+        )
     return np.int64(carray(pointer(address + np.uint64(2 * at)), (1,), np.uint16)[0])
 
 
@@ -110,20 +136,34 @@ def _tokens_left(place, rows):  # type: ignore[no-untyped-def]
     row = place // rows.length
     shard = np.searchsorted(rows.ends, row, side="right")
     within = row - (rows.ends[shard - 1] if shard else 0)
-    entries = carray(pointer(rows.offsets[shard] + np.uint64(8 * within)), (2,), np.int64)
+    entries = carray(
+        pointer(rows.offsets[shard] + np.uint64(8 * within)), (2,), np.int64
+    )
     low, high, start = entries[0], entries[1] - 1, place - row * rows.length
     while low < high:  # the first bound after the place
         middle = (low + high) // 2
-        if carray(pointer(rows.bounds[shard] + np.uint64(4 * middle)), (1,), np.int32)[0] <= start:
+        if (
+            carray(pointer(rows.bounds[shard] + np.uint64(4 * middle)), (1,), np.int32)[
+                0
+            ]
+            <= start
+        ):
             low = middle + 1
         else:
             high = middle
-    return np.int64(carray(pointer(rows.bounds[shard] + np.uint64(4 * low)), (1,), np.int32)[0]) - start
+    return (
+        np.int64(
+            carray(pointer(rows.bounds[shard] + np.uint64(4 * low)), (1,), np.int32)[0]
+        )
+        - start
+    )
 
 
 @kernel
 def _is_before(place, other_place, n, rows):  # type: ignore[no-untyped-def]
-    """Return whether the suffix of a place precedes that of another; both have at least n tokens."""
+    """Return whether the suffix of a place precedes that of another; both have at least
+    n tokens.
+    """
     first, second = _address(place, rows), _address(other_place, rows)
     for at in range(n):  # most differ here, without looking up their ends
         token, other_token = _token(first, at, rows.wide), _token(second, at, rows.wide)
@@ -139,7 +179,9 @@ def _is_before(place, other_place, n, rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def _hash(address, n, wide):  # type: ignore[no-untyped-def]
-    """Hash of n tokens at an address: the leading bits are the bucket, the last eight the print."""
+    """Hash of n tokens at an address: the leading bits are the bucket, the last eight
+    the print.
+    """
     value = np.uint64(n)
     for at in range(n):
         value = splitmix64(value ^ np.uint64(_token(address, at, wide)))
@@ -153,7 +195,8 @@ def _print(hashed):  # type: ignore[no-untyped-def]
 
 @kernel
 def list_places(first, last, withheld, n, bits, rows, buckets, places):  # type: ignore[no-untyped-def]
-    """List the places in some rows that have n tokens of their document's piece, with their buckets.
+    """List the places in some rows that have n tokens of their document's piece, with
+    their buckets.
 
     Args:
         first, last: rows [first, last), of one shard.
@@ -176,7 +219,9 @@ def list_places(first, last, withheld, n, bits, rows, buckets, places):  # type:
                 break
             address = _address(place, rows)
             for at in range(remaining - n + 1):
-                hashed = _hash(address + np.uint64(at * (4 if rows.wide else 2)), n, rows.wide)
+                hashed = _hash(
+                    address + np.uint64(at * (4 if rows.wide else 2)), n, rows.wide
+                )
                 buckets[count] = hashed >> np.uint64(64 - bits)
                 places[count] = place + at
                 count += 1
@@ -186,14 +231,18 @@ def list_places(first, last, withheld, n, bits, rows, buckets, places):  # type:
 
 @kernel
 def count_buckets(buckets, first, counts):  # type: ignore[no-untyped-def]
-    """Add to `counts` (int64) the number of `buckets` (uint32) of each number from `first` on."""
+    """Add to `counts` (int64) the number of `buckets` (uint32) of each number from
+    `first` on.
+    """
     for bucket in buckets:
         counts[np.int64(bucket) - first] += 1
 
 
 @kernel
 def deal_out(buckets, places, first, filled, dealt):  # type: ignore[no-untyped-def]
-    """Write each place to the next free slot of its bucket in `dealt`: `filled` (int64), by bucket."""
+    """Write each place to the next free slot of its bucket in `dealt`: `filled`
+    (int64), by bucket.
+    """
     for number in range(len(buckets)):
         bucket = np.int64(buckets[number]) - first
         dealt[filled[bucket]] = places[number]
@@ -202,10 +251,14 @@ def deal_out(buckets, places, first, filled, dealt):  # type: ignore[no-untyped-
 
 @kernel
 def _key(place, rows):  # type: ignore[no-untyped-def]
-    """First tokens of a suffix as one number in suffix order: eight bytes, which every suffix has."""
+    """First tokens of a suffix as one number in suffix order: eight bytes, which every
+    suffix has.
+    """
     address, key = _address(place, rows), np.uint64(0)
     for at in range(2 if rows.wide else 4):
-        key = key << np.uint64(32 if rows.wide else 16) | np.uint64(_token(address, at, rows.wide))
+        key = key << np.uint64(32 if rows.wide else 16) | np.uint64(
+            _token(address, at, rows.wide)
+        )
     return key
 
 
@@ -232,7 +285,12 @@ def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-unt
                 place, key, slot = sorted_[at], keys[at], at
                 while slot > first and (
                     key < keys[slot - 1]
-                    or (key == keys[slot - 1] and _is_before(np.int64(place), np.int64(sorted_[slot - 1]), n, rows))
+                    or (
+                        key == keys[slot - 1]
+                        and _is_before(
+                            np.int64(place), np.int64(sorted_[slot - 1]), n, rows
+                        )
+                    )
                 ):
                     sorted_[slot], keys[slot] = sorted_[slot - 1], keys[slot - 1]
                     slot -= 1
@@ -241,11 +299,21 @@ def sort_buckets(places, starts, n, rows, spare, prints):  # type: ignore[no-unt
         while width < end - begin:
             for first in range(0, end - begin - width, 2 * width):
                 _merge(
-                    sorted_, keys, first, first + width, min(first + 2 * width, end - begin), n, rows, spare, spare_keys
+                    sorted_,
+                    keys,
+                    first,
+                    first + width,
+                    min(first + 2 * width, end - begin),
+                    n,
+                    rows,
+                    spare,
+                    spare_keys,
                 )
             width *= 2
         for at in range(begin, end):
-            prints[at] = _print(_hash(_address(np.int64(places[at]), rows), n, rows.wide))
+            prints[at] = _print(
+                _hash(_address(np.int64(places[at]), rows), n, rows.wide)
+            )
 
 
 @kernel
@@ -259,7 +327,9 @@ def _merge(places, keys, first, middle, last, n, rows, spare, spare_keys):  # ty
             keys[run_slot] < spare_keys[spare_slot]
             or (
                 keys[run_slot] == spare_keys[spare_slot]
-                and _is_before(np.int64(places[run_slot]), np.int64(spare[spare_slot]), n, rows)
+                and _is_before(
+                    np.int64(places[run_slot]), np.int64(spare[spare_slot]), n, rows
+                )
             )
         ):
             places[target], keys[target] = places[run_slot], keys[run_slot]
@@ -272,10 +342,15 @@ def _merge(places, keys, first, middle, last, n, rows, spare, spare_keys):  # ty
 
 @kernel
 def _shared(text, size, place, rows):  # type: ignore[no-untyped-def]
-    """Common prefix length of a text (`size` tokens at an address) and a suffix, and whether the suffix sorts first."""
+    """Common prefix length of a text (`size` tokens at an address) and a suffix, and
+    whether the suffix sorts first.
+    """
     address, remaining = _address(place, rows), _tokens_left(place, rows)
     for at in range(min(size, remaining)):
-        text_token, suffix_token = _token(text, at, rows.wide), _token(address, at, rows.wide)
+        text_token, suffix_token = (
+            _token(text, at, rows.wide),
+            _token(address, at, rows.wide),
+        )
         if text_token != suffix_token:
             return at, suffix_token < text_token
     return min(size, remaining), remaining < size
@@ -283,15 +358,21 @@ def _shared(text, size, place, rows):  # type: ignore[no-untyped-def]
 
 @kernel
 def hash_text(text, size, n, bits, wide, buckets, prints):  # type: ignore[no-untyped-def]
-    """Compute bucket (int64) and print (uint8) of every n tokens of a text at an address: (size - n + 1,)."""
+    """Compute bucket (int64) and print (uint8) of every n tokens of a text at an
+    address: (size - n + 1,).
+    """
     for at in range(size - n + 1):
         hashed = _hash(text + np.uint64(at * (4 if wide else 2)), n, wide)
-        buckets[at], prints[at] = np.int64(hashed >> np.uint64(64 - bits)), _print(hashed)
+        buckets[at], prints[at] = (
+            np.int64(hashed >> np.uint64(64 - bits)),
+            _print(hashed),
+        )
 
 
 @kernel
 def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-def]
-    """Narrow ranges of a partition to places with a matching print; empty if there is none.
+    """Narrow ranges of a partition to places with a matching print; empty if there is
+    none.
 
     Args:
         prints: uint8, of the partition.
@@ -312,17 +393,19 @@ def keep_alike(prints, wanted, most, firsts, lasts):  # type: ignore[no-untyped-
 
 @kernel
 def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # type: ignore[no-untyped-def]
-    """The longest passage from each of some places of a text on that stands in the rows, and where.
+    """The longest passage from each of some places of a text on that stands in the
+    rows, and where.
 
     Args:
         text, size: address of the text's tokens, and how many there are.
         begins: int64 (k,), places in the text, n tokens or more before its end.
-        firsts, lasts: int64 (k,), the part [first, last) of the partition in which all places are that have the same n
-            tokens, in the order of what follows them.
+        firsts, lasts: int64 (k,), the part [first, last) of the partition in which all
+            places are that have the same n tokens, in the order of what follows them.
         places: of the partition.
         n: tokens of the shortest passage.
         rows: see Rows.
-        found: int64 (k, 3), filled with the passage's tokens (0: there is none), and [first, last) of its places.
+        found: int64 (k, 3), filled with the passage's tokens (0: there is none), and
+            [first, last) of its places.
     """
     for number in range(len(begins)):
         begin = begins[number]
@@ -340,7 +423,9 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
         if low > first:
             longest = _shared(address, left, np.int64(places[low - 1]), rows)[0]
         if low < last:
-            longest = max(longest, _shared(address, left, np.int64(places[low]), rows)[0])
+            longest = max(
+                longest, _shared(address, left, np.int64(places[low]), rows)[0]
+            )
         found[number] = 0
         if longest < n:
             continue
@@ -358,4 +443,8 @@ def find_longest(text, size, begins, firsts, lasts, places, n, rows, found):  # 
                 ends_at = middle + 1
             else:
                 high = middle
-        found[number, 0], found[number, 1], found[number, 2] = longest, begins_at, ends_at
+        found[number, 0], found[number, 1], found[number, 2] = (
+            longest,
+            begins_at,
+            ends_at,
+        )

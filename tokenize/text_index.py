@@ -1,24 +1,30 @@
-"""Stage `text_index`: the places of training rows in suffix order, for finding passages.
+"""Stage `text_index`: the places of training rows in suffix order, for finding
+passages.
 
-    index.json           `shortest_span`, `bits` of a bucket's number, `partitions`, `places`, `dtype` of the files
-    places-00000.bin     the places of a partition, by bucket and within it by suffix (`suffixes.py`)
-    prints-00000.bin     eight more bits of the hash of each place
-    buckets-00000.bin    first place of each of its buckets, and the end of the last
+    index.json           `shortest_span`, `bits` of a bucket's number, `partitions`,
+    `places`, `dtype` of the files places-00000.bin     the places of a partition, by
+    bucket and within it by suffix (`suffixes.py`) prints-00000.bin     eight more bits
+    of the hash of each place buckets-00000.bin    first place of each of its buckets,
+    and the end of the last
 
-It is a suffix array (Manber & Myers 1993), cut into buckets by the hash of the first tokens: a passage is found by one
-lookup of its bucket and a search in it, with all its places. The search is exact: it finds the longest passage from any
-token on. A place is row x L + start; passages never cross the end of a row or of a document's piece, since training
-sees none that do.
+It is a suffix array (Manber & Myers 1993), cut into buckets by the hash of the first
+tokens: a passage is found by one lookup of its bucket and a search in it, with all its
+places. The search is exact: it finds the longest passage from any token on. A place is
+row x L + start; passages never cross the end of a row or of a document's piece, since
+training sees none that do.
 
-A question that finds the index on the disk reads two pages for each token of the text, of `buckets` and `prints`; the
-prints pass one in thirty absent n-grams. For each remaining candidate it reads a page of `places` and one of the rows.
-All pages of a kind are prefetched at once, without their neighbours: page faults are sequential, and each reads
-128 KiB.
+A question that finds the index on the disk reads two pages for each token of the text,
+of `buckets` and `prints`; the prints pass one in thirty absent n-grams. For each
+remaining candidate it reads a page of `places` and one of the rows. All pages of a kind
+are prefetched at once, without their neighbours: page faults are sequential, and each
+reads 128 KiB.
 
-Two jobs. `grams` goes over the shards of rows and sends each place to the partition of its bucket, `sort` orders a
-partition. A task of the first holds CHUNK_TOKENS places at a time (100 MB), one of the second 4 bytes, or 8 beyond 2^32
-tokens, and one for its print, for each place of a partition, 28 for each bucket, and 20 or 24 for each place of its
-largest bucket: 120 MB, or 200 MB, where no n-gram comes millions of times. Rows are mapped beside.
+Two jobs. `grams` goes over the shards of rows and sends each place to the partition of
+its bucket, `sort` orders a partition. A task of the first holds CHUNK_TOKENS places at
+a time (100 MB), one of the second 4 bytes, or 8 beyond 2^32 tokens, and one for its
+print, for each place of a partition, 28 for each bucket, and 20 or 24 for each place of
+its largest bucket: 120 MB, or 200 MB, where no n-gram comes millions of times. Rows are
+mapped beside.
 """
 
 from __future__ import annotations
@@ -56,14 +62,22 @@ CHUNK_TOKENS = 1_000_000
 PLACE_BYTES = 12
 """Bytes of a place sent to its partition, with its bucket."""
 BUCKET_PLACES = 8
-"""Average places per bucket: few enough that searching costs no more than the lookup."""
+"""Average places per bucket: few enough that searching costs no more than the
+lookup.
+"""
 MOST_BITS = 32
 MOST_PRINTS = 4096
-"""Largest bucket whose prints are read: larger ones hold frequent n-grams and are searched directly."""
+"""Largest bucket whose prints are read: larger ones hold frequent n-grams and are
+searched directly.
+"""
 MOST_ROWS = 16
-"""A search looks at about so many places; of a longer part it is not known beforehand which ones."""
+"""A search looks at about so many places; of a longer part it is not known beforehand
+which ones.
+"""
 AHEAD_TOKENS = 64
-"""Of a passage are asked for beforehand: the page that it begins in has them nearly always."""
+"""Of a passage are asked for beforehand: the page that it begins in has them nearly
+always.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,11 +106,17 @@ class Plan:
 
 
 def map_rows(packed: PackedSet) -> MappedRows:
-    """Map the training rows of a set; those in an object store are copied to the local disk."""
-    return MappedRows(packed.open_training(compare=False), packed.sequence_length, packed.dtype)
+    """Map the training rows of a set; those in an object store are copied to the local
+    disk.
+    """
+    return MappedRows(
+        packed.open_training(compare=False), packed.sequence_length, packed.dtype
+    )
 
 
-def run(inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Index the training rows of a packed set; see the module for what is written.
 
     Args:
@@ -113,11 +133,27 @@ def run(inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path, contex
     partition_bits = (count_partitions(tokens * PLACE_BYTES) - 1).bit_length()
     bits = min(max((tokens // BUCKET_PLACES).bit_length(), partition_bits), MOST_BITS)
     name = "uint32" if tokens < 1 << 32 else "uint64"
-    plan = Plan(packed, config["shortest_span"], bits, partition_bits, np.dtype(name).newbyteorder("<"), out)
+    plan = Plan(
+        packed,
+        config["shortest_span"],
+        bits,
+        partition_bits,
+        np.dtype(name).newbyteorder("<"),
+        out,
+    )
     partitions = 1 << partition_bits
-    _, sent = run_shuffle(GRAMS, _shards(packed), partial(send_places, plan=plan), context, {GRAMS: partitions})
+    _, sent = run_shuffle(
+        GRAMS,
+        _shards(packed),
+        partial(send_places, plan=plan),
+        context,
+        {GRAMS: partitions},
+    )
     sorted_ = run_tasks(
-        "sort", partition_tasks(partitions), partial(sort_partition, plan=plan, sent=sent[GRAMS]), context
+        "sort",
+        partition_tasks(partitions),
+        partial(sort_partition, plan=plan, sent=sent[GRAMS]),
+        context,
     )
     places = sum(result["places"] for result in sorted_)
     write_json(
@@ -151,17 +187,30 @@ def _shards(packed: PackedSet) -> list[Task]:
 
 
 def send_places(task: Task, plan: Plan) -> Generator[Sent, None, Done]:
-    """Send every possible start of a passage in a shard to the partition of its bucket."""
+    """Send every possible start of a passage in a shard to the partition of its
+    bucket.
+    """
     mapped, length = plan.rows(), plan.packed.sequence_length
     first, last = task.payload["first"], task.payload["last"]
     at_a_time = max(1, CHUNK_TOKENS // length)
     for begin in range(first, last, at_a_time):
         end = min(begin + at_a_time, last)
         withheld = np.isin(np.arange(begin, end), plan.packed.withheld)
-        buckets, places = np.empty((end - begin) * length, np.uint32), np.empty((end - begin) * length, plan.dtype)
-        number = list_places(begin, end, withheld, plan.shortest, plan.bits, mapped.rows, buckets, places)
-        partitions = (buckets[:number] >> np.uint32(plan.bits - plan.partition_bits)).astype(np.int64)
-        yield Sent(GRAMS, pa.table({"bucket": buckets[:number], "place": places[:number]}), partitions)
+        buckets, places = (
+            np.empty((end - begin) * length, np.uint32),
+            np.empty((end - begin) * length, plan.dtype),
+        )
+        number = list_places(
+            begin, end, withheld, plan.shortest, plan.bits, mapped.rows, buckets, places
+        )
+        partitions = (
+            buckets[:number] >> np.uint32(plan.bits - plan.partition_bits)
+        ).astype(np.int64)
+        yield Sent(
+            GRAMS,
+            pa.table({"bucket": buckets[:number], "place": places[:number]}),
+            partitions,
+        )
     return Done()
 
 
@@ -177,12 +226,23 @@ def sort_partition(task: Task, plan: Plan, sent: Shuffled) -> Done:
     if len(places):
         filled = starts[:-1].copy()
         for piece in sent.pieces(partition):
-            deal_out(piece["bucket"].to_numpy(), piece["place"].to_numpy(), first, filled, places)
+            deal_out(
+                piece["bucket"].to_numpy(),
+                piece["place"].to_numpy(),
+                first,
+                filled,
+                places,
+            )
         spare = np.empty(int(counts.max()), plan.dtype)
         mapped = plan.rows()  # which must outlive the kernel: its rows are addresses
         sort_buckets(places, starts, plan.shortest, mapped.rows, spare, prints)
-    files = [plan.out / name_of(partition) for name_of in (places_name, prints_name, buckets_name)]
-    for path, content in zip(files, (places, prints, starts.astype(plan.dtype)), strict=True):
+    files = [
+        plan.out / name_of(partition)
+        for name_of in (places_name, prints_name, buckets_name)
+    ]
+    for path, content in zip(
+        files, (places, prints, starts.astype(plan.dtype)), strict=True
+    ):
         with atomic_write(path) as sink:
             sink.write(content.data.cast("B") if len(content) else b"")
     return Done(files, {"places": len(places)})
@@ -231,7 +291,8 @@ class Part(NamedTuple):
     Attributes:
         held: the partition.
         begins: int64 (k,), places in the text.
-        firsts, lasts: int64 (k,), range of the partition that may hold the n-gram at each place.
+        firsts, lasts: int64 (k,), range of the partition that may hold the n-gram at
+            each place.
     """
 
     held: Partition
@@ -262,7 +323,8 @@ class OpenIndex:
         self._open: dict[int, Partition] = {}
 
     def passages(self, ids: np.ndarray) -> list[Passage]:
-        """The passages of a text that stand in the rows, none within another one, in their order.
+        """The passages of a text that stand in the rows, none within another one, in
+        their order.
 
         Args:
             ids: its tokens, integers of shape (size,).
@@ -272,32 +334,64 @@ class OpenIndex:
         if size < shortest:
             return []
         address, wide = np.uint64(text.ctypes.data), self._rows.rows.wide
-        buckets, prints = np.empty(size - shortest + 1, np.int64), np.empty(size - shortest + 1, np.uint8)
+        buckets, prints = (
+            np.empty(size - shortest + 1, np.int64),
+            np.empty(size - shortest + 1, np.uint8),
+        )
         hash_text(address, size, shortest, self._bits, wide, buckets, prints)
-        owners, matches = buckets // self._per_partition, np.zeros((len(buckets), 3), np.int64)
+        owners, matches = (
+            buckets // self._per_partition,
+            np.zeros((len(buckets), 3), np.int64),
+        )
         for part in self._look_ahead(owners, buckets, prints):
             some = np.zeros((len(part.begins), 3), np.int64)
             find_longest(
-                address, size, part.begins, part.firsts, part.lasts, part.held.places, shortest, self._rows.rows, some
+                address,
+                size,
+                part.begins,
+                part.firsts,
+                part.lasts,
+                part.held.places,
+                shortest,
+                self._rows.rows,
+                some,
             )
             matches[part.begins] = some
         lengths = matches[:, 0]
-        # A passage that the token before it belongs to is a part of the one from there on.
+        # A passage that the token before it belongs to is a part of the one from there
+        # on.
         whole = (lengths > 0) & (np.concatenate([[0], lengths[:-1]]) != lengths + 1)
-        kept = zip(np.flatnonzero(whole).tolist(), owners[whole].tolist(), matches[whole].tolist(), strict=True)
+        kept = zip(
+            np.flatnonzero(whole).tolist(),
+            owners[whole].tolist(),
+            matches[whole].tolist(),
+            strict=True,
+        )
         return [
             Passage(begin, tokens, self._partition(owner).places[first:last])
             for begin, owner, (tokens, first, last) in kept
         ]
 
-    def _look_ahead(self, owners: np.ndarray, buckets: np.ndarray, prints: np.ndarray) -> list[Part]:
-        """Candidate ranges of a text's n-grams, being prefetched; n-grams without candidates are left out."""
+    def _look_ahead(
+        self, owners: np.ndarray, buckets: np.ndarray, prints: np.ndarray
+    ) -> list[Part]:
+        """Candidate ranges of a text's n-grams, being prefetched; n-grams without
+        candidates are left out.
+        """
         each = [
-            (self._partition(number), np.flatnonzero(owners == number), number * self._per_partition)
+            (
+                self._partition(number),
+                np.flatnonzero(owners == number),
+                number * self._per_partition,
+            )
             for number in np.unique(owners).tolist()
         ]
         for mapped_files, begins, first in each:
-            read_ahead(mapped_files.starts, buckets[begins] - first, buckets[begins] - first + 2)
+            read_ahead(
+                mapped_files.starts,
+                buckets[begins] - first,
+                buckets[begins] - first + 2,
+            )
         parts = [
             Part(
                 mapped_files,
@@ -311,7 +405,13 @@ class OpenIndex:
             short = part.lasts - part.firsts <= MOST_PRINTS
             read_ahead(part.held.prints, part.firsts[short], part.lasts[short])
         for part in parts:
-            keep_alike(part.held.prints, prints[part.begins], MOST_PRINTS, part.firsts, part.lasts)
+            keep_alike(
+                part.held.prints,
+                prints[part.begins],
+                MOST_PRINTS,
+                part.firsts,
+                part.lasts,
+            )
         parts = [
             Part(part.held, part.begins[there], part.firsts[there], part.lasts[there])
             for part in parts
@@ -319,13 +419,21 @@ class OpenIndex:
         ]
         short = [part.lasts - part.firsts <= MOST_ROWS for part in parts]
         for part in parts:
-            read_ahead(part.held.places, part.firsts, np.minimum(part.lasts, part.firsts + MOST_PRINTS))
+            read_ahead(
+                part.held.places,
+                part.firsts,
+                np.minimum(part.lasts, part.firsts + MOST_PRINTS),
+            )
         places = [
             part.held.places[
                 np.concatenate(
                     [
                         np.arange(first, last)
-                        for first, last in zip(part.firsts[some].tolist(), part.lasts[some].tolist(), strict=True)
+                        for first, last in zip(
+                            part.firsts[some].tolist(),
+                            part.lasts[some].tolist(),
+                            strict=True,
+                        )
                     ]
                 )
             ].astype(np.int64)
@@ -341,7 +449,10 @@ class OpenIndex:
             names = (places_name(number), prints_name(number), buckets_name(number))
             dtypes = (self._dtype, np.dtype(np.uint8), self._dtype)
             mapped_files = Partition(
-                *(read_tokens(self._folder / name, dtype) for name, dtype in zip(names, dtypes, strict=True))
+                *(
+                    read_tokens(self._folder / name, dtype)
+                    for name, dtype in zip(names, dtypes, strict=True)
+                )
             )
             for array in mapped_files:
                 expect_far_reads(array)

@@ -1,4 +1,6 @@
-"""Training loop for any PyTorch model on a stream of rows, with gristmill's checkpoints and record."""
+"""Training loop for any PyTorch model on a stream of rows, with gristmill's checkpoints
+and record.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +26,38 @@ from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.training_job import Job
 from gristmill.train.objectives.losses import IGNORED
-from gristmill.train.parallel.process_groups import World, make_world, process_group, single_process
+from gristmill.train.parallel.process_groups import (
+    World,
+    make_world,
+    process_group,
+    single_process,
+)
 
 TokenLosses = Callable[[nn.Module, Any], Tensor]
-"""Function from a model and a batch to its losses: (n, t) float32, each at the position of its label, 0 without one; of
-preference pairs (n,)."""
+"""Function from a model and a batch to its losses: (n, t) float32, each at the position
+of its label, 0 without one; of preference pairs (n,).
+"""
 
 
 def next_token_losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """Cross-entropy of a causal model of transformers, (n, t) float32: each loss at the position of its label.
+    """Cross-entropy of a causal model of transformers, (n, t) float32: each loss at the
+    position of its label.
 
     Args:
-        model: returns an object with `logits` (n, t, v), or the logits alone, for `input_ids` and optionally `position_ids`.
+        model: returns an object with `logits` (n, t, v), or the logits alone, for
+            `input_ids` and optionally `position_ids`.
         batch: of a stream.
     """
-    inputs = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
+    inputs = {
+        name: batch[name] for name in ("input_ids", "position_ids") if name in batch
+    }
     output = model(**inputs)
     logits, labels = getattr(output, "logits", output), batch["labels"]
     nll = F.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), reduction="none", ignore_index=IGNORED
+        logits[:, :-1].flatten(0, 1).float(),
+        labels[:, 1:].flatten(),
+        reduction="none",
+        ignore_index=IGNORED,
     )
     return F.pad(nll.view(len(labels), -1), (1, 0))
 
@@ -56,15 +71,24 @@ class _Read:
 
 
 class _StreamObjective:
-    """Rows of a stream with the caller's loss (see objective.Objective); the sums hold only the total loss."""
+    """Rows of a stream with the caller's loss (see objective.Objective); the sums hold
+    only the total loss.
+    """
 
     sums_length = 1
 
-    def __init__(self, rows: RowStream, losses: TokenLosses, parameters: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: RowStream,
+        losses: TokenLosses,
+        parameters: int,
+        device: torch.device,
+    ) -> None:
         self._rows, self._losses, self._device = rows, losses, device
         self.order, self.fingerprint = rows.kind.order, rows.fingerprint
         self.sequence_length = rows.kind.packed.sequence_length
-        self.flops_per_token = 6.0 * parameters  # Kaplan et al. 2020, table 1, without attention
+        # Kaplan et al. 2020, table 1, without attention
+        self.flops_per_token = 6.0 * parameters
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         return float(self._rows.kind.trained(rows))
@@ -75,19 +99,35 @@ class _StreamObjective:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> _Read:
         # An empty micro-batch computes too: its passes are collective operations.
         chosen = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        return _Read(self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows)))
+        return _Read(
+            self._rows.kind.batch(chosen, self._rows.layout, trim=True), bool(len(rows))
+        )
 
-    def loss(self, model: nn.Module, batch: _Read, scale: float | Tensor, draw: int | None = None) -> Measured:
+    def loss(
+        self,
+        model: nn.Module,
+        batch: _Read,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
         placed = _placed(batch.batch, self._device)
         losses = self._losses(model, placed) * float(batch.real)
         total = losses.sum()
-        counted = placed["labels"] != IGNORED if isinstance(placed, dict) and "labels" in placed else None
+        counted = (
+            placed["labels"] != IGNORED
+            if isinstance(placed, dict) and "labels" in placed
+            else None
+        )
         row_losses = (
             losses.detach()
             if counted is None or counted.shape != losses.shape
             else torch.where(counted, losses.detach(), UNTRAINED)
         )
-        return Measured(total * scale, total.detach().double()[None], row_losses.view(len(losses), -1))
+        return Measured(
+            total * scale,
+            total.detach().double()[None],
+            row_losses.view(len(losses), -1),
+        )
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         return {"loss": sums[0] / weight}
@@ -101,14 +141,20 @@ class _StreamObjective:
         for origin, losses in zip(self._rows.provenance(rows), row_losses, strict=True):
             place = {"row": origin["row"], "source": origin["source"]}
             if "example" in origin:
-                entries.append({"id": origin["example"], "loss": mean_of_trained(losses), **place})
+                entries.append(
+                    {"id": origin["example"], "loss": mean_of_trained(losses), **place}
+                )
             entries += [
                 {
                     "id": document["id"],
                     "start": document["start"],
                     "tokens": document["length"],
                     **place,
-                    "loss": mean_of_trained(losses[document["start"] : document["start"] + document["length"]]),
+                    "loss": mean_of_trained(
+                        losses[
+                            document["start"] : document["start"] + document["length"]
+                        ]
+                    ),
                 }
                 for document in origin.get("documents", ())
             ]
@@ -130,39 +176,51 @@ def train_loop(
     after_step: Callable[[int], dict[str, Any] | None] = lambda step: None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Train a model in place with the loop of gristmill's trainings, which resumes exactly.
+    """Train a model in place with the loop of gristmill's trainings, which resumes
+    exactly.
 
-    Called again with the same folder, it continues from the newest checkpoint there, and ends with the weights of an
-    uninterrupted training. SIGTERM saves a checkpoint. A step with NaN in its loss or gradient, or with a loss spike,
-    is skipped, and its rows are written to `folder/autopsies`.
+    Called again with the same folder, it continues from the newest checkpoint there,
+    and ends with the weights of an uninterrupted training. SIGTERM saves a checkpoint.
+    A step with NaN in its loss or gradient, or with a loss spike, is skipped, and its
+    rows are written to `folder/autopsies`.
 
     Args:
-        model: float32 weights on the training device; under torchrun sharded by FSDP (`fully_shard`).
-        rows: a stream with a batch_size, the rows of a step over all ranks; the loop distributes them, so its rank and
-            world_size are left out. Its order starts at the first row.
+        model: float32 weights on the training device; under torchrun sharded by FSDP
+            (`fully_shard`).
+        rows: a stream with a batch_size, the rows of a step over all ranks; the loop
+            distributes them, so its rank and world_size are left out. Its order starts
+            at the first row.
         steps: of the whole training.
         folder: of checkpoints, metrics.jsonl and TensorBoard's files.
-        losses: function from the model and a batch to the loss of each token, or of each preference pair.
-        optimizer, schedule: keys of these sections of the manifest: {"kind": "muon", "learning_rate": 0.02}.
-        micro_batch_size: most rows of a forward pass on one rank; all of a rank's if absent.
-        checkpoint_every, log_every: steps between checkpoints, and between lines of metrics.
-        after_step: called after each step (from 1); its result is logged as a line of that step.
+        losses: function from the model and a batch to the loss of each token, or of
+            each preference pair.
+        optimizer, schedule: keys of these sections of the manifest: {"kind": "muon",
+            "learning_rate": 0.02}.
+        micro_batch_size: most rows of a forward pass on one rank; all of a rank's if
+            absent.
+        checkpoint_every, log_every: steps between checkpoints, and between lines of
+            metrics.
+        after_step: called after each step (from 1); its result is logged as a line of
+            that step.
         settings: further keys that all trainings have in the manifest, such as spikes.
 
     Returns:
-        steps, tokens, skipped_steps, rows_digest, and `metrics`: the lines of metrics.jsonl.
+        steps, tokens, skipped_steps, rows_digest, and `metrics`: the lines of
+        metrics.jsonl.
 
     Raises:
-        ValueError: the stream has no batch_size, or is a rank's share; the model is on another device than the
-            training; the optimizer is sophia; or a precision is set.
+        ValueError: the stream has no batch_size, or is a rank's share; the model is on
+            another device than the training; the optimizer is sophia; or a precision is
+            set.
         pydantic.ValidationError: a setting is wrong or unknown.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; the state is saved.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; the state is
+            saved.
         gristmill.train.loop.loop.OtherRowsError: the checkpoint has read other rows.
     """
     if rows.batch_size is None or rows.world_size > 1:
         raise ValueError(
-            "train_loop deals batches out itself: give the stream batch_size (rows of a step on all "
-            "ranks), and neither rank nor world_size"
+            "train_loop deals batches out itself: give the stream batch_size (rows of "
+            "a step on all ranks), and neither rank nor world_size"
         )
     section = Training.model_validate(
         {
@@ -178,12 +236,13 @@ def train_loop(
     )
     if section.optimizer.kind == "sophia":
         raise ValueError(
-            "sophia estimates curvature from labels that the model draws, and `losses` reads those of the "
-            "rows: take another kind of optimizer"
+            "sophia estimates curvature from labels that the model draws, and `losses` "
+            "reads those of the rows: take another kind of optimizer"
         )
     if section.precision != "auto":
         raise ValueError(
-            "`losses` says in which precision the model computes, such as by torch.autocast: leave precision out"
+            "`losses` says in which precision the model computes, such as by "
+            "torch.autocast: leave precision out"
         )
     work = Path(folder)
     work.mkdir(parents=True, exist_ok=True)
@@ -191,10 +250,14 @@ def train_loop(
         device = next(model.parameters()).device
         if device.type != world.device.type:
             raise ValueError(
-                f"the model is on {device}, but this machine's trainings compute on {world.device}: move "
-                "it there, or set CUDA_VISIBLE_DEVICES to nothing"
+                f"the model is on {device}, but this machine's trainings compute on "
+                f"{world.device}: move it there, or set CUDA_VISIBLE_DEVICES to nothing"
             )
-        parameters = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        parameters = sum(
+            parameter.numel()
+            for parameter in model.parameters()
+            if parameter.requires_grad
+        )
         objective = _StreamObjective(rows, losses, parameters, device)
         objective.order.check_reads(steps * rows.batch_size)
         record, summary = train(
@@ -204,7 +267,9 @@ def train_loop(
                 model=model,
                 world=world,
                 after_step=after_step,
-                context=Context(work, "train_loop", checkpoint_every=checkpoint_every, emit=_quiet),
+                context=Context(
+                    work, "train_loop", checkpoint_every=checkpoint_every, emit=_quiet
+                ),
                 reading_threads=reading_threads(rows.kind.packed.local, device),
             )
         )
@@ -213,13 +278,24 @@ def train_loop(
 
 @contextmanager
 def _world() -> Iterator[World]:
-    """Current process group, or the one of torchrun, or a new group of one; restores the previous state."""
+    """Current process group, or the one of torchrun, or a new group of one; restores
+    the previous state.
+    """
     if dist.is_initialized():
-        yield make_world(Parallel(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        yield make_world(
+            Parallel(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        )
         return
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     try:
-        with process_group() if dist.is_torchelastic_launched() else single_process() as world:
+        with (
+            process_group()
+            if dist.is_torchelastic_launched()
+            else single_process() as world
+        ):
             yield world
     finally:
         if dist.is_initialized() and dist.get_world_size() == 1:  # after an error

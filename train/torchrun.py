@@ -1,11 +1,14 @@
-"""`python -m gristmill.train.torchrun ...`: torchrun, whose ranks on one machine rendezvous through files.
+"""`python -m gristmill.train.torchrun ...`: torchrun, whose ranks on one machine
+rendezvous through files.
 
-torchrun's key-value stores listen on all addresses of the machine without authentication, and hold pickles that
-torchrun loads (torch 2.13, elastic/rendezvous/dynamic_rendezvous.py): anyone who reaches the port could run code. With
-torchrun's own options one machine needs no store: its rendezvous is a file, and so is the ranks' (`parallel/world.py`),
-in a private folder of the user. Trainings on several hosts (`parallel/hosts.py`) are started by torchrun itself, in a
-network that must be private. If such a training is in an object store, other hosts than the leader first make a local
-folder for it (`loop/mirror.py`).
+torchrun's key-value stores listen on all addresses of the machine without
+authentication, and hold pickles that torchrun loads (torch 2.13,
+elastic/rendezvous/dynamic_rendezvous.py): anyone who reaches the port could run code.
+With torchrun's own options one machine needs no store: its rendezvous is a file, and so
+is the ranks' (`parallel/world.py`), in a private folder of the user. Trainings on
+several hosts (`parallel/hosts.py`) are started by torchrun itself, in a network that
+must be private. If such a training is in an object store, other hosts than the leader
+first make a local folder for it (`loop/mirror.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from gristmill.train.parallel.rendezvous import HostsError, use_network
 
 @contextmanager
 def files_of_one_machine() -> Iterator[list[str]]:
-    """Yield torchrun's options for a private rendezvous; the ranks get theirs from the environment."""
+    """Yield torchrun's options for a private rendezvous; the ranks get theirs from the
+    environment.
+    """
     with tempfile.TemporaryDirectory(prefix="gristmill-ranks-") as folder:
         os.environ[STORE_FILE] = str(Path(folder, "ranks"))
         # torchrun would open a store for the ranks, which have one.
@@ -47,7 +52,8 @@ def killed(rank: int, number: int) -> str:
     """Message about a rank that was ended by a signal."""
     if number == signal.SIGKILL:
         return (
-            f"rank {rank} was killed (most likely out of memory: lower micro_batch_size or engine.ranks; the "
+            f"rank {rank} was killed (most likely out of memory: lower "
+            "micro_batch_size or engine.ranks; the "
             "training resumes from its last checkpoint)"
         )
     return f"rank {rank} was ended by signal {number} ({signal.Signals(number).name})"
@@ -57,7 +63,8 @@ def run(options: list[str]) -> None:
     """Run torchrun, and report killed ranks, which cannot do so themselves.
 
     Raises:
-        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: a rank has failed.
+        torch.distributed.elastic.multiprocessing.errors.ChildFailedError: a rank has
+            failed.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -69,22 +76,41 @@ def run(options: list[str]) -> None:
         sys.exit(128 + asked.sigval)
     except ChildFailedError as error:
         for rank, failure in sorted(error.failures.items()):
-            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:  # sent by torchrun to the remaining ranks
-                print_failure(killed(rank, -failure.exitcode), is_killed=failure.exitcode == -signal.SIGKILL)
+            # sent by torchrun to the remaining ranks
+            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+                print_failure(
+                    killed(rank, -failure.exitcode),
+                    is_killed=failure.exitcode == -signal.SIGKILL,
+                )
         raise
 
 
 def option(options: list[str], name: str, absent: str) -> str:
     """Value of one of torchrun's options, written as `--name=value`."""
-    return next((argument.partition("=")[2] for argument in options if argument.startswith(f"--{name}=")), absent)
+    return next(
+        (
+            argument.partition("=")[2]
+            for argument in options
+            if argument.startswith(f"--{name}=")
+        ),
+        absent,
+    )
 
 
 def run_on_hosts(options: list[str]) -> None:
-    """Run torchrun's part on one of several hosts, and report failed rendezvous in a sentence."""
+    """Run torchrun's part on one of several hosts, and report failed rendezvous in a
+    sentence.
+    """
     from torch.distributed import DistError
-    from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+    from torch.distributed.elastic.rendezvous import (
+        RendezvousError,
+        RendezvousTimeoutError,
+    )
 
-    nodes, endpoint = option(options, "nnodes", "1"), option(options, "rdzv-endpoint", "")
+    nodes, endpoint = (
+        option(options, "nnodes", "1"),
+        option(options, "rdzv-endpoint", ""),
+    )
     try:
         run([f"--local-addr={use_network(endpoint)}", *options])
     except HostsError as error:
@@ -92,14 +118,19 @@ def run_on_hosts(options: list[str]) -> None:
         sys.exit(1)
     except RendezvousTimeoutError:
         print_failure(
-            f"not all of {nodes} hosts came to {endpoint} in time (engine.network.join_seconds); run the "
+            f"not all of {nodes} hosts came to {endpoint} in time "
+            "(engine.network.join_seconds); run the "
             "same command on each of them, or say engine.nodes",
             is_consequence=True,
         )
         sys.exit(1)
     except (RendezvousError, DistError) as error:
         # A rank that failed before has reported its error.
-        print_failure(f"the host that leads, at {endpoint}, is not reached: {str(error).splitlines()[0]}", True)
+        print_failure(
+            f"the host that leads, at {endpoint}, is not reached: "
+            f"{str(error).splitlines()[0]}",
+            True,
+        )
         sys.exit(1)
 
 
@@ -112,12 +143,17 @@ def fetched(location: str) -> str:
         message = mask_text(f"{socket.gethostname()}: {error}")
         print_failure(message)
         with asked_for(SAYING_SECONDS), suppress(OSError):
-            write_json(folder / "work" / "error.json", {"type": type(error).__name__, "message": message})
+            write_json(
+                folder / "work" / "error.json",
+                {"type": type(error).__name__, "message": message},
+            )
         sys.exit(1)
 
 
 def main() -> None:
-    """Run torchrun with the command line's arguments, the last of which is the training's folder."""
+    """Run torchrun with the command line's arguments, the last of which is the
+    training's folder.
+    """
     *torchrun_options, location = sys.argv[1:]
     if option(torchrun_options, "nnodes", "1") != "1":
         run_on_hosts([*torchrun_options, fetched(location)])

@@ -1,7 +1,8 @@
 """Experiment trackers: Weights & Biases, MLflow and trackio, by their clients.
 
-All attempts of a training share one run, identified by a hash of the training's working folder. Steps are those of the
-training: after a resume or rewind, steps are logged again.
+All attempts of a training share one run, identified by a hash of the training's working
+folder. Steps are those of the training: after a resume or rewind, steps are logged
+again.
 """
 
 from __future__ import annotations
@@ -80,9 +81,16 @@ class _Wandb:
 
 
 def _open_wandb(section: Wandb, work: Path, name: str) -> Tracker:
-    """Open a run with the training's step as its axis, as wandb drops steps logged again by its own count."""
+    """Open a run with the training's step as its axis, as wandb drops steps logged
+    again by its own count.
+    """
     run = _client("wandb", "wandb").init(
-        project=section.project, name=section.name, mode=section.mode, dir=str(work), id=name, resume="allow"
+        project=section.project,
+        name=section.name,
+        mode=section.mode,
+        dir=str(work),
+        id=name,
+        resume="allow",
     )
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
@@ -98,10 +106,14 @@ class _Mlflow:
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
         metrics = [
-            self.metric(name, float(value), now, step) for name, value in numbers.items() if math.isfinite(value)
+            self.metric(name, float(value), now, step)
+            for name, value in numbers.items()
+            if math.isfinite(value)
         ]
         for start in range(0, len(metrics), METRICS_PER_REQUEST):
-            self.client.log_batch(self.run, metrics=metrics[start : start + METRICS_PER_REQUEST])
+            self.client.log_batch(
+                self.run, metrics=metrics[start : start + METRICS_PER_REQUEST]
+            )
 
     def finish(self) -> None:
         self.client.set_terminated(self.run)
@@ -112,7 +124,11 @@ def _open_mlflow(section: Mlflow, name: str) -> Tracker:
     entities = _client("mlflow", "mlflow.entities")
     client = _client("mlflow", "mlflow.tracking").MlflowClient(section.tracking_uri)
     experiment = client.get_experiment_by_name(section.experiment)
-    number = client.create_experiment(section.experiment) if experiment is None else experiment.experiment_id
+    number = (
+        client.create_experiment(section.experiment)
+        if experiment is None
+        else experiment.experiment_id
+    )
     runs = client.search_runs([number], filter_string=f"tags.`{WORK_TAG}` = '{name}'")
     if runs:
         client.update_run(runs[0].info.run_id, status="RUNNING")

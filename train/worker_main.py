@@ -1,8 +1,10 @@
-"""Entry point of every rank: `python -m gristmill.train.torchrun ... -m gristmill.train.worker_main STAGE_DIR`.
+"""Entry point of every rank: `python -m gristmill.train.torchrun ... -m
+gristmill.train.worker_main STAGE_DIR`.
 
-STAGE_DIR/stage.json describes the stage and its inputs; the output goes to STAGE_DIR/data, the summary to
-STAGE_DIR/work/result.json, or the error to STAGE_DIR/work/error.json. Only rank 0 reports. On SIGTERM the training
-finishes its step, saves a checkpoint and exits with 143.
+STAGE_DIR/stage.json describes the stage and its inputs; the output goes to
+STAGE_DIR/data, the summary to STAGE_DIR/work/result.json, or the error to
+STAGE_DIR/work/error.json. Only rank 0 reports. On SIGTERM the training finishes its
+step, saves a checkpoint and exits with 143.
 """
 
 from __future__ import annotations
@@ -32,24 +34,36 @@ from gristmill.core.stage_context import (
 )
 from gristmill.mixtures.engine import Compute, Parallel, Profile, Stream, Trackers
 from gristmill.train.loop import store_sync
-from gristmill.train.loop.stopping import EXIT_TERMINATED, StoppedError, stop_on_sigterm, stop_requested
+from gristmill.train.loop.stopping import (
+    EXIT_TERMINATED,
+    StoppedError,
+    stop_on_sigterm,
+    stop_requested,
+)
 from gristmill.train.parallel import rendezvous
 from gristmill.train.parallel.compiling import resolve_compile
 
 EXIT_FAILED = 1
-LOST_CONNECTION = ("gloo/transport", "NCCL", "Connection closed by peer", "Connection reset by peer")
+LOST_CONNECTION = (
+    "gloo/transport",
+    "NCCL",
+    "Connection closed by peer",
+    "Connection reset by peer",
+)
 """Texts in a rank's error after another rank has ended."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the stage of a folder as one rank; returns the exit code."""
     (location,) = sys.argv[1:] if argv is None else argv
-    # torchrun starts its ranks in sessions of their own, which signals to its group do not reach.
+    # torchrun starts its ranks in sessions of their own, which signals to its group do
+    # not reach.
     end_with_parent(signal.SIGKILL)
     stop_on_sigterm()
     warn_by(print_warning)
-    # Waiting threads yield their core instead of spinning: equally fast on an idle machine, and several times faster on
-    # a busy one. OpenMP reads this when torch is imported, which no module does before this line.
+    # Waiting threads yield their core instead of spinning: equally fast on an idle
+    # machine, and several times faster on a busy one. OpenMP reads this when torch is
+    # imported, which no module does before this line.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Growing segments in place avoids fragmentation of a GPU's memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
@@ -64,10 +78,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_and_report(folder: Path) -> int:
-    """Run the stage and write its result into the folder and its mirror; returns the exit code."""
+    """Run the stage and write its result into the folder and its mirror; returns the
+    exit code.
+    """
     description = restore_secrets(read_json(folder / "stage.json"))
     if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-        os.environ[rendezvous.TIMEOUT] = str(description["engine"]["network"]["timeout_seconds"])
+        os.environ[rendezvous.TIMEOUT] = str(
+            description["engine"]["network"]["timeout_seconds"]
+        )
         rendezvous.note_arrival(store_sync.followed(folder) / "work")
     is_first = os.environ["RANK"] == "0"
     following = store_sync.mirror_of(folder, description["engine"], print_warning)
@@ -75,18 +93,25 @@ def run_and_report(folder: Path) -> int:
         summary = run_stage(folder, description, is_first, following)
     except StoppedError as error:
         if not stop_requested() and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
-            print_failure(f"another host was asked to stop: {error}; run it again to resume", is_consequence=True)
+            print_failure(
+                f"another host was asked to stop: {error}; run it again to resume",
+                is_consequence=True,
+            )
         print(f"gristmill: {error}; the rerun continues there", file=sys.stderr)
         return EXIT_TERMINATED
     if is_first:
-        write_json(folder / "work" / "cost.json", measure_cost(workers=1, processes=int(os.environ["WORLD_SIZE"])))
+        write_json(
+            folder / "work" / "cost.json",
+            measure_cost(workers=1, processes=int(os.environ["WORLD_SIZE"])),
+        )
         if following is not None:
             following.send("data", "work")
         write_json(folder / "work" / "result.json", mask_addresses(summary))
         if following is not None:
             following.send("work")
     elif following is not None:
-        following.add(folder / "work" / "profile")  # all other files of use are the first rank's
+        # all other files of use are the first rank's
+        following.add(folder / "work" / "profile")
     if following is not None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -95,18 +120,30 @@ def run_and_report(folder: Path) -> int:
 def write_error(folder: Path, error: Exception) -> None:
     """Write the error's message for the process that started the training.
 
-    If one rank fails, the others lose their connections to it; their errors do not replace its cause.
+    If one rank fails, the others lose their connections to it; their errors do not
+    replace its cause.
     """
     import torch
     import torch.distributed as dist
 
     message = mask_text(str(error)).strip() or type(error).__name__
-    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in message:
-        message = message.rstrip(".") + "; lower micro_batch_size: the training resumes from its last checkpoint"
-    is_consequence = isinstance(error, dist.DistError) or any(mark in message for mark in LOST_CONNECTION)
+    if (
+        isinstance(error, torch.OutOfMemoryError | MemoryError)
+        or "DefaultCPUAllocator" in message
+    ):
+        message = (
+            message.rstrip(".")
+            + "; lower micro_batch_size: the training resumes from its last checkpoint"
+        )
+    is_consequence = isinstance(error, dist.DistError) or any(
+        mark in message for mark in LOST_CONNECTION
+    )
     if is_consequence and int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
         message = rendezvous.why_lost(folder / "work", message)
-    path, content = folder / "work" / "error.json", {"type": type(error).__name__, "message": message}
+    path, content = (
+        folder / "work" / "error.json",
+        {"type": type(error).__name__, "message": message},
+    )
     print_failure(message, is_consequence)
     try:
         if is_consequence:
@@ -119,9 +156,14 @@ def write_error(folder: Path, error: Exception) -> None:
 
 
 def run_stage(
-    folder: Path, description: dict[str, Any], is_first: bool, following: store_sync.Mirror | None = None
+    folder: Path,
+    description: dict[str, Any],
+    is_first: bool,
+    following: store_sync.Mirror | None = None,
 ) -> dict[str, Any]:
-    """Call the stage's function on this rank and return its summary; `following` mirrors its checkpoints."""
+    """Call the stage's function on this rank and return its summary; `following`
+    mirrors its checkpoints.
+    """
     stage, engine = description["stage"], description["engine"]
     context = Context(
         work=folder / "work",
@@ -133,9 +175,15 @@ def run_stage(
         parallel=Parallel.model_validate(engine.get("parallel", {})),
         compute=Compute.model_validate(engine.get("compute", {})),
         deterministic=engine.get("deterministic", False),
-        trackers=Trackers.model_validate({name: engine[name] for name in Trackers.model_fields if name in engine}),
-        profile=None if engine.get("profile") is None else Profile.model_validate(engine["profile"]),
-        origins={name: as_path(path) for name, path in description.get("origins", {}).items()},
+        trackers=Trackers.model_validate(
+            {name: engine[name] for name in Trackers.model_fields if name in engine}
+        ),
+        profile=None
+        if engine.get("profile") is None
+        else Profile.model_validate(engine["profile"]),
+        origins={
+            name: as_path(path) for name, path in description.get("origins", {}).items()
+        },
         began_with={
             name: fingerprint
             for name, fingerprint in input_fingerprints(description).items()
@@ -145,14 +193,23 @@ def run_stage(
         apart=store_sync.works_apart(),
         emit=print_event if is_first else lambda event: None,
     )
-    context = replace(context, compute=resolve_compile(context.compute, context.parallel, stage, description["config"]))
+    context = replace(
+        context,
+        compute=resolve_compile(
+            context.compute, context.parallel, stage, description["config"]
+        ),
+    )
     context.work.mkdir(parents=True, exist_ok=True)
     warn_of_idle_gpus(context)
-    fetched = {name: as_path(path) for name, path in description.get("fetched", {}).items()}
+    fetched = {
+        name: as_path(path) for name, path in description.get("fetched", {}).items()
+    }
     module, _, function = description["run"].partition(":")
     run = getattr(importlib.import_module(module), function)
     inputs = {**read_inputs(description), **fetched}
-    summary: dict[str, Any] = run(inputs, description["config"], folder / "data", context)
+    summary: dict[str, Any] = run(
+        inputs, description["config"], folder / "data", context
+    )
     return summary
 
 
@@ -163,13 +220,15 @@ def warn_of_idle_gpus(context: Context) -> None:
     ranks = int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.is_available() and (gpus := torch.cuda.device_count()) > ranks:
         context.warn(
-            f"{context.stage}: this machine has {gpus} GPUs, and engine.ranks is {ranks}: set it to {gpus}, "
+            f"{context.stage}: this machine has {gpus} GPUs, and engine.ranks is "
+            f"{ranks}: set it to {gpus}, "
             "or name those to be used in CUDA_VISIBLE_DEVICES"
         )
 
 
 if __name__ == "__main__":
-    # os._exit: after an error other ranks may hang in a collective, which a normal exit would wait for.
+    # os._exit: after an error other ranks may hang in a collective, which a normal exit
+    # would wait for.
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

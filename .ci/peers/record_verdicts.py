@@ -1,10 +1,13 @@
-"""Record the verdicts of the projects' own filters on the texts of `dialects.py`: benchmarks/dataprep/dialect_verdicts.json.
+"""Record the verdicts of the projects' own filters on the texts of `dialects.py`:
+benchmarks/dataprep/dialect_verdicts.json.
 
-    python .ci/peers/record_verdicts.py dclm=CLONE dolma=CLONE curator=CLONE redpajama=CLONE > dialect_verdicts.json
+    python .ci/peers/record_verdicts.py dclm=CLONE dolma=CLONE curator=CLONE
+    redpajama=CLONE > dialect_verdicts.json
 
-Needs gristmill's environment and uniseg 0.10.1 on the path; a clone is one of mlfoundations/dclm, allenai/dolma,
-NVIDIA-NeMo/Curator or togethercomputer/RedPajama-Data. Modules that their filters import and do not use are replaced by
-empty ones.
+Needs gristmill's environment and uniseg 0.10.1 on the path; a clone is one of
+mlfoundations/dclm, allenai/dolma, NVIDIA-NeMo/Curator or
+togethercomputer/RedPajama-Data. Modules that their filters import and do not use are
+replaced by empty ones.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ def package(name: str, folder: Path) -> None:
 
 
 def dclm(root: Path) -> Keep:
-    """Return the filters of dclm_baseline_refinedweb.yaml for whole documents by Gopher's rules."""
+    """Return the filters of dclm_baseline_refinedweb.yaml for whole documents by
+    Gopher's rules.
+    """
     empty_module("transformers", AutoTokenizer=None)
     empty_module("unidecode", unidecode=str)
     empty_module("core")
@@ -53,7 +58,9 @@ def dclm(root: Path) -> Keep:
         page = {"text": text}
         return all(
             (
-                filters.page_length_filter(page, "word", 50, 100_000, ignore_punctuation=True),
+                filters.page_length_filter(
+                    page, "word", 50, 100_000, ignore_punctuation=True
+                ),
                 filters.word_length_filter(page, 3, 10),
                 filters.symbol_ratio_filter(page, 0.1),
                 filters.bullet_count_filter(page, 0.9),
@@ -68,12 +75,17 @@ def dclm(root: Path) -> Keep:
 
 
 def dolma(root: Path) -> Keep:
-    """Return the attributes of `taggers/gopher.py`, compared with Gopher's thresholds."""
+    """Return the attributes of `taggers/gopher.py`, compared with Gopher's
+    thresholds.
+    """
     package("dolma", root / "python/dolma")
     package("dolma.core", root / "python/dolma/core")
     package("dolma.taggers", root / "python/dolma/taggers")
     empty_module("dolma.core.data_types", DocResult=None, Document=None, Span=None)
-    empty_module("dolma.core.registry", TaggerRegistry=types.SimpleNamespace(add=lambda name: lambda tagger: tagger))
+    empty_module(
+        "dolma.core.registry",
+        TaggerRegistry=types.SimpleNamespace(add=lambda name: lambda tagger: tagger),
+    )
     empty_module("dolma.core.taggers", BaseTagger=object)
     tagger: Any = importlib.import_module("dolma.taggers.gopher")
     quality, repetition = thresholds("dolma")
@@ -85,17 +97,28 @@ def dolma(root: Path) -> Keep:
         return all(
             (
                 quality.min_words <= attributes.word_count <= quality.max_words,
-                quality.min_mean_word_length <= attributes.median_word_length <= quality.max_mean_word_length,
+                quality.min_mean_word_length
+                <= attributes.median_word_length
+                <= quality.max_mean_word_length,
                 attributes.symbol_to_word_ratio <= quality.max_symbol_word_ratio,
-                attributes.fraction_of_lines_starting_with_bullet_point <= quality.max_bullet_line_ratio,
-                attributes.fraction_of_lines_ending_with_ellipsis <= quality.max_ellipsis_line_ratio,
-                attributes.fraction_of_words_with_alpha_character >= quality.min_alpha_word_ratio,
+                attributes.fraction_of_lines_starting_with_bullet_point
+                <= quality.max_bullet_line_ratio,
+                attributes.fraction_of_lines_ending_with_ellipsis
+                <= quality.max_ellipsis_line_ratio,
+                attributes.fraction_of_words_with_alpha_character
+                >= quality.min_alpha_word_ratio,
                 attributes.required_word_count >= quality.min_stop_words,
-                attributes.fraction_of_duplicate_lines <= repetition.max_duplicate_line_ratio,
-                attributes.fraction_of_characters_in_duplicate_lines <= repetition.max_duplicate_line_char_ratio,
-                *(tops.get(n, 0) <= getattr(repetition, f"max_top_{n}gram_char_ratio") for n in (2, 3, 4)),
+                attributes.fraction_of_duplicate_lines
+                <= repetition.max_duplicate_line_ratio,
+                attributes.fraction_of_characters_in_duplicate_lines
+                <= repetition.max_duplicate_line_char_ratio,
                 *(
-                    duplicates.get(n, 0) <= getattr(repetition, f"max_duplicate_{n}gram_char_ratio")
+                    tops.get(n, 0) <= getattr(repetition, f"max_top_{n}gram_char_ratio")
+                    for n in (2, 3, 4)
+                ),
+                *(
+                    duplicates.get(n, 0)
+                    <= getattr(repetition, f"max_duplicate_{n}gram_char_ratio")
                     for n in range(5, 11)
                 ),
             )
@@ -111,7 +134,9 @@ def curator(root: Path) -> Keep:
     package("nemo_curator.stages", stages)
     package("nemo_curator.stages.text", stages / "text")
     package("nemo_curator.stages.text.filters", stages / "text/filters")
-    package("nemo_curator.stages.text.filters.heuristic", stages / "text/filters/heuristic")
+    package(
+        "nemo_curator.stages.text.filters.heuristic", stages / "text/filters/heuristic"
+    )
     package("nemo_curator.stages.text.utils", stages / "text/utils")
     prefix = "nemo_curator.stages.text.filters.heuristic"
     strings: Any = importlib.import_module(f"{prefix}.string")
@@ -131,19 +156,30 @@ def curator(root: Path) -> Keep:
         repeats.RepeatedLinesByCharFilter(),
         repeats.RepeatedParagraphsByCharFilter(),
         *(repeats.RepeatingTopNGramsFilter(n, share) for n, share in tops.items()),
-        *(repeats.RepeatingDuplicateNGramsFilter(n, share) for n, share in duplicates.items()),
+        *(
+            repeats.RepeatingDuplicateNGramsFilter(n, share)
+            for n, share in duplicates.items()
+        ),
     ]
-    return lambda text: all(judge.keep_document(judge.score_document(text)) for judge in filters)
+    return lambda text: all(
+        judge.keep_document(judge.score_document(text)) for judge in filters
+    )
 
 
 def redpajama(root: Path) -> Keep:
     """Return the quality signals of `app/src`, compared with Gopher's thresholds.
 
-    RedPajama publishes signals and no thresholds. Its stop words are longer lists with a share; Gopher's eight are
-    counted among its raw words instead.
+    RedPajama publishes signals and no thresholds. Its stop words are longer lists with
+    a share; Gopher's eight are counted among its raw words instead.
     """
     source = root / "app/src"
-    for name in ("core", "core.quality_signals", "core.quality_signals.utils", "utilities", "utilities.register"):
+    for name in (
+        "core",
+        "core.quality_signals",
+        "core.quality_signals.utils",
+        "utilities",
+        "utilities.register",
+    ):
         package(name, source / name.replace(".", "/"))
     empty_module("msgspec", Struct=object)
     sys.path.insert(0, str(source))
@@ -153,8 +189,13 @@ def redpajama(root: Path) -> Keep:
     repetitions: Any = importlib.import_module("core.quality_signals.repetitions")
     quality, repetition = thresholds("redpajama")
     stop_words = {"the", "be", "to", "of", "and", "that", "have", "with"}
-    tops = [getattr(repetitions, f"RPS_Doc_Frac_Chars_Top_{n}gram")() for n in (2, 3, 4)]
-    duplicates = [getattr(repetitions, f"RPS_Doc_Frac_Chars_Dupe_{n}Grams")() for n in range(5, 11)]
+    tops = [
+        getattr(repetitions, f"RPS_Doc_Frac_Chars_Top_{n}gram")() for n in (2, 3, 4)
+    ]
+    duplicates = [
+        getattr(repetitions, f"RPS_Doc_Frac_Chars_Dupe_{n}Grams")()
+        for n in range(5, 11)
+    ]
 
     def keep(text: str) -> bool:
         document = documents.Document(text, domain=None)
@@ -164,24 +205,37 @@ def redpajama(root: Path) -> Keep:
 
         if score(language.RPS_Doc_Word_Count()) < quality.min_words:
             return False
-        bullets = [line_score for _, _, line_score in lines.RPS_Lines_Start_With_Bulletpoint()(document)]
+        bullets = [
+            line_score
+            for _, _, line_score in lines.RPS_Lines_Start_With_Bulletpoint()(document)
+        ]
         return all(
             (
                 score(language.RPS_Doc_Word_Count()) <= quality.max_words,
                 quality.min_mean_word_length
                 <= score(language.RPS_Doc_Mean_Word_Length())
                 <= quality.max_mean_word_length,
-                score(language.RPS_Doc_Symbol_To_Word_Ratio()) <= quality.max_symbol_word_ratio,
+                score(language.RPS_Doc_Symbol_To_Word_Ratio())
+                <= quality.max_symbol_word_ratio,
                 sum(bullets) / len(bullets) <= quality.max_bullet_line_ratio,
-                score(language.RPS_Doc_Frac_Lines_End_With_Ellipsis()) <= quality.max_ellipsis_line_ratio,
-                1 - score(language.RPS_Doc_Frac_No_Alph_Words()) >= quality.min_alpha_word_ratio,
-                sum(word.lower() in stop_words for word in document.raw_words) >= quality.min_stop_words,
+                score(language.RPS_Doc_Frac_Lines_End_With_Ellipsis())
+                <= quality.max_ellipsis_line_ratio,
+                1 - score(language.RPS_Doc_Frac_No_Alph_Words())
+                >= quality.min_alpha_word_ratio,
+                sum(word.lower() in stop_words for word in document.raw_words)
+                >= quality.min_stop_words,
                 *(
-                    score(signal) <= getattr(repetition, f"max_top_{signal.NGRAM_SIZE}gram_char_ratio")
+                    score(signal)
+                    <= getattr(
+                        repetition, f"max_top_{signal.NGRAM_SIZE}gram_char_ratio"
+                    )
                     for signal in tops
                 ),
                 *(
-                    score(signal) <= getattr(repetition, f"max_duplicate_{signal.NGRAM_SIZE}gram_char_ratio")
+                    score(signal)
+                    <= getattr(
+                        repetition, f"max_duplicate_{signal.NGRAM_SIZE}gram_char_ratio"
+                    )
                     for signal in duplicates
                 ),
             )
@@ -194,11 +248,18 @@ PROJECTS = {"dclm": dclm, "dolma": dolma, "curator": curator, "redpajama": redpa
 
 
 def main(arguments: list[str]) -> None:
-    """Judge the texts by each project of which there is a clone, and print the record."""
+    """Judge the texts by each project of which there is a clone, and print the
+    record.
+    """
     recorded = {}
     for argument in arguments:
         name, _, folder = argument.partition("=")
-        commit = subprocess.run(["git", "-C", folder, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        commit = subprocess.run(
+            ["git", "-C", folder, "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         keep = PROJECTS[name](Path(folder))
         kept = "".join("1" if keep(text) else "0" for text in made_texts())
         recorded[name] = {"commit": commit.stdout.strip(), "kept": kept}

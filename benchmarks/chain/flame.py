@@ -1,8 +1,10 @@
-"""Flame graph of the chain: py-spy samples the command and its descendants, and rare branches are left out.
+"""Flame graph of the chain: py-spy samples the command and its descendants, and rare
+branches are left out.
 
-py-spy draws every frame, megabytes for a run of minutes. Here its samples are folded again: without processes, line
-numbers, the interpreter's own start and waiting threads; with one frame for calls within a package of others; and
-without branches of fewer than LEAST_SHARE of all samples.
+py-spy draws every frame, megabytes for a run of minutes. Here its samples are folded
+again: without processes, line numbers, the interpreter's own start and waiting threads;
+with one frame for calls within a package of others; and without branches of fewer than
+LEAST_SHARE of all samples.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ STYLE = (
     ".page{fill:#fff}.title{fill:#222}"
     "@media(prefers-color-scheme:dark){.page{fill:#1c1e21}.title{fill:#ddd}g{filter:brightness(.85)}}"
 )
-"""Background of the frames, for light and dark colour schemes; the frames are light in both, with dark names."""
+"""Background of the frames, for light and dark colour schemes; the frames are light in
+both, with dark names.
+"""
 HIDDEN = (
     "process ",
     "<module> (<string>",
@@ -40,9 +44,15 @@ HIDDEN = (
     "main (multiprocessing",
 )
 """Names of processes, and frames of the interpreter's own start."""
-WAITING = ("Condition.wait (", "Thread.run (threading", "EpollSelector.select (", "_CompilerLock.acquire (")
-"""Frames of waiting threads, which the system reports as running for a moment; a thread's target may not be a Python
-function."""
+WAITING = (
+    "Condition.wait (",
+    "Thread.run (threading",
+    "EpollSelector.select (",
+    "_CompilerLock.acquire (",
+)
+"""Frames of waiting threads, which the system reports as running for a moment; a
+thread's target may not be a Python function.
+"""
 
 
 @dataclass
@@ -55,27 +65,53 @@ class Frame:
 
 
 def draw_flame(chain: Chain, path: Path) -> Row:
-    """Run the chain under py-spy and draw its processor time; returns a row that links the picture."""
+    """Run the chain under py-spy and draw its processor time; returns a row that links
+    the picture.
+    """
     local = Path(sys.executable).with_name("py-spy")
     program = str(local) if local.exists() else shutil.which("py-spy")
     if program is None:
-        return row("chain_flame", None, None, "frames", "py-spy is not installed: pip install py-spy")
+        return row(
+            "chain_flame",
+            None,
+            None,
+            "frames",
+            "py-spy is not installed: pip install py-spy",
+        )
     folded = chain.folder / "samples"
-    options = ["--subprocesses", "--format", "raw", "--rate", str(SAMPLES_PER_SECOND), "--output", str(folded)]
+    options = [
+        "--subprocesses",
+        "--format",
+        "raw",
+        "--rate",
+        str(SAMPLES_PER_SECOND),
+        "--output",
+        str(folded),
+    ]
     chain.run("--no-ui", command=(program, "record", *options, "--", sys.executable))
     root = fold(read_samples(folded.read_text(encoding="utf-8", errors="replace")))
     drawn = list(draw(root))
     with atomic_write(path) as sink:
         sink.write("\n".join(page(root, drawn)).encode())
-    return row("chain_flame", len(drawn), None, "frames", f"{root.samples} samples: [{path.name}]({path.name})")
+    return row(
+        "chain_flame",
+        len(drawn),
+        None,
+        "frames",
+        f"{root.samples} samples: [{path.name}]({path.name})",
+    )
 
 
 def read_samples(text: str) -> dict[tuple[str, ...], int]:
-    """Parse lines of `frame;frame;... number`; returns stacks with their numbers of samples."""
+    """Parse lines of `frame;frame;... number`; returns stacks with their numbers of
+    samples.
+    """
     samples: dict[tuple[str, ...], int] = {}
     for line in text.splitlines():
         stack, _, number = line.rpartition(" ")
-        frames = tuple(name for name, _ in groupby(filter(None, map(name_of, stack.split(";")))))
+        frames = tuple(
+            name for name, _ in groupby(filter(None, map(name_of, stack.split(";"))))
+        )
         if stack.rpartition(";")[2].startswith(WAITING):
             continue
         if number.isdigit() and frames:
@@ -84,7 +120,9 @@ def read_samples(text: str) -> dict[tuple[str, ...], int]:
 
 
 def name_of(frame: str) -> str | None:
-    """Return a frame's name in the picture: function and file, or the package of its file; None if it is hidden."""
+    """Return a frame's name in the picture: function and file, or the package of its
+    file; None if it is hidden.
+    """
     parts = re.fullmatch(r"(.*) \((.*?)(:\d+)?\)", frame)
     if parts is None or frame.startswith(HIDDEN):
         return None
@@ -109,7 +147,9 @@ def fold(samples: Mapping[tuple[str, ...], int]) -> Frame:
 
 
 def draw(root: Frame) -> Iterator[tuple[float, int, float, Frame]]:
-    """Return the offset, level and width (in shares of all samples) of each drawn frame, and the frame."""
+    """Return the offset, level and width (in shares of all samples) of each drawn
+    frame, and the frame.
+    """
     pending = [(0.0, 0, root)]
     while pending:
         offset, level, frame = pending.pop()
@@ -122,21 +162,32 @@ def draw(root: Frame) -> Iterator[tuple[float, int, float, Frame]]:
 
 
 def page(root: Frame, drawn: list[tuple[float, int, float, Frame]]) -> Iterator[str]:
-    """Return the lines of an SVG with a title for each frame, shown under the pointer."""
+    """Return the lines of an SVG with a title for each frame, shown under the
+    pointer.
+    """
     height = (max(level for _, level, _, _ in drawn) + 1) * FRAME_HEIGHT + 2 * MARGIN
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="monospace" '
-        f'font-size="11"><style>{STYLE}</style><rect class="page" width="{WIDTH}" height="{height}"/>'
-        f'<text class="title" x="{MARGIN}" y="18">gristmill run, by processor time: {root.samples} samples; '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        'font-family="monospace" '
+        f'font-size="11"><style>{STYLE}</style><rect class="page" width="{WIDTH}" '
+        f'height="{height}"/>'
+        f'<text class="title" x="{MARGIN}" y="18">gristmill run, by processor time: '
+        f"{root.samples} samples; "
         f"branches below {LEAST_SHARE:.1%} are left out</text>"
     )
     for offset, level, share, frame in drawn:
         x, width = MARGIN + offset * (WIDTH - 2 * MARGIN), share * (WIDTH - 2 * MARGIN)
         y, name = height - MARGIN - (level + 1) * FRAME_HEIGHT, html.escape(frame.name)
-        label = html.escape(frame.name[: int(width / CHARACTER_WIDTH)]) if width > 5 * CHARACTER_WIDTH else ""
+        label = (
+            html.escape(frame.name[: int(width / CHARACTER_WIDTH)])
+            if width > 5 * CHARACTER_WIDTH
+            else ""
+        )
         yield (
-            f'<g><title>{name}: {share:.1%}</title><rect x="{x:.1f}" y="{y}" width="{width:.1f}" '
-            f'height="{FRAME_HEIGHT - 1}" fill="hsl({crc32(frame.name.encode()) % 55},75%,65%)"/>'
+            f'<g><title>{name}: {share:.1%}</title><rect x="{x:.1f}" y="{y}" '
+            f'width="{width:.1f}" '
+            f'height="{FRAME_HEIGHT - 1}" '
+            f'fill="hsl({crc32(frame.name.encode()) % 55},75%,65%)"/>'
             + (f'<text x="{x + 2:.1f}" y="{y + 12}">{label}</text>' if label else "")
             + "</g>"
         )

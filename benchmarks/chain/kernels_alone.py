@@ -1,6 +1,7 @@
 """Processor time of a chain's kernels alone, on texts in memory, in one thread.
 
-The remaining time of a whole chain is reading and writing, starting, scheduling, merging and recording.
+The remaining time of a whole chain is reading and writing, starting, scheduling,
+merging and recording.
 """
 
 from __future__ import annotations
@@ -35,19 +36,33 @@ REPEATS = 2
 
 
 def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, float]:
-    """Return seconds of processor time per MB of raw text by kernel, on the first file of a corpus."""
+    """Return seconds of processor time per MB of raw text by kernel, on the first file
+    of a corpus.
+    """
     lines = min(corpus.folder.glob("*.jsonl")).read_bytes().splitlines()
     texts = [json.loads(line)["text"] for line in lines]
-    rows = pa.table({"text": pa.array(texts, pa.large_string()), "language": pa.nulls(len(texts), pa.string())})
+    rows = pa.table(
+        {
+            "text": pa.array(texts, pa.large_string()),
+            "language": pa.nulls(len(texts), pa.string()),
+        }
+    )
     array = rows["text"].combine_chunks()
-    rules, section = Filter.model_validate(settings["filter"]).rules, Dedup.model_validate(settings["dedup"]).minhash
+    rules, section = (
+        Filter.model_validate(settings["filter"]).rules,
+        Dedup.model_validate(settings["dedup"]).minhash,
+    )
     languages = LanguageId(model=str(models.language))  # type: ignore[arg-type]
     classifier = Classifier(model=str(models.classifier))  # type: ignore[arg-type]
     assert section is not None
 
     def sketch() -> None:
         sets = shingle_sets(array, section.ngram)
-        band_keys(signatures(sets, section.bands * section.rows, section.seed), section.bands, section.rows)
+        band_keys(
+            signatures(sets, section.bands * section.rows, section.seed),
+            section.bands,
+            section.rows,
+        )
 
     works: dict[str, Callable[[], object]] = {
         "JSON": lambda: [json.loads(line) for line in lines],
@@ -61,12 +76,17 @@ def seconds_per_mb(corpus: Corpus, models: Models, settings: Any) -> dict[str, f
             array,
         ),
         "classifier": partial(
-            score_texts, load_model(str(models.classifier), sha256_file(models.classifier)), array, classifier
+            score_texts,
+            load_model(str(models.classifier), sha256_file(models.classifier)),
+            array,
+            classifier,
         ),
         "tokens": encoding(models, array),
     }
     seconds = fastest(REPEATS, *works.values(), clock=time.process_time)
-    return dict(zip(works, (each / text_megabytes(texts) for each in seconds), strict=True))
+    return dict(
+        zip(works, (each / text_megabytes(texts) for each in seconds), strict=True)
+    )
 
 
 def encoding(models: Models, texts: pa.Array) -> Callable[[], object]:

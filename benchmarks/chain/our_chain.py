@@ -1,4 +1,6 @@
-"""The chain as gristmill runs it: a manifest, the command `gristmill run`, and its cost, measured from outside."""
+"""The chain as gristmill runs it: a manifest, the command `gristmill run`, and its
+cost, measured from outside.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,28 @@ from gristmill.flows.running.session import Session, open_session
 WORKERS = 2
 VOCABULARY = 32_000
 TRAINING_PAGES = 4000
-"""Pages on which the tokenizer and the classifier are trained before any measurement."""
+"""Pages on which the tokenizer and the classifier are trained before any
+measurement.
+"""
 END_OF_TEXT = "<|endoftext|>"
 MIN_QUALITY = 0.02
 TOKENS_PER_BYTE = 0.02
-"""Tokens of the mixture per byte of raw text: of 60 pages the steps keep 0.027, since rules drop most source code."""
+"""Tokens of the mixture per byte of raw text: of 60 pages the steps keep 0.027, since
+rules drop most source code.
+"""
 SAMPLE_SECONDS = 0.25
 DATATROVE = {"dialect": "datatrove", "words": "exact"}
 ENGLISH: Mapping[str, Any] = {"keep": ["en"], "threshold": 0.65}
 GOOD: Mapping[str, Any] = {"min_quality": MIN_QUALITY}
-CANDIDATES: Mapping[str, Any] = {"exact": False, "clusters": "connected", "minhash": {"verify": False}, "index": False}
-"""Settings of `dedup`: every candidate pair of MinHash is a duplicate, and one of each chain of them is kept."""
+CANDIDATES: Mapping[str, Any] = {
+    "exact": False,
+    "clusters": "connected",
+    "minhash": {"verify": False},
+    "index": False,
+}
+"""Settings of `dedup`: every candidate pair of MinHash is a duplicate, and one of each
+chain of them is kept.
+"""
 VERDICTS: Mapping[str, Any] = {
     "filter": {
         "rules": {
@@ -49,12 +62,21 @@ VERDICTS: Mapping[str, Any] = {
 }
 """Steps with datatrove's verdicts: its dialect and words."""
 OWN: Mapping[str, Any] = {
-    "filter": {"rules": ["gopher_repetition", "gopher_quality", {"c4": {"constants": "paper"}}, "fineweb"]},
+    "filter": {
+        "rules": [
+            "gopher_repetition",
+            "gopher_quality",
+            {"c4": {"constants": "paper"}},
+            "fineweb",
+        ]
+    },
     "dedup": {"index": False},
     "langid": ENGLISH,
     "quality": GOOD,
 }
-"""The same rules with gristmill's own settings: pairs are verified, and equal texts are dropped."""
+"""The same rules with gristmill's own settings: pairs are verified, and equal texts are
+dropped.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,8 +101,8 @@ class Run:
     Attributes:
         seconds: from the command's start to its end.
         cpu_seconds: of the command and its descendants.
-        peak_bytes: of memory, of all its processes together (Pss of smaps_rollup, mapped files included); 0 if it was
-            not sampled.
+        peak_bytes: of memory, of all its processes together (Pss of smaps_rollup,
+            mapped files included); 0 if it was not sampled.
     """
 
     seconds: float
@@ -100,7 +122,12 @@ class Chain:
         """Folder of its outputs."""
         return self.folder / "store"
 
-    def run(self, *options: str, command: Sequence[str] = (sys.executable,), sample_memory: bool = False) -> Run:
+    def run(
+        self,
+        *options: str,
+        command: Sequence[str] = (sys.executable,),
+        sample_memory: bool = False,
+    ) -> Run:
         """Run `gristmill run` to its end.
 
         Args:
@@ -121,16 +148,28 @@ class Chain:
             str(self.store),
             *options,
         ]
-        environment = {**os.environ, "PREFECT_HOME": str(self.folder / "prefect"), "COLUMNS": "120"}
+        environment = {
+            **os.environ,
+            "PREFECT_HOME": str(self.folder / "prefect"),
+            "COLUMNS": "120",
+        }
         with open(self.folder / "log", "wb") as log:
             start, cpu_before = time.perf_counter(), _children_seconds()
-            process = subprocess.Popen(arguments, stdout=log, stderr=log, env=environment)
+            process = subprocess.Popen(
+                arguments, stdout=log, stderr=log, env=environment
+            )
             sampler = MemorySampler(process.pid, proportional_bytes, SAMPLE_SECONDS)
             with sampler if sample_memory else nullcontext():
                 code = process.wait()
-            seconds, cpu_seconds = time.perf_counter() - start, _children_seconds() - cpu_before
+            seconds, cpu_seconds = (
+                time.perf_counter() - start,
+                _children_seconds() - cpu_before,
+            )
         if code != 0:
-            raise RuntimeError(f"{' '.join(arguments)} ended with {code}: {(self.folder / 'log').read_text()[-2000:]}")
+            raise RuntimeError(
+                f"{' '.join(arguments)} ended with {code}: "
+                f"{(self.folder / 'log').read_text()[-2000:]}"
+            )
         return Run(seconds, cpu_seconds, sampler.peak)
 
     def session(self) -> Session:
@@ -147,7 +186,9 @@ class Chain:
     def stage_seconds(self) -> dict[str, float]:
         """Return each stage's recorded seconds."""
         session = self.session()
-        return {stage: session.folder(stage).manifest()["seconds"] for stage in session.plan}
+        return {
+            stage: session.folder(stage).manifest()["seconds"] for stage in session.plan
+        }
 
     def files(self) -> tuple[int, int]:
         """Return the number of the outputs' files, and their bytes."""
@@ -165,7 +206,11 @@ def _children_seconds() -> float:
 
 
 def write_chain(
-    folder: Path, corpus: Corpus, models: Models, settings: Mapping[str, Any], packed: bool = True
+    folder: Path,
+    corpus: Corpus,
+    models: Models,
+    settings: Mapping[str, Any],
+    packed: bool = True,
 ) -> Chain:
     """Write the manifest of the chain over a corpus.
 
@@ -174,7 +219,8 @@ def write_chain(
         corpus: raw JSONL.
         models: of the steps.
         settings: the steps in their order, each with its section; models are added.
-        packed: if true, it ends with packed shards; else with the kept documents, as JSON lines.
+        packed: if true, it ends with packed shards; else with the kept documents, as
+            JSON lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
     models_of: dict[str, Any] = {
@@ -184,13 +230,25 @@ def write_chain(
     manifest: dict[str, Any] = {
         "name": "chain",
         "seed": 1,
-        "sources": {"web": {"path": str(corpus.folder / "*.jsonl"), "metadata_fields": [], "max_epochs": 4}},
-        "prepare": [{step: {**section, **models_of.get(step, {})}} for step, section in settings.items()],
+        "sources": {
+            "web": {
+                "path": str(corpus.folder / "*.jsonl"),
+                "metadata_fields": [],
+                "max_epochs": 4,
+            }
+        },
+        "prepare": [
+            {step: {**section, **models_of.get(step, {})}}
+            for step, section in settings.items()
+        ],
         "engine": {"workers": WORKERS},
     }
     if packed:
         manifest["tokenizer"] = {"path": str(models.tokenizer)}
-        manifest["mix"] = {"tokens": int(corpus.text_bytes * TOKENS_PER_BYTE), "sequence_length": 1024}
+        manifest["mix"] = {
+            "tokens": int(corpus.text_bytes * TOKENS_PER_BYTE),
+            "sequence_length": 1024,
+        }
     else:
         manifest["documents"] = {"format": "jsonl"}
     path = folder / "chain.yaml"
@@ -199,14 +257,18 @@ def write_chain(
 
 
 def make_models(folder: Path) -> Models | None:
-    """Train a tokenizer and a classifier, unless they exist; None without a language model."""
+    """Train a tokenizer and a classifier, unless they exist; None without a language
+    model.
+    """
     from gristmill.dataprep.quality.classifier import as_line, train
     from gristmill.mixtures.steps.quality import Classifier
 
     language = language_model()
     if language is None:
         return None
-    models = Models(folder / "tokenizer.json", folder / "classifier.bin", Path(language))
+    models = Models(
+        folder / "tokenizer.json", folder / "classifier.bin", Path(language)
+    )
     if not models.classifier.exists():
         folder.mkdir(parents=True, exist_ok=True)
         pages = Pages(TRAINING_PAGES)

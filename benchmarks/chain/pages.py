@@ -1,7 +1,9 @@
-"""Pages of JSONL for whole chains: real text, each piece once, and the rejects of a crawl.
+"""Pages of JSONL for whole chains: real text, each piece once, and the rejects of a
+crawl.
 
-Page k is a function of k and of the installed packages: most are their documentation and sources; a tenth are near
-copies of an earlier page, some equal one, and every rule and the language step drop some.
+Page k is a function of k and of the installed packages: most are their documentation
+and sources; a tenth are near copies of an earlier page, some equal one, and every rule
+and the language step drop some.
 """
 
 from __future__ import annotations
@@ -30,11 +32,14 @@ KINDS = {
 }
 """Kind of page -> its share."""
 OTHER_LANGUAGES = (
-    "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit Vernunft und Gewissen begabt und "
+    "Alle Menschen sind frei und gleich an Würde und Rechten geboren. Sie sind mit "
+    "Vernunft und Gewissen begabt und "
     "sollen einander im Geiste der Brüderlichkeit begegnen. ",
-    "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison et de "
-    "conscience et doivent agir les uns envers les autres dans un esprit de fraternité. ",
-    "Todos los seres humanos nacen libres e iguales en dignidad y derechos y, dotados como están de razón y "
+    "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont "
+    "doués de raison et de conscience et doivent agir les uns envers les autres dans "
+    "un esprit de fraternité. ",
+    "Todos los seres humanos nacen libres e iguales en dignidad y derechos y, "
+    "dotados como están de razón y "
     "conciencia, deben comportarse fraternalmente los unos con los otros. ",
 )
 """The first article of the Universal Declaration of Human Rights."""
@@ -62,12 +67,21 @@ def write_corpus(folder: Path, documents: int) -> Corpus:
         folder.mkdir(parents=True, exist_ok=True)
         pages, text_bytes = Pages(documents), 0
         for first in range(0, documents, FILE_DOCUMENTS):
-            with open(folder / f"{first // FILE_DOCUMENTS:05d}.jsonl", "w", encoding="utf-8") as sink:
+            with open(
+                folder / f"{first // FILE_DOCUMENTS:05d}.jsonl", "w", encoding="utf-8"
+            ) as sink:
                 for number in range(first, min(first + FILE_DOCUMENTS, documents)):
                     text = pages.text(number)
                     text_bytes += len(text.encode())
-                    sink.write(json.dumps({"id": str(number), "text": text}, ensure_ascii=False) + "\n")
-        record.write_text(json.dumps({"documents": documents, "text_bytes": text_bytes}))
+                    sink.write(
+                        json.dumps(
+                            {"id": str(number), "text": text}, ensure_ascii=False
+                        )
+                        + "\n"
+                    )
+        record.write_text(
+            json.dumps({"documents": documents, "text_bytes": text_bytes})
+        )
     return Corpus(folder, **json.loads(record.read_text()))
 
 
@@ -91,9 +105,13 @@ class Pages:
             return edited(original, source) if kind == "near copy" else original
         if kind == "list":
             words = self._pieces[number].split()
-            return "\n".join(" ".join(words[start : start + 3]) for start in range(0, len(words), 3))
+            return "\n".join(
+                " ".join(words[start : start + 3]) for start in range(0, len(words), 3)
+            )
         if kind == "repeated":
-            return "\n".join([self._pieces[number].split("\n")[0]] * source.randint(3, 12))
+            return "\n".join(
+                [self._pieces[number].split("\n")[0]] * source.randint(3, 12)
+            )
         if kind == "other language":
             return source.choice(OTHER_LANGUAGES) * source.randint(3, 12)
         body = self._pieces[number]
@@ -106,7 +124,9 @@ def kind_of(number: int) -> str:
     """Return the kind of a page; the first is prose."""
     if number == 0:
         return "prose"
-    return random.Random(f"kind of {number}").choices(list(KINDS), list(KINDS.values()))[0]
+    return random.Random(f"kind of {number}").choices(
+        list(KINDS), list(KINDS.values())
+    )[0]
 
 
 def edited(text: str, source: random.Random) -> str:

@@ -1,8 +1,9 @@
-"""The chain as datatrove runs it, by the interpreter that has it: `python peer_datatrove.py SETTINGS.json`.
+"""The chain as datatrove runs it, by the interpreter that has it: `python
+peer_datatrove.py SETTINGS.json`.
 
-Nothing of gristmill is imported. Its executor has one task per input file and two workers; MinHash is its four steps.
-A step after the rules and at the end writes ids, to compare verdicts. The last line of the output is JSON: the seconds
-of each step.
+Nothing of gristmill is imported. Its executor has one task per input file and two
+workers; MinHash is its four steps. A step after the rules and at the end writes ids, to
+compare verdicts. The last line of the output is JSON: the seconds of each step.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from typing import Any
 
 from datatrove.executor import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
-from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
+from datatrove.pipeline.dedup import (
+    MinhashDedupBuckets,
+    MinhashDedupCluster,
+    MinhashDedupFilter,
+    MinhashDedupSignature,
+)
 from datatrove.pipeline.dedup.minhash import MinhashConfig
 from datatrove.pipeline.filters import (
     C4QualityFilter,
@@ -49,8 +55,10 @@ class WriteIds(PipelineStep):
 
 
 class Classifier(BaseFilter):
-    """Equivalent of datatrove's FastTextClassifierFilter for whole documents, which needs another build of fastText:
-    `predict` of 0.9.3 fails on NumPy 2, and the function beneath it does not."""
+    """Equivalent of datatrove's FastTextClassifierFilter for whole documents, which
+    needs another build of fastText: `predict` of 0.9.3 fails on NumPy 2, and the
+    function beneath it does not.
+    """
 
     name = "fastText"
 
@@ -97,10 +105,30 @@ def main(settings: dict[str, Any]) -> None:
             ],
             tasks,
         ),
-        "signatures": ([JsonlReader(ruled), MinhashDedupSignature(str(out / "signatures"), config=minhash)], tasks),
-        "buckets": ([MinhashDedupBuckets(str(out / "signatures"), str(out / "buckets"), config=minhash)], 14),
+        "signatures": (
+            [
+                JsonlReader(ruled),
+                MinhashDedupSignature(str(out / "signatures"), config=minhash),
+            ],
+            tasks,
+        ),
+        "buckets": (
+            [
+                MinhashDedupBuckets(
+                    str(out / "signatures"), str(out / "buckets"), config=minhash
+                )
+            ],
+            14,
+        ),
         "cluster": (
-            [MinhashDedupCluster(str(out / "buckets"), str(out / "removed"), config=minhash, save_cluster_id=True)],
+            [
+                MinhashDedupCluster(
+                    str(out / "buckets"),
+                    str(out / "removed"),
+                    config=minhash,
+                    save_cluster_id=True,
+                )
+            ],
             1,
         ),
         "filter and tokenise": (
@@ -111,12 +139,25 @@ def main(settings: dict[str, Any]) -> None:
                 Classifier(settings["language_model"], "en", 0.65),
                 Classifier(settings["classifier"], "positive", settings["min_quality"]),
                 WriteIds(str(out / "kept-ids")),
-                DocumentTokenizer(str(out / "tokens"), settings["tokenizer"], eos_token=settings["eos_token"], seed=1),
+                DocumentTokenizer(
+                    str(out / "tokens"),
+                    settings["tokenizer"],
+                    eos_token=settings["eos_token"],
+                    seed=1,
+                ),
             ],
             tasks,
         ),
         "merge": (
-            [DocumentTokenizerMerger(str(out / "tokens"), str(out / "merged"), "train", seed=1, progress=False)],
+            [
+                DocumentTokenizerMerger(
+                    str(out / "tokens"),
+                    str(out / "merged"),
+                    "train",
+                    seed=1,
+                    progress=False,
+                )
+            ],
             1,
         ),
     }

@@ -1,5 +1,5 @@
-"""Taggers for Dolma's toolkit, which imports this file: its own taggers for fastText name a model by an address, these
-by a file. Nothing of gristmill is imported.
+"""Taggers for Dolma's toolkit, which imports this file: its own taggers for fastText
+name a model by an address, these by a file. Nothing of gristmill is imported.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ class Classifier(BaseFastTextTagger):
     """Tagger of all labels of the whole text, as Dolma's taggers of quality."""
 
     def __init__(self) -> None:
-        super().__init__(model_path=os.environ[CLASSIFIER], model_mode=self.DOCUMENT_LEVEL_TAGGER)
+        super().__init__(
+            model_path=os.environ[CLASSIFIER], model_mode=self.DOCUMENT_LEVEL_TAGGER
+        )
 
     def predict_slice(self, text_slice: Any) -> list[Prediction]:
         """Return every label with its score."""
-        labels, scores = self.classifier.predict(" ".join(text_slice.text.split()), k=-1)
+        labels, scores = self.classifier.predict(
+            " ".join(text_slice.text.split()), k=-1
+        )
         return [
             Prediction(label.removeprefix("__label__"), float(score))
             for label, score in zip(labels, scores, strict=True)

@@ -1,8 +1,9 @@
-"""Other whole chains, each run by an interpreter that has it, and the same steps of our chain.
+"""Other whole chains, each run by an interpreter that has it, and the same steps of our
+chain.
 
-`make peers` makes an environment for each in build/peers (GRISTMILL_BENCH_PEERS names another folder), for their pins
-conflict with ours and with each other's. A peer that is installed beside gristmill, as datatrove by the extra `bench`,
-needs none.
+`make peers` makes an environment for each in build/peers (GRISTMILL_BENCH_PEERS names
+another folder), for their pins conflict with ours and with each other's. A peer that is
+installed beside gristmill, as datatrove by the extra `bench`, needs none.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ from benchmarks.checkout import ROOT
 VARIABLE = "GRISTMILL_BENCH_PEERS"
 BANDS, ROWS, NGRAM = 14, 8, 5
 """Parameters of MinHash on all sides."""
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "RAYON_NUM_THREADS": "1",
+}
 """Environment of peers that have a process per core."""
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -48,7 +53,9 @@ OFFLINE = {
     "PIP_NO_INDEX": "1",
     "UV_OFFLINE": "1",
 }
-"""Environment without downloads: Data-Juicer installs missing packages during its run."""
+"""Environment without downloads: Data-Juicer installs missing packages during its
+run.
+"""
 GOPHER: Mapping[str, Any] = {"rules": ["gopher_repetition", "gopher_quality"]}
 
 
@@ -87,10 +94,19 @@ class Peer:
 
     def interpreter(self) -> str | None:
         """Return the Python that has it, or None."""
-        own = Path(os.environ.get(VARIABLE) or ROOT / "build" / "peers") / self.name / "bin" / "python"
+        own = (
+            Path(os.environ.get(VARIABLE) or ROOT / "build" / "peers")
+            / self.name
+            / "bin"
+            / "python"
+        )
         if own.exists():
             return str(own)
-        return sys.executable if importlib.util.find_spec(self.module) is not None else None
+        return (
+            sys.executable
+            if importlib.util.find_spec(self.module) is not None
+            else None
+        )
 
 
 class PeerError(RuntimeError):
@@ -116,7 +132,10 @@ def call(command: Sequence[str], folder: Path, **environment: str) -> str:
     (folder / "log").write_text(output)
     if done.returncode != 0:
         last = [line for line in output.splitlines() if line.strip()][-3:]
-        raise PeerError(f"{Path(command[0]).name} ended with {done.returncode}: {' / '.join(last)[-300:]}")
+        raise PeerError(
+            f"{Path(command[0]).name} ended with {done.returncode}: "
+            f"{' / '.join(last)[-300:]}"
+        )
     return output
 
 
@@ -145,13 +164,23 @@ def by_datatrove(python: str, corpus: Corpus, models: Models, folder: Path) -> D
     }
     path = folder / "settings.json"
     path.write_text(json.dumps(settings))
-    output = call([python, str(Path(__file__).with_name("peer_datatrove.py")), str(path)], folder)
+    output = call(
+        [python, str(Path(__file__).with_name("peer_datatrove.py")), str(path)], folder
+    )
     seconds: dict[str, float] = json.loads(output.splitlines()[-1])
-    return Done(seconds, sum(len(file.read_text().split()) for file in (folder / "kept-ids").glob("*.ids")))
+    return Done(
+        seconds,
+        sum(
+            len(file.read_text().split())
+            for file in (folder / "kept-ids").glob("*.ids")
+        ),
+    )
 
 
 def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
-    """Run Dolma's taggers, its Bloom filter for equal texts, its mixer, which drops by their results, and its tokenizer."""
+    """Run Dolma's taggers, its Bloom filter for equal texts, its mixer, which drops by
+    their results, and its tokenizer.
+    """
     documents, dolma = folder / "documents", [python, "-m", "dolma.cli"]
     documents.mkdir()
     for file in sorted(corpus.folder.glob("*.jsonl")):  # it reads compressed files only
@@ -162,7 +191,10 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
         "dedupe": {
             "documents": [sources],
             "processes": WORKERS,
-            "dedupe": {"name": "equal", "documents": {"attribute_name": "equal", "key": "$.text"}},
+            "dedupe": {
+                "name": "equal",
+                "documents": {"attribute_name": "equal", "key": "$.text"},
+            },
             "bloom_filter": {
                 "file": str(folder / "bloom"),
                 "read_only": False,
@@ -177,8 +209,15 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
                     "name": "mixed",
                     "documents": [sources],
                     "attributes": ["judged", "equal"],
-                    "output": {"path": str(folder / "mixed"), "max_size_in_bytes": 1 << 28},
-                    "filter": {"syntax": "jq", "include": [], "exclude": [dolma_drops()]},
+                    "output": {
+                        "path": str(folder / "mixed"),
+                        "max_size_in_bytes": 1 << 28,
+                    },
+                    "filter": {
+                        "syntax": "jq",
+                        "include": [],
+                        "exclude": [dolma_drops()],
+                    },
                 }
             ],
         },
@@ -187,17 +226,48 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
     taggers = ["gopher_v1", "c4_v2", "english", "classifier"]
     own_taggers = str(Path(__file__).with_name("peer_dolma.py"))
-    tag = ["--experiment", "judged", "--taggers", *taggers, "--tagger_modules", own_taggers]
-    tokenizer = ["--tokenizer.name_or_path", str(models.tokenizer), "--tokenizer.eos_token_id", "0"]
+    tag = [
+        "--experiment",
+        "judged",
+        "--taggers",
+        *taggers,
+        "--tagger_modules",
+        own_taggers,
+    ]
+    tokenizer = [
+        "--tokenizer.name_or_path",
+        str(models.tokenizer),
+        "--tokenizer.eos_token_id",
+        "0",
+    ]
     tokens = [*tokenizer, "--dtype", "uint16", "--destination", str(folder / "tokens")]
-    model_files = {"BENCH_LANGUAGE_MODEL": str(models.language), "BENCH_CLASSIFIER": str(models.classifier)}
+    model_files = {
+        "BENCH_LANGUAGE_MODEL": str(models.language),
+        "BENCH_CLASSIFIER": str(models.classifier),
+    }
     seconds = timed(
         {
-            "tag": lambda: call([*dolma, "tag", "--documents", sources, *tag, *processes], folder, **model_files),
-            "dedupe": lambda: call([*dolma, "-c", str(folder / "dedupe.yaml"), "dedupe"], folder),
-            "mix": lambda: call([*dolma, "-c", str(folder / "mix.yaml"), "mix"], folder),
+            "tag": lambda: call(
+                [*dolma, "tag", "--documents", sources, *tag, *processes],
+                folder,
+                **model_files,
+            ),
+            "dedupe": lambda: call(
+                [*dolma, "-c", str(folder / "dedupe.yaml"), "dedupe"], folder
+            ),
+            "mix": lambda: call(
+                [*dolma, "-c", str(folder / "mix.yaml"), "mix"], folder
+            ),
             "tokens": lambda: call(
-                [*dolma, "tokens", "--documents", f"{folder}/mixed/*.gz", *tokens, *processes], folder
+                [
+                    *dolma,
+                    "tokens",
+                    "--documents",
+                    f"{folder}/mixed/*.gz",
+                    *tokens,
+                    *processes,
+                ],
+                folder,
             ),
         }
     )
@@ -209,8 +279,9 @@ def by_dolma(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
 
 
 def dolma_drops() -> str:
-    """Return the condition by which Dolma's mixer drops: Gopher's rules (Rae et al. 2021, table A1) by its tagger's
-    names, C4's two rules for documents, other languages, low quality, and repeated texts.
+    """Return the condition by which Dolma's mixer drops: Gopher's rules (Rae et al.
+    2021, table A1) by its tagger's names, C4's two rules for documents, other
+    languages, low quality, and repeated texts.
     """
     bounds: dict[str, tuple[float | None, float | None]] = {
         "word_count": (50, 100_000),
@@ -234,16 +305,24 @@ def dolma_drops() -> str:
     for name, limits in columns.items():
         for sign, limit in zip("<>", limits, strict=True):
             if limit is not None:
-                drops.append(f"(.attributes.judged__{name} // [[0, 0, 0]])[0][2] {sign} {limit}")
+                drops.append(
+                    f"(.attributes.judged__{name} // [[0, 0, 0]])[0][2] {sign} {limit}"
+                )
     drops += [
         f".attributes.{name} != null"
-        for name in ("judged__c4_v2__has_curly_brace", "judged__c4_v2__has_lorem_ipsum", "equal")
+        for name in (
+            "judged__c4_v2__has_curly_brace",
+            "judged__c4_v2__has_lorem_ipsum",
+            "equal",
+        )
     ]
     return " or ".join(f"({drop})" for drop in drops)
 
 
 def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
-    """Run the filters of Data-Juicer's recipe for C4 (`redpajama-c4-refine.yaml`), without models, and its MinHash."""
+    """Run the filters of Data-Juicer's recipe for C4 (`redpajama-c4-refine.yaml`),
+    without models, and its MinHash.
+    """
     minhash = {
         "tokenization": "space",
         "window_size": NGRAM,
@@ -262,33 +341,90 @@ def by_data_juicer(python: str, corpus: Corpus, models: Models, folder: Path) ->
         "open_tracer": False,
         "use_cache": False,
         "process": [
-            {"alphanumeric_filter": {"tokenization": False, "min_ratio": 0.65, "max_ratio": 0.9}},
+            {
+                "alphanumeric_filter": {
+                    "tokenization": False,
+                    "min_ratio": 0.65,
+                    "max_ratio": 0.9,
+                }
+            },
             {"average_line_length_filter": {"max_len": 3000}},
             {"character_repetition_filter": {"rep_len": 10, "max_ratio": 0.3}},
             {"maximum_line_length_filter": {"max_len": 4000}},
             {"special_characters_filter": {"max_ratio": 0.4}},
-            {"words_num_filter": {"tokenization": False, "min_num": 20, "max_num": 10_000}},
-            {"word_repetition_filter": {"tokenization": False, "rep_len": 10, "max_ratio": 0.231}},
+            {
+                "words_num_filter": {
+                    "tokenization": False,
+                    "min_num": 20,
+                    "max_num": 10_000,
+                }
+            },
+            {
+                "word_repetition_filter": {
+                    "tokenization": False,
+                    "rep_len": 10,
+                    "max_ratio": 0.231,
+                }
+            },
             {"document_minhash_deduplicator": minhash},
         ],
     }
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     program = str(Path(python).with_name("dj-process"))
-    seconds = timed({"process": lambda: call([program, "--config", str(folder / "recipe.yaml")], folder)})
+    seconds = timed(
+        {
+            "process": lambda: call(
+                [program, "--config", str(folder / "recipe.yaml")], folder
+            )
+        }
+    )
     with open(folder / "out.jsonl", "rb") as lines:
         return Done(seconds, sum(1 for _ in lines))
 
 
 def by_text_dedup(python: str, corpus: Corpus, models: Models, folder: Path) -> Done:
     """Run text-dedup's MinHash."""
-    command = [python, "-m", "text_dedup.minhash", "--path", "json", "--data_files", f"{corpus.folder}/*.jsonl"]
-    command += ["--split", "train", "--cache_dir", str(folder / "cache"), "--output", str(folder / "out")]
-    command += ["--column", "text", "--ngram", str(NGRAM), "--num_perm", str(BANDS * ROWS)]
-    command += ["--b", str(BANDS), "--r", str(ROWS), "--num_proc", str(WORKERS), "--batch_size", "10000"]
+    command = [
+        python,
+        "-m",
+        "text_dedup.minhash",
+        "--path",
+        "json",
+        "--data_files",
+        f"{corpus.folder}/*.jsonl",
+    ]
+    command += [
+        "--split",
+        "train",
+        "--cache_dir",
+        str(folder / "cache"),
+        "--output",
+        str(folder / "out"),
+    ]
+    command += [
+        "--column",
+        "text",
+        "--ngram",
+        str(NGRAM),
+        "--num_perm",
+        str(BANDS * ROWS),
+    ]
+    command += [
+        "--b",
+        str(BANDS),
+        "--r",
+        str(ROWS),
+        "--num_proc",
+        str(WORKERS),
+        "--batch_size",
+        "10000",
+    ]
     seconds = timed({"minhash": lambda: call(command, folder)})
     kept = re.search(r"After\s+: (\d+)", (folder / "log").read_text())
     if kept is None:
-        raise PeerError(f"its output has no number of kept documents; see {folder / 'log'}")
+        raise PeerError(
+            f"its output has no number of kept documents; see {folder / 'log'}"
+        )
     return Done(seconds, int(kept[1]))
 
 

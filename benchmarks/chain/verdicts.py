@@ -11,7 +11,12 @@ import pyarrow.compute as pc
 
 from benchmarks.chain.our_chain import Chain
 from benchmarks.chain.pages import FILE_DOCUMENTS
-from gristmill.dataprep.documents import combine_annotations, read_annotations, read_table, shard_names
+from gristmill.dataprep.documents import (
+    combine_annotations,
+    read_annotations,
+    read_table,
+    shard_names,
+)
 from gristmill.flows.questions.find_documents import committed_inputs
 
 
@@ -45,12 +50,19 @@ def our_verdicts(chain: Chain, documents: int) -> Kept:
     kept = no_verdicts(documents)
     for shard in shard_names(inputs["ingest"]):
         table = read_table(inputs["ingest"] / shard, ["id", "locator"])
-        numbers = np.array([_number(locator) for locator in table["locator"].to_pylist()])
+        numbers = np.array(
+            [_number(locator) for locator in table["locator"].to_pylist()]
+        )
         filtered = read_annotations(inputs, shard, "filter", ["keep", "reason"])
-        alike = read_annotations(inputs, shard, "dedup", ["cluster_size", "duplicate_of"])
+        alike = read_annotations(
+            inputs, shard, "dedup", ["cluster_size", "duplicate_of"]
+        )
         kept.ruled[numbers] = pc.fill_null(filtered["keep"], False).to_numpy()
         kept.reasons[numbers] = filtered["reason"].to_numpy()
-        is_alike = pc.or_(pc.is_valid(alike["duplicate_of"]), pc.greater(pc.fill_null(alike["cluster_size"], 1), 1))
+        is_alike = pc.or_(
+            pc.is_valid(alike["duplicate_of"]),
+            pc.greater(pc.fill_null(alike["cluster_size"], 1), 1),
+        )
         kept.alike[numbers] = is_alike.to_numpy()
         kept.last[numbers] = combine_annotations(inputs, shard, table["id"]).keep
     return kept
@@ -63,7 +75,9 @@ def _number(locator: str) -> int:
 
 
 def datatrove_verdicts(out: Path, documents: int) -> Kept:
-    """Read datatrove's verdicts from the ids of its pipeline and the clusters of its third step of MinHash."""
+    """Read datatrove's verdicts from the ids of its pipeline and the clusters of its
+    third step of MinHash.
+    """
     kept = no_verdicts(documents)
     for file in sorted((out / "ruled-ids").glob("*.ids")):
         ids = _read_ids(file)
@@ -86,9 +100,10 @@ class Agreement:
 
     Attributes:
         rules: of all documents, those with the same verdict of the rules.
-        alike: of those that both sides' rules kept, those with a duplicate on both sides or on neither.
-        kept: of all documents, those that both sides keep in the end, or neither; members of a cluster are
-            interchangeable.
+        alike: of those that both sides' rules kept, those with a duplicate on both
+            sides or on neither.
+        kept: of all documents, those that both sides keep in the end, or neither;
+            members of a cluster are interchangeable.
         kept_by_us, kept_by_peer: numbers of documents kept in the end.
         differences: in words.
     """
@@ -116,7 +131,8 @@ def compare(ours: Kept, peer: Kept) -> Agreement:
     differences = [
         rules,
         f"duplicates on {int((~same_alike).sum())} (hashes of other seeds and shingles)",
-        f"{int(survivors.sum())} are a cluster's survivor on one side, for which the other kept another member",
+        f"{int(survivors.sum())} are a cluster's survivor on one side, for which the "
+        "other kept another member",
     ]
     return Agreement(
         rules=1 - len(differing) / len(both_ruled),

@@ -1,8 +1,9 @@
-"""`gristmill bench chaos_asking`: stages that ask a model are killed at any of their requests to a bad endpoint.
+"""`gristmill bench chaos_asking`: stages that ask a model are killed at any of their
+requests to a bad endpoint.
 
-Each attempt at a stage is killed at its n-th request, drawn by hash, before the answer or after it; the last one is
-not. Then the stage has the bytes of a run whose endpoint never failed, no request with a kept answer was repeated, and
-no answer is kept twice.
+Each attempt at a stage is killed at its n-th request, drawn by hash, before the answer
+or after it; the last one is not. Then the stage has the bytes of a run whose endpoint
+never failed, no request with a kept answer was repeated, and no answer is kept twice.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ examples:
     max_quarantined: 0.5
 """
 STAGES = ("generate", "judge", "examples-revised", "examples-compared")
-"""Stages that ask; of the sets of examples one has a judge for its reward, and one a judge of pairs."""
+"""Stages that ask; of the sets of examples one has a judge for its reward, and one a
+judge of pairs.
+"""
 ASKED = {
     "generate": ["sources.taught.generate.model"],
     "judge": ["prepare.0.judge.model"],
@@ -81,9 +84,13 @@ WAYS = tuple(kill for kill in KILLS if kill.role == "any")
 NOTHING_TWICE = "nothing asked twice whose answer was kept, no answer kept twice"
 
 
-def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[Row]:
+def rows(
+    points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2
+) -> Iterator[Row]:
     """Kill the stages that ask; arguments as of `chaos.rows`."""
-    results = disturb(partial(all_points, points, seed), f"asking-{seed}", folder, at_once)
+    results = disturb(
+        partial(all_points, points, seed), f"asking-{seed}", folder, at_once
+    )
     yield from rows_of(
         "asking: identical_after_kill",
         f"every byte as in the run that nothing disturbed, {NOTHING_TWICE}",
@@ -98,39 +105,63 @@ def all_points(points: int, seed: int, work: Path) -> dict[str, Callable[[], Res
     chains: dict[str, Callable[[], Result]] = {}
     for number in range(-(-points // KILLS_IN_CHAIN)):
         stage = STAGES[number % len(STAGES)]
-        chains[f"asking {number}: {stage}"] = partial(run_chain, run, stage, number, seed, work)
+        chains[f"asking {number}: {stage}"] = partial(
+            run_chain, run, stage, number, seed, work
+        )
     return chains
 
 
 def undisturbed_run(folder: Path) -> Undisturbed:
-    """Run the project that asks, with an endpoint that answers each request at once and correctly."""
+    """Run the project that asks, with an endpoint that answers each request at once and
+    correctly.
+    """
     project = folder / "asking"
-    run = Undisturbed(project / "asking.yaml", folder / "clean-asking", folder / "changes-asking")
+    run = Undisturbed(
+        project / "asking.yaml", folder / "clean-asking", folder / "changes-asking"
+    )
     if not run.manifest.exists():
         write_project(project)
     with serving(BadEndpoint()) as endpoint:
         endpoint.faulty = 0.0
-        run.finish([word for stage in STAGES for word in _endpoint_settings(stage, endpoint)])
+        run.finish(
+            [word for stage in STAGES for word in _endpoint_settings(stage, endpoint)]
+        )
     return run
 
 
 def write_project(folder: Path) -> None:
     """Write documents, prompts and the manifest; the same files every time."""
     random_ = random.Random(17)
-    files = {f"web/{number}.jsonl": json_lines([{"text": prose(random_, 6)} for _ in range(9)]) for number in range(3)}
-    files["prompts.jsonl"] = json_lines([{"prompt": f"What is {prose(random_, 3)}"} for _ in range(10)])
+    files = {
+        f"web/{number}.jsonl": json_lines(
+            [{"text": prose(random_, 6)} for _ in range(9)]
+        )
+        for number in range(3)
+    }
+    files["prompts.jsonl"] = json_lines(
+        [{"prompt": f"What is {prose(random_, 3)}"} for _ in range(10)]
+    )
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         os.utime(path, (MODIFIED_AT, MODIFIED_AT))
-    (folder / "asking.yaml").write_text(MANIFEST)  # last, as the mark of a whole project
+    # last, as the mark of a whole project
+    (folder / "asking.yaml").write_text(MANIFEST)
 
 
-def run_chain(run: Undisturbed, stage: str, number: int, seed: int, folder: Path) -> dict[str, Any]:
-    """Kill attempt after attempt at a stage, but not the last one, and compare; see `kills.run_chain`."""
+def run_chain(
+    run: Undisturbed, stage: str, number: int, seed: int, folder: Path
+) -> dict[str, Any]:
+    """Kill attempt after attempt at a stage, but not the last one, and compare; see
+    `kills.run_chain`.
+    """
     way = WAYS[int(draw(seed, number, "way") * len(WAYS))]
-    store, kills, wrong = folder / f"asking-{number}", list[dict[str, Any]](), list[str]()
+    store, kills, wrong = (
+        folder / f"asking-{number}",
+        list[dict[str, Any]](),
+        list[str](),
+    )
     shutil.rmtree(store, ignore_errors=True)
     run.lend(store, stage)
     total = kept_answers(run.store, run.session.folder(stage).path.name).total()
@@ -151,22 +182,42 @@ def run_chain(run: Undisturbed, stage: str, number: int, seed: int, folder: Path
                     shutil.rmtree(store)  # with its answers
                     endpoint.answered.clear()
                     run.lend(store, stage)
-            wrong = wrong or [*attempt()[1], *_compare(run, stage, store, endpoint, len(kills))]
+            wrong = wrong or [
+                *attempt()[1],
+                *_compare(run, stage, store, endpoint, len(kills)),
+            ]
         except subprocess.TimeoutExpired as error:
             wrong.append(f"an attempt hangs: {error}")
     if not wrong:
         shutil.rmtree(store)
-    return {"number": number, "fault": f"asking: {way.name}", "stage": stage, "kills": kills, "wrong": wrong}
+    return {
+        "number": number,
+        "fault": f"asking: {way.name}",
+        "stage": stage,
+        "kills": kills,
+        "wrong": wrong,
+    }
 
 
 def _attempt(
-    run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, way: Kill, at: int = 0, is_late: bool = False
+    run: Undisturbed,
+    stage: str,
+    store: Path,
+    endpoint: BadEndpoint,
+    way: Kill,
+    at: int = 0,
+    is_late: bool = False,
 ) -> tuple[int | None, list[str]]:
-    """Run the stage, and kill it at a request; returns its code if it was killed, and sentences about broken promises."""
-    fuse = Fuse(str(run.folder_in(store, stage).path), new_log(store))  # marks its processes, and never burns
+    """Run the stage, and kill it at a request; returns its code if it was killed, and
+    sentences about broken promises.
+    """
+    # marks its processes, and never burns
+    fuse = Fuse(str(run.folder_in(store, stage).path), new_log(store))
     kept, flow = kept_answers(store), list[int]()
     endpoint.begin(at, is_late, lambda: _end(way, flow[0], fuse.log))
-    started = start(run.arguments(store, stage, *_endpoint_settings(stage, endpoint)), burn_at(fuse))
+    started = start(
+        run.arguments(store, stage, *_endpoint_settings(stage, endpoint)), burn_at(fuse)
+    )
     assert isinstance(started.process, Forked)
     flow.append(started.process.begun())
     done = finish(started)
@@ -177,25 +228,39 @@ def _attempt(
     else:
         wrong += wrong_code(done)
     repeated = {name for name in endpoint.asked if name in kept}
-    wrong += [f"{len(repeated)} requests were made again whose answers were kept"] if repeated else []
+    wrong += (
+        [f"{len(repeated)} requests were made again whose answers were kept"]
+        if repeated
+        else []
+    )
     shutil.rmtree(Path(fuse.log).parent)
     return done.returncode if is_killed else None, wrong
 
 
 def _endpoint_settings(stage: str, endpoint: BadEndpoint) -> list[str]:
-    return [word for place in ASKED[stage] for word in ("--set", f"{place}.endpoint={endpoint.address}")]
+    return [
+        word
+        for place in ASKED[stage]
+        for word in ("--set", f"{place}.endpoint={endpoint.address}")
+    ]
 
 
 def _end(way: Kill, flow: int, log: str) -> None:
     """Kill a run from outside."""
     number = signal.SIGTERM if way.act == "terminate the flow" else signal.SIGKILL
-    for process in sorted(carriers(log)) if way.act == "kill it and all above" else [flow]:
+    for process in (
+        sorted(carriers(log)) if way.act == "kill it and all above" else [flow]
+    ):
         with suppress(ProcessLookupError):
             os.kill(process, number)
 
 
-def _compare(run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, kills: int) -> list[str]:
-    """Return differences from the undisturbed run, and requests that were repeated more often than kills explain."""
+def _compare(
+    run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, kills: int
+) -> list[str]:
+    """Return differences from the undisturbed run, and requests that were repeated more
+    often than kills explain.
+    """
     kept = kept_answers(store)
     double = [name for name, count in kept.items() if count > 1]
     lost = [name for name in endpoint.answered if name not in kept]
@@ -206,5 +271,8 @@ def _compare(run: Undisturbed, stage: str, store: Path, endpoint: BadEndpoint, k
     if lost:
         wrong.append(f"{len(lost)} answers were lost")
     if repeated > kills * AT_ONCE:
-        wrong.append(f"{repeated} requests were answered again after {kills} kills, {AT_ONCE} at a time")
+        wrong.append(
+            f"{repeated} requests were answered again after {kills} kills, "
+            f"{AT_ONCE} at a time"
+        )
     return wrong

@@ -1,7 +1,8 @@
-"""Chat endpoint that is slow, drops connections, refuses, cuts answers and talks nonsense, and records its answers.
+"""Chat endpoint that is slow, drops connections, refuses, cuts answers and talks
+nonsense, and records its answers.
 
-Its final answer is a function of the request alone, and names it: kept answers show their requests, and a disturbed run
-can be compared with an undisturbed one.
+Its final answer is a function of the request alone, and names it: kept answers show
+their requests, and a disturbed run can be compared with an undisturbed one.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from benchmarks.chaos.network import Ending
 from gristmill.core.seeds import seeded_key
 
 FAULTS = ("drop", "429", "503", "half", "page") * 4 + ("hang",)
-"""A cut connection, two refusals, half a body, a page instead of JSON, no answer within the time limit."""
+"""A cut connection, two refusals, half a body, a page instead of JSON, no answer within
+the time limit.
+"""
 FAULTY = 0.35
 NONSENSE = 0.08
-"""Share of judgements that are not JSON, or cut: they are kept, and the model is asked to repair them."""
+"""Share of judgements that are not JSON, or cut: they are kept, and the model is asked
+to repair them.
+"""
 TIMEOUT_SECONDS = 3.0
 SLOW_SECONDS = 0.02
 """Longest delay of any other answer."""
@@ -56,7 +61,12 @@ class BadEndpoint(Ending):
         """Address for a manifest."""
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
-    def begin(self, at: int = 0, is_answered: bool = False, act: Callable[[], None] = lambda: None) -> None:
+    def begin(
+        self,
+        at: int = 0,
+        is_answered: bool = False,
+        act: Callable[[], None] = lambda: None,
+    ) -> None:
         """Count requests from now on.
 
         Args:
@@ -99,21 +109,33 @@ class _Handler(BaseHTTPRequestHandler):
             server.act()
         place = server.draw("fault", name, number) / max(server.faulty, 1e-9)
         time.sleep(SLOW_SECONDS * server.draw("slow", name, number))
-        self._reply(FAULTS[int(place * len(FAULTS))] if place < 1 else "", name, reply_to(content))
+        self._reply(
+            FAULTS[int(place * len(FAULTS))] if place < 1 else "",
+            name,
+            reply_to(content),
+        )
         if is_now and server.is_answered:
             server.act()
 
     def _reply(self, fault: str, name: str, text: str) -> None:
         body = json.dumps(
             {
-                "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": text},
+                        "finish_reason": "stop",
+                    }
+                ],
                 "usage": {"prompt_tokens": 100, "completion_tokens": len(text.split())},
             }
         ).encode()
         if fault in ("drop", "hang"):
             if fault == "hang":
                 self.server.done.wait(1.5 * TIMEOUT_SECONDS)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             self.close_connection = True
             return
         status = int(fault) if fault.isdecimal() else 200
@@ -124,9 +146,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif not fault:
             with self.server.lock:
                 self.server.answered[name] += 1
-        head = f"HTTP/1.1 {status} -\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = (
+            f"HTTP/1.1 {status} -\r\ncontent-type: "
+            f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
         self.close_connection = fault == "half"
-        self.wfile.write(head.encode() + (body[: len(body) // 2] if fault == "half" else body))
+        self.wfile.write(
+            head.encode() + (body[: len(body) // 2] if fault == "half" else body)
+        )
 
     def log_message(self, *arguments: Any) -> None:
         """Print nothing."""
@@ -138,7 +165,9 @@ def name_of(content: bytes) -> str:
 
 
 def reply_to(content: bytes) -> str:
-    """Return the text of the answer to a request: of the requested form, by hash, with the request's name in it."""
+    """Return the text of the answer to a request: of the requested form, by hash, with
+    the request's name in it.
+    """
     body, name = json.loads(content), name_of(content)
     prompt = "\n".join(message["content"] for message in body["messages"])
     key = seeded_key("reply", name)
@@ -148,7 +177,11 @@ def reply_to(content: bytes) -> str:
     elif '"score"' in prompt:
         field, value = "score", key % 6
     else:
-        return f"{name} says that " + " ".join(WORDS[key >> 5 * place & 15] for place in range(12)) + "."
+        return (
+            f"{name} says that "
+            + " ".join(WORDS[key >> 5 * place & 15] for place in range(12))
+            + "."
+        )
     text = json.dumps({"reason": name, field: value})
     nonsense = (key >> 32) % 1000 / 1000 / NONSENSE
     if nonsense >= 1:
@@ -159,7 +192,9 @@ def reply_to(content: bytes) -> str:
 def _better(prompt: str) -> str:
     """Return the preferred one of two answers: the same in either order."""
     first, second = (
-        seeded_key("better", prompt.partition(f"<{place}>")[2].partition(f"</{place}>")[0])
+        seeded_key(
+            "better", prompt.partition(f"<{place}>")[2].partition(f"</{place}>")[0]
+        )
         for place in ("first", "second")
     )
     return "first" if first > second else "second"
@@ -171,7 +206,9 @@ rivers bridges letters winters carry follow remember measure old slow quiet gree
 
 
 def kept_answers(store: Path, owner: str = "") -> Counter[str]:
-    """Count the requests whose answers a store keeps: all, or those of a stage's folder."""
+    """Count the requests whose answers a store keeps: all, or those of a stage's
+    folder.
+    """
     names = Counter[str]()
     for path in (store / "answers").rglob(f"{owner.replace('~', '-')}*.jsonl"):
         for line in path.read_text().splitlines():

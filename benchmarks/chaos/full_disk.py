@@ -1,7 +1,9 @@
-"""`gristmill bench chaos_disk`: every stage on a disk that is full from its n-th change on.
+"""`gristmill bench chaos_disk`: every stage on a disk that is full from its n-th change
+on.
 
-The points go through all stages in turn and, in each, evenly through its changes; the remaining space is drawn by hash.
-`surroundings.fill_the_disk` defines the accepted outcomes.
+The points go through all stages in turn and, in each, evenly through its changes; the
+remaining space is drawn by hash. `surroundings.fill_the_disk` defines the accepted
+outcomes.
 """
 
 from __future__ import annotations
@@ -10,18 +12,32 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.chaos.chaos import Fault, Result, disturb, play, rows_of, undisturbed_runs
+from benchmarks.chaos.chaos import (
+    Fault,
+    Result,
+    disturb,
+    play,
+    rows_of,
+    undisturbed_runs,
+)
 from benchmarks.chaos.kills import draw
 from benchmarks.chaos.surroundings import Scene, fill_the_disk
 from benchmarks.measuring import Row
 
 NAME = "the disk is full at any write"
-PROMISED = "code 1, the reason and no commit, or the right bytes; with space the same command ends with the right bytes"
+PROMISED = (
+    "code 1, the reason and no commit, or the right bytes; with space the "
+    "same command ends with the right bytes"
+)
 
 
-def rows(points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2) -> Iterator[Row]:
+def rows(
+    points: int = 200, seed: int = 0, folder: Path | None = None, at_once: int = 2
+) -> Iterator[Row]:
     """Fill the disk under each stage; arguments as of `chaos.rows`."""
-    results = disturb(partial(all_points, points, seed), f"disk-{seed}", folder, at_once)
+    results = disturb(
+        partial(all_points, points, seed), f"disk-{seed}", folder, at_once
+    )
     yield from rows_of(NAME, PROMISED, {NAME: PROMISED}, results)
 
 

@@ -1,10 +1,13 @@
-"""Fuse in every process of a run, which counts their changes in the store, and burns before the n-th.
+"""Fuse in every process of a run, which counts their changes in the store, and burns
+before the n-th.
 
-`burn_at` puts it into the environment of a run. Each of the run's processes, however it was started, then imports a
-`sitecustomize` that lays it: an audit hook (PEP 578) that sees each file opened for writing, linked, renamed or removed
-before the operating system does. The changes of all processes are appended to one log, whose length is their count, so
-that they agree on the n-th change of the whole run. Written content is not a change of its own: a file is opened,
-filled and renamed, and a late fuse burns some milliseconds after its change, in the middle of that.
+`burn_at` puts it into the environment of a run. Each of the run's processes, however it
+was started, then imports a `sitecustomize` that lays it: an audit hook (PEP 578) that
+sees each file opened for writing, linked, renamed or removed before the operating
+system does. The changes of all processes are appended to one log, whose length is their
+count, so that they agree on the n-th change of the whole run. Written content is not a
+change of its own: a file is opened, filled and renamed, and a late fuse burns some
+milliseconds after its change, in the middle of that.
 """
 
 from __future__ import annotations
@@ -27,7 +30,14 @@ VARIABLE = "GRISTMILL_CHAOS_FUSE"
 FLOW_VARIABLE = "GRISTMILL_CHAOS_FLOW"
 """Variable with the run's first process, which that process sets for its children."""
 RECORD_BYTES = 240
-CHANGES = {"open": 0, "os.rmdir": 0, "os.remove": 0, "os.rename": 1, "os.link": 1, "os.truncate": 0}
+CHANGES = {
+    "open": 0,
+    "os.rmdir": 0,
+    "os.remove": 0,
+    "os.rename": 1,
+    "os.link": 1,
+    "os.truncate": 0,
+}
 """Audit event -> index of the argument with the changed path."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 HOOK = f"""\
@@ -79,18 +89,25 @@ class Fuse:
     spare_pages: int = 0
 
     def see(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Handle an audit event of this process; all but changes in the store are ignored."""
+        """Handle an audit event of this process; all but changes in the store are
+        ignored.
+        """
         index = CHANGES.get(event)
         if index is None or (event == "open" and not _writes(arguments)):
             return
         path = arguments[index]
-        if not isinstance(path, str | os.PathLike) or not str(path).startswith(self.root + os.sep):
+        if not isinstance(path, str | os.PathLike) or not str(path).startswith(
+            self.root + os.sep
+        ):
             return
         role = own_role()
         if self.role not in ("any", role):
             return
         change = f"{event.removeprefix('os.')} {str(path)[len(self.root) + 1 :]}"
-        if change.startswith(self.before) and self._count(f"{role} {change}") == self.at:
+        if (
+            change.startswith(self.before)
+            and self._count(f"{role} {change}") == self.at
+        ):
             self._burn()
 
     def changes(self) -> list[str]:
@@ -106,10 +123,15 @@ class Fuse:
         return 0 < self.at <= len(self.changes())
 
     def _count(self, change: str) -> int:
-        """Append a change to the log and return its number: the file's own offset after the append is exact."""
+        """Append a change to the log and return its number: the file's own offset after
+        the append is exact.
+        """
         sink = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            os.write(sink, change.encode()[: RECORD_BYTES - 1].ljust(RECORD_BYTES - 1) + b"\n")
+            os.write(
+                sink,
+                change.encode()[: RECORD_BYTES - 1].ljust(RECORD_BYTES - 1) + b"\n",
+            )
             return os.lseek(sink, 0, os.SEEK_CUR) // RECORD_BYTES
         finally:
             os.close(sink)
@@ -152,7 +174,9 @@ def burn_at(fuse: Fuse) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sitecustomize.py").write_text(HOOK)
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {name: value for name, value in os.environ.items() if name != FLOW_VARIABLE}
+    environment = {
+        name: value for name, value in os.environ.items() if name != FLOW_VARIABLE
+    }
     return {**environment, "PYTHONPATH": path, VARIABLE: json.dumps(asdict(fuse))}
 
 
@@ -166,13 +190,20 @@ def lay(environment: Mapping[str, str] = os.environ) -> None:
 
 
 def hold() -> None:
-    """Keep the folder of the fuse's log open, as a mark of this process for `kills.still_running`."""
+    """Keep the folder of the fuse's log open, as a mark of this process for
+    `kills.still_running`.
+    """
     if VARIABLE in os.environ:
-        os.open(Path(json.loads(os.environ[VARIABLE])["log"]).parent, os.O_RDONLY | os.O_DIRECTORY)
+        os.open(
+            Path(json.loads(os.environ[VARIABLE])["log"]).parent,
+            os.O_RDONLY | os.O_DIRECTORY,
+        )
 
 
 def own_role() -> Role:
-    """Return the role of this process: the flow, the leader of a stage, a training rank, or another worker."""
+    """Return the role of this process: the flow, the leader of a stage, a training
+    rank, or another worker.
+    """
     if os.getpid() == int(os.environ[FLOW_VARIABLE]):
         return "flow"
     if "RANK" in os.environ:
@@ -183,11 +214,16 @@ def own_role() -> Role:
 def new_log(store: Path) -> str:
     """Return a unique path of a log, in a folder beside a store."""
     store.parent.mkdir(parents=True, exist_ok=True)
-    return str(Path(tempfile.mkdtemp(prefix=f"{store.name}-fuse-", dir=store.parent)) / "changes")
+    return str(
+        Path(tempfile.mkdtemp(prefix=f"{store.name}-fuse-", dir=store.parent))
+        / "changes"
+    )
 
 
 def _writes(arguments: tuple[Any, ...]) -> bool:
-    """Return True if an `open` event is for writing: by its mode, or by its flags if it has no mode."""
+    """Return True if an `open` event is for writing: by its mode, or by its flags if it
+    has no mode.
+    """
     mode, flags = arguments[1], arguments[2]
     if isinstance(mode, str):
         return any(letter in mode for letter in "wax+")
@@ -195,7 +231,9 @@ def _writes(arguments: tuple[Any, ...]) -> bool:
 
 
 def _ancestors_from(flow: int) -> list[int]:
-    """Return the flow, and every process between it and this one, the eldest first and this one last."""
+    """Return the flow, and every process between it and this one, the eldest first and
+    this one last.
+    """
     processes = [os.getpid()]
     while processes[0] not in (flow, 1):
         stat = Path(f"/proc/{processes[0]}/stat").read_text()
@@ -205,11 +243,20 @@ def _ancestors_from(flow: int) -> list[int]:
 
 def _bend_clock(fuse: Fuse) -> None:
     """Set Python's clock back, in all processes at once, when the fuse burns."""
-    real, real_ns, real_local, real_strftime = time.time, time.time_ns, time.localtime, time.strftime
+    real, real_ns, real_local, real_strftime = (
+        time.time,
+        time.time_ns,
+        time.localtime,
+        time.strftime,
+    )
 
     def back() -> float:
         try:
-            return fuse.back_seconds if os.stat(fuse.log).st_size >= fuse.at * RECORD_BYTES else 0.0
+            return (
+                fuse.back_seconds
+                if os.stat(fuse.log).st_size >= fuse.at * RECORD_BYTES
+                else 0.0
+            )
         except FileNotFoundError:
             return 0.0
 
@@ -222,4 +269,6 @@ def _bend_clock(fuse: Fuse) -> None:
     time.time = bent
     time.time_ns = lambda: real_ns() - int(back() * 1e9)
     time.localtime = local  # type: ignore[assignment]
-    time.strftime = lambda form, moment=None: real_strftime(form, local() if moment is None else moment)  # type: ignore[assignment]
+    time.strftime = lambda form, moment=None: real_strftime(
+        form, local() if moment is None else moment
+    )  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""Runs that are killed: chains of attempts at a stage, each killed at a random change."""
+"""Runs that are killed: chains of attempts at a stage, each killed at a random
+change.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ from gristmill.flows.stages.registry import STAGES
 KILLS_IN_CHAIN = 6
 """Attempts at a stage that are killed before the last one."""
 ATTEMPTS_IN_CHAIN = 2 * KILLS_IN_CHAIN
-"""Most attempts: a fuse may be set to a change that an attempt does not reach, since an earlier one has made it."""
+"""Most attempts: a fuse may be set to a change that an attempt does not reach, since an
+earlier one has made it.
+"""
 LATE_SECONDS = 0.05
-"""Most delay of a fuse: half of them burn after their change, in the middle of the work that follows."""
+"""Most delay of a fuse: half of them burn after their change, in the middle of the work
+that follows.
+"""
 LEAVE_SECONDS = 20.0
-"""Most time until processes of killed runs have ended: a training saves a checkpoint at its end."""
+"""Most time until processes of killed runs have ended: a training saves a checkpoint at
+its end.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,16 +56,39 @@ class Kill:
     def stages(self, run: Undisturbed) -> list[str]:
         """Return the stages that can be ended in this way."""
         launched = {"rank": "torchrun", "worker": "process"}.get(self.role)
-        workers = [stage for stage in run.stages if self.role != "worker" or stage in BEAM_STAGES]
+        workers = [
+            stage
+            for stage in run.stages
+            if self.role != "worker" or stage in BEAM_STAGES
+        ]
         return [stage for stage in workers if launched in (None, STAGES[stage].launch)]
 
 
-BEAM_STAGES = ("clean", "filter", "dedup", "dedup_lines", "dedup_substrings", "langid", "decontaminate", "tokenize")
+BEAM_STAGES = (
+    "clean",
+    "filter",
+    "dedup",
+    "dedup_lines",
+    "dedup_substrings",
+    "langid",
+    "decontaminate",
+    "tokenize",
+)
 """Stages whose work is done by Beam workers, which can be processes."""
 KILLS = (
-    Kill("SIGKILL of the flow", "its stage ends with it; the same command resumes it", "kill the flow", "any", (-9,)),
     Kill(
-        "SIGKILL of the flow and what is below it", "the same command resumes it", "kill it and all above", "any", (-9,)
+        "SIGKILL of the flow",
+        "its stage ends with it; the same command resumes it",
+        "kill the flow",
+        "any",
+        (-9,),
+    ),
+    Kill(
+        "SIGKILL of the flow and what is below it",
+        "the same command resumes it",
+        "kill it and all above",
+        "any",
+        (-9,),
     ),
     Kill(
         "SIGTERM to the flow",
@@ -106,17 +137,20 @@ class Chain:
 def chains(runs: Mapping[str, Undisturbed], kills: int, seed: int) -> Iterator[Chain]:
     """Draw chains with `kills` kills by hash of the seed.
 
-    They go through all stages again and again, each time in another order; each has one of the ways that can end its
-    stage.
+    They go through all stages again and again, each time in another order; each has one
+    of the ways that can end its stage.
     """
     for number in range(-(-kills // KILLS_IN_CHAIN)):
         turn, place = divmod(number, len(runs))
         stage = sorted(runs, key=lambda stage: draw(seed, "turn", turn, stage))[place]
         possible = [kill for kill in KILLS if stage in kill.stages(runs[stage])]
         kill = possible[int(draw(seed, number, "kill") * len(possible))]
-        places = tuple(draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN))
+        places = tuple(
+            draw(seed, number, "place", attempt) for attempt in range(ATTEMPTS_IN_CHAIN)
+        )
         lates = tuple(
-            max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS for attempt in range(ATTEMPTS_IN_CHAIN)
+            max(0.0, 2 * draw(seed, number, "late", attempt) - 1) * LATE_SECONDS
+            for attempt in range(ATTEMPTS_IN_CHAIN)
         )
         yield Chain(number, kill, stage, places, lates)
 
@@ -125,18 +159,29 @@ def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> dict[str, Any]:
     """Kill attempt after attempt, but not the last one, and compare.
 
     Returns:
-        the chain, with the change before which every attempt ended, and `wrong`: a sentence for each broken promise.
+        the chain, with the change before which every attempt ended, and `wrong`: a
+        sentence for each broken promise.
     """
     killed: list[dict[str, Any]] = []
     try:
         wrong = _kill_and_compare(run, chain, folder, killed)
     except subprocess.TimeoutExpired as error:
         wrong = [f"an attempt hangs: {error}"]
-    return {"number": chain.number, "fault": chain.kill.name, "stage": chain.stage, "kills": killed, "wrong": wrong}
+    return {
+        "number": chain.number,
+        "fault": chain.kill.name,
+        "stage": chain.stage,
+        "kills": killed,
+        "wrong": wrong,
+    }
 
 
-def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, killed: list[dict[str, Any]]) -> list[str]:
-    """Return sentences about broken promises; `killed` takes every attempt that was killed."""
+def _kill_and_compare(
+    run: Undisturbed, chain: Chain, folder: Path, killed: list[dict[str, Any]]
+) -> list[str]:
+    """Return sentences about broken promises; `killed` takes every attempt that was
+    killed.
+    """
     store = folder / f"chain-{chain.number}"
     shutil.rmtree(store, ignore_errors=True)
     run.lend(store, chain.stage)
@@ -148,12 +193,22 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, killed: list
         if len(killed) == KILLS_IN_CHAIN:
             break
         at = 1 + int(place * remaining)
-        fuse = Fuse(str(root), new_log(store), at, chain.kill.act, chain.kill.role, late)
+        fuse = Fuse(
+            str(root), new_log(store), at, chain.kill.act, chain.kill.role, late
+        )
         fuses.append(fuse)
-        settings = [word for setting in chain.kill.settings for word in ("--set", setting)]
+        settings = [
+            word for setting in chain.kill.settings for word in ("--set", setting)
+        ]
         done = gristmill(run.arguments(store, chain.stage, *settings), burn_at(fuse))
         if fuse.has_burnt():
-            killed.append({"change": fuse.changes()[at - 1], "late": round(late, 4), "code": done.returncode})
+            killed.append(
+                {
+                    "change": fuse.changes()[at - 1],
+                    "late": round(late, 4),
+                    "code": done.returncode,
+                }
+            )
             wrong += wrong_kill(chain.kill, done, late)
         else:
             wrong += wrong_code(done)
@@ -174,24 +229,35 @@ def _kill_and_compare(run: Undisturbed, chain: Chain, folder: Path, killed: list
 
 def _finish(run: Undisturbed, stage: str, store: Path) -> list[str]:
     """Run an attempt to its end, and compare."""
-    return [*wrong_code(gristmill(run.arguments(store, stage))), *run.differences(store, [stage])]
+    return [
+        *wrong_code(gristmill(run.arguments(store, stage))),
+        *run.differences(store, [stage]),
+    ]
 
 
-def wrong_kill(kill: Kill, done: subprocess.CompletedProcess[str], late: float) -> list[str]:
+def wrong_kill(
+    kill: Kill, done: subprocess.CompletedProcess[str], late: float
+) -> list[str]:
     """Return a sentence if a killed run did not end as promised."""
     # A late fuse may burn after the run has ended well.
     if late and done.returncode == 0:
         return wrong_end(done)
-    return wrong_end(done, done.returncode if done.returncode in kill.codes else kill.codes[0])
+    return wrong_end(
+        done, done.returncode if done.returncode in kill.codes else kill.codes[0]
+    )
 
 
 def still_running(logs: Sequence[str]) -> list[str]:
-    """Return a sentence for each process of a killed run that has not ended within LEAVE_SECONDS.
+    """Return a sentence for each process of a killed run that has not ended within
+    LEAVE_SECONDS.
 
-    Each has the name of its fuse's log in its environment, or that folder open if it was forked.
+    Each has the name of its fuse's log in its environment, or that folder open if it
+    was forked.
     """
     deadline = time.monotonic() + LEAVE_SECONDS
-    while (pids := [pid for log in logs for pid in carriers(log)]) and time.monotonic() < deadline:
+    while (
+        pids := [pid for log in logs for pid in carriers(log)]
+    ) and time.monotonic() < deadline:
         time.sleep(0.1)
     return [f"process {pid} of a killed run still runs" for pid in pids]
 
@@ -209,7 +275,10 @@ def carriers(log: str) -> list[int]:
         if process.name.isdigit() and int(process.name) != os.getpid():
             try:
                 environment = (process / "environ").read_bytes()
-                is_open = any(link.readlink() == Path(log).parent for link in (process / "fd").iterdir())
+                is_open = any(
+                    link.readlink() == Path(log).parent
+                    for link in (process / "fd").iterdir()
+                )
             except OSError:
                 continue
             if is_open or log.encode() in environment:

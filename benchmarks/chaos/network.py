@@ -1,4 +1,6 @@
-"""Servers that are slow, fail or go away: a network in front of an object store, and stand-ins for Prefect's API."""
+"""Servers that are slow, fail or go away: a network in front of an object store, and
+stand-ins for Prefect's API.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, TypeVar
 
 FAIL_EVERY = 7
-"""Interval of failing requests, alternately with an error 503 and with a cut connection."""
+"""Interval of failing requests, alternately with an error 503 and with a cut
+connection.
+"""
 REFUSE_SECONDS = 60.0
 """Time for which a store refuses all requests."""
 INTERNAL_ERROR = b"<Error><Code>InternalError</Code></Error>"
@@ -50,7 +54,8 @@ class Network(Ending):
         delay_seconds: delay of each request.
         is_faulty: True if some requests fail.
         away_from: request from which on every connection is cut; None for never.
-        refuses_from: request from which on all are refused with 503 for REFUSE_SECONDS; None for never.
+        refuses_from: request from which on all are refused with 503 for REFUSE_SECONDS;
+            None for never.
         refused: number of refused requests.
         requests: number of requests.
         received, sent: bytes of requests and of answers.
@@ -70,8 +75,9 @@ class Network(Ending):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def fault(self, method: str, path: str) -> str | None:
-        """Return the fault of the next request: `cut` (the connection), `hang`, `short` or `flip` (the answer), the
-        number of an HTTP status, or None."""
+        """Return the fault of the next request: `cut` (the connection), `hang`, `short`
+        or `flip` (the answer), the number of an HTTP status, or None.
+        """
         with self.lock:
             self.requests += 1
             if self.away_from is not None and self.requests >= self.away_from:
@@ -98,7 +104,9 @@ class Handler(BaseHTTPRequestHandler):
         fault = self.server.fault(self.command, self.path)
         time.sleep(self.server.delay_seconds)
         if fault == "cut":
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             self.close_connection = True
             self.connection.close()
             return
@@ -106,7 +114,11 @@ class Handler(BaseHTTPRequestHandler):
             self.server.done.wait(60)
             self.close_connection = True
             return
-        status, headers, content = 0, list[tuple[str, str]](), b"" if self.command == "HEAD" else INTERNAL_ERROR
+        status, headers, content = (
+            0,
+            list[tuple[str, str]](),
+            b"" if self.command == "HEAD" else INTERNAL_ERROR,
+        )
         if fault is None or not fault.isdecimal():
             status, headers, content = self._ask(body)
         else:
@@ -116,13 +128,26 @@ class Handler(BaseHTTPRequestHandler):
             self.server.sent += len(content)
         if fault == "flip":
             middle = len(content) // 2
-            content = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+            content = (
+                content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+            )
         self.send_response(status)
         for name, value in headers:
-            if name.lower() not in ("content-length", "transfer-encoding", "connection", "date", "server"):
+            if name.lower() not in (
+                "content-length",
+                "transfer-encoding",
+                "connection",
+                "date",
+                "server",
+            ):
                 self.send_header(name, value)
-        length = next((value for name, value in headers if name.lower() == "content-length"), str(len(content)))
-        self.send_header("Content-Length", length if self.command == "HEAD" else str(len(content)))
+        length = next(
+            (value for name, value in headers if name.lower() == "content-length"),
+            str(len(content)),
+        )
+        self.send_header(
+            "Content-Length", length if self.command == "HEAD" else str(len(content))
+        )
         self.end_headers()
         if fault == "short":
             content, self.close_connection = content[: len(content) // 2], True
@@ -131,7 +156,9 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_request
 
     def _ask(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-        upstream = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
+        upstream = http.client.HTTPConnection(
+            "127.0.0.1", self.server.upstream, timeout=60
+        )
         try:
             upstream.request(self.command, self.path, body, dict(self.headers))
             response = upstream.getresponse()
@@ -168,7 +195,8 @@ def object_store(bucket: str) -> Iterator[int]:
     import s3fs  # type: ignore[import-untyped]  # noqa: F401 - used by the runs
     from moto.server import ThreadedMotoServer
 
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else it prints a line for every request
+    # else it prints a line for every request
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:

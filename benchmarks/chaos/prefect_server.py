@@ -41,7 +41,17 @@ class PrefectServer:
         Raises:
             subprocess.SubprocessError: it ends instead, or takes too long.
         """
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self._port)]
+        command = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._port),
+        ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -53,7 +63,9 @@ class PrefectServer:
         deadline = time.monotonic() + START_SECONDS
         while not answers(self.api):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise subprocess.SubprocessError(f"Prefect's server did not answer at {self.api}")
+                raise subprocess.SubprocessError(
+                    f"Prefect's server did not answer at {self.api}"
+                )
             time.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
@@ -66,7 +78,10 @@ class PrefectServer:
     def states(self) -> list[str]:
         """Return the names of the states of all flow runs."""
         request = urllib.request.Request(
-            f"{self.api}/flow_runs/filter", data=b"{}", method="POST", headers={"Content-Type": "application/json"}
+            f"{self.api}/flow_runs/filter",
+            data=b"{}",
+            method="POST",
+            headers={"Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=30) as reply:
             return [run["state_name"] for run in json.load(reply)]

@@ -1,5 +1,6 @@
-"""Tiny projects for chaos, whose manifests have every stage between them, except those that ask a model
-(`asking_kills.py`)."""
+"""Tiny projects for chaos, whose manifests have every stage between them, except those
+that ask a model (`asking_kills.py`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ mountain window garden letter machine teacher evening village story winter summe
 forest captain doctor signal picture question answer paper kitchen station journey measure
 """.split()
 MODIFIED_AT = 1_700_000_000
-"""Time of every file, in seconds since 1970, so that the same files have the same listing."""
+"""Time of every file, in seconds since 1970, so that the same files have the same
+listing.
+"""
 MANIFEST = """\
 name: chaos
 seed: 5
@@ -110,7 +113,10 @@ def write_given(folder: Path, model: Path) -> Path:
         model: folder in the format of Hugging Face, which is copied.
     """
     shutil.copytree(model, folder / "model")
-    np.save(folder / "tokens.npy", np.random.default_rng(11).integers(20, 300, 6_000, dtype=np.uint16))
+    np.save(
+        folder / "tokens.npy",
+        np.random.default_rng(11).integers(20, 300, 6_000, dtype=np.uint16),
+    )
     for path in folder.rglob("*"):
         os.utime(path, (MODIFIED_AT, MODIFIED_AT))
     manifest = folder / "given.yaml"
@@ -119,10 +125,12 @@ def write_given(folder: Path, model: Path) -> Path:
 
 
 def write_project(folder: Path) -> Path:
-    """Write corpus, examples and manifest; the same files every time. Returns the manifest's path.
+    """Write corpus, examples and manifest; the same files every time. Returns the
+    manifest's path.
 
-    There are exact and near duplicates, repeated lines, a short document, unreadable records and one with a question of
-    the evaluation, so that every stage has something to drop.
+    There are exact and near duplicates, repeated lines, a short document, unreadable
+    records and one with a question of the evaluation, so that every stage has something
+    to drop.
     """
     source = random.Random(11)
     files = {
@@ -145,33 +153,47 @@ def write_project(folder: Path) -> Path:
 
 
 def _sentence(source: random.Random) -> str:
-    return " ".join(source.choice(WORDS) for _ in range(source.randint(7, 16))).capitalize() + "."
+    return (
+        " ".join(
+            source.choice(WORDS) for _ in range(source.randint(7, 16))
+        ).capitalize()
+        + "."
+    )
 
 
 def prose(source: random.Random, sentences: int = 24) -> str:
     """Write lines of three sentences."""
-    return "\n".join(" ".join(_sentence(source) for _ in range(3)) for _ in range(sentences // 3))
+    return "\n".join(
+        " ".join(_sentence(source) for _ in range(3)) for _ in range(sentences // 3)
+    )
 
 
 def _code(source: random.Random) -> str:
     names = [(source.choice(WORDS), source.randint(2, 99)) for _ in range(12)]
     return "\n".join(
-        f"def {name}_{n}(value):\n    return value * {factor} + {n}\n" for n, (name, factor) in enumerate(names)
+        f"def {name}_{n}(value):\n    return value * {factor} + {n}\n"
+        for n, (name, factor) in enumerate(names)
     )
 
 
 def _web(source: random.Random) -> dict[str, str]:
     texts = [prose(source) for _ in range(40)]
     texts += [texts[0], texts[1] + " One more sentence at the end.", "Too short."]
-    texts += [f"{prose(source)}\nAll rights of this site are kept by its owner." for _ in range(4)]
+    texts += [
+        f"{prose(source)}\nAll rights of this site are kept by its owner."
+        for _ in range(4)
+    ]
     texts.append(f"{prose(source)}\n{QUESTION}")
-    lines = [json.dumps({"text": text}) for text in texts] + ["this is no json", '{"title": "no text here"}']
+    lines = [json.dumps({"text": text}) for text in texts] + [
+        "this is no json",
+        '{"title": "no text here"}',
+    ]
     return {f"web/{n}.jsonl": "\n".join(lines[n::4]) for n in range(4)}
 
 
 QUESTION = (
-    "Which river runs below the old bridge near the market of the village where the captain met the doctor "
-    "on a winter evening"
+    "Which river runs below the old bridge near the market of the village where the "
+    "captain met the doctor on a winter evening"
 )
 
 
@@ -179,8 +201,17 @@ def _examples(source: random.Random) -> dict[str, str]:
     chats, pairs = [], []
     for number in range(32):
         question, answer = f"What is {WORDS[number % len(WORDS)]}?", _sentence(source)
-        chats.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
-        pairs.append({"prompt": question, "chosen": answer, "rejected": _sentence(source)})
+        chats.append(
+            {
+                "messages": [
+                    {"role": "user", "content": question},
+                    {"role": "assistant", "content": answer},
+                ]
+            }
+        )
+        pairs.append(
+            {"prompt": question, "chosen": answer, "rejected": _sentence(source)}
+        )
     return {
         "chats.jsonl": json_lines(chats),
         "pairs.jsonl": json_lines(pairs),
@@ -199,10 +230,16 @@ def _write_word_vectors(folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     folder.mkdir()
-    tokenizer = Tokenizer(models.WordLevel({word: place for place, word in enumerate(["[UNK]", *WORDS])}, "[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {word: place for place, word in enumerate(["[UNK]", *WORDS])}, "[UNK]"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))
-    vectors = np.random.default_rng(13).normal(size=(1 + len(WORDS), 16)).astype(np.float32)
+    vectors = (
+        np.random.default_rng(13).normal(size=(1 + len(WORDS), 16)).astype(np.float32)
+    )
     save_file({"embeddings": vectors}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "model2vec"}')
     for path in folder.iterdir():
@@ -214,12 +251,22 @@ def _write_language_model(folder: Path, source: random.Random) -> None:
     examples = folder / "languages.txt"
     examples.write_text(
         "".join(
-            f"__label__en {_sentence(source)}\n__label__xx {''.join(source.choices('qxzjkw ', k=60))}\n"
+            f"__label__en {_sentence(source)}\n__label__xx "
+            f"{''.join(source.choices('qxzjkw ', k=60))}\n"
             for _ in range(200)
         )
     )
-    settings = json.dumps({"dim": 4, "epoch": 3, "bucket": 1000, "thread": 1, "verbose": 0})
-    command = [sys.executable, "-m", classifier.__name__, str(examples), str(folder / "languages.bin"), settings]
+    settings = json.dumps(
+        {"dim": 4, "epoch": 3, "bucket": 1000, "thread": 1, "verbose": 0}
+    )
+    command = [
+        sys.executable,
+        "-m",
+        classifier.__name__,
+        str(examples),
+        str(folder / "languages.bin"),
+        settings,
+    ]
     subprocess.run(command, check=True, env={**os.environ, **classifier.ZEROED_MEMORY})
     examples.unlink()
     os.utime(folder / "languages.bin", (MODIFIED_AT, MODIFIED_AT))

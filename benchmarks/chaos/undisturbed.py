@@ -1,4 +1,6 @@
-"""The undisturbed run, with which every disturbed run is compared, and from which it borrows its inputs."""
+"""The undisturbed run, with which every disturbed run is compared, and from which it
+borrows its inputs.
+"""
 
 from __future__ import annotations
 
@@ -30,12 +32,15 @@ FREE_FOLDERS = ("lease", "logs", "work/tensorboard")
 RUN_SECONDS = 900
 """A longer run of one stage hangs, even on a busy machine."""
 WHOLE_RUN_SECONDS = 3600
-"""The same for a run of all stages, each process of which imports all modules itself."""
+"""The same for a run of all stages, each process of which imports all modules
+itself.
+"""
 
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """Finished run of a manifest in a store of its own, and the log of its changes there.
+    """Finished run of a manifest in a store of its own, and the log of its changes
+    there.
 
     Attributes:
         manifest: the manifest's file.
@@ -56,7 +61,12 @@ class Undisturbed:
         Raises:
             RuntimeError: it failed.
         """
-        run = cls(folder / "project" / "chaos.yaml", folder / "clean", folder / "changes", until)
+        run = cls(
+            folder / "project" / "chaos.yaml",
+            folder / "clean",
+            folder / "changes",
+            until,
+        )
         if not run.manifest.exists():
             write_project(folder / "project")
         run.finish()
@@ -64,8 +74,14 @@ class Undisturbed:
 
     @classmethod
     def make_given(cls, folder: Path, whole: Undisturbed) -> Undisturbed:
-        """Run the project that begins with given tokens, and with the model that the whole run exported."""
-        run = cls(folder / "given" / "given.yaml", folder / "clean-given", folder / "changes-given")
+        """Run the project that begins with given tokens, and with the model that the
+        whole run exported.
+        """
+        run = cls(
+            folder / "given" / "given.yaml",
+            folder / "clean-given",
+            folder / "changes-given",
+        )
         if not run.manifest.exists():
             write_given(folder / "given", whole.session.folder("export").data)
         run.finish()
@@ -80,7 +96,9 @@ class Undisturbed:
         Raises:
             RuntimeError: it failed.
         """
-        if all(self.session.folder(stage).state() == "committed" for stage in self.stages):
+        if all(
+            self.session.folder(stage).state() == "committed" for stage in self.stages
+        ):
             return
         shutil.rmtree(self.store, ignore_errors=True)
         self.log.unlink(missing_ok=True)
@@ -88,7 +106,10 @@ class Undisturbed:
         arguments = self.arguments(self.store, self.until, *settings)
         done = finish(start(arguments, burn_at(fuse), warmed=False), WHOLE_RUN_SECONDS)
         if done.returncode:
-            raise RuntimeError(f"the undisturbed run failed with code {done.returncode}:\n{done.stderr}")
+            raise RuntimeError(
+                "the undisturbed run failed with code "
+                f"{done.returncode}:\n{done.stderr}"
+            )
 
     @cached_property
     def session(self) -> Session:
@@ -101,9 +122,11 @@ class Undisturbed:
         return list(self.session.plan)
 
     def changes(self, role: Role = "any") -> dict[str, int]:
-        """Count the changes of each stage in its folder, or those that a process of a role would make.
+        """Count the changes of each stage in its folder, or those that a process of a
+        role would make.
 
-        In the undisturbed run threads of the stage do Beam's work: the shards are taken to be the changes of workers.
+        In the undisturbed run threads of the stage do Beam's work: the shards are taken
+        to be the changes of workers.
         """
         lines = [line.split(maxsplit=2) for line in Fuse("", str(self.log)).changes()]
         counts = Counter[str]()
@@ -116,13 +139,25 @@ class Undisturbed:
                 counts[path.partition("/")[0]] += 1
         return {stage: counts[stage] for stage in self.stages}
 
-    def arguments(self, store: Path | str, until: str | None = None, *more: str) -> list[str]:
+    def arguments(
+        self, store: Path | str, until: str | None = None, *more: str
+    ) -> list[str]:
         """Return the command line of a run of the manifest."""
         last = [] if until is None else ["--until", until]
-        return ["run", str(self.manifest), "--store", str(store), "--no-ui", *last, *more]
+        return [
+            "run",
+            str(self.manifest),
+            "--store",
+            str(store),
+            "--no-ui",
+            *last,
+            *more,
+        ]
 
     def lend(self, store: Path, until: str) -> None:
-        """Make a store with the outputs of all stages before one, as links, which must not be written into."""
+        """Make a store with the outputs of all stages before one, as links, which must
+        not be written into.
+        """
         for stage in self.stages[: self.stages.index(until)]:
             folder = self.session.folder(stage).path
             (store / stage).mkdir(parents=True, exist_ok=True)
@@ -133,11 +168,13 @@ class Undisturbed:
         return StageFolder(store / stage / self.session.folder(stage).path.name)
 
     def differences(self, store: Path, stages: Sequence[str]) -> list[str]:
-        """Return a sentence for each difference of a store's outputs from the undisturbed ones.
+        """Return a sentence for each difference of a store's outputs from the
+        undisturbed ones.
 
-        Compared are every committed file byte by byte (metrics line by line, without timings), the summaries' counts,
-        the documents of every table by their ids, and the names of all files in the stage's folder: no half-written
-        file and no work of an attempt may remain.
+        Compared are every committed file byte by byte (metrics line by line, without
+        timings), the summaries' counts, the documents of every table by their ids, and
+        the names of all files in the stage's folder: no half-written file and no work
+        of an attempt may remain.
         """
         sentences = []
         for stage in stages:
@@ -166,9 +203,12 @@ class Started:
 
 
 def gristmill(
-    arguments: Sequence[str], environment: dict[str, str] | None = None, warmed: bool = True
+    arguments: Sequence[str],
+    environment: dict[str, str] | None = None,
+    warmed: bool = True,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command of gristmill to its end, in a session of its own, and keep its output.
+    """Run a command of gristmill to its end, in a session of its own, and keep its
+    output.
 
     It goes to a file, since any process that outlives the run would keep a pipe open.
     """
@@ -181,12 +221,15 @@ def start(
     warmed: bool = True,
     within: Sequence[str] = (),
 ) -> Started:
-    """Start a command of gristmill: forked from an interpreter with all imports if `warmed`, else in a new one, which
-    the command `within` starts."""
+    """Start a command of gristmill: forked from an interpreter with all imports if
+    `warmed`, else in a new one, which the command `within` starts.
+    """
     sink = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `finish` reads and closes it
     environment = dict(os.environ) if environment is None else environment
     if warmed:
-        return Started(arguments, sink, warm.start(arguments, environment, sink.fileno()))
+        return Started(
+            arguments, sink, warm.start(arguments, environment, sink.fileno())
+        )
     return Started(
         arguments,
         sink,
@@ -201,7 +244,9 @@ def start(
     )
 
 
-def finish(started: Started, seconds: float = RUN_SECONDS) -> subprocess.CompletedProcess[str]:
+def finish(
+    started: Started, seconds: float = RUN_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Wait for a command, and read its output.
 
     Raises:
@@ -221,22 +266,32 @@ def wrong_code(done: subprocess.CompletedProcess[str], code: int = 0) -> list[st
     """Return a sentence if a command did not end with a code."""
     if done.returncode == code:
         return []
-    return [f"ended with code {done.returncode} instead of {code}: {done.stdout[-300:]}"]
+    return [
+        f"ended with code {done.returncode} instead of {code}: {done.stdout[-300:]}"
+    ]
 
 
 def wrong_end(done: subprocess.CompletedProcess[str], code: int = 0) -> list[str]:
-    """Return a sentence if a command did not end with a code, and one if it printed a traceback."""
+    """Return a sentence if a command did not end with a code, and one if it printed a
+    traceback.
+    """
     traceback = ["ended with a traceback"] if "Traceback" in done.stdout else []
     return [*wrong_code(done, code), *traceback]
 
 
 def _different_files(clean: StageFolder, other: StageFolder) -> list[str]:
     ours, theirs = other.manifest()["files"], clean.manifest()["files"]
-    different = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    different = [
+        name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)
+    ]
     return [
         f"data/{name} differs"
         for name in different
-        if not (name in ours and name in theirs and _same_metrics(clean.data / name, other.data / name))
+        if not (
+            name in ours
+            and name in theirs
+            and _same_metrics(clean.data / name, other.data / name)
+        )
     ]
 
 
@@ -246,11 +301,17 @@ def _same_metrics(first: Path, second: Path) -> bool:
 
 def _metrics(path: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, path.read_text().splitlines())
-    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in TIMINGS}
+        for line in lines
+    ]
 
 
 def _different_counts(clean: StageFolder, other: StageFolder) -> list[str]:
-    ours, theirs = _without_requests(other.manifest()["summary"]), _without_requests(clean.manifest()["summary"])
+    ours, theirs = (
+        _without_requests(other.manifest()["summary"]),
+        _without_requests(clean.manifest()["summary"]),
+    )
     return [
         f"its summary has another {name}"
         for name in sorted({*ours, *theirs})
@@ -259,11 +320,17 @@ def _different_counts(clean: StageFolder, other: StageFolder) -> list[str]:
 
 
 def _without_requests(value: Any) -> Any:
-    """Return a summary without `asked`: the requests of the last attempt, which depend on earlier attempts."""
+    """Return a summary without `asked`: the requests of the last attempt, which depend
+    on earlier attempts.
+    """
     if isinstance(value, list):
         return [_without_requests(entry) for entry in value]
     if isinstance(value, dict):
-        return {key: _without_requests(entry) for key, entry in value.items() if key != "asked"}
+        return {
+            key: _without_requests(entry)
+            for key, entry in value.items()
+            if key != "asked"
+        }
     return value
 
 
@@ -293,5 +360,9 @@ def _left_behind(clean: StageFolder, other: StageFolder) -> list[str]:
 
 def _names(folder: StageFolder) -> set[str]:
     """Return the names of all files in a folder, except FREE_FOLDERS."""
-    names = (path.relative_to(folder.path).as_posix() for path in folder.path.rglob("*") if path.is_file())
+    names = (
+        path.relative_to(folder.path).as_posix()
+        for path in folder.path.rglob("*")
+        if path.is_file()
+    )
     return {name for name in names if not name.startswith((*FREE_FOLDERS, "_CORRUPT"))}

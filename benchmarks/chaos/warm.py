@@ -1,9 +1,10 @@
 """Runs that start at once: forked from a process that has imported all modules.
 
-A stage of the tiny manifest works for a fraction of a second, and imports for several. Here every process of a run is a
-process as usual, with its own number, session, output and environment, and signals end it as usual; but instead of
-`python -m MODULE` it is forked from its parent and runs MODULE. Every other program (fastText's training, whose memory
-must be zero at its start) is started as usual.
+A stage of the tiny manifest works for a fraction of a second, and imports for several.
+Here every process of a run is a process as usual, with its own number, session, output
+and environment, and signals end it as usual; but instead of `python -m MODULE` it is
+forked from its parent and runs MODULE. Every other program (fastText's training, whose
+memory must be zero at its start) is started as usual.
 
 `python -m benchmarks.chaos.warm SOCKET` is the fork server; `start` is its client.
 """
@@ -74,34 +75,50 @@ CALLER = "GRISTMILL_WARM_CALLER"
 Request = Mapping[str, Any]
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str], output: int, caller: int | None = None) -> Forked:
+def start(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    output: int,
+    caller: int | None = None,
+) -> Forked:
     """Start a command of gristmill in a session of its own.
 
     Args:
         arguments: of the command.
         environment: its environment variables.
         output: descriptor of its output.
-        caller: running process whose folder and standard streams it takes, instead of this one's folder and `output`.
+        caller: running process whose folder and standard streams it takes, instead of
+            this one's folder and `output`.
     """
     if caller is not None:
         environment = {**environment, CALLER: str(caller)}
     return start_module(FLOW, arguments, environment, output)
 
 
-def start_module(module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int) -> Forked:
-    """Start one of FORKED in a session of its own, as `python -m` would; its output goes to a descriptor."""
-    return _server().start(environment, [], output, [sys.executable, "-m", module, *arguments])
+def start_module(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], output: int
+) -> Forked:
+    """Start one of FORKED in a session of its own, as `python -m` would; its output
+    goes to a descriptor.
+    """
+    return _server().start(
+        environment, [], output, [sys.executable, "-m", module, *arguments]
+    )
 
 
 @cache
 def _server() -> ForkServer:
-    server = ForkServer(__name__, {**STAGE_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)})
+    server = ForkServer(
+        __name__, {**STAGE_ENVIRONMENT, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
+    )
     atexit.register(server.close)
     return server
 
 
 def main(argv: list[str]) -> None:
-    """Import, and fork runs on request, until the socket is closed whose descriptor is the only argument."""
+    """Import, and fork runs on request, until the socket is closed whose descriptor is
+    the only argument.
+    """
     (descriptor,) = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # before other modules import them
@@ -113,7 +130,10 @@ def main(argv: list[str]) -> None:
     with without_collection(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import_beam()
-        for name in (*IMPORTED, *(stage.run.partition(":")[0] for stage in STAGES.values())):
+        for name in (
+            *IMPORTED,
+            *(stage.run.partition(":")[0] for stage in STAGES.values()),
+        ):
             with suppress(ImportError):
                 importlib.import_module(name)
         _prepare_numba()
@@ -136,11 +156,17 @@ class Popen(subprocess.Popen[Any]):
     def __init__(self, args: Any, *more: Any, **options: Any) -> None:
         if _module_of(args) is not None:
             # called between fork and exec, and never returns
-            options["preexec_fn"] = partial(become, args, options.get("env"), options.get("pass_fds", ()))
+            options["preexec_fn"] = partial(
+                become, args, options.get("env"), options.get("pass_fds", ())
+            )
         super().__init__(args, *more, **options)
 
 
-def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: Collection[int] = ()) -> NoReturn:
+def become(
+    command: Sequence[str],
+    environment: Mapping[str, str] | None,
+    kept: Collection[int] = (),
+) -> NoReturn:
     """Continue as `python -m MODULE ...` in a forked process, to its end.
 
     Args:
@@ -158,7 +184,9 @@ def become(command: Sequence[str], environment: Mapping[str, str] | None, kept: 
         hold()
         option = command.index("-m")
         sys.argv = list(command[option + 1 :])
-        is_unbuffered = "-u" in command[:option] or bool(os.environ.get("PYTHONUNBUFFERED"))
+        is_unbuffered = "-u" in command[:option] or bool(
+            os.environ.get("PYTHONUNBUFFERED")
+        )
         for stream, number in (("stdout", 1), ("stderr", 2)):
             setattr(
                 sys,
@@ -206,7 +234,9 @@ def _become_flow(request: Request) -> NoReturn:
     become(request["command"], None)
 
 
-def _execute(real: Callable[[str, Sequence[str]], None], path: str, command: Sequence[str]) -> None:
+def _execute(
+    real: Callable[[str, Sequence[str]], None], path: str, command: Sequence[str]
+) -> None:
     """Replacement of `os.execv`: run another module in the same process."""
     if _module_of(command) is None:
         real(path, command)
@@ -215,17 +245,23 @@ def _execute(real: Callable[[str, Sequence[str]], None], path: str, command: Seq
 
 def _module_of(command: Any) -> str | None:
     """Return the module of a command, if it is one of FORKED."""
-    if isinstance(command, str | bytes) or not command or command[0] != sys.executable or "-m" not in command:
+    if (
+        isinstance(command, str | bytes)
+        or not command
+        or command[0] != sys.executable
+        or "-m" not in command
+    ):
         return None
     module = command[command.index("-m") + 1]
     return module if module in FORKED else None
 
 
 def _forget_parent(kept: Collection[int]) -> None:
-    """Drop signal handlers, open descriptors, threads and exit handlers, as an `exec` does.
+    """Drop signal handlers, open descriptors, threads and exit handlers, as an `exec`
+    does.
 
-    A descriptor's number stays in use, for /dev/null: objects of the parent that still refer to it cannot close another
-    file.
+    A descriptor's number stays in use, for /dev/null: objects of the parent that still
+    refer to it cannot close another file.
     """
     atexit._clear()
     futures._threads_queues.clear()  # type: ignore[attr-defined]
@@ -233,11 +269,21 @@ def _forget_parent(kept: Collection[int]) -> None:
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number,
+                signal.default_int_handler
+                if number == signal.SIGINT
+                else signal.SIG_DFL,
+            )
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python at its start
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor != nothing and descriptor not in kept and _is_open(descriptor):
+        if (
+            descriptor > 2
+            and descriptor != nothing
+            and descriptor not in kept
+            and _is_open(descriptor)
+        ):
             os.dup2(nothing, descriptor, inheritable=False)
 
 

@@ -1,9 +1,12 @@
-"""Asking models: requests per second of our client and of the stages that use it, beside plain loops over httpx.
+"""Asking models: requests per second of our client and of the stages that use it,
+beside plain loops over httpx.
 
-The endpoint is a process of its own that answers at once, so that the client is measured: ours keeps every answer on
-disk by its key, the loop only collects them. A stage also reads its documents, fills in templates, checks answers, and
-writes tables, lineage and counts; the loop beside it has the texts in memory, fills in the same templates by Jinja, and
-parses the answers. The sides take turns; times are of the processor, of all threads.
+The endpoint is a process of its own that answers at once, so that the client is
+measured: ours keeps every answer on disk by its key, the loop only collects them. A
+stage also reads its documents, fills in templates, checks answers, and writes tables,
+lineage and counts; the loop beside it has the texts in memory, fills in the same
+templates by Jinja, and parses the answers. The sides take turns; times are of the
+processor, of all threads.
 """
 
 from __future__ import annotations
@@ -40,19 +43,34 @@ CONTENT = json.dumps({"score": 3, "better": "first", "reason": "word " * 50})
 """Text of every answer; each stage finds the fields in it that it needs."""
 ANSWER = json.dumps(
     {
-        "choices": [{"index": 0, "message": {"role": "assistant", "content": CONTENT}, "finish_reason": "stop"}],
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": CONTENT},
+                "finish_reason": "stop",
+            }
+        ],
         "usage": {"prompt_tokens": 500, "completion_tokens": 60},
     }
 ).encode()
 
 
-def rows(requests: int = REQUESTS, repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS) -> Iterator[Row]:
-    """Measure our client, then the stages, each beside a loop over httpx with a semaphore."""
-    with answering() as url, tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder:
+def rows(
+    requests: int = REQUESTS, repeats: int = REPEATS, stage_repeats: int = STAGE_REPEATS
+) -> Iterator[Row]:
+    """Measure our client, then the stages, each beside a loop over httpx with a
+    semaphore.
+    """
+    with (
+        answering() as url,
+        tempfile.TemporaryDirectory(prefix="gristmill-bench-") as folder,
+    ):
         numbers = itertools.count()
 
         def ours() -> None:
-            context = Context(work=Path(folder) / str(next(numbers)), emit=lambda event: None)
+            context = Context(
+                work=Path(folder) / str(next(numbers)), emit=lambda event: None
+            )
             model = AskedModel(endpoint=url, model="bench", concurrency=AT_ONCE)
             assert sum(1 for _ in ask(map(prompt, texts), model, context)) == requests
 
@@ -68,8 +86,8 @@ def rows(requests: int = REQUESTS, repeats: int = REPEATS, stage_repeats: int = 
             requests / our_seconds,
             requests / plain_seconds,
             "requests/s",
-            f"{requests:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; peer: an asyncio loop over "
-            "httpx that keeps nothing",
+            f"{requests:,} prompts of {len(WORDS):,} characters, {AT_ONCE} at a time; "
+            "peer: an asyncio loop over httpx that keeps nothing",
         )
         yield from stage_rows(url, Path(folder), texts[::2], stage_repeats)
 
@@ -97,13 +115,19 @@ class Plan(NamedTuple):
     prompts: Sequence[Prompt]
 
 
-def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> Iterator[Row]:
-    """Measure judged documents, compared pairs, and generated documents and examples."""
+def stage_rows(
+    url: str, folder: Path, texts: Sequence[str], repeats: int
+) -> Iterator[Row]:
+    """Measure judged documents, compared pairs, and generated documents and
+    examples.
+    """
     for plan in stage_plans(url, folder, texts):
         requests = len(plan.items) * len(plan.prompts)
         our_seconds, plain_seconds = fastest(
             repeats,
-            stage_runs(plan.stage.run, plan.inputs, plan.config, folder / plan.stage.__name__),
+            stage_runs(
+                plan.stage.run, plan.inputs, plan.config, folder / plan.stage.__name__
+            ),
             lambda plan=plan: asyncio.run(loop(url, plan.items, plan.prompts)),  # type: ignore[misc]
             clock=time.process_time,
         )
@@ -112,8 +136,11 @@ def stage_rows(url: str, folder: Path, texts: Sequence[str], repeats: int) -> It
             requests / our_seconds,
             requests / plain_seconds,
             "requests/s",
-            f"{requests:,} requests; peer: Jinja and an asyncio loop over httpx that keeps nothing",
-            floor=0.65,  # 0.77 (judge) to 0.97 of 100 requests by processor time, 2026-11-24, 2 busy cores
+            f"{requests:,} requests; peer: Jinja and an asyncio loop over httpx that "
+            "keeps nothing",
+            # 0.77 (judge) to 0.97 of 100 requests by processor time, 2026-11-24, 2 busy
+            # cores
+            floor=0.65,
         )
 
 
@@ -121,12 +148,23 @@ def stage_plans(url: str, folder: Path, texts: Sequence[str]) -> list[Plan]:
     """Write the inputs of all stages."""
     model = {"endpoint": url, "model": "bench", "concurrency": AT_ONCE}
     write_shard(folder / "ingest", 0, texts)
-    pairs = [pair_text(f"Question {number}?", text, f"{text} again") for number, text in enumerate(texts[::2])]
+    pairs = [
+        pair_text(f"Question {number}?", text, f"{text} again")
+        for number, text in enumerate(texts[::2])
+    ]
     write_shard(folder / "pairs", 0, pairs)
-    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts[::4]))
+    (folder / "web.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    )
+    (folder / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": text}) + "\n" for text in texts[::4])
+    )
     judge_template, compare_template = fill("judge-educational"), fill("compare-pairs")
-    textbook, critique, revision = fill("generate-textbook"), fill("critique"), fill("revision")
+    textbook, critique, revision = (
+        fill("generate-textbook"),
+        fill("critique"),
+        fill("revision"),
+    )
     principle = "Be kind."
     ordered_pairs = []
     for pair in map(json.loads, pairs):
@@ -137,7 +175,9 @@ def stage_plans(url: str, folder: Path, texts: Sequence[str]) -> list[Plan]:
         "ingest": {},
         "order": ["taught"],
         "seed": 1,
-        "generate": {"taught": {"parents": ["web"], "style": "textbook", "model": model}},
+        "generate": {
+            "taught": {"parents": ["web"], "style": "textbook", "model": model}
+        },
     }
     examples_config = {
         "name": "revised",
@@ -155,7 +195,11 @@ def stage_plans(url: str, folder: Path, texts: Sequence[str]) -> list[Plan]:
             {"ingest": folder / "ingest"},
             {"model": model},
             texts,
-            [lambda text, answers: judge_template(text=text, source="web", answer_schema="{}")],
+            [
+                lambda text, answers: judge_template(
+                    text=text, source="web", answer_schema="{}"
+                )
+            ],
         ),
         Plan(
             "judge_pairs",
@@ -163,9 +207,20 @@ def stage_plans(url: str, folder: Path, texts: Sequence[str]) -> list[Plan]:
             {"ingest": folder / "pairs"},
             {"model": model},
             ordered_pairs,
-            [lambda pair, answers: compare_template(prompt=pair[0], first=pair[1], second=pair[2], answer_schema="{}")],
+            [
+                lambda pair, answers: compare_template(
+                    prompt=pair[0], first=pair[1], second=pair[2], answer_schema="{}"
+                )
+            ],
         ),
-        Plan("generate", generated_documents, {}, generate_config, texts, [lambda text, answers: textbook(text=text)]),
+        Plan(
+            "generate",
+            generated_documents,
+            {},
+            generate_config,
+            texts,
+            [lambda text, answers: textbook(text=text)],
+        ),
         Plan(
             "examples, one revision",
             make_examples,
@@ -174,9 +229,14 @@ def stage_plans(url: str, folder: Path, texts: Sequence[str]) -> list[Plan]:
             texts[::4],
             [
                 lambda text, answers: text,
-                lambda text, answers: critique(prompt=text, answer=answers[0], principle=principle),
+                lambda text, answers: critique(
+                    prompt=text, answer=answers[0], principle=principle
+                ),
                 lambda text, answers: revision(
-                    prompt=text, answer=answers[0], principle=principle, critique=answers[1]
+                    prompt=text,
+                    answer=answers[0],
+                    principle=principle,
+                    critique=answers[1],
                 ),
             ],
         ),
@@ -187,17 +247,23 @@ def fill(name: str) -> Callable[..., str]:
     """Return a function that fills in a template of gristmill by Jinja alone."""
     from jinja2 import Environment
 
-    template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(shipped(name).text)
+    template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(
+        shipped(name).text
+    )
     render: Callable[..., str] = template.render
     return render
 
 
 async def loop(url: str, items: Sequence[Any], prompts: Sequence[Prompt]) -> None:
-    """Ask a plain client: each item's prompts one after the other, many items at a time."""
+    """Ask a plain client: each item's prompts one after the other, many items at a
+    time.
+    """
     import httpx
 
     slots = asyncio.Semaphore(AT_ONCE)
-    async with httpx.AsyncClient(limits=httpx.Limits(max_connections=AT_ONCE), trust_env=False) as client:
+    async with httpx.AsyncClient(
+        limits=httpx.Limits(max_connections=AT_ONCE), trust_env=False
+    ) as client:
 
         async def ask_about(item: Any) -> list[str]:
             answers: list[str] = []
@@ -207,12 +273,16 @@ async def loop(url: str, items: Sequence[Any], prompts: Sequence[Prompt]) -> Non
                         f"{url}/chat/completions",
                         json={
                             "model": "bench",
-                            "messages": [{"role": "user", "content": prompt_of(item, answers)}],
+                            "messages": [
+                                {"role": "user", "content": prompt_of(item, answers)}
+                            ],
                             "temperature": 0.0,
                             "max_tokens": 512,
                         },
                     )
-                    answers.append(str(response.json()["choices"][0]["message"]["content"]))
+                    answers.append(
+                        str(response.json()["choices"][0]["message"]["content"])
+                    )
             json.loads(answers[-1])
             return answers
 
@@ -221,7 +291,9 @@ async def loop(url: str, items: Sequence[Any], prompts: Sequence[Prompt]) -> Non
 
 @contextmanager
 def answering() -> Iterator[str]:
-    """Serve an endpoint that answers at once, in a process of its own; yields its address."""
+    """Serve an endpoint that answers at once, in a process of its own; yields its
+    address.
+    """
     spawn = multiprocessing.get_context("spawn")
     receiver, sender = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(sender,), daemon=True)
@@ -240,7 +312,9 @@ def _serve(ports: Connection) -> None:
         try:
             while True:
                 lines = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-                await reader.readexactly(int(lines.partition("content-length: ")[2].split("\r\n")[0]))
+                await reader.readexactly(
+                    int(lines.partition("content-length: ")[2].split("\r\n")[0])
+                )
                 writer.write(head + ANSWER)
         except (asyncio.IncompleteReadError, ConnectionError):
             writer.close()

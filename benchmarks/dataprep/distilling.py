@@ -1,10 +1,13 @@
-"""From labels to a classifier: `quality` with `distil` against a plain program over the same embeddings.
+"""From labels to a classifier: `quality` with `distil` against a plain program over the
+same embeddings.
 
-Documents are paragraphs of documentation with a judge's score in their metadata: longer words, more points. The plain
-program embeds the sample, fits scikit-learn's logistic regression, embeds all documents and takes their probabilities;
-it holds all texts and vectors and writes nothing. The vectors are means of word vectors, so that the network, which is
-the same on both sides (`annotators`), does not hide all other work. Both compute with one thread, times are of the
-processor, and the note has the share of documents with the same verdict.
+Documents are paragraphs of documentation with a judge's score in their metadata: longer
+words, more points. The plain program embeds the sample, fits scikit-learn's logistic
+regression, embeds all documents and takes their probabilities; it holds all texts and
+vectors and writes nothing. The vectors are means of word vectors, so that the network,
+which is the same on both sides (`annotators`), does not hide all other work. Both
+compute with one thread, times are of the processor, and the note has the share of
+documents with the same verdict.
 """
 
 from __future__ import annotations
@@ -37,11 +40,19 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
     """Measure documents per second."""
     from threadpoolctl import threadpool_limits
 
-    with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place, threadpool_limits(1):
+    with (
+        tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place,
+        threadpool_limits(1),
+    ):
         folder = Path(place)
         texts, scores = judged_texts(DOCUMENTS)
         model = write_word_vectors(folder / "model", texts)
-        write_shard(folder / "ingest", 0, texts, [json.dumps({"score": score}) for score in scores])
+        write_shard(
+            folder / "ingest",
+            0,
+            texts,
+            [json.dumps({"score": score}) for score in scores],
+        )
         ids = read_table(folder / "ingest" / shard_name(0), ["id"])["id"].to_pylist()
         config = {
             "judge": {"metadata": "score", "at_least": AT_LEAST},
@@ -61,26 +72,33 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
         def plain() -> None:
             is_good["plain"] = plain_distil(model, texts, np.array(scores), ids) >= 0.5
 
-        our_seconds, plain_seconds = fastest(repeats, ours, plain, clock=time.process_time)
+        our_seconds, plain_seconds = fastest(
+            repeats, ours, plain, clock=time.process_time
+        )
         agreement = (is_good["ours"] == is_good["plain"]).mean()
         yield row(
             "distil_vs_plain_scikit_learn",
             DOCUMENTS / our_seconds,
             DOCUMENTS / plain_seconds,
             "documents/s",
-            f"a sample of {SAMPLE:,} of {DOCUMENTS:,}; both say the same of {100 * agreement:.1f} % of them; {CORPUS}",
+            f"a sample of {SAMPLE:,} of {DOCUMENTS:,}; both say the same of "
+            f"{100 * agreement:.1f} % of them; {CORPUS}",
             floor=0.65,  # 0.81 of 4,000 documents, 2026-11-24, 2 busy cores
         )
 
 
 def judged_texts(documents: int) -> tuple[list[str], list[float]]:
-    """Return paragraphs of equally many words, and scores of 0 to 5 by their ranks in characters."""
+    """Return paragraphs of equally many words, and scores of 0 to 5 by their ranks in
+    characters.
+    """
     texts = paragraphs(documents, WORDS_PER_DOCUMENT)
     ranks = np.argsort(np.argsort([len(text) for text in texts], kind="stable"))
     return texts, (5 * ranks / documents).round(1).tolist()
 
 
-def plain_distil(model: Path, texts: list[str], scores: np.ndarray, ids: list[bytes]) -> np.ndarray:
+def plain_distil(
+    model: Path, texts: list[str], scores: np.ndarray, ids: list[bytes]
+) -> np.ndarray:
     """Learn from the documents that the stage learns from, and score all."""
     from sklearn.linear_model import LogisticRegression
 
@@ -89,7 +107,9 @@ def plain_distil(model: Path, texts: list[str], scores: np.ndarray, ids: list[by
     chosen = np.argsort(draws[:, 1], kind="stable")[:SAMPLE]
     good = scores >= AT_LEAST
     classes = (chosen[good[chosen]], chosen[~good[chosen]])
-    learnt = np.concatenate([places[split_draws(draws[places], HELD_OUT, SAMPLE)[0]] for places in classes])
+    learnt = np.concatenate(
+        [places[split_draws(draws[places], HELD_OUT, SAMPLE)[0]] for places in classes]
+    )
     linear = LogisticRegression(max_iter=MOST_ITERATIONS)
     linear.fit(embedder.embed([texts[place] for place in learnt]), good[learnt])
     probabilities: np.ndarray = linear.predict_proba(embedder.embed(texts))[:, 1]

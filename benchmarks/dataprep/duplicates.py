@@ -1,15 +1,20 @@
-"""Recall and precision of near-duplicates: labelled revisions of real documents, and pairs planted at known similarity.
+"""Recall and precision of near-duplicates: labelled revisions of real documents, and
+pairs planted at known similarity.
 
-The labelled pairs are revisions of Python Enhancement Proposals with their exact Jaccard similarities, computed by
-other code; the peer of the links is datasketch's `MinHashLSH` with as many permutations, which chooses its own bands.
-Links are not yet losses: further rows have the share of dropped documents that are similar enough to the one kept for
-them, and the share of labelled pairs that are both kept; the peer is the rule `clusters: connected`, single linkage, on
-the same links. The peer of the planted pairs is the theory: 1 - (1 - J^rows)^bands pairs share a band (Leskovec et al.,
-section 3.4), and the share of equal permutations deviates from J by sqrt(J (1 - J) / permutations) (Broder 1997).
+The labelled pairs are revisions of Python Enhancement Proposals with their exact
+Jaccard similarities, computed by other code; the peer of the links is datasketch's
+`MinHashLSH` with as many permutations, which chooses its own bands. Links are not yet
+losses: further rows have the share of dropped documents that are similar enough to the
+one kept for them, and the share of labelled pairs that are both kept; the peer is the
+rule `clusters: connected`, single linkage, on the same links. The peer of the planted
+pairs is the theory: 1 - (1 - J^rows)^bands pairs share a band (Leskovec et al., section
+3.4), and the share of equal permutations deviates from J by sqrt(J (1 - J) /
+permutations) (Broder 1997).
 
-For speed, each peer computes as many permutations over word 5-grams as its documentation does, in its fastest exact
-form. rensa's faster `rho` entry points are not peers: they read only a few positions of a long document, so that one
-inserted word hides a duplicate.
+For speed, each peer computes as many permutations over word 5-grams as its
+documentation does, in its fastest exact form. rensa's faster `rho` entry points are not
+peers: they read only a few positions of a long document, so that one inserted word
+hides a duplicate.
 """
 
 from __future__ import annotations
@@ -49,18 +54,31 @@ Pair = tuple[int, int]
 
 
 def quality_rows() -> Iterator[Row]:
-    """Measure recall and precision on labelled pairs, and recall and the estimate's error on planted ones."""
+    """Measure recall and precision on labelled pairs, and recall and the estimate's
+    error on planted ones.
+    """
     folder = data_folder() / "dedup" / "pep_revisions"
     if (folder / "docs.jsonl.zst").exists():
         yield from labelled_rows(folder)
     else:
-        yield row("near duplicates: labelled revisions", None, None, "", f"{folder} has no labelled pairs")
+        yield row(
+            "near duplicates: labelled revisions",
+            None,
+            None,
+            "",
+            f"{folder} has no labelled pairs",
+        )
     yield from planted_rows()
 
 
 def labelled_rows(folder: Path) -> Iterator[Row]:
-    """Measure recall and precision of links for pairs above the threshold, and the documents that the rules drop."""
-    documents = {record["id"]: record["text"] for record in read_records(folder / "docs.jsonl.zst")}
+    """Measure recall and precision of links for pairs above the threshold, and the
+    documents that the rules drop.
+    """
+    documents = {
+        record["id"]: record["text"]
+        for record in read_records(folder / "docs.jsonl.zst")
+    }
     numbers = {identity: number for number, identity in enumerate(documents)}
     truth = {
         _pair(numbers[record["a"]], numbers[record["b"]])
@@ -71,16 +89,34 @@ def labelled_rows(folder: Path) -> Iterator[Row]:
     ours, peer = linked_pairs(texts), linked_by_datasketch(texts)
     our_hits, peer_hits = len(truth & ours), len(truth & peer)
     name, note = "near duplicates, revisions", "peer: datasketch"
-    yield row(f"{name}: recall", our_hits / len(truth), peer_hits / len(truth), "of links", note)
-    yield row(f"{name}: precision", our_hits / len(ours), peer_hits / len(peer), "of links", note)
+    yield row(
+        f"{name}: recall",
+        our_hits / len(truth),
+        peer_hits / len(truth),
+        "of links",
+        note,
+    )
+    yield row(
+        f"{name}: precision",
+        our_hits / len(ours),
+        peer_hits / len(peer),
+        "of links",
+        note,
+    )
     right, both_kept = judge_rule(texts, truth, "survivors")
     peer_right, peer_both_kept = judge_rule(texts, truth, "connected")
     note = "peer: clusters: connected"
-    yield row(f"{name}: dropped for one that is alike", right, peer_right, "of dropped", note)
-    yield cost_row(f"{name}: alike and both kept", both_kept, peer_both_kept, "of pairs", note)
+    yield row(
+        f"{name}: dropped for one that is alike", right, peer_right, "of dropped", note
+    )
+    yield cost_row(
+        f"{name}: alike and both kept", both_kept, peer_both_kept, "of pairs", note
+    )
 
 
-def judge_rule(texts: Sequence[str], truth: set[Pair], rule: str) -> tuple[float, float]:
+def judge_rule(
+    texts: Sequence[str], truth: set[Pair], rule: str
+) -> tuple[float, float]:
     """Run the stage on texts with a rule of `clusters`.
 
     Args:
@@ -89,18 +125,30 @@ def judge_rule(texts: Sequence[str], truth: set[Pair], rule: str) -> tuple[float
         rule: its name.
 
     Returns:
-        the share of dropped texts that are similar to the text kept for them, and the share of pairs that are both
-        kept.
+        the share of dropped texts that are similar to the text kept for them, and the
+        share of pairs that are both kept.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_shard(folder / "ingest", 0, texts)
-        run = stage_runs(dedup.run, {"ingest": folder / "ingest"}, {"clusters": rule, "index": False}, folder)()
-        twins = read_table(run.out / "clusters.parquet", ["member_locator", "survivor_locator"]).to_pylist()
-    pairs = [(_row_of(twin["member_locator"]), _row_of(twin["survivor_locator"])) for twin in twins]
+        run = stage_runs(
+            dedup.run,
+            {"ingest": folder / "ingest"},
+            {"clusters": rule, "index": False},
+            folder,
+        )()
+        twins = read_table(
+            run.out / "clusters.parquet", ["member_locator", "survivor_locator"]
+        ).to_pylist()
+    pairs = [
+        (_row_of(twin["member_locator"]), _row_of(twin["survivor_locator"]))
+        for twin in twins
+    ]
     dropped = {member for member, _ in pairs}
     right = sum(_pair(*pair) in truth for pair in pairs)
-    return right / len(pairs), sum(dropped.isdisjoint(pair) for pair in truth) / len(truth)
+    return right / len(pairs), sum(dropped.isdisjoint(pair) for pair in truth) / len(
+        truth
+    )
 
 
 def _row_of(locator: str) -> int:
@@ -108,10 +156,17 @@ def _row_of(locator: str) -> int:
 
 
 def planted_rows() -> Iterator[Row]:
-    """Measure recall of pairs by similarity, and the error of the estimated similarity, against the theory."""
+    """Measure recall of pairs by similarity, and the error of the estimated similarity,
+    against the theory.
+    """
     errors, variances = [], []
     for step in STEPS:
-        sets = shingle_sets(pa.array([text for pair in plant(step) for text in pair], pa.large_string()), SECTION.ngram)
+        sets = shingle_sets(
+            pa.array(
+                [text for pair in plant(step) for text in pair], pa.large_string()
+            ),
+            SECTION.ngram,
+        )
         left = np.arange(0, 2 * PAIRS_PER_STEP, 2)
         jaccard = similarities(sets, left, left + 1)
         signature = signatures(sets, PERMUTATIONS, SECTION.seed)
@@ -121,15 +176,27 @@ def planted_rows() -> Iterator[Row]:
         errors.append((signature[left] == signature[left + 1]).mean(axis=1) - jaccard)
         variances.append(jaccard * (1 - jaccard) / PERMUTATIONS)
         yield row(
-            f"near duplicates, planted: recall at {jaccard.mean():.2f}", recall, theory, "of pairs", "peer: theory"
+            f"near duplicates, planted: recall at {jaccard.mean():.2f}",
+            recall,
+            theory,
+            "of pairs",
+            "peer: theory",
         )
     error = float(np.sqrt(np.square(np.concatenate(errors)).mean()))
     expected = float(np.sqrt(np.concatenate(variances).mean()))
-    yield cost_row("near duplicates, planted: estimate's error", error, expected, "RMS", "peer: theory")
+    yield cost_row(
+        "near duplicates, planted: estimate's error",
+        error,
+        expected,
+        "RMS",
+        "peer: theory",
+    )
 
 
 def plant(jaccard: float) -> Iterator[tuple[str, str]]:
-    """Draw pairs of texts of about this similarity: single words of one are replaced, each of which costs n shingles."""
+    """Draw pairs of texts of about this similarity: single words of one are replaced,
+    each of which costs n shingles.
+    """
     source = random.Random(f"pairs at {jaccard}")
     shingles = WORDS - SECTION.ngram + 1
     edits = round(shingles * (1 - jaccard) / (SECTION.ngram * (1 + jaccard)))
@@ -143,16 +210,29 @@ def plant(jaccard: float) -> Iterator[tuple[str, str]]:
 
 
 def linked_pairs(texts: Sequence[str]) -> set[Pair]:
-    """Return pairs that share a band and reach the threshold; equal texts count one by one."""
+    """Return pairs that share a band and reach the threshold; equal texts count one by
+    one.
+    """
     sets = shingle_sets(pa.array(texts, pa.large_string()), SECTION.ngram)
-    keys = band_keys(signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows)
+    keys = band_keys(
+        signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows
+    )
     documents = np.repeat(np.arange(len(texts)), SECTION.bands)
-    pairs = candidate_pairs(keys.ravel(), documents, documents.astype(np.uint64), documents, len(texts)).pairs
-    return {_pair(a, b) for a, b in pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= SECTION.threshold].tolist()}
+    pairs = candidate_pairs(
+        keys.ravel(), documents, documents.astype(np.uint64), documents, len(texts)
+    ).pairs
+    return {
+        _pair(a, b)
+        for a, b in pairs[
+            similarities(sets, pairs[:, 0], pairs[:, 1]) >= SECTION.threshold
+        ].tolist()
+    }
 
 
 def linked_by_datasketch(texts: Sequence[str]) -> set[Pair]:
-    """Return pairs of datasketch's index, built as in its documentation, for the same threshold."""
+    """Return pairs of datasketch's index, built as in its documentation, for the same
+    threshold.
+    """
     from datasketch import MinHash, MinHashLSH
 
     index = MinHashLSH(threshold=SECTION.threshold, num_perm=PERMUTATIONS)
@@ -175,12 +255,23 @@ def speed_rows(documents: int = DOCUMENTS) -> Iterator[Row]:
     array = pa.array(texts, pa.large_string())
     minhash_bands(array.slice(0, 1))  # compiles, or loads what an earlier run compiled
     # 62 and 18, 2026-11-24, 2 busy cores; 43 and 15 on other text, 2026-11-23.
-    for peer, work, floor in (("datasketch", with_datasketch, 30), ("rensa", with_rensa, 10)):
+    for peer, work, floor in (
+        ("datasketch", with_datasketch, 30),
+        ("rensa", with_rensa, 10),
+    ):
         ours = rate(lambda: minhash_bands(array), texts)
         if find_spec(peer) is None:
-            yield row(f"minhash_vs_{peer}", ours, None, "MB/s", f"{peer} is not installed")
+            yield row(
+                f"minhash_vs_{peer}", ours, None, "MB/s", f"{peer} is not installed"
+            )
         else:
-            yield row(f"minhash_vs_{peer}", ours, peer_rate(work, texts[:PEER_DOCUMENTS]), "MB/s", floor=floor)
+            yield row(
+                f"minhash_vs_{peer}",
+                ours,
+                peer_rate(work, texts[:PEER_DOCUMENTS]),
+                "MB/s",
+                floor=floor,
+            )
 
 
 def peer_rate(work: Callable[[Sequence[str]], Any], texts: list[str]) -> float:
@@ -191,13 +282,18 @@ def peer_rate(work: Callable[[Sequence[str]], Any], texts: list[str]) -> float:
 def minhash_bands(texts: pa.Array) -> Any:
     """Compute band keys of texts as `dedup` does."""
     sets = shingle_sets(texts, SECTION.ngram)
-    return band_keys(signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows)
+    return band_keys(
+        signatures(sets, PERMUTATIONS, SECTION.seed), SECTION.bands, SECTION.rows
+    )
 
 
 def shingles_of(text: str) -> set[str]:
     """Return the peers' shingles: words in lower case, between spaces."""
     words = text.lower().split()
-    return {" ".join(words[at : at + SECTION.ngram]) for at in range(max(1, len(words) - SECTION.ngram + 1))}
+    return {
+        " ".join(words[at : at + SECTION.ngram])
+        for at in range(max(1, len(words) - SECTION.ngram + 1))
+    }
 
 
 def with_datasketch(texts: Sequence[str]) -> None:
@@ -206,11 +302,17 @@ def with_datasketch(texts: Sequence[str]) -> None:
 
     for text in texts:
         shingles = [shingle.encode() for shingle in shingles_of(text)]
-        MinHash(PERMUTATIONS, seed=SECTION.seed, scheme="affine32").update_batch(shingles)
+        MinHash(PERMUTATIONS, seed=SECTION.seed, scheme="affine32").update_batch(
+            shingles
+        )
 
 
 def with_rensa(texts: Sequence[str]) -> None:
-    """Compute signatures by rensa over all shingles of every document, all documents in one call."""
+    """Compute signatures by rensa over all shingles of every document, all documents in
+    one call.
+    """
     from rensa import RMinHash
 
-    RMinHash.digest_matrix_from_token_sets([shingles_of(text) for text in texts], PERMUTATIONS, SECTION.seed)
+    RMinHash.digest_matrix_from_token_sets(
+        [shingles_of(text) for text in texts], PERMUTATIONS, SECTION.seed
+    )

@@ -1,14 +1,19 @@
-"""Cost of the engine: each job by Beam on two workers, against a plain pool of two over the same function.
+"""Cost of the engine: each job by Beam on two workers, against a plain pool of two over
+the same function.
 
-Both sides do equal work: they call the function of the stage, which reads the same files, runs the same kernels, writes
-the same tables with the same encoding and forces each to disk. The pool has threads if the job's kernels release the
-GIL, else new processes; starting it is part of its time, as starting Beam is part of the engine's. The pool does less:
-it keeps no record of finished tasks, reports no progress, and would wait forever for a killed worker.
+Both sides do equal work: they call the function of the stage, which reads the same
+files, runs the same kernels, writes the same tables with the same encoding and forces
+each to disk. The pool has threads if the job's kernels release the GIL, else new
+processes; starting it is part of its time, as starting Beam is part of the engine's.
+The pool does less: it keeps no record of finished tasks, reports no progress, and would
+wait forever for a killed worker.
 
-Every job is measured at a size that takes the pool some ten seconds and, in rows of their own, at one that takes it a
-second or two, of which starting is the larger part. The first job of a process imports Beam, while the fork server
-imports modules for workers; it is measured in processes that have run no job. A task is done before any measurement, so
-that no side compiles kernels. Jobs with more shards than the corpus has get the same ones again, under other names.
+Every job is measured at a size that takes the pool some ten seconds and, in rows of
+their own, at one that takes it a second or two, of which starting is the larger part.
+The first job of a process imports Beam, while the fork server imports modules for
+workers; it is measured in processes that have run no job. A task is done before any
+measurement, so that no side compiles kernels. Jobs with more shards than the corpus has
+get the same ones again, under other names.
 """
 
 from __future__ import annotations
@@ -59,7 +64,9 @@ REPEATS = 2
 Make = Callable[[Path], Process]
 """Makes a job's function, which writes below a folder."""
 Work = Callable[[str, Sequence[Task], Process, Path, bool], None]
-"""Runs a job: its name, tasks and function, a folder for its other files, and whether the function holds the GIL."""
+"""Runs a job: its name, tasks and function, a folder for its other files, and whether
+the function holds the GIL.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,19 +96,34 @@ def rows() -> Iterator[Row]:
         folder = Path(place)
         texts, documents = folder / "texts", folder / "documents"
         file_bytes = write_corpus(texts) / FILES
-        run_with_pool("documents", text_tasks(texts), reads_jsonl(documents), documents, holds_gil=True)
+        run_with_pool(
+            "documents",
+            text_tasks(texts),
+            reads_jsonl(documents),
+            documents,
+            holds_gil=True,
+        )
         for job in jobs(texts, documents):
             task_seconds = time_a_task(job, folder)
             for name, least_seconds in SECONDS.items():
                 number = max(WORKERS, math.ceil(least_seconds * WORKERS / task_seconds))
                 repeat_files(job.inputs, number)
                 tasks = job.tasks(job.inputs)[:number]
-                yield measure(f"{name}, {job.name}", job, tasks, file_bytes * number, folder)
+                yield measure(
+                    f"{name}, {job.name}", job, tasks, file_bytes * number, folder
+                )
 
 
 def jobs(texts: Path, documents: Path) -> Iterator[Job]:
     """Return the jobs; those of the language model only if it is on this machine."""
-    yield Job("read JSONL, first job of a process", texts, text_tasks, reads_jsonl, holds_gil=True, is_first=True)
+    yield Job(
+        "read JSONL, first job of a process",
+        texts,
+        text_tasks,
+        reads_jsonl,
+        holds_gil=True,
+        is_first=True,
+    )
     yield Job("read JSONL", texts, text_tasks, reads_jsonl, holds_gil=True)
     inputs = {"ingest": documents}
     yield Job("filter", documents, shard_tasks, partial(filters, inputs))
@@ -121,14 +143,18 @@ def time_a_task(job: Job, folder: Path) -> float:
 
 
 def repeat_files(folder: Path, number: int) -> None:
-    """Link the files of a folder under further names, in rotation, until it has `number` of them."""
+    """Link the files of a folder under further names, in rotation, until it has
+    `number` of them.
+    """
     present = sorted(path for path in folder.iterdir() if path.is_file())
     for count in range(len(present), number):
         source = present[count % len(present)]
         os.link(source, folder / f"{source.stem}-again-{count:06d}{source.suffix}")
 
 
-def measure(name: str, job: Job, tasks: Sequence[Task], size: float, folder: Path) -> Row:
+def measure(
+    name: str, job: Job, tasks: Sequence[Task], size: float, folder: Path
+) -> Row:
     """Run a job both ways, by turns; the best time of each counts."""
     seconds: dict[Work, list[float]] = {run_with_beam: [], run_with_pool: []}
     for repeat in range(REPEATS):
@@ -138,11 +164,16 @@ def measure(name: str, job: Job, tasks: Sequence[Task], size: float, folder: Pat
             shutil.rmtree(out)
     ours, peer = min(seconds[run_with_beam]), min(seconds[run_with_pool])
     pool = "multiprocessing.Pool" if job.holds_gil else "ThreadPool"
-    note = f"{size / 1e6:.0f} MB of text in {len(tasks)} shards, {WORKERS} workers; peer: {pool}, {peer:.1f} s"
+    note = (
+        f"{size / 1e6:.0f} MB of text in {len(tasks)} shards, {WORKERS} workers; "
+        f"peer: {pool}, {peer:.1f} s"
+    )
     return row(name, size / 1e6 / ours, size / 1e6 / peer, "MB/s", note)
 
 
-def time_job(job: Job, work: Work, tasks: Sequence[Task], process: Process, out: Path) -> float:
+def time_job(
+    job: Job, work: Work, tasks: Sequence[Task], process: Process, out: Path
+) -> float:
     """Return the seconds of a job, in this process or in a new one."""
     arguments = (work, job.name, tasks, process, out, job.holds_gil)
     if not job.is_first:
@@ -151,22 +182,35 @@ def time_job(job: Job, work: Work, tasks: Sequence[Task], process: Process, out:
         return fresh.submit(seconds_of, *arguments).result()
 
 
-def seconds_of(work: Work, name: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool) -> float:
+def seconds_of(
+    work: Work,
+    name: str,
+    tasks: Sequence[Task],
+    process: Process,
+    out: Path,
+    holds_gil: bool,
+) -> float:
     """Run a job; returns its seconds."""
     start = time.perf_counter()
     work(name, tasks, process, out, holds_gil)
     return time.perf_counter() - start
 
 
-def run_with_beam(job: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool) -> None:
+def run_with_beam(
+    job: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool
+) -> None:
     """Run the tasks as a stage does."""
     context = Context(work=out / "work", workers=WORKERS, emit=lambda event: None)
     run_tasks(job, tasks, process, context, holds_gil=holds_gil)
 
 
-def run_with_pool(job: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool) -> None:
+def run_with_pool(
+    job: str, tasks: Sequence[Task], process: Process, out: Path, holds_gil: bool
+) -> None:
     """Run the tasks as a short script does."""
-    with get_context("spawn").Pool(WORKERS) if holds_gil else ThreadPool(WORKERS) as pool:
+    with (
+        get_context("spawn").Pool(WORKERS) if holds_gil else ThreadPool(WORKERS) as pool
+    ):
         pool.map(partial(call, process), tasks, chunksize=1)
 
 
@@ -179,7 +223,9 @@ def call(process: Process, task: Task) -> Mapping[str, Any]:
 def text_tasks(texts: Path) -> list[Task]:
     """Return the tasks of `ingest`; a file is a shard."""
     source = Source.model_validate({"path": str(texts / "*.jsonl")})
-    return ingest.plan({"web": source}, {"web": find_files("web", source.model_dump())}, shard_bytes=1)
+    return ingest.plan(
+        {"web": source}, {"web": find_files("web", source.model_dump())}, shard_bytes=1
+    )
 
 
 def reads_jsonl(out: Path) -> Process:
@@ -189,28 +235,42 @@ def reads_jsonl(out: Path) -> Process:
 
 def filters(inputs: Mapping[str, Path], out: Path) -> Process:
     """Return the function of `filter` with its default rules."""
-    return partial(filter_shard, inputs=inputs, config=Filter().model_dump(mode="json"), out=out)
+    return partial(
+        filter_shard, inputs=inputs, config=Filter().model_dump(mode="json"), out=out
+    )
 
 
 def sketches(inputs: Mapping[str, Path], out: Path) -> Process:
     """Return the function of the first job of `dedup`."""
     plan = make_plan(inputs, Dedup(), out, Context(work=out))
-    return partial(send_to_files, partial(sketch, plan=plan), str(out), {KEYS: plan.num_partitions})
+    return partial(
+        send_to_files, partial(sketch, plan=plan), str(out), {KEYS: plan.num_partitions}
+    )
 
 
 def tasks_to_sketch(documents: Path) -> list[Task]:
     """Return the tasks of the first job of `dedup`."""
-    return sketch_tasks(make_plan({"ingest": documents}, Dedup(), documents, Context(work=documents)))
+    return sketch_tasks(
+        make_plan({"ingest": documents}, Dedup(), documents, Context(work=documents))
+    )
 
 
 def identifies(inputs: Mapping[str, Path], model: str, out: Path) -> Process:
     """Return the function of `langid`, which keeps one language."""
     config = LanguageId(model=model).model_dump(mode="json")  # type: ignore[arg-type]
-    return partial(langid.identify_shard, inputs=inputs, config=config, out=out, sha256=MODEL_SHA256)
+    return partial(
+        langid.identify_shard,
+        inputs=inputs,
+        config=config,
+        out=out,
+        sha256=MODEL_SHA256,
+    )
 
 
 def write_corpus(folder: Path) -> int:
-    """Write JSONL files of texts that differ from file to file; returns the bytes of their texts (UTF-8)."""
+    """Write JSONL files of texts that differ from file to file; returns the bytes of
+    their texts (UTF-8).
+    """
     half = DOCUMENTS_PER_FILE // 2
     texts = library_texts(half) + documentation(DOCUMENTS_PER_FILE - half)
     folder.mkdir(parents=True)

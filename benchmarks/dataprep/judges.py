@@ -1,10 +1,13 @@
-"""Ranking of documents that people judged by quality scores, against the length of the text.
+"""Ranking of documents that people judged by quality scores, against the length of the
+text.
 
-DCLM's authors had people judge web documents (good or not, by majority): the area under the curve is the probability
-that a good one has a higher score than another. People like long documents, so length is a serious peer. There is no
-large set of ordinary web pages here to be the bad class, from which DCLM's classifier learns; so one row has a
-classifier that learns from other texts, and one learns from the judgements themselves, five-fold. Telling clickbait
-from other headlines is an easy task that shows precision and recall. All texts lie in `checkout.data_folder`.
+DCLM's authors had people judge web documents (good or not, by majority): the area under
+the curve is the probability that a good one has a higher score than another. People
+like long documents, so length is a serious peer. There is no large set of ordinary web
+pages here to be the bad class, from which DCLM's classifier learns; so one row has a
+classifier that learns from other texts, and one learns from the judgements themselves,
+five-fold. Telling clickbait from other headlines is an easy task that shows precision
+and recall. All texts lie in `checkout.data_folder`.
 
 For speed, the peers are the same libraries used directly on the same text.
 """
@@ -52,13 +55,23 @@ def quality_rows() -> Iterator[Row]:
     if not judged_path.exists():
         yield row("quality scores", None, None, "", f"{judged_path} is not there")
         return
-    judged = [(bool(record["label"]), record["text"]) for record in read_records(judged_path)]
+    judged = [
+        (bool(record["label"]), record["text"]) for record in read_records(judged_path)
+    ]
     texts = [text for _, text in judged]
     by_length = auc(judged, np.array([len(text) for text in texts]))
-    good, bad = read_good(folder / "text"), read_headlines(folder / "quality" / "clickbait_data.gz")
-    other_texts = [*((True, text) for text in good), *((False, text) for text in headline_lists(bad))]
+    good, bad = (
+        read_good(folder / "text"),
+        read_headlines(folder / "quality" / "clickbait_data.gz"),
+    )
+    other_texts = [
+        *((True, text) for text in good),
+        *((False, text) for text in headline_lists(bad)),
+    ]
     ngrams = make_tables(train_entries(read_sentences(_normalised(good)), 5))
-    perplexity = perplexities(lambda array: ngram_scores(ngrams, array), _normalised(texts))
+    perplexity = perplexities(
+        lambda array: ngram_scores(ngrams, array), _normalised(texts)
+    )
     scores = {
         "heuristic score": heuristic_scores(pa.array(texts, pa.large_string())),
         "classifier of other texts": classify(other_texts, texts, DEFAULTS),
@@ -66,58 +79,104 @@ def quality_rows() -> Iterator[Row]:
         "perplexity": -perplexity,
     }
     sources = {
-        "classifier of other texts": "; learnt from speeches, books and posts against lists of clickbait headlines",
+        "classifier of other texts": "; learnt from speeches, books and posts "
+        "against lists of clickbait headlines",
         "classifier, five-fold": "; learnt from the judgements of the other folds",
         "perplexity": "; 5-grams of the same speeches, books and posts",
     }
     note = f"{len(judged)} documents judged by people; peer: the length of the text"
     for name, values in scores.items():
-        yield row(f"{name}, AUC", auc(judged, values), by_length, "share", note + sources.get(name, ""))
+        yield row(
+            f"{name}, AUC",
+            auc(judged, values),
+            by_length,
+            "share",
+            note + sources.get(name, ""),
+        )
     yield from headline_rows(folder / "quality", bad)
 
 
 def headline_rows(folder: Path, bad: Sequence[str]) -> Iterator[Row]:
-    """Tell clickbait from other headlines; the peer is the length with the best cut for the held-out ones."""
+    """Tell clickbait from other headlines; the peer is the length with the best cut for
+    the held-out ones.
+    """
     labelled = [
         *((True, line) for line in read_headlines(folder / "non_clickbait_data.gz")),
         *((False, line) for line in bad),
     ]
     fold = folds(len(labelled))
-    training = [headline for headline, number in zip(labelled, fold, strict=True) if number]
-    held_out = [headline for headline, number in zip(labelled, fold, strict=True) if not number]
+    training = [
+        headline for headline, number in zip(labelled, fold, strict=True) if number
+    ]
+    held_out = [
+        headline for headline, number in zip(labelled, fold, strict=True) if not number
+    ]
     lines = [line for _, line in held_out]
     ours = _split(held_out, classify(training, lines, DEFAULTS))
     length = _split(held_out, np.array([len(line) for line in lines], np.float64))
     at_half, by_length = measure_cut(*ours, 0.5), best_cut(*length)
     note = f"{len(held_out)} held-out headlines, cut at 0.5; peer: their length"
-    yield row("headlines, AUC", area_under_curve(*ours), area_under_curve(*length), "share", note)
+    yield row(
+        "headlines, AUC",
+        area_under_curve(*ours),
+        area_under_curve(*length),
+        "share",
+        note,
+    )
     for name in ("precision", "recall"):
         yield row(f"headlines, {name}", at_half[name], by_length[name], "share", note)
 
 
-def classify(examples: Labelled, texts: Sequence[str], section: Classifier) -> np.ndarray:
-    """Score texts by a classifier that learns from the examples, in an order by hash."""
-    order = np.argsort([fmix64(np.uint64(number + 1)) for number in range(len(examples))], kind="stable")
+def classify(
+    examples: Labelled, texts: Sequence[str], section: Classifier
+) -> np.ndarray:
+    """Score texts by a classifier that learns from the examples, in an order by
+    hash.
+    """
+    order = np.argsort(
+        [fmix64(np.uint64(number + 1)) for number in range(len(examples))],
+        kind="stable",
+    )
     shuffled = [examples[number] for number in order.tolist()]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.bin"
-        path.write_bytes(train(((good, as_line(text, section)) for good, text in shuffled), section, 1, None))
-        return score_texts(load_model(str(path), str(hash(path))), pa.array(texts, pa.large_string()), section)
+        path.write_bytes(
+            train(
+                ((good, as_line(text, section)) for good, text in shuffled),
+                section,
+                1,
+                None,
+            )
+        )
+        return score_texts(
+            load_model(str(path), str(hash(path))),
+            pa.array(texts, pa.large_string()),
+            section,
+        )
 
 
 def cross_validate(examples: Labelled, section: Classifier) -> np.ndarray:
     """Score every example by a classifier that learns from the other folds."""
     fold, scores = folds(len(examples)), np.empty(len(examples))
     for number in range(FOLDS):
-        training = [examples[place] for place in np.flatnonzero(fold != number).tolist()]
-        texts = [examples[place][1] for place in np.flatnonzero(fold == number).tolist()]
+        training = [
+            examples[place] for place in np.flatnonzero(fold != number).tolist()
+        ]
+        texts = [
+            examples[place][1] for place in np.flatnonzero(fold == number).tolist()
+        ]
         scores[fold == number] = classify(training, texts, section)
     return scores
 
 
 def folds(number: int) -> np.ndarray:
     """Return the fold of each of n examples: int64, (n,)."""
-    return np.array([int(fmix64(np.uint64(place + 1)) % np.uint64(FOLDS)) for place in range(number)])
+    return np.array(
+        [
+            int(fmix64(np.uint64(place + 1)) % np.uint64(FOLDS))
+            for place in range(number)
+        ]
+    )
 
 
 def auc(examples: Labelled, scores: np.ndarray) -> float:
@@ -131,7 +190,10 @@ def read_good(folder: Path) -> list[str]:
     texts += read_archive(folder / "inaugural.zip", "latin-1").values()
     for record in read_records(folder / "18f_posts.jsonl.zst"):
         texts.append(re.sub(r"\A---\n.*?\n---\n", "", record["text"], flags=re.DOTALL))
-    texts += [record["text"][5000:85_000] for record in read_records(folder / "books.jsonl.zst")]
+    texts += [
+        record["text"][5000:85_000]
+        for record in read_records(folder / "books.jsonl.zst")
+    ]
     return [
         text[start : start + PIECE_CHARACTERS]
         for text in texts
@@ -141,12 +203,19 @@ def read_good(folder: Path) -> list[str]:
 
 def read_headlines(path: Path) -> list[str]:
     """Read headlines, one per line."""
-    return [line for line in gzip.decompress(path.read_bytes()).decode("utf-8").splitlines() if line]
+    return [
+        line
+        for line in gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+        if line
+    ]
 
 
 def headline_lists(headlines: Sequence[str]) -> list[str]:
     """Return texts of 20 headlines each."""
-    return ["\n".join(headlines[start : start + 20]) for start in range(0, len(headlines), 20)]
+    return [
+        "\n".join(headlines[start : start + 20])
+        for start in range(0, len(headlines), 20)
+    ]
 
 
 def _normalised(texts: Sequence[str]) -> pa.Array:
@@ -159,17 +228,23 @@ def _split(examples: Labelled, scores: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def speed_rows(documents: int = DOCUMENTS, repeats: int = REPEATS) -> Iterator[Row]:
-    """Measure perplexities, in MB of UTF-8 per second; fastText's models are in `label_speed`."""
+    """Measure perplexities, in MB of UTF-8 per second; fastText's models are in
+    `label_speed`.
+    """
     yield from perplexity_vs_kenlm(library_texts(documents), repeats)
 
 
 def perplexity_vs_kenlm(texts: list[str], repeats: int) -> Iterator[Row]:
-    """Score texts under the 3-grams of half of them: by a model that was trained here, and by KenLM's as the stage uses
-    it, both against KenLM directly, line by line."""
+    """Score texts under the 3-grams of half of them: by a model that was trained here,
+    and by KenLM's as the stage uses it, both against KenLM directly, line by line.
+    """
     array = pa.array(texts, pa.large_string())
     size = text_megabytes(texts)
-    tables = make_tables(train_entries(read_sentences(array.take(pa.array(range(0, len(texts), 2)))), 3))
-    ngram_scores(tables, array.slice(0, 1))  # compiles, or loads what an earlier run compiled
+    tables = make_tables(
+        train_entries(read_sentences(array.take(pa.array(range(0, len(texts), 2)))), 3)
+    )
+    # compiles, or loads what an earlier run compiled
+    ngram_scores(tables, array.slice(0, 1))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.arpa"
         path.write_text(flat_model(texts[::2], 3), encoding="utf-8")
@@ -177,30 +252,58 @@ def perplexity_vs_kenlm(texts: list[str], repeats: int) -> Iterator[Row]:
             import kenlm
         except ImportError:
             (seconds,) = fastest(repeats, partial(ngram_scores, tables, array))
-            yield row("perplexity, trained here", size / seconds, None, "MB/s", "kenlm is not installed")
+            yield row(
+                "perplexity, trained here",
+                size / seconds,
+                None,
+                "MB/s",
+                "kenlm is not installed",
+            )
             return
-        kenlm_model, arpa_scores = kenlm.Model(str(path)), load_scores(str(path), "flat")
+        kenlm_model, arpa_scores = (
+            kenlm.Model(str(path)),
+            load_scores(str(path), "flat"),
+        )
         ours, by_arpa, peer = fastest(
             repeats,
             partial(ngram_scores, tables, array),
             partial(arpa_scores, array),
-            lambda: [kenlm_model.score(line) for text in texts for line in text.split("\n") if line.strip()],
+            lambda: [
+                kenlm_model.score(line)
+                for text in texts
+                for line in text.split("\n")
+                if line.strip()
+            ],
             clock=time.process_time,
         )
     # 1.33 by processor time on the standard library, 2026-11-24.
-    yield row("perplexity, trained here, against kenlm", size / ours, size / peer, "MB/s", floor=1.1)
-    yield row("perplexity by an ARPA file, against kenlm", size / by_arpa, size / peer, "MB/s")
+    yield row(
+        "perplexity, trained here, against kenlm",
+        size / ours,
+        size / peer,
+        "MB/s",
+        floor=1.1,
+    )
+    yield row(
+        "perplexity by an ARPA file, against kenlm", size / by_arpa, size / peer, "MB/s"
+    )
 
 
 def flat_model(texts: list[str], order: int) -> str:
-    """Return an ARPA file of all n-grams of some texts, all of one probability: as fast as a trained one."""
+    """Return an ARPA file of all n-grams of some texts, all of one probability: as fast
+    as a trained one.
+    """
     grams: list[set[tuple[str, ...]]] = [set() for _ in range(order)]
     grams[0].add(("<unk>",))
     for line in (line for text in texts for line in text.split("\n") if line.strip()):
         words = ("<s>", *line.split(), "</s>")
         for size, size_grams in enumerate(grams, 1):
-            size_grams.update(words[start : start + size] for start in range(len(words) - size + 1))
-    counts = [f"ngram {size}={len(size_grams)}" for size, size_grams in enumerate(grams, 1)]
+            size_grams.update(
+                words[start : start + size] for start in range(len(words) - size + 1)
+            )
+    counts = [
+        f"ngram {size}={len(size_grams)}" for size, size_grams in enumerate(grams, 1)
+    ]
     lines = ["\\data\\", *counts, ""]
     for size, size_grams in enumerate(grams, 1):
         backoff = "\t-0.3" if size < order else ""

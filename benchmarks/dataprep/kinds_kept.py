@@ -1,4 +1,6 @@
-"""Share of thirty kinds of text that the rules proposed by `gristmill new` keep, beside Gopher's rules alone."""
+"""Share of thirty kinds of text that the rules proposed by `gristmill new` keep, beside
+Gopher's rules alone.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ GOPHER = ("gopher_quality", "gopher_repetition")
 
 
 def rows() -> Iterator[Row]:
-    """Measure the kept share of each kind; the peer is Gopher's rules in the default dialect."""
+    """Measure the kept share of each kind; the peer is Gopher's rules in the default
+    dialect.
+    """
     proposed = Rules.model_validate(expand(list(PROSE_RULES)))
     gopher = Rules.model_validate(expand(list(GOPHER)))
     for kind in KINDS:
@@ -28,13 +32,31 @@ def rows() -> Iterator[Row]:
             kept_share(texts, proposed),
             kept_share(texts, gopher),
             "of texts",
-            "; ".join(filter(None, [aim, f"{len(texts)} texts", f"peer: {' and '.join(GOPHER)}", kind.note])),
+            "; ".join(
+                filter(
+                    None,
+                    [
+                        aim,
+                        f"{len(texts)} texts",
+                        f"peer: {' and '.join(GOPHER)}",
+                        kind.note,
+                    ],
+                )
+            ),
         )
 
 
 def kept_share(texts: list[str], rules: Rules) -> float:
     """Return the share of texts that no rule drops."""
     unknown = pa.nulls(len(texts), pa.string())
-    table = pa.table({"text": pa.array(texts, pa.large_string()), "language": unknown, "script": unknown})
-    reasons = first_failures(failures(measure(table, rules), configured_sets(rules)), len(texts))
+    table = pa.table(
+        {
+            "text": pa.array(texts, pa.large_string()),
+            "language": unknown,
+            "script": unknown,
+        }
+    )
+    reasons = first_failures(
+        failures(measure(table, rules), configured_sets(rules)), len(texts)
+    )
     return sum(reason is None for reason in reasons) / len(texts)

@@ -1,8 +1,10 @@
-"""Accuracy of language identification on labelled text: translations of the Universal Declaration of Human Rights.
+"""Accuracy of language identification on labelled text: translations of the Universal
+Declaration of Human Rights.
 
-One file per translation, named by ISO 639-3 code, in NLTK's `udhr2`; whatlang's example sentences, one per language;
-both in `checkout.data_folder`. Languages without a label of lid.176 are left out, close relatives (Bosnian and
-Croatian, Asturian and Spanish) are not, and cause most of the errors.
+One file per translation, named by ISO 639-3 code, in NLTK's `udhr2`; whatlang's example
+sentences, one per language; both in `checkout.data_folder`. Languages without a label
+of lid.176 are left out, close relatives (Bosnian and Croatian, Asturian and Spanish)
+are not, and cause most of the errors.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from gristmill.dataprep.langid.language_codes import parse_label, short_code
 from gristmill.mixtures.steps.langid import LanguageId
 
 LIKE_THE_MODEL = {"nob": "no", "als": "sq", "nds": "nds"}
-"""Codes for which lid.176, trained on Wikipedia, has another name: its `als` is Alemannic, `no` is Bokmål."""
+"""Codes for which lid.176, trained on Wikipedia, has another name: its `als` is
+Alemannic, `no` is Bokmål.
+"""
 WEAK = {
     "so": "Somali",
     "yo": "Yoruba",
@@ -47,17 +51,38 @@ class Sample(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Measure shares of texts; the peer takes the top label of every text, even if it is short or the score low."""
+    """Measure shares of texts; the peer takes the top label of every text, even if it
+    is short or the score low.
+    """
     folder = data_folder() / "langid"
     path = language_model()
     if path is None or not (folder / "udhr2.zip").exists():
-        yield row("language identification", None, None, "", f"{folder} has no labelled text, or there is no model")
+        yield row(
+            "language identification",
+            None,
+            None,
+            "",
+            f"{folder} has no labelled text, or there is no model",
+        )
         return
     model = load_model(path, MODEL_SHA256)
     known = {parse_label(label).code for label in model.labels}
-    documents = [sample for sample in read_declarations(folder / "udhr2.zip") if sample.language in known]
-    lines = [Sample(language, line) for language, text in documents for line in text.split("\n") if line.strip()]
-    sentences = [sample for sample in read_sentences(folder / "whatlang_examples.json") if sample.language in known]
+    documents = [
+        sample
+        for sample in read_declarations(folder / "udhr2.zip")
+        if sample.language in known
+    ]
+    lines = [
+        Sample(language, line)
+        for language, text in documents
+        for line in text.split("\n")
+        if line.strip()
+    ]
+    sentences = [
+        sample
+        for sample in read_sentences(folder / "whatlang_examples.json")
+        if sample.language in known
+    ]
     section = LanguageId()
     yield from document_rows(model, documents, section)
     yield from line_rows(model, "line", lines, section)
@@ -66,27 +91,62 @@ def rows() -> Iterator[Row]:
 
 
 def weakest_rows(model: Any, lines: Sequence[Sample]) -> Iterator[Row]:
-    """Measure recall of single lines in languages that a small model knows little of, beside English lines."""
+    """Measure recall of single lines in languages that a small model knows little of,
+    beside English lines.
+    """
     recalls = {}
     for language in ("en", *WEAK):
         texts = [text for code, text in lines if code == language]
-        recalls[language] = accuracy(_identify(model, texts)[0], [language] * len(texts)) if texts else None
+        recalls[language] = (
+            accuracy(_identify(model, texts)[0], [language] * len(texts))
+            if texts
+            else None
+        )
     for language, name in WEAK.items():
         ours, english = recalls[language], recalls["en"]
         if ours is not None and english is not None:
             yield row(
-                f"line language recall, {name}", ours, english, "share", f"{MODEL_NAME}, lines; peer: English lines"
+                f"line language recall, {name}",
+                ours,
+                english,
+                "share",
+                f"{MODEL_NAME}, lines; peer: English lines",
             )
 
 
-def document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
+def document_rows(
+    model: Any, documents: Sequence[Sample], section: LanguageId
+) -> Iterator[Row]:
     """Measure whole documents."""
     truth = [sample.language for sample in documents]
-    predicted, scores = _identify(model, [view(text, section.max_characters) for _, text in documents])
-    fused, _ = _identify(model, [view(text, section.max_characters, newlines="delete") for _, text in documents])
-    note = f"{len(set(truth))} languages, {len(documents)} documents; peer: newlines deleted, as DCLM does"
-    yield row("document language accuracy", accuracy(predicted, truth), accuracy(fused, truth), "share", note)
-    yield row("document language macro F1", macro_f1(predicted, truth), macro_f1(fused, truth), "share", note)
+    predicted, scores = _identify(
+        model, [view(text, section.max_characters) for _, text in documents]
+    )
+    fused, _ = _identify(
+        model,
+        [
+            view(text, section.max_characters, newlines="delete")
+            for _, text in documents
+        ],
+    )
+    note = (
+        f"{len(set(truth))} languages, {len(documents)} documents; peer: newlines "
+        "deleted, as DCLM does"
+    )
+    yield row(
+        "document language accuracy",
+        accuracy(predicted, truth),
+        accuracy(fused, truth),
+        "share",
+        note,
+    )
+    yield row(
+        "document language macro F1",
+        macro_f1(predicted, truth),
+        macro_f1(fused, truth),
+        "share",
+        note,
+    )
     is_sure = scores >= section.threshold
     yield row(
         f"document language precision at {section.threshold}",
@@ -97,18 +157,37 @@ def document_rows(model: Any, documents: Sequence[Sample], section: LanguageId) 
     )
 
 
-def line_rows(model: Any, unit: str, samples: Sequence[Sample], section: LanguageId) -> Iterator[Row]:
+def line_rows(
+    model: Any, unit: str, samples: Sequence[Sample], section: LanguageId
+) -> Iterator[Row]:
     """Measure single lines or sentences."""
     truth = [sample.language for sample in samples]
-    predicted, scores = _identify(model, [view(text, section.max_characters) for _, text in samples])
-    is_long = np.array([len(text.strip()) >= section.min_line_characters for _, text in samples])
+    predicted, scores = _identify(
+        model, [view(text, section.max_characters) for _, text in samples]
+    )
+    is_long = np.array(
+        [len(text.strip()) >= section.min_line_characters for _, text in samples]
+    )
     is_known = is_long & (scores >= section.line_threshold)
     note = (
-        f"{len(set(truth))} languages, {len(samples)} {unit}s, {is_known.mean():.0%} of them known; peer: all of them"
+        f"{len(set(truth))} languages, {len(samples)} {unit}s, {is_known.mean():.0%} "
+        "of them known; peer: all of them"
     )
     picked = _pick(predicted, is_known), _pick(truth, is_known)
-    yield row(f"{unit} language accuracy", accuracy(*picked), accuracy(predicted, truth), "share", note)
-    yield row(f"{unit} language macro F1", macro_f1(*picked), macro_f1(predicted, truth), "share", note)
+    yield row(
+        f"{unit} language accuracy",
+        accuracy(*picked),
+        accuracy(predicted, truth),
+        "share",
+        note,
+    )
+    yield row(
+        f"{unit} language macro F1",
+        macro_f1(*picked),
+        macro_f1(predicted, truth),
+        "share",
+        note,
+    )
 
 
 def accuracy(predicted: Sequence[str], truth: Sequence[str]) -> float:
@@ -117,14 +196,29 @@ def accuracy(predicted: Sequence[str], truth: Sequence[str]) -> float:
 
 
 def macro_f1(predicted: Sequence[str], truth: Sequence[str]) -> float:
-    """Return the mean over the true languages of the harmonic mean of precision and recall."""
+    """Return the mean over the true languages of the harmonic mean of precision and
+    recall.
+    """
     predictions, labels = Counter(predicted), Counter(truth)
-    right = Counter(label for label, prediction in zip(truth, predicted, strict=True) if label == prediction)
-    return float(np.mean([2 * right[label] / (predictions[label] + labels[label]) for label in labels]))
+    right = Counter(
+        label
+        for label, prediction in zip(truth, predicted, strict=True)
+        if label == prediction
+    )
+    return float(
+        np.mean(
+            [
+                2 * right[label] / (predictions[label] + labels[label])
+                for label in labels
+            ]
+        )
+    )
 
 
 def read_declarations(path: Path) -> list[Sample]:
-    """Read the translations in NLTK's udhr2.zip (`spa.txt`, `por_BR.txt`), without indentation."""
+    """Read the translations in NLTK's udhr2.zip (`spa.txt`, `por_BR.txt`), without
+    indentation.
+    """
     samples = []
     for name, text in read_archive(path).items():
         lines = [line.strip() for line in text.split("\n")]
@@ -134,7 +228,10 @@ def read_declarations(path: Path) -> list[Sample]:
 
 def read_sentences(path: Path) -> list[Sample]:
     """Read whatlang's examples: a mapping of ISO 639-3 codes to sentences."""
-    return [Sample(_code(code), text) for code, text in json.loads(path.read_text(encoding="utf-8")).items()]
+    return [
+        Sample(_code(code), text)
+        for code, text in json.loads(path.read_text(encoding="utf-8")).items()
+    ]
 
 
 def _code(iso_639_3: str) -> str:
@@ -147,4 +244,6 @@ def _identify(model: Any, texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
 
 
 def _pick(values: Sequence[str], mask: np.ndarray) -> list[str]:
-    return [value for value, picked in zip(values, mask.tolist(), strict=True) if picked]
+    return [
+        value for value, picked in zip(values, mask.tolist(), strict=True) if picked
+    ]

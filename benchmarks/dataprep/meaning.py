@@ -1,11 +1,14 @@
-"""Duplicates in meaning, and clusters: the stage `dedup_semantic` against SemDeDup as a plain program of NumPy and
-scikit-learn, the stage `cluster` against scikit-learn's k-means and words by their weights.
+"""Duplicates in meaning, and clusters: the stage `dedup_semantic` against SemDeDup as a
+plain program of NumPy and scikit-learn, the stage `cluster` against scikit-learn's
+k-means and words by their weights.
 
-The vectors are means of word vectors (384 numbers), so that the network, which is the same on both sides
-(`annotators`), does not hide all other work. The plain program holds all texts and vectors in memory, and writes
-nothing; like SemDeDup's code it learns from all vectors, sorts each cluster, and drops documents that are similar to
-any before them; clusters are named by the words of the largest mean TF-IDF. Texts are paragraphs of documentation,
-every third an earlier one in another order. Both compute with one thread; times are of the processor.
+The vectors are means of word vectors (384 numbers), so that the network, which is the
+same on both sides (`annotators`), does not hide all other work. The plain program holds
+all texts and vectors in memory, and writes nothing; like SemDeDup's code it learns from
+all vectors, sorts each cluster, and drops documents that are similar to any before
+them; clusters are named by the words of the largest mean TF-IDF. Texts are paragraphs
+of documentation, every third an earlier one in another order. Both compute with one
+thread; times are of the processor.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ REPEATS = 3
 
 
 class Comparison(NamedTuple):
-    """Documents per second of both sides, the stage's summary, and the plain program's result."""
+    """Documents per second of both sides, the stage's summary, and the plain program's
+    result.
+    """
 
     ours: float
     plain: float
@@ -47,16 +52,28 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
     """Measure both stages."""
     from threadpoolctl import threadpool_limits
 
-    with tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place, threadpool_limits(1):
+    with (
+        tempfile.TemporaryDirectory(prefix="gristmill-bench-") as place,
+        threadpool_limits(1),
+    ):
         folder = Path(place)
         texts = texts_with_copies(DOCUMENTS)
         model = write_word_vectors(folder / "model", texts)
         write_shard(folder / "ingest", 0, texts)
 
-        def compare(stage: ModuleType, config: dict[str, Any], program: Callable[[Path, list[str]], Any]) -> Comparison:
+        def compare(
+            stage: ModuleType,
+            config: dict[str, Any],
+            program: Callable[[Path, list[str]], Any],
+        ) -> Comparison:
             results = dict[str, Any]()
             config = {"model": str(model), **config}
-            run_stage = stage_runs(stage.run, {"ingest": folder / "ingest"}, config, folder / stage.__name__)
+            run_stage = stage_runs(
+                stage.run,
+                {"ingest": folder / "ingest"},
+                config,
+                folder / stage.__name__,
+            )
 
             def ours() -> None:
                 results["ours"] = run_stage().summary
@@ -64,13 +81,33 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
             def plain() -> None:
                 results["plain"] = program(model, texts)
 
-            our_seconds, plain_seconds = fastest(repeats, ours, plain, clock=time.process_time)
-            return Comparison(DOCUMENTS / our_seconds, DOCUMENTS / plain_seconds, results["ours"], results["plain"])
+            our_seconds, plain_seconds = fastest(
+                repeats, ours, plain, clock=time.process_time
+            )
+            return Comparison(
+                DOCUMENTS / our_seconds,
+                DOCUMENTS / plain_seconds,
+                results["ours"],
+                results["plain"],
+            )
 
-        dedup = compare(dedup_semantic, {"threshold": THRESHOLD, "clusters": CLUSTERS}, plain_semdedup)
+        dedup = compare(
+            dedup_semantic,
+            {"threshold": THRESHOLD, "clusters": CLUSTERS},
+            plain_semdedup,
+        )
         dropped = dedup.summary["counts"]["dropped"]["semantic_duplicate"]
-        note = f"{dropped:,} and {dedup.plain_result:,} of {DOCUMENTS:,} documents are dropped; {CORPUS}"
-        yield row("dedup_semantic_vs_plain_semdedup", dedup.ours, dedup.plain, "documents/s", note)
+        note = (
+            f"{dropped:,} and {dedup.plain_result:,} of {DOCUMENTS:,} documents "
+            f"are dropped; {CORPUS}"
+        )
+        yield row(
+            "dedup_semantic_vs_plain_semdedup",
+            dedup.ours,
+            dedup.plain,
+            "documents/s",
+            note,
+        )
         clusters = compare(cluster, {"k": CLUSTERS}, plain_clusters)
         sizes = [domain["documents"] for domain in clusters.summary["domains"]]
         yield row(
@@ -78,8 +115,9 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
             clusters.ours,
             clusters.plain,
             "documents/s",
-            f"{CLUSTERS} clusters of {min(sizes):,} to {max(sizes):,}, and of {min(clusters.plain_result):,} to "
-            f"{max(clusters.plain_result):,} documents; ours learns from {clusters.summary['sample']:,} of them, and "
+            f"{CLUSTERS} clusters of {min(sizes):,} to {max(sizes):,}, and of "
+            f"{min(clusters.plain_result):,} to {max(clusters.plain_result):,} "
+            f"documents; ours learns from {clusters.summary['sample']:,} of them, and "
             "draws a map",
         )
 
@@ -88,8 +126,12 @@ def plain_semdedup(model: Path, texts: list[str]) -> int:
     """Count the documents that SemDeDup drops; the longest of each group is kept."""
     from sklearn.cluster import MiniBatchKMeans
 
-    vectors = load_embedder(ReadingModel.model_validate({"path": str(model)})).embed(texts)
-    labels = MiniBatchKMeans(CLUSTERS, batch_size=4096, n_init=1, random_state=1).fit_predict(vectors)
+    vectors = load_embedder(ReadingModel.model_validate({"path": str(model)})).embed(
+        texts
+    )
+    labels = MiniBatchKMeans(
+        CLUSTERS, batch_size=4096, n_init=1, random_state=1
+    ).fit_predict(vectors)
     lengths, dropped = np.array([len(text) for text in texts]), 0
     for label in range(CLUSTERS):
         members = np.flatnonzero(labels == label)
@@ -104,24 +146,36 @@ def plain_clusters(model: Path, texts: list[str]) -> list[int]:
     from sklearn.cluster import MiniBatchKMeans
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    vectors = load_embedder(ReadingModel.model_validate({"path": str(model)})).embed(texts)
-    labels = MiniBatchKMeans(CLUSTERS, batch_size=4096, n_init=1, random_state=1).fit_predict(vectors)
+    vectors = load_embedder(ReadingModel.model_validate({"path": str(model)})).embed(
+        texts
+    )
+    labels = MiniBatchKMeans(
+        CLUSTERS, batch_size=4096, n_init=1, random_state=1
+    ).fit_predict(vectors)
     counted = TfidfVectorizer(binary=True)
     weights = counted.fit_transform(texts)
     words = counted.get_feature_names_out()
     for label in range(CLUSTERS):
-        typical = np.asarray(weights[np.flatnonzero(labels == label)].mean(axis=0)).ravel()
+        typical = np.asarray(
+            weights[np.flatnonzero(labels == label)].mean(axis=0)
+        ).ravel()
         assert len(" ".join(words[np.argsort(-typical)[:WORDS_OF_A_NAME]]))
     return [int(size) for size in np.bincount(labels, minlength=CLUSTERS)]
 
 
 def texts_with_copies(documents: int) -> list[str]:
-    """Return paragraphs of documentation, every third an earlier one in another order."""
+    """Return paragraphs of documentation, every third an earlier one in another
+    order.
+    """
     draw, originals = random.Random(6), iter(paragraphs(documents, WORDS_PER_DOCUMENT))
     texts: list[str] = []
     for number in range(documents):
-        words = draw.choice(texts).split() if number % 3 == 2 else next(originals).split()
-        texts.append(" ".join(draw.sample(words, len(words)) if number % 3 == 2 else words))
+        words = (
+            draw.choice(texts).split() if number % 3 == 2 else next(originals).split()
+        )
+        texts.append(
+            " ".join(draw.sample(words, len(words)) if number % 3 == 2 else words)
+        )
     return texts
 
 

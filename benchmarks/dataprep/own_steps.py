@@ -1,8 +1,10 @@
-"""Cost of a user's own step: `annotate` against the same function in a plain loop without gristmill.
+"""Cost of a user's own step: `annotate` against the same function in a plain loop
+without gristmill.
 
-Both read the same document shards, call the same function on the same batches (or documents), decide by the same
-threshold, and write a table of the same columns with the same encoding, one shard after the other on one thread. The
-loop keeps no record of finished shards, checks no types, catches no errors, and calls nothing twice.
+Both read the same document shards, call the same function on the same batches (or
+documents), decide by the same threshold, and write a table of the same columns with the
+same encoding, one shard after the other on one thread. The loop keeps no record of
+finished shards, checks no types, catches no errors, and calls nothing twice.
 """
 
 from __future__ import annotations
@@ -61,9 +63,18 @@ def rows() -> Iterator[Row]:
         for name, form in FORMS.items():
             use = take_code(OwnFunction(f"./steps.py:{name}"), folder)
             step = Annotate(use=use, max={"words": MOST_WORDS})
-            ours = stage_runs(annotate.run, inputs, step.model_dump(mode="json"), folder / name)
-            our_seconds, loop_seconds = fastest(REPEATS, ours, plain_loop(step, folder, name == "batch"))
-            yield row(f"own_step_vs_plain_loop, {form}", megabytes / our_seconds, megabytes / loop_seconds, "MB/s")
+            ours = stage_runs(
+                annotate.run, inputs, step.model_dump(mode="json"), folder / name
+            )
+            our_seconds, loop_seconds = fastest(
+                REPEATS, ours, plain_loop(step, folder, name == "batch")
+            )
+            yield row(
+                f"own_step_vs_plain_loop, {form}",
+                megabytes / our_seconds,
+                megabytes / loop_seconds,
+                "MB/s",
+            )
 
 
 def plain_loop(step: Annotate, folder: Path, is_batch: bool) -> Callable[[], None]:
@@ -73,10 +84,17 @@ def plain_loop(step: Annotate, folder: Path, is_batch: bool) -> Callable[[], Non
     def measure(texts: pa.ChunkedArray) -> dict[str, pa.Array]:
         if is_batch:
             parts = [
-                call(pa.record_batch({"text": texts.slice(start, BATCH_ROWS).combine_chunks()}))
+                call(
+                    pa.record_batch(
+                        {"text": texts.slice(start, BATCH_ROWS).combine_chunks()}
+                    )
+                )
                 for start in range(0, len(texts), BATCH_ROWS)
             ]
-            return {name: pa.concat_arrays([part[name] for part in parts]) for name in parts[0]}
+            return {
+                name: pa.concat_arrays([part[name] for part in parts])
+                for name in parts[0]
+            }
         values = [call(text) for text in texts.to_pylist()]
         return {name: pa.array([value[name] for value in values]) for name in values[0]}
 
@@ -84,12 +102,16 @@ def plain_loop(step: Annotate, folder: Path, is_batch: bool) -> Callable[[], Non
         out = folder / "loop"
         out.mkdir()
         for path in sorted((folder / "ingest").iterdir()):
-            table = pq.read_table(path, columns=["id", "source", "text"], use_threads=False)
+            table = pq.read_table(
+                path, columns=["id", "source", "text"], use_threads=False
+            )
             columns = measure(table["text"])
             keep = pc.less_equal(columns["words"], MOST_WORDS)
             reason = pc.if_else(keep, None, "max_words").dictionary_encode()
             pq.write_table(
-                pa.table({"id": table["id"], "keep": keep, "reason": reason, **columns}),
+                pa.table(
+                    {"id": table["id"], "keep": keep, "reason": reason, **columns}
+                ),
                 out / path.name,
                 compression="zstd",
                 write_page_checksum=True,

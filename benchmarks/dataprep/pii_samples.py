@@ -1,7 +1,9 @@
-"""Sentences with personal data and with strings that only look like it, drawn by a seed, for `cleaning.py`.
+"""Sentences with personal data and with strings that only look like it, drawn by a
+seed, for `cleaning.py`.
 
-Values are drawn from wide ranges in the spellings of real text: addresses of people and machines, numbers with right
-and wrong check digits, versions, sections, dates, ISBNs, hashes, prices, private addresses, code.
+Values are drawn from wide ranges in the spellings of real text: addresses of people and
+machines, numbers with right and wrong check digits, versions, sections, dates, ISBNs,
+hashes, prices, private addresses, code.
 """
 
 from __future__ import annotations
@@ -56,10 +58,14 @@ class Sentence(NamedTuple):
 
 
 def sentences(seed: int, per_spelling: int) -> list[Sentence]:
-    """Return `per_spelling` sentences of every spelling of every kind, and of every lookalike; shuffled."""
+    """Return `per_spelling` sentences of every spelling of every kind, and of every
+    lookalike; shuffled.
+    """
     source = random.Random(seed)
     samples = [
-        _frame(source, kind, draw(source), PHONE_FRAMES if draw is _national else FRAMES)
+        _frame(
+            source, kind, draw(source), PHONE_FRAMES if draw is _national else FRAMES
+        )
         for kind, draw in _spellings()
         for _ in range(per_spelling)
     ]
@@ -73,7 +79,9 @@ def _spellings() -> Iterator[tuple[PiiKind | None, Draw]]:
     yield from ((None, draw) for draw in NEGATIVES)
 
 
-def _frame(source: random.Random, kind: PiiKind | None, value: str, frames: Sequence[str]) -> Sentence:
+def _frame(
+    source: random.Random, kind: PiiKind | None, value: str, frames: Sequence[str]
+) -> Sentence:
     before, after = source.choice(frames).split("{}")
     return Sentence(kind, before + value + after, len(before), len(before) + len(value))
 
@@ -87,7 +95,21 @@ def _name(source: random.Random) -> str:
 
 
 def _domain(source: random.Random) -> str:
-    top = source.choice(["com", "org", "net", "de", "co.uk", "io", "fr", "com.br", "info", "edu", "museum"])
+    top = source.choice(
+        [
+            "com",
+            "org",
+            "net",
+            "de",
+            "co.uk",
+            "io",
+            "fr",
+            "com.br",
+            "info",
+            "edu",
+            "museum",
+        ]
+    )
     return f"{_name(source)}{source.choice(['', '-' + _name(source), '.' + _name(source)])}.{top}"
 
 
@@ -104,16 +126,22 @@ def _public_ipv4(source: random.Random) -> str:
 
 
 def _private_ipv4(source: random.Random) -> str:
-    return source.choice(["10.{}.{}.{}", "192.168.{1}.{2}", "172.16.{1}.{2}", "127.0.0.{2}"]).format(
-        *(source.randint(0, 255) for _ in range(3))
-    )
+    return source.choice(
+        ["10.{}.{}.{}", "192.168.{1}.{2}", "172.16.{1}.{2}", "127.0.0.{2}"]
+    ).format(*(source.randint(0, 255) for _ in range(3)))
 
 
 def _public_ipv6(source: random.Random, spelling: Callable[[IPv6Address], str]) -> str:
-    """Draw an address as providers assign them: 32 bits of theirs, 32 of a customer's network, and a host."""
-    provider = source.choice([0x24000000, 0x26000000, 0x28000000, 0x2A000000]) + source.randint(0x1000, 0xFFFF)
+    """Draw an address as providers assign them: 32 bits of theirs, 32 of a customer's
+    network, and a host.
+    """
+    provider = source.choice(
+        [0x24000000, 0x26000000, 0x28000000, 0x2A000000]
+    ) + source.randint(0x1000, 0xFFFF)
     host = source.choice([source.getrandbits(64), source.getrandbits(12) + 1])
-    return spelling(IPv6Address((provider << 96) | (source.getrandbits(32) << 64) | host))
+    return spelling(
+        IPv6Address((provider << 96) | (source.getrandbits(32) << 64) | host)
+    )
 
 
 def _iban(source: random.Random, separator: str, shift: int = 0) -> str:
@@ -142,8 +170,27 @@ def _north_american(source: random.Random, form: str) -> str:
 
 
 def _international(source: random.Random, separator: str) -> str:
-    code = source.choice(["44", "49", "33", "34", "39", "31", "48", "91", "81", "55", "61", "353", "420", "972"])
-    return f"+{code}{separator}" + _grouped(f"{source.randint(2, 9)}{_digits(source, 8)}", 3, separator)
+    code = source.choice(
+        [
+            "44",
+            "49",
+            "33",
+            "34",
+            "39",
+            "31",
+            "48",
+            "91",
+            "81",
+            "55",
+            "61",
+            "353",
+            "420",
+            "972",
+        ]
+    )
+    return f"+{code}{separator}" + _grouped(
+        f"{source.randint(2, 9)}{_digits(source, 8)}", 3, separator
+    )
 
 
 def _national(source: random.Random) -> str:
@@ -157,7 +204,10 @@ def _numbers(source: random.Random, form: str) -> str:
 
 
 POSITIVES: Mapping[PiiKind, Sequence[Draw]] = {
-    "email": [partial(_email, local=local) for local in ("{a}", "{a}.{b}", "{a}_{b}", "{a}{n}", "{a}+{b}", "o'{a}")],
+    "email": [
+        partial(_email, local=local)
+        for local in ("{a}", "{a}.{b}", "{a}_{b}", "{a}{n}", "{a}+{b}", "o'{a}")
+    ],
     "ip": [
         _public_ipv4,
         partial(_public_ipv6, spelling=str),
@@ -166,8 +216,14 @@ POSITIVES: Mapping[PiiKind, Sequence[Draw]] = {
     "iban": [partial(_iban, separator=separator) for separator in ("", " ", "-")],
     "card": [partial(_card, separator=separator) for separator in ("", " ", "-")],
     "phone": [
-        *(partial(_international, separator=separator) for separator in ("", " ", "-", ".")),
-        *(partial(_north_american, form=form) for form in ("({}) {}-{}", "{}-{}-{}", "{}.{}.{}", "+1 {}-{}-{}")),
+        *(
+            partial(_international, separator=separator)
+            for separator in ("", " ", "-", ".")
+        ),
+        *(
+            partial(_north_american, form=form)
+            for form in ("({}) {}-{}", "{}-{}-{}", "{}.{}.{}", "+1 {}-{}-{}")
+        ),
         _national,
     ],
 }

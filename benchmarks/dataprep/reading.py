@@ -1,12 +1,14 @@
-"""Reading: cost of the guarded process, of a web archive and of JSON lines, and quality of extracted text.
+"""Reading: cost of the guarded process, of a web archive and of JSON lines, and quality
+of extracted text.
 
-For speed the pages are made up: navigation around an article of 4 kB each, in a plain HTTP response in a WARC file with
-one gzip member per record, as crawls are stored.
+For speed the pages are made up: navigation around an article of 4 kB each, in a plain
+HTTP response in a WARC file with one gzip member per record, as crawls are stored.
 
-For quality they are those of trafilatura's own evaluation. Each comes with snippets of its main text, and with snippets
-of its boilerplate. A snippet counts as kept if it occurs in the extracted text, except for white space
-(adbar/trafilatura, tests/eval_common.py). The pages lie in `checkout.data_folder` below `web/trafilatura_cc`: those
-whose licence permits redistribution.
+For quality they are those of trafilatura's own evaluation. Each comes with snippets of
+its main text, and with snippets of its boilerplate. A snippet counts as kept if it
+occurs in the extracted text, except for white space (adbar/trafilatura,
+tests/eval_common.py). The pages lie in `checkout.data_folder` below
+`web/trafilatura_cc`: those whose licence permits redistribution.
 """
 
 from __future__ import annotations
@@ -42,10 +44,20 @@ from gristmill.mixtures.sources import ExtractOptions
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
 """Extractor -> number of its pages."""
 LINKS = 500
-"""Links in the navigation of a page, for some 40 kB, the size of an ordinary page without its scripts."""
+"""Links in the navigation of a page, for some 40 kB, the size of an ordinary page
+without its scripts.
+"""
 RECORDS = 100_000
-"""Lines of JSON, with texts of 400 characters and four fields of metadata: short ones show the cost of a record."""
-FIELDS = {"text": "VARCHAR", "url": "VARCHAR", "lang": "VARCHAR", "date": "VARCHAR", "score": "DOUBLE"}
+"""Lines of JSON, with texts of 400 characters and four fields of metadata: short ones
+show the cost of a record.
+"""
+FIELDS = {
+    "text": "VARCHAR",
+    "url": "VARCHAR",
+    "lang": "VARCHAR",
+    "date": "VARCHAR",
+    "score": "DOUBLE",
+}
 """Fields of a line, and their types for DuckDB."""
 INGEST_BOUND = 80.0
 """MB of JSONL per second of one core."""
@@ -65,25 +77,49 @@ def speed_rows() -> Iterator[Row]:
     """Measure pages or records per second."""
     pages = make_pages(max(PAGES.values()))
     for extractor, number in PAGES.items():
-        name = "extraction_guard_vs_direct" + ("" if extractor == "resiliparse" else f", {extractor}")
-        ours, peer = partial(guarded, pages[:number], extractor), partial(direct, pages[:number], extractor)
-        yield compare(name, number, ours, peer, "peer: the library in this process, which a bad page would end")
+        name = "extraction_guard_vs_direct" + (
+            "" if extractor == "resiliparse" else f", {extractor}"
+        )
+        ours, peer = (
+            partial(guarded, pages[:number], extractor),
+            partial(direct, pages[:number], extractor),
+        )
+        yield compare(
+            name,
+            number,
+            ours,
+            peer,
+            "peer: the library in this process, which a bad page would end",
+        )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "crawl.warc.gz"
         path.write_bytes(make_warc(pages))
         ours, peer = partial(read_pages, path), partial(iterate, path)
-        yield compare("WARC to pages, against fastwarc alone", len(pages), ours, peer, "peer: fastwarc tells no damage")
+        yield compare(
+            "WARC to pages, against fastwarc alone",
+            len(pages),
+            ours,
+            peer,
+            "peer: fastwarc tells no damage",
+        )
         yield from jsonl_rows(Path(folder))
 
 
 def jsonl_rows(folder: Path) -> Iterator[Row]:
-    """Measure JSON lines to columns, on one thread, and to document shards, in seconds of one core."""
+    """Measure JSON lines to columns, on one thread, and to document shards, in seconds
+    of one core.
+    """
     content = make_jsonl(RECORDS)
     (folder / "texts.jsonl").write_bytes(content)
-    (folder / "texts.jsonl.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
+    (folder / "texts.jsonl.zst").write_bytes(
+        zstandard.ZstdCompressor().compress(content)
+    )
     for name, suffix in (("JSONL", "jsonl"), ("JSONL with zstd", "jsonl.zst")):
         path = folder / f"texts.{suffix}"
-        for peer, read in (("DuckDB", read_with_duckdb), ("pyarrow.json", read_with_pyarrow)):
+        for peer, read in (
+            ("DuckDB", read_with_duckdb),
+            ("pyarrow.json", read_with_pyarrow),
+        ):
             yield compare(
                 f"{name} to records, against {peer}",
                 RECORDS,
@@ -92,7 +128,10 @@ def jsonl_rows(folder: Path) -> Iterator[Row]:
                 "peer: five columns, the same; no locators, and a bad line ends it",
                 "records/s",
             )
-    seconds = min(ingest_seconds(folder / "texts.jsonl", folder / f"out-{repeat}") for repeat in range(REPEATS))
+    seconds = min(
+        ingest_seconds(folder / "texts.jsonl", folder / f"out-{repeat}")
+        for repeat in range(REPEATS)
+    )
     yield row(
         "JSONL to document shards, of one core",
         len(content) / seconds / 1e6,
@@ -103,7 +142,12 @@ def jsonl_rows(folder: Path) -> Iterator[Row]:
 
 
 def compare(
-    name: str, number: int, ours: Callable[[], int], peer: Callable[[], int], note: str, unit: str = "pages/s"
+    name: str,
+    number: int,
+    ours: Callable[[], int],
+    peer: Callable[[], int],
+    note: str,
+    unit: str = "pages/s",
 ) -> Row:
     """Time both sides by turns.
 
@@ -122,12 +166,17 @@ def guarded(pages: list[bytes], extractor: str) -> int:
     """Count documents extracted by the guarded process, including its start."""
     items = (Page(number, f"page/{number}", page) for number, page in enumerate(pages))
     with Guard(extractor, OPTIONS) as guard:
-        return sum(isinstance(item, Record) for item in extract_pages(items, guard, Reading()))
+        return sum(
+            isinstance(item, Record) for item in extract_pages(items, guard, Reading())
+        )
 
 
 def direct(pages: list[bytes], extractor: str) -> int:
     """Count texts extracted in this process."""
-    return sum(bool(extract(page, "auto", "", EXTRACTORS[extractor], OPTIONS).text) for page in pages)
+    return sum(
+        bool(extract(page, "auto", "", EXTRACTORS[extractor], OPTIONS).text)
+        for page in pages
+    )
 
 
 def read_pages(path: Path) -> int:
@@ -141,7 +190,12 @@ def iterate(path: Path) -> int:
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     with path.open("rb") as stream:
-        records = ArchiveIterator(stream, record_types=WarcRecordType.response, parse_http=True, auto_decode="all")
+        records = ArchiveIterator(
+            stream,
+            record_types=WarcRecordType.response,
+            parse_http=True,
+            auto_decode="all",
+        )
         return sum(bool(record.reader.read()) for record in records)
 
 
@@ -149,7 +203,10 @@ def read_jsonl(path: Path) -> int:
     """Count records of a JSONL file, read as by `ingest`."""
     (file,) = find_files("bench", {"path": str(path)}).files
     items = read_file(file, Reading())
-    return sum(len(item) if isinstance(item, Records) else isinstance(item, Record) for item in items)
+    return sum(
+        len(item) if isinstance(item, Records) else isinstance(item, Record)
+        for item in items
+    )
 
 
 def read_with_duckdb(path: Path) -> int:
@@ -157,19 +214,25 @@ def read_with_duckdb(path: Path) -> int:
     import duckdb
 
     with duckdb.connect(config={"threads": 1}) as connection:
-        records = connection.read_json(str(path), columns=FIELDS, format="newline_delimited")
+        records = connection.read_json(
+            str(path), columns=FIELDS, format="newline_delimited"
+        )
         return len(records.to_arrow_table())
 
 
 def read_with_pyarrow(path: Path) -> int:
     """Count records of a JSONL file, read by Arrow on one thread."""
     with pa.input_stream(str(path)) as stream:
-        return len(pyarrow.json.read_json(stream, pyarrow.json.ReadOptions(use_threads=False)))
+        return len(
+            pyarrow.json.read_json(stream, pyarrow.json.ReadOptions(use_threads=False))
+        )
 
 
 def ingest_seconds(path: Path, out: Path) -> float:
     """Return seconds of processor time of the whole stage, on one worker."""
-    context = Context(work=out / "work", stage="ingest", workers=1, emit=lambda event: None)
+    context = Context(
+        work=out / "work", stage="ingest", workers=1, emit=lambda event: None
+    )
     start = time.process_time()
     ingest.run({}, {"sources": {"bench": {"path": str(path)}}}, out / "data", context)
     return time.process_time() - start
@@ -197,28 +260,43 @@ def make_pages(number: int) -> list[bytes]:
     pages = []
     for title, text in enumerate(documentation(number)):
         words = text.split()
-        paragraphs = [" ".join(words[start : start + 80]) + "." for start in range(0, len(words), 80)]
+        paragraphs = [
+            " ".join(words[start : start + 80]) + "."
+            for start in range(0, len(words), 80)
+        ]
         links = "".join(
-            f'<li><a href="/{source.random()}">{source.choice(words)} {source.choice(words)}</a></li>'
+            f'<li><a href="/{source.random()}">{source.choice(words)} '
+            f"{source.choice(words)}</a></li>"
             for _ in range(LINKS)
         )
         body = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
         pages.append(
-            f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Page {title}</title></head><body>'
-            f"<nav><ul>{links}</ul></nav><article><h1>Page {title}</h1>{body}</article></body></html>".encode()
+            '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Page '
+            f"{title}</title></head><body>"
+            f"<nav><ul>{links}</ul></nav><article><h1>Page "
+            f"{title}</h1>{body}</article></body></html>".encode()
         )
     return pages
 
 
 def make_warc(pages: list[bytes]) -> bytes:
-    """Return a WARC of a request and a response for each page, each record a gzip member."""
+    """Return a WARC of a request and a response for each page, each record a gzip
+    member.
+    """
     sink = io.BytesIO()
     for number, page in enumerate(pages):
-        response = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
-        for kind, content in (("request", b"GET / HTTP/1.1\r\n\r\n"), ("response", response)):
+        response = (
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
+        )
+        for kind, content in (
+            ("request", b"GET / HTTP/1.1\r\n\r\n"),
+            ("response", response),
+        ):
             header = (
-                f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Record-ID: <urn:uuid:{kind}-{number}>\r\n"
-                f"WARC-Target-URI: http://bench.example/{number}\r\nContent-Type: application/http; msgtype={kind}\r\n"
+                f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Record-ID: "
+                f"<urn:uuid:{kind}-{number}>\r\n"
+                f"WARC-Target-URI: http://bench.example/{number}\r\nContent-Type: "
+                f"application/http; msgtype={kind}\r\n"
                 f"Content-Length: {len(content)}\r\n\r\n"
             )
             sink.write(gzip.compress(header.encode() + content + b"\r\n\r\n", 6))
@@ -235,7 +313,9 @@ class Snippets:
 
 @dataclass(frozen=True)
 class Score:
-    """Precision and recall of the main text's snippets among those that are kept, and their harmonic mean."""
+    """Precision and recall of the main text's snippets among those that are kept, and
+    their harmonic mean.
+    """
 
     precision: float
     recall: float
@@ -246,7 +326,9 @@ def quality_rows() -> Iterator[Row]:
     """Measure each score of each extractor; the peer keeps all text of the page."""
     folder = data_folder() / SET
     if not (folder / "evaldata.json").exists():
-        yield row("main text extraction", None, None, "", f"{folder} has no labelled pages")
+        yield row(
+            "main text extraction", None, None, "", f"{folder} has no labelled pages"
+        )
         return
     labelled = read_labels(folder / "evaldata.json")
     everything = score(labelled, extract_all(folder, *ALL_TEXT))
@@ -265,16 +347,26 @@ def quality_rows() -> Iterator[Row]:
 def read_labels(path: Path) -> dict[str, Snippets]:
     """Read the snippets by the name of the page's file."""
     entries = json.loads(path.read_text("utf-8")).values()
-    return {entry["file"]: Snippets(entry["with"], entry["without"]) for entry in entries}
+    return {
+        entry["file"]: Snippets(entry["with"], entry["without"]) for entry in entries
+    }
 
 
-def extract_all(folder: Path, extractor: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of every page by the name of its file, read and extracted as by `ingest`."""
+def extract_all(
+    folder: Path, extractor: str, options: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the text of every page by the name of its file, read and extracted as by
+    `ingest`.
+    """
     (file,) = find_files("pages", {"path": str(folder / "html.tar.zst")}).files
     reading = Reading(extract=extractor)
     with Guard(extractor, ExtractOptions.model_validate(options).model_dump()) as guard:
         records = list(extract_pages(read_records(file, reading), guard, reading))
-    return {record.locator.rpartition("/")[2]: record.text for record in records if isinstance(record, Record)}
+    return {
+        record.locator.rpartition("/")[2]: record.text
+        for record in records
+        if isinstance(record, Record)
+    }
 
 
 def score(labelled: Mapping[str, Snippets], texts: Mapping[str, str]) -> Score:
@@ -287,7 +379,11 @@ def score(labelled: Mapping[str, Snippets], texts: Mapping[str, str]) -> Score:
         total += len(snippets.main_text)
     precision = kept / (kept + wrongly_kept) if kept else 0.0
     recall = kept / total if total else 0.0
-    return Score(precision, recall, 2 * precision * recall / (precision + recall) if kept else 0.0)
+    return Score(
+        precision,
+        recall,
+        2 * precision * recall / (precision + recall) if kept else 0.0,
+    )
 
 
 def _plain(text: str) -> str:

@@ -1,7 +1,9 @@
-"""Rule sets against the filters of datatrove, on the same text, in the same run and on one thread.
+"""Rule sets against the filters of datatrove, on the same text, in the same run and on
+one thread.
 
-Gopher's rules from text to verdicts, of the others all statistics of a set, on documentation of installed packages;
-`code` on this Python's standard library. Times are of the processor.
+Gopher's rules from text to verdicts, of the others all statistics of a set, on
+documentation of installed packages; `code` on this Python's standard library. Times are
+of the processor.
 """
 
 from __future__ import annotations
@@ -40,41 +42,65 @@ def rows() -> Iterator[Row]:
 
 
 def gopher_rows() -> Iterator[Row]:
-    """Measure Gopher's filters in each dialect, from text to verdicts, in MB of UTF-8 per second."""
+    """Measure Gopher's filters in each dialect, from text to verdicts, in MB of UTF-8
+    per second.
+    """
     texts = documentation(DOCUMENTS)
     peer = datatrove_rate(texts[:PEER_DOCUMENTS])
     missing = "" if peer else "datatrove with spaCy is not installed"
     for words, suffix, note in (
         ("dialect", "", "its own word rule"),
         ("exact", ", words: exact", "spaCy's words, each run of text looked up"),
-        ("language", ", words: language", "the tokenizer of each document's language, here spaCy's as above"),
+        (
+            "language",
+            ", words: language",
+            "the tokenizer of each document's language, here spaCy's as above",
+        ),
     ):
         ours = verdict_rate(texts, "datatrove", words)
         yield row(f"filters_vs_datatrove{suffix}", ours, peer, "MB/s", missing or note)
     for dialect in gopher.DIALECTS:
         if dialect != "datatrove":
             ours = verdict_rate(texts, dialect, "dialect")
-            yield row(f"filters_vs_datatrove, dialect {dialect}", ours, peer, "MB/s", missing)
+            yield row(
+                f"filters_vs_datatrove, dialect {dialect}", ours, peer, "MB/s", missing
+            )
 
 
 def verdict_rate(texts: list[str], dialect: str, words: str) -> float | None:
-    """Return MB per second from text to verdicts; None if a package is missing that cuts the words."""
-    if any(importlib.util.find_spec(package) is None for package in PACKAGES.get(words, ())):
+    """Return MB per second from text to verdicts; None if a package is missing that
+    cuts the words.
+    """
+    if any(
+        importlib.util.find_spec(package) is None for package in PACKAGES.get(words, ())
+    ):
         return None
     quality = GopherQuality.model_validate({"dialect": dialect, "words": words})
-    sets = {"quality": quality, "repetition": GopherRepetition.model_validate({"dialect": dialect, "words": words})}
+    sets = {
+        "quality": quality,
+        "repetition": GopherRepetition.model_validate(
+            {"dialect": dialect, "words": words}
+        ),
+    }
     array = pa.array(texts, pa.large_string())
 
     def judge(part: pa.Array) -> list[str | None]:
-        return first_failures(failures(gopher.statistics(part, quality), sets), len(part))
+        return first_failures(
+            failures(gopher.statistics(part, quality), sets), len(part)
+        )
 
     judge(array.slice(0, 1))  # compiles, or loads what an earlier run compiled
     return rate(lambda: judge(array), texts)
 
 
 def datatrove_rate(texts: list[str]) -> float | None:
-    """Return MB per second of datatrove's two filters; None if datatrove is not installed."""
-    if importlib.util.find_spec("datatrove") is None or importlib.util.find_spec("spacy") is None:
+    """Return MB per second of datatrove's two filters; None if datatrove is not
+    installed.
+    """
+    if (
+        importlib.util.find_spec("datatrove") is None
+        or importlib.util.find_spec("spacy") is None
+    ):
         return None
     from datatrove.data import Document
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
@@ -94,9 +120,11 @@ def datatrove_rate(texts: list[str]) -> float | None:
 
 
 def by_language() -> Row:
-    """Measure the stage's verdicts with rules of four languages beside those without, in MB of UTF-8 per second.
+    """Measure the stage's verdicts with rules of four languages beside those without,
+    in MB of UTF-8 per second.
 
-    The texts are the same English prose under all languages, so that both sides do the same work.
+    The texts are the same English prose under all languages, so that both sides do the
+    same work.
     """
     texts = documentation(DOCUMENTS)
     columns = {
@@ -110,25 +138,41 @@ def by_language() -> Row:
         {
             "rules": sets,
             "by_language": {
-                language: {"gopher_quality": {"min_words": 40 + number, "stop_words": ["the", "of", "and", language]}}
+                language: {
+                    "gopher_quality": {
+                        "min_words": 40 + number,
+                        "stop_words": ["the", "of", "and", language],
+                    }
+                }
                 for number, language in enumerate(LANGUAGES)
             },
         }
     )
     for section in (plain, own):
-        judge(table.slice(0, 8), section)  # compiles, or loads what an earlier run compiled
-    ours, peer = fastest(REPEATS, lambda: judge(table, own), lambda: judge(table, plain))
+        # compiles, or loads what an earlier run compiled
+        judge(table.slice(0, 8), section)
+    ours, peer = fastest(
+        REPEATS, lambda: judge(table, own), lambda: judge(table, plain)
+    )
     size = text_megabytes(texts)
     return row(
-        "filter_by_language, 4 languages", size / ours, size / peer, "MB/s", "peer: the same rules for all languages"
+        "filter_by_language, 4 languages",
+        size / ours,
+        size / peer,
+        "MB/s",
+        "peer: the same rules for all languages",
     )
 
 
 def set_rows(documents: int = SET_DOCUMENTS) -> Iterator[Row]:
-    """Measure all statistics of each of the other rule sets, in MB of UTF-8 per second."""
+    """Measure all statistics of each of the other rule sets, in MB of UTF-8 per
+    second.
+    """
     prose = documentation(documents)
     # 566, 2026-11-24, 2 busy cores
-    yield of_set("fineweb_vs_datatrove", "fineweb", prose, fineweb_of_datatrove, floor=300)
+    yield of_set(
+        "fineweb_vs_datatrove", "fineweb", prose, fineweb_of_datatrove, floor=300
+    )
     # 461, 2026-11-24, 2 busy cores
     yield of_set("c4_vs_datatrove", "c4", prose, c4_of_datatrove, floor=300)
     # 4.3, 2026-11-24, 2 busy cores; 2.4 on 2026-11-23
@@ -137,11 +181,21 @@ def set_rows(documents: int = SET_DOCUMENTS) -> Iterator[Row]:
     yield of_set("code", "code", library_texts(documents // 4), None)
 
 
-def of_set(name: str, rule_set: str, texts: list[str], peer: Peer | None, floor: float | None = None) -> Row:
+def of_set(
+    name: str,
+    rule_set: str,
+    texts: list[str],
+    peer: Peer | None,
+    floor: float | None = None,
+) -> Row:
     """Time a rule set, and the peer if there is one."""
     rules = Rules.model_validate({rule_set: {}})
     table = pa.table(
-        {"text": pa.array(texts, pa.large_string()), "locator": ["a.py"] * len(texts), "metadata": ["{}"] * len(texts)}
+        {
+            "text": pa.array(texts, pa.large_string()),
+            "locator": ["a.py"] * len(texts),
+            "metadata": ["{}"] * len(texts),
+        }
     )
     measure(table.slice(0, 1), rules)  # compiles, or loads what an earlier run compiled
     ours = rate(lambda: measure(table, rules), texts)
@@ -162,7 +216,9 @@ def fineweb_of_datatrove(texts: list[str]) -> None:
 
 
 def c4_of_datatrove(texts: list[str]) -> None:
-    """Judge by C4's rules for documents; rules for lines are switched off as far as possible."""
+    """Judge by C4's rules for documents; rules for lines are switched off as far as
+    possible.
+    """
     from datatrove.pipeline.filters import C4QualityFilter
 
     judge_all(

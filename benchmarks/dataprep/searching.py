@@ -1,8 +1,11 @@
-"""Search: nearest documents by meaning and by words, against NumPy and DuckDB doing the same over the same Parquet.
+"""Search: nearest documents by meaning and by words, against NumPy and DuckDB doing the
+same over the same Parquet.
 
-By meaning the peer reads all vectors into memory and sorts their cosines, from a file of its own with 4 bytes a number.
-By words it is one query of DuckDB that counts words by regular expressions and computes BM25. Both sides read their
-files each time, as a command does; times are of the processor. Sides that return different documents are an error.
+By meaning the peer reads all vectors into memory and sorts their cosines, from a file
+of its own with 4 bytes a number. By words it is one query of DuckDB that counts words
+by regular expressions and computes BM25. Both sides read their files each time, as a
+command does; times are of the processor. Sides that return different documents are an
+error.
 """
 
 from __future__ import annotations
@@ -48,16 +51,25 @@ def by_meaning(folder: Path, corpus: Corpus, repeats: int) -> Row:
     query, (shard,) = vectors[17].astype(np.float32), corpus.shards
     ids = read_documents(corpus.inputs, shard, ["id"])["id"]
     (folder / "vectors").mkdir()
-    pq.write_table(pa.table({"id": ids, "vector": pack_vectors(vectors)}), folder / "vectors" / shard)
-    wide = pa.FixedSizeListArray.from_arrays(pa.array(vectors.astype(np.float32).reshape(-1)), DIM)
+    pq.write_table(
+        pa.table({"id": ids, "vector": pack_vectors(vectors)}),
+        folder / "vectors" / shard,
+    )
+    wide = pa.FixedSizeListArray.from_arrays(
+        pa.array(vectors.astype(np.float32).reshape(-1)), DIM
+    )
     pq.write_table(pa.table({"id": ids, "vector": wide}), folder / "wide.parquet")
 
     def ours() -> list[bytes]:
-        return [hit.id for hit in nearest(folder / "vectors", corpus.shards, query, MOST)[0]]
+        return [
+            hit.id for hit in nearest(folder / "vectors", corpus.shards, query, MOST)[0]
+        ]
 
     def plain() -> list[bytes]:
         table = pq.read_table(folder / "wide.parquet")
-        all_vectors = table["vector"].combine_chunks().flatten().to_numpy().reshape(-1, DIM)
+        all_vectors = (
+            table["vector"].combine_chunks().flatten().to_numpy().reshape(-1, DIM)
+        )
         best = np.argsort(-(all_vectors @ query), kind="stable")[:MOST]
         best_ids: list[bytes] = table["id"].take(pa.array(best)).to_pylist()
         return best_ids
@@ -69,7 +81,8 @@ def by_meaning(folder: Path, corpus: Corpus, repeats: int) -> Row:
         DOCUMENTS / our_seconds,
         DOCUMENTS / peer_seconds,
         "documents/s",
-        f"{DOCUMENTS:,} vectors of {DIM} numbers in float16; peer: read_table and argsort, in float32",
+        f"{DOCUMENTS:,} vectors of {DIM} numbers in float16; peer: read_table and "
+        "argsort, in float32",
     )
 
 
@@ -80,19 +93,24 @@ def by_words(corpus: Corpus, repeats: int) -> Row:
     (shard,) = corpus.shards
     terms = terms_of(" ".join(WORDS))
     counted = ", ".join(
-        f"len(regexp_extract_all(lower(text), '\\b{word}\\b')) as n{at}" for at, word in enumerate(WORDS)
+        f"len(regexp_extract_all(lower(text), '\\b{word}\\b')) as n{at}"
+        for at, word in enumerate(WORDS)
     )
-    totals = ", ".join(f"sum((n{at} > 0)::int) over () as d{at}" for at in range(len(WORDS)))
+    totals = ", ".join(
+        f"sum((n{at} > 0)::int) over () as d{at}" for at in range(len(WORDS))
+    )
     score = " + ".join(
-        f"ln(1 + (n - d{at} + 0.5) / (d{at} + 0.5)) * n{at} * {K1 + 1} / (n{at} + {K1} * ({1 - B} + {B} * size / mean))"
+        f"ln(1 + (n - d{at} + 0.5) / (d{at} + 0.5)) * n{at} * {K1 + 1} / (n{at} + "
+        f"{K1} * ({1 - B} + {B} * size / mean))"
         for at in range(len(WORDS))
     )
     query = (
-        f"with counted as (select file_row_number as row, strlen(text) as size, {counted} from "
-        f"read_parquet('{corpus.inputs['ingest'] / shard}', file_row_number = true)), "
-        f"known as (select *, count(*) over () as n, avg(size) over () as mean, {totals} from counted) "
-        f"select row from known where {' + '.join(f'n{at}' for at in range(len(WORDS)))} > 0 "
-        f"order by {score} desc, row limit {MOST}"
+        "with counted as (select file_row_number as row, strlen(text) as size, "
+        f"{counted} from read_parquet('{corpus.inputs['ingest'] / shard}', "
+        "file_row_number = true)), known as (select *, count(*) over () as n, "
+        f"avg(size) over () as mean, {totals} from counted) select row from known "
+        f"where {' + '.join(f'n{at}' for at in range(len(WORDS)))} > 0 order by "
+        f"{score} desc, row limit {MOST}"
     )
     connection = duckdb.connect(config={"threads": 1})
     connection.execute("set enable_progress_bar = false")
@@ -110,16 +128,20 @@ def by_words(corpus: Corpus, repeats: int) -> Row:
         DOCUMENTS / our_seconds,
         DOCUMENTS / peer_seconds,
         "documents/s",
-        f"BM25 of {len(WORDS)} words over {DOCUMENTS:,} texts of {CORPUS}; peer: one query with regular expressions",
+        f"BM25 of {len(WORDS)} words over {DOCUMENTS:,} texts of {CORPUS}; peer: one "
+        "query with regular expressions",
         floor=0.35,  # 0.67 of 4,000 texts, 2026-11-24, 2 busy cores
     )
 
 
 def check_same(ours: list[bytes] | list[int], peer: list[bytes] | list[int]) -> None:
-    """Check that both sides return the same documents; those of equal scores may differ in order.
+    """Check that both sides return the same documents; those of equal scores may differ
+    in order.
 
     Raises:
         RuntimeError: they do not.
     """
     if len({*ours} & {*peer}) < 0.99 * len(peer):
-        raise RuntimeError(f"the sides return different documents: {ours[:5]} and {peer[:5]}")
+        raise RuntimeError(
+            f"the sides return different documents: {ours[:5]} and {peer[:5]}"
+        )

@@ -1,7 +1,8 @@
-"""Speed of finding repeated lines, repeated passages and evaluation items, against plain Python and NumPy.
+"""Speed of finding repeated lines, repeated passages and evaluation items, against
+plain Python and NumPy.
 
-All work runs on one thread on the text of `texts.py`; for passages whole jobs of the stage with their files are
-measured, one after the other.
+All work runs on one thread on the text of `texts.py`; for passages whole jobs of the
+stage with their files are measured, one after the other.
 """
 
 from __future__ import annotations
@@ -56,21 +57,33 @@ def rows() -> Iterator[Row]:
         lambda array: find_ngrams(array, index),
         partial(ngrams_in_python, leaked=leaked),
     )
-    yield substrings(library_texts(PASSAGE_DOCUMENTS // 2) + documentation(PASSAGE_DOCUMENTS // 2))
+    yield substrings(
+        library_texts(PASSAGE_DOCUMENTS // 2) + documentation(PASSAGE_DOCUMENTS // 2)
+    )
 
 
 def lines_in_python(texts: Sequence[str]) -> list[list[bytes]]:
     """Compute C4's key of every line (c4_utils.py)."""
-    return [[hashlib.md5(line.strip().lower().encode()).digest() for line in text.split("\n")] for text in texts]
+    return [
+        [
+            hashlib.md5(line.strip().lower().encode()).digest()
+            for line in text.split("\n")
+        ]
+        for text in texts
+    ]
 
 
 def ngrams_in_python(texts: Sequence[str], leaked: set[tuple[str, ...]]) -> list[int]:
     """Count the leaked n-grams of each text."""
-    return [sum(ngram in leaked for ngram in word_ngrams(text, NGRAM)) for text in texts]
+    return [
+        sum(ngram in leaked for ngram in word_ngrams(text, NGRAM)) for text in texts
+    ]
 
 
 def substrings(texts: Sequence[str]) -> Row:
-    """Measure all jobs of `dedup_substrings`, against a suffix array by prefix doubling in NumPy on the beginning."""
+    """Measure all jobs of `dedup_substrings`, against a suffix array by prefix doubling
+    in NumPy on the beginning.
+    """
     with tempfile.TemporaryDirectory() as folder:
         cut_substrings(write_shards(texts[:SHARDS], Path(folder) / "warm"))
         plan = write_shards(texts, Path(folder) / "all")
@@ -92,7 +105,12 @@ def write_shards(texts: Sequence[str], folder: Path) -> SubstringsPlan:
         write_shard(folder / "ingest", shard, texts[shard::SHARDS])
     numbering = number_documents(folder / "ingest")
     return SubstringsPlan(
-        {"ingest": folder / "ingest"}, DedupSubstrings(), numbering, PARTITIONS, folder / "work", folder / "out"
+        {"ingest": folder / "ingest"},
+        DedupSubstrings(),
+        numbering,
+        PARTITIONS,
+        folder / "work",
+        folder / "out",
     )
 
 
@@ -102,14 +120,18 @@ def cut_substrings(plan: SubstringsPlan) -> None:
 
 
 def repeated_bytes(data: bytes, length: int) -> np.ndarray:
-    """Mark bytes of substrings of `length` bytes that occur twice (bool), by prefix doubling of a suffix array."""
+    """Mark bytes of substrings of `length` bytes that occur twice (bool), by prefix
+    doubling of a suffix array.
+    """
     rank = np.frombuffer(data, np.uint8).astype(np.int64)
     order, step = np.argsort(rank, kind="stable"), 1
     while step < length:
         next_rank = np.full(len(rank), -1, np.int64)
         next_rank[:-step] = rank[step:]
         order = np.lexsort((next_rank, rank))
-        is_new = (np.diff(rank[order], prepend=-1) != 0) | (np.diff(next_rank[order], prepend=-2) != 0)
+        is_new = (np.diff(rank[order], prepend=-1) != 0) | (
+            np.diff(next_rank[order], prepend=-2) != 0
+        )
         rank[order] = np.cumsum(is_new)
         step *= 2
     repeated = np.bincount(rank)[rank] > 1

@@ -33,10 +33,18 @@ def shard_name(shard: int) -> str:
     return f"part-{shard:05d}.parquet"
 
 
-def write_shard(folder: Path, shard: int, texts: Sequence[str], metadata: Sequence[str] | None = None) -> None:
+def write_shard(
+    folder: Path,
+    shard: int,
+    texts: Sequence[str],
+    metadata: Sequence[str] | None = None,
+) -> None:
     """Write a shard of documents of one source; their locators are SHARD/ROW."""
     locators = [f"{shard}/{number}" for number in range(len(texts))]
-    ids = [document_id("web", locator, text) for locator, text in zip(locators, texts, strict=True)]
+    ids = [
+        document_id("web", locator, text)
+        for locator, text in zip(locators, texts, strict=True)
+    ]
     columns = {
         "id": pa.array(ids, DOCUMENT_SCHEMA.field("id").type),
         "source": ["web"] * len(texts),
@@ -47,8 +55,11 @@ def write_shard(folder: Path, shard: int, texts: Sequence[str], metadata: Sequen
     write_table(folder / shard_name(shard), pa.table(columns).cast(DOCUMENT_SCHEMA))
 
 
-def stage_runs(run: Run, inputs: Mapping[str, Path], config: Mapping[str, Any], folder: Path) -> Callable[[], StageRun]:
-    """Return a function that runs a whole stage, each time into folders of its own below `folder`.
+def stage_runs(
+    run: Run, inputs: Mapping[str, Path], config: Mapping[str, Any], folder: Path
+) -> Callable[[], StageRun]:
+    """Return a function that runs a whole stage, each time into folders of its own
+    below `folder`.
 
     What this process has loaded for the stage stays loaded.
     """
@@ -57,7 +68,9 @@ def stage_runs(run: Run, inputs: Mapping[str, Path], config: Mapping[str, Any], 
     def call() -> StageRun:
         place = folder / f"run-{next(numbers)}"
         (place / "work").mkdir(parents=True)
-        context = Context(work=place / "work", stage="bench", mode="memory", emit=lambda event: None)
+        context = Context(
+            work=place / "work", stage="bench", mode="memory", emit=lambda event: None
+        )
         return StageRun(place / "out", run(inputs, config, place / "out", context))
 
     return call

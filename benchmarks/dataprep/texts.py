@@ -1,6 +1,8 @@
-"""Texts to time kernels on, and their timing beside a named peer on the same text and one thread.
+"""Texts to time kernels on, and their timing beside a named peer on the same text and
+one thread.
 
-Code is of this Python's standard library, a few kilobytes each; prose is of `benchmarks.installed_texts`.
+Code is of this Python's standard library, a few kilobytes each; prose is of
+`benchmarks.installed_texts`.
 """
 
 from __future__ import annotations
@@ -23,12 +25,22 @@ PEER_DOCUMENTS = 200
 REPEATS = 3
 
 
-def compare(name: str, texts: list[str], ours: Callable[[pa.Array], Any], peer: Callable[[list[str]], Any]) -> Row:
+def compare(
+    name: str,
+    texts: list[str],
+    ours: Callable[[pa.Array], Any],
+    peer: Callable[[list[str]], Any],
+) -> Row:
     """Time both sides, each on texts in its own form."""
     array = pa.array(texts, pa.large_string())
     ours(array.slice(0, 1))  # compiles, or loads what an earlier run compiled
     peer_texts = texts[:PEER_DOCUMENTS]
-    return row(name, rate(lambda: ours(array), texts), rate(lambda: peer(peer_texts), peer_texts), "MB/s")
+    return row(
+        name,
+        rate(lambda: ours(array), texts),
+        rate(lambda: peer(peer_texts), peer_texts),
+        "MB/s",
+    )
 
 
 def rate(work: Callable[[], Any], texts: list[str]) -> float:
@@ -38,17 +50,26 @@ def rate(work: Callable[[], Any], texts: list[str]) -> float:
 
 
 def library_texts(documents: int) -> list[str]:
-    """Cut the modules of this Python's standard library into pieces, in the order of their names."""
+    """Cut the modules of this Python's standard library into pieces, in the order of
+    their names.
+    """
     pieces: list[str] = []
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         text = path.read_text(encoding="utf-8")
-        pieces += [text[start : start + DOCUMENT_CHARACTERS] for start in range(0, len(text), DOCUMENT_CHARACTERS)]
+        pieces += [
+            text[start : start + DOCUMENT_CHARACTERS]
+            for start in range(0, len(text), DOCUMENT_CHARACTERS)
+        ]
         if len(pieces) >= documents:
             break
     return pieces[:documents]
 
 
 def word_ngrams(text: str, size: int) -> Iterator[tuple[str, ...]]:
-    """Return the n-grams of a text's words in lower case, as peers in plain Python cut them."""
+    """Return the n-grams of a text's words in lower case, as peers in plain Python cut
+    them.
+    """
     words = re.findall(r"\w+", text.lower())
-    return (tuple(words[start : start + size]) for start in range(len(words) - size + 1))
+    return (
+        tuple(words[start : start + size]) for start in range(len(words) - size + 1)
+    )

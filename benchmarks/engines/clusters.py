@@ -63,9 +63,10 @@ heartbeat.timeout: 300000
 taskmanager.slot.timeout: 5 min
 classloader.resolve-order: parent-first
 """
-"""Configuration on the loopback address, with long time limits. Flink's scripts, which the package lacks, would compute
-the sizes of memory. Beam's classes are in the job server's jar, which TaskManagers have, too, and load once for all
-jobs."""
+"""Configuration on the loopback address, with long time limits. Flink's scripts, which
+the package lacks, would compute the sizes of memory. Beam's classes are in the job
+server's jar, which TaskManagers have, too, and load once for all jobs.
+"""
 FLINK_JAVA = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
@@ -87,8 +88,10 @@ FLINK_JAVA = (
         )
     ),
 )
-"""Options for little memory, and for Flink's access to internals of newer Javas. Java's compiler is not restricted: with
-the quick compiler alone a job takes twice the time, most of it for the SHA-1 of its jar."""
+"""Options for little memory, and for Flink's access to internals of newer Javas. Java's
+compiler is not restricted: with the quick compiler alone a job takes twice the time,
+most of it for the SHA-1 of its jar.
+"""
 
 
 @dataclass
@@ -123,7 +126,8 @@ class Cluster:
 
 @contextmanager
 def running(name: str, folder: Path) -> Iterator[Cluster]:
-    """Run an engine, by its name in `engine.runner`; the workers of `flink-external` come from a pool.
+    """Run an engine, by its name in `engine.runner`; the workers of `flink-external`
+    come from a pool.
 
     Raises:
         MissingEngineError: it is not on this machine.
@@ -178,14 +182,23 @@ def start_dask(folder: Path) -> Cluster:
 
 
 def start_spark(folder: Path) -> Cluster:
-    """Start a master and two workers of Spark's standalone cluster, each Java with little memory."""
+    """Start a master and two workers of Spark's standalone cluster, each Java with
+    little memory.
+    """
     if shutil.which("java") is None:
         raise MissingEngineError("spark: needs java, which is not on this machine")
     home = engine_downloads.find(engine_downloads.spark()).parents[1]
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
-    cluster = Cluster({"runner": "spark", "address": master, "options": SPARK_SETTINGS}, "a master and two workers")
-    environment = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
+    cluster = Cluster(
+        {"runner": "spark", "address": master, "options": SPARK_SETTINGS},
+        "a master and two workers",
+    )
+    environment = {
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
     program_path = str(home / "bin" / "spark-class")
     cluster.start(
         folder,
@@ -222,15 +235,23 @@ def start_spark(folder: Path) -> Cluster:
 
 
 def start_flink(folder: Path) -> Cluster:
-    """Start a JobManager and two TaskManagers, each of which starts a worker (PROCESS)."""
+    """Start a JobManager and two TaskManagers, each of which starts a worker
+    (PROCESS).
+    """
     if shutil.which("java") is None:
         raise MissingEngineError("flink: needs java, which is not on this machine")
-    present = [version for version in FLINK_VERSIONS if engine_downloads.is_there(engine_downloads.flink(version))]
+    present = [
+        version
+        for version in FLINK_VERSIONS
+        if engine_downloads.is_there(engine_downloads.flink(version))
+    ]
     version = present[-1] if present else FLINK_VERSIONS[-1]
     server = engine_downloads.find(engine_downloads.flink(version))
     jars = engine_downloads.find(engine_downloads.flink_cluster(version)).parent
     rest, rpc = free_port(), free_port()
-    (folder / "config.yaml").write_text(FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder))
+    (folder / "config.yaml").write_text(
+        FLINK_SETTINGS.format(rest=rest, rpc=rpc, folder=folder)
+    )
     command = {"command": str(program()), "env": {"PYTHONPATH": CHECKOUT}}
     cluster = Cluster(
         {
@@ -244,13 +265,24 @@ def start_flink(folder: Path) -> Cluster:
                 "job_server_jvm_properties": list(FLINK_JAVA[:2]),
             },
         },
-        f"a JobManager and two TaskManagers of Flink {version}, a worker below each (PROCESS)",
+        f"a JobManager and two TaskManagers of Flink {version}, a worker below each "
+        "(PROCESS)",
     )
     java = ("java", *FLINK_JAVA, "-cp", f"{jars}/*:{server}")
     config = ("--configDir", str(folder))
-    cluster.start(folder, *java, "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint", *config)
+    cluster.start(
+        folder,
+        *java,
+        "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntrypoint",
+        *config,
+    )
     for _ in range(2):
-        cluster.start(folder, *java, "org.apache.flink.runtime.taskexecutor.TaskManagerRunner", *config)
+        cluster.start(
+            folder,
+            *java,
+            "org.apache.flink.runtime.taskexecutor.TaskManagerRunner",
+            *config,
+        )
     wait_until(lambda: has_slots(rest, 2))
     return cluster
 
@@ -261,12 +293,17 @@ def start_flink_external(folder: Path) -> Cluster:
     cluster.description = cluster.description.replace(
         "a worker below each (PROCESS)", "workers that a pool starts (EXTERNAL)"
     )
-    cluster.engine["options"] |= {"environment_type": "EXTERNAL", "environment_config": start_pool(cluster, folder)}
+    cluster.engine["options"] |= {
+        "environment_type": "EXTERNAL",
+        "environment_config": start_pool(cluster, folder),
+    }
     return cluster
 
 
 def has_slots(rest: int, number: int) -> bool:
-    """Return True if the JobManager at a port of the loopback address has at least `number` slots."""
+    """Return True if the JobManager at a port of the loopback address has at least
+    `number` slots.
+    """
     try:
         with urlopen(f"http://127.0.0.1:{rest}/overview", timeout=5) as answer:
             return bool(json.load(answer)["slots-total"] >= number)
@@ -278,7 +315,12 @@ def start_pool(cluster: Cluster, folder: Path) -> str:
     """Start a pool of workers; returns its address."""
     port = free_port()
     cluster.start(
-        folder, sys.executable, "-m", "gristmill.dataprep.jobs.worker", f"--pool=127.0.0.1:{port}", PYTHONPATH=CHECKOUT
+        folder,
+        sys.executable,
+        "-m",
+        "gristmill.dataprep.jobs.worker",
+        f"--pool=127.0.0.1:{port}",
+        PYTHONPATH=CHECKOUT,
     )
     wait_until(lambda: answers(port))
     return f"127.0.0.1:{port}"

@@ -1,8 +1,10 @@
-"""Cost of each engine for a small corpus, with a worker killed meanwhile, against the local runner.
+"""Cost of each engine for a small corpus, with a worker killed meanwhile, against the
+local runner.
 
-All times are of the same stages in the same order, from this process, with the engine already running on the loopback
-address. They are mostly the time to start: the corpus has 64 documents. Memory is the largest sum of resident bytes of
-this process and its descendants, in which shared pages count for each.
+All times are of the same stages in the same order, from this process, with the engine
+already running on the loopback address. They are mostly the time to start: the corpus
+has 64 documents. Memory is the largest sum of resident bytes of this process and its
+descendants, in which shared pages count for each.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ MEGABYTE = 1e6
 
 
 class Run(NamedTuple):
-    """A run of all stages: SHA-256 of each output file, and seconds by the clock and of all processors."""
+    """A run of all stages: SHA-256 of each output file, and seconds by the clock and of
+    all processors.
+    """
 
     sums: dict[str, str]
     seconds: float
@@ -35,7 +39,9 @@ class Run(NamedTuple):
 
 
 def rows() -> Iterator[Row]:
-    """Measure seconds of wall and CPU against a local worker, memory, and equality of the bytes."""
+    """Measure seconds of wall and CPU against a local worker, memory, and equality of
+    the bytes.
+    """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         manifest = write_corpus(folder / "corpus")
@@ -57,13 +63,21 @@ def engine_rows(name: str, manifest: Path, folder: Path, local: Run) -> Iterator
     sampler = MemorySampler(os.getpid(), resident_bytes, SAMPLE_SECONDS)
     try:
         with running(name, folder) as cluster, sampler:
-            run = timed(lambda: run_stages(manifest, folder, kill_worker, **cluster.engine))
+            run = timed(
+                lambda: run_stages(manifest, folder, kill_worker, **cluster.engine)
+            )
     except MissingEngineError as error:
         yield row(f"{name}: all stages", None, local.seconds, "s", str(error))
         return
     verdict = "the same bytes" if run.sums == local.sums else "OTHER BYTES"
-    happened = f"a worker was killed in {KILLED_IN}; {verdict}" if not kill_file.exists() else "no worker was killed"
-    stages_row = row(f"{name}: all stages", run.seconds, local.seconds, "s", cluster.description)
+    happened = (
+        f"a worker was killed in {KILLED_IN}; {verdict}"
+        if not kill_file.exists()
+        else "no worker was killed"
+    )
+    stages_row = row(
+        f"{name}: all stages", run.seconds, local.seconds, "s", cluster.description
+    )
     yield replace(stages_row, happened=happened)
     yield row(f"{name}: all stages, of CPU", run.cpu_seconds, local.cpu_seconds, "s")
     yield row(f"{name}: memory of all processes", sampler.peak / MEGABYTE, None, "MB")
@@ -79,4 +93,10 @@ def timed(run: Callable[[], dict[str, str]]) -> Run:
 def cpu_seconds() -> float:
     """Return seconds of CPU of this process and its descendants."""
     own = os.times()
-    return own.user + own.system + own.children_user + own.children_system + descendants_cpu_seconds(os.getpid())
+    return (
+        own.user
+        + own.system
+        + own.children_user
+        + own.children_system
+        + descendants_cpu_seconds(os.getpid())
+    )

@@ -1,4 +1,6 @@
-"""The pipeline of all engines: two sources, one of web archives; all steps of `prepare`; a tokenizer and a mixture."""
+"""The pipeline of all engines: two sources, one of web archives; all steps of
+`prepare`; a tokenizer and a mixture.
+"""
 
 from __future__ import annotations
 
@@ -58,21 +60,35 @@ def count_word(text, word):
 
 
 def write_corpus(folder: Path, documents: int = 60) -> Path:
-    """Write a corpus with duplicates, a leak and a broken record, and its manifest; returns the manifest's path."""
+    """Write a corpus with duplicates, a leak and a broken record, and its manifest;
+    returns the manifest's path.
+    """
     source = random.Random(3)
     texts = [_prose(source) for _ in range(documents)]
-    texts += [texts[0], texts[1] + " One more sentence at the end.", texts[2] + " xyzzy", "Too short."]
+    texts += [
+        texts[0],
+        texts[1] + " One more sentence at the end.",
+        texts[2] + " xyzzy",
+        "Too short.",
+    ]
     half = len(texts) // 2
     for name in ("web", "books"):
         (folder / name).mkdir(parents=True)
     for number in range(2):
         pages = texts[half + number :: 2]
         (folder / "web" / f"{number}.warc.gz").write_bytes(
-            b"".join(_archived(f"http://a.example/{number}/{index}", text) for index, text in enumerate(pages))
+            b"".join(
+                _archived(f"http://a.example/{number}/{index}", text)
+                for index, text in enumerate(pages)
+            )
         )
-        lines = [json.dumps({"text": text}) for text in texts[number:half:2]] + ["{broken"] * number
+        lines = [json.dumps({"text": text}) for text in texts[number:half:2]] + [
+            "{broken"
+        ] * number
         (folder / "books" / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "held.jsonl").write_text(json.dumps({"question": " ".join(texts[5].split()[:30])}) + "\n")
+    (folder / "held.jsonl").write_text(
+        json.dumps({"question": " ".join(texts[5].split()[:30])}) + "\n"
+    )
     (folder / "steps.py").write_text(STEPS.format(path=str(folder / "kill")))
     (folder / "engines.yaml").write_text(MANIFEST)
     return folder / "engines.yaml"
@@ -80,7 +96,10 @@ def write_corpus(folder: Path, documents: int = 60) -> Path:
 
 def _prose(source: random.Random) -> str:
     return "\n".join(
-        " ".join(" ".join(source.choices(WORDS, k=source.randint(7, 16))).capitalize() + "." for _ in range(3))
+        " ".join(
+            " ".join(source.choices(WORDS, k=source.randint(7, 16))).capitalize() + "."
+            for _ in range(3)
+        )
         for _ in range(10)
     )
 
@@ -89,7 +108,9 @@ def _archived(url: str, text: str) -> bytes:
     """Return a gzip member of a web archive: a page with the text."""
     paragraphs = "".join(f"<p>{line}</p>" for line in text.split("\n"))
     page = f"<html><body><article>{paragraphs}</article></body></html>".encode()
-    content = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
+    content = (
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page
+    )
     identity = hashlib.md5(url.encode(), usedforsecurity=False).hexdigest()
     fields = {
         "WARC-Type": "response",
@@ -99,14 +120,24 @@ def _archived(url: str, text: str) -> bytes:
         "Content-Type": "application/http; msgtype=response",
         "Content-Length": str(len(content)),
     }
-    head = "".join(["WARC/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in fields.items()), "\r\n"]).encode()
+    head = "".join(
+        [
+            "WARC/1.1\r\n",
+            *(f"{name}: {value}\r\n" for name, value in fields.items()),
+            "\r\n",
+        ]
+    ).encode()
     return gzip.compress(head + content + b"\r\n\r\n", mtime=0)
 
 
 def run_stages(
-    manifest: Path, folder: Path, before: Callable[[str], None] = lambda stage: None, **engine: Any
+    manifest: Path,
+    folder: Path,
+    before: Callable[[str], None] = lambda stage: None,
+    **engine: Any,
 ) -> dict[str, str]:
-    """Run all stages of a manifest in this process; returns the SHA-256 of each output file.
+    """Run all stages of a manifest in this process; returns the SHA-256 of each output
+    file.
 
     Args:
         manifest: its path.
@@ -117,15 +148,21 @@ def run_stages(
     inputs: dict[str, Path] = {}
     for name, node in make_plan(load_manifest(manifest)).items():
         before(name)
-        context = Context(work=folder / "work" / name, stage=name, emit=lambda event: None, **engine)
+        context = Context(
+            work=folder / "work" / name, stage=name, emit=lambda event: None, **engine
+        )
         stage_inputs = {needed: inputs[needed] for needed in node.inputs}
-        imported(node.stage.run)(stage_inputs, dict(node.config), folder / "data" / name, context)
+        imported(node.stage.run)(
+            stage_inputs, dict(node.config), folder / "data" / name, context
+        )
         inputs[name] = folder / "data" / name
     return sums(folder / "data")
 
 
 def sums(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below a folder, except unfinished files of killed workers, which the store removes."""
+    """Return the SHA-256 of each file below a folder, except unfinished files of killed
+    workers, which the store removes.
+    """
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

@@ -1,4 +1,6 @@
-"""`gristmill bench tokenize`: exports in training order, with documents and checksums, against a copy of the tokens."""
+"""`gristmill bench tokenize`: exports in training order, with documents and checksums,
+against a copy of the tokens.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,12 @@ def rows() -> Iterator[Row]:
 def _packed_set(folder: Path) -> PackedSet:
     rng = np.random.default_rng(6)
     tokens = rng.integers(0, VOCAB, (ROWS, LENGTH))
-    write_packed_set(folder, tokens, {"all": ROWS}, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+    write_packed_set(
+        folder,
+        tokens,
+        {"all": ROWS},
+        {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""},
+    )
     number, piece = ROWS * PIECES_PER_ROW, LENGTH // PIECES_PER_ROW
     ids = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(ID_BYTES), number, [None, pa.py_buffer(rng.bytes(number * ID_BYTES))]
@@ -69,7 +76,9 @@ def _packed_set(folder: Path) -> PackedSet:
         }
     )
     manifest = read_json(folder / "packed.json")
-    manifest["train"]["shards"] = [write_rows(folder / train_name(0), tokens.astype("<u2"), pieces)]
+    manifest["train"]["shards"] = [
+        write_rows(folder / train_name(0), tokens.astype("<u2"), pieces)
+    ]
     write_json(folder / "packed.json", manifest)
     return PackedSet(folder)
 

@@ -1,7 +1,9 @@
-"""The peer of `gristmill bench stream`: MosaicML Streaming over the same tokens, as a program of its own.
+"""The peer of `gristmill bench stream`: MosaicML Streaming over the same tokens, as a
+program of its own.
 
-`python mosaic_peer.py TOKENS.npy FOLDER BATCH BATCHES STEP` prints a JSON object. It imports nothing of gristmill, so
-that it runs in any Python that has `streaming`, with whatever versions of other packages.
+`python mosaic_peer.py TOKENS.npy FOLDER BATCH BATCHES STEP` prints a JSON object. It
+imports nothing of gristmill, so that it runs in any Python that has `streaming`, with
+whatever versions of other packages.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ SEED = 7
 
 
 def main() -> None:
-    """Write the tokens as MDS, and measure reading them in shuffled batches of tensors."""
+    """Write the tokens as MDS, and measure reading them in shuffled batches of
+    tensors.
+    """
     import streaming
 
     tokens, folder = np.load(sys.argv[1], mmap_mode="r"), Path(sys.argv[2])
@@ -66,7 +70,9 @@ def write(tokens: np.ndarray, folder: Path) -> None:
     from streaming import MDSWriter
 
     shutil.rmtree(folder, ignore_errors=True)
-    with MDSWriter(out=str(folder), columns={"tokens": f"ndarray:{tokens.dtype}:{tokens.shape[1]}"}) as writer:
+    with MDSWriter(
+        out=str(folder), columns={"tokens": f"ndarray:{tokens.dtype}:{tokens.shape[1]}"}
+    ) as writer:
         for row in tokens:
             writer.write({"tokens": row})
 
@@ -75,7 +81,13 @@ def loader(folder: Path, batch: int, workers: int) -> Any:
     """Return the library's own loader of shuffled batches."""
     from streaming import StreamingDataLoader, StreamingDataset
 
-    data = StreamingDataset(local=str(folder), shuffle=True, batch_size=batch, shuffle_seed=SEED, num_canonical_nodes=1)
+    data = StreamingDataset(
+        local=str(folder),
+        shuffle=True,
+        batch_size=batch,
+        shuffle_seed=SEED,
+        num_canonical_nodes=1,
+    )
     return StreamingDataLoader(data, batch_size=batch, num_workers=workers)
 
 
@@ -92,7 +104,10 @@ def rate(folder: Path, batch: int, batches: int, workers: int) -> float:
 def anonymous_bytes() -> int:
     """Return memory of this process that no file backs."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) * 1024
+    return (
+        next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+        * 1024
+    )
 
 
 if __name__ == "__main__":

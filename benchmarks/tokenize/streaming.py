@@ -1,17 +1,21 @@
-"""`gristmill bench stream`: shuffled batches of tokens as tensors, beside plain loops and MosaicML Streaming.
+"""`gristmill bench stream`: shuffled batches of tokens as tensors, beside plain loops
+and MosaicML Streaming.
 
-Both sides read the same rows of random tokens once, 128 MB in the page cache, in a shuffled order, and hold one batch
-of 256 rows of 2,048 tokens at a time as a tensor.
+Both sides read the same rows of random tokens once, 128 MB in the page cache, in a
+shuffled order, and hold one batch of 256 rows of 2,048 tokens at a time as a tensor.
 
-`stream_vs_memmap`: the plain loop maps one file, draws a permutation of all rows with numpy when it starts, and takes
-each batch with one fancy index, as uint16. Ours computes its order (two sources, keyed, without a permutation in
-memory), looks up each row in one of eight shards and checks it, as uint16 too; it reads each batch when it is taken, as
-a training does whose processors compute the steps. Opening the files is in neither time. `..._per_core` is the same by
-processor time. `stream_ahead_vs_memmap` reads in two threads, as beside an accelerator, unlike the plain loop.
+`stream_vs_memmap`: the plain loop maps one file, draws a permutation of all rows with
+numpy when it starts, and takes each batch with one fancy index, as uint16. Ours
+computes its order (two sources, keyed, without a permutation in memory), looks up each
+row in one of eight shards and checks it, as uint16 too; it reads each batch when it is
+taken, as a training does whose processors compute the steps. Opening the files is in
+neither time. `..._per_core` is the same by processor time. `stream_ahead_vs_memmap`
+reads in two threads, as beside an accelerator, unlike the plain loop.
 
-MosaicML Streaming needs other versions of packages than gristmill: the environment variable GRISTMILL_STREAMING_PYTHON
-names the Python of an environment that has it. Its rate is the better one of two settings of its loader, in the process
-and with two workers.
+MosaicML Streaming needs other versions of packages than gristmill: the environment
+variable GRISTMILL_STREAMING_PYTHON names the Python of an environment that has it. Its
+rate is the better one of two settings of its loader, in the process and with two
+workers.
 """
 
 from __future__ import annotations
@@ -68,9 +72,13 @@ def rows() -> Iterator[Row]:
         ours, peer = fastest(REPEATS, lambda: read_batches(packed, 0), plain)
         yield row("stream_vs_memmap", total / ours, total / peer, "M tokens/s")
         yield per_core_row(packed, plain)
-        ahead, peer = fastest(REPEATS, lambda: read_batches(packed, 0, threads=READING_THREADS), plain)
+        ahead, peer = fastest(
+            REPEATS, lambda: read_batches(packed, 0, threads=READING_THREADS), plain
+        )
         note = f"ours with {READING_THREADS} threads, the loop with none"
-        yield row("stream_ahead_vs_memmap", total / ahead, total / peer, "M tokens/s", note)
+        yield row(
+            "stream_ahead_vs_memmap", total / ahead, total / peer, "M tokens/s", note
+        )
         yield from mosaic_rows(folder, total / ours, memory)
         yield order_row()
 
@@ -85,15 +93,25 @@ def floor_rows() -> Iterator[Row]:
 
 
 def per_core_row(packed: PackedSet, plain: Callable[[], None]) -> Row:
-    """Measure the median ratio of consecutive pairs, by processor time: the price of order and checks."""
+    """Measure the median ratio of consecutive pairs, by processor time: the price of
+    order and checks.
+    """
     seconds = np.empty((PAIRS, 2))
     for pair in seconds:
-        pair[:] = fastest(1, lambda: read_batches(packed, 0), plain, clock=time.process_time)
-    peer, ratio = float(np.median(seconds[:, 1])), float(np.median(seconds[:, 1] / seconds[:, 0]))
+        pair[:] = fastest(
+            1, lambda: read_batches(packed, 0), plain, clock=time.process_time
+        )
+    peer, ratio = (
+        float(np.median(seconds[:, 1])),
+        float(np.median(seconds[:, 1] / seconds[:, 0])),
+    )
     rate = ROWS * LENGTH / MEGA / peer
     note = f"by processor time, median of {PAIRS} pairs: the price of order and checks"
-    # 0.95 was reached before rows were compared with their checksums (2026-11-21), and is reached with that.
-    return row("stream_vs_memmap_per_core", rate * ratio, rate, "M tokens/s", note, floor=0.95)
+    # 0.95 was reached before rows were compared with their checksums (2026-11-21), and
+    # is reached with that.
+    return row(
+        "stream_vs_memmap_per_core", rate * ratio, rate, "M tokens/s", note, floor=0.95
+    )
 
 
 def read_plainly(tokens: np.ndarray) -> None:
@@ -106,17 +124,31 @@ def read_plainly(tokens: np.ndarray) -> None:
 
 
 def write_set(folder: Path) -> None:
-    """Write the same random tokens as a packed set of several shards and as one plain array."""
-    tokens = np.random.default_rng(0).integers(0, VOCAB, (ROWS, LENGTH), dtype=np.uint16)
+    """Write the same random tokens as a packed set of several shards and as one plain
+    array.
+    """
+    tokens = np.random.default_rng(0).integers(
+        0, VOCAB, (ROWS, LENGTH), dtype=np.uint16
+    )
     np.save(folder / "tokens.npy", tokens)
     counts = {"a": ROWS * 3 // 4, "b": ROWS // 4}
-    write_packed_set(folder / "set", tokens[:ROWS], counts, {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""})
+    write_packed_set(
+        folder / "set",
+        tokens[:ROWS],
+        counts,
+        {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""},
+    )
     shards = [
-        write_rows(folder / "set" / train_name(number), part, PIECES_SCHEMA.empty_table())
+        write_rows(
+            folder / "set" / train_name(number), part, PIECES_SCHEMA.empty_table()
+        )
         for number, part in enumerate(np.array_split(tokens, SHARDS))
     ]
     manifest = read_json(folder / "set" / "packed.json")
-    write_json(folder / "set" / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
+    write_json(
+        folder / "set" / "packed.json",
+        {**manifest, "train": {**manifest["train"], "shards": shards}},
+    )
 
 
 def read_epoch(folder: Path, first_step: int, steps: int = ROWS // BATCH) -> None:
@@ -124,7 +156,9 @@ def read_epoch(folder: Path, first_step: int, steps: int = ROWS // BATCH) -> Non
     read_batches(PackedSet(folder / "set"), first_step, steps)
 
 
-def read_batches(packed: PackedSet, first_step: int, steps: int = ROWS // BATCH, threads: int = 0) -> None:
+def read_batches(
+    packed: PackedSet, first_step: int, steps: int = ROWS // BATCH, threads: int = 0
+) -> None:
     """Read batches as tensors, as training does."""
     import torch
 
@@ -161,7 +195,9 @@ class Measured(NamedTuple):
     def row(self, peer: dict[str, Any]) -> Row:
         """Return the row beside the peer's values."""
         value = peer[self.key]
-        peer_value = self.scale / value if self.key.endswith("_seconds") else self.scale * value
+        peer_value = (
+            self.scale / value if self.key.endswith("_seconds") else self.scale * value
+        )
         return row(self.name, self.ours, peer_value, self.unit, self.note)
 
 
@@ -173,19 +209,50 @@ def mosaic_rows(folder: Path, rate: float, memory: int) -> Iterator[Row]:
     resume_note = f"ours takes {resume:.4f} s to the batch of step {RESUMED_STEP}"
     memory_note = "an epoch's growth of the process; less is better"
     measurements = (
-        Measured("stream_vs_mosaicml", rate, "M tokens/s", "rows_per_second", LENGTH / MEGA),
-        Measured("stream_start_vs_mosaicml", 1 / start, "starts/s", "start_seconds", 1.0, start_note),
-        Measured("stream_resume_vs_mosaicml", 1 / resume, "resumes/s", "resume_seconds", 1.0, resume_note),
-        Measured("stream_memory_vs_mosaicml", max(memory, 0) / MEGA, "MB", "memory_bytes", 1 / MEGA, memory_note),
+        Measured(
+            "stream_vs_mosaicml", rate, "M tokens/s", "rows_per_second", LENGTH / MEGA
+        ),
+        Measured(
+            "stream_start_vs_mosaicml",
+            1 / start,
+            "starts/s",
+            "start_seconds",
+            1.0,
+            start_note,
+        ),
+        Measured(
+            "stream_resume_vs_mosaicml",
+            1 / resume,
+            "resumes/s",
+            "resume_seconds",
+            1.0,
+            resume_note,
+        ),
+        Measured(
+            "stream_memory_vs_mosaicml",
+            max(memory, 0) / MEGA,
+            "MB",
+            "memory_bytes",
+            1 / MEGA,
+            memory_note,
+        ),
     )
     peer = measure_mosaic(folder)
-    missing = f"mosaicml-streaming is not installed ({PYTHON_VARIABLE} can name another environment's Python)"
+    missing = (
+        f"mosaicml-streaming is not installed ({PYTHON_VARIABLE} can name "
+        "another environment's Python)"
+    )
     for measured in measurements:
-        yield row(measured.name, measured.ours, None, measured.unit, missing) if peer is None else measured.row(peer)
+        yield (
+            row(measured.name, measured.ours, None, measured.unit, missing)
+            if peer is None
+            else measured.row(peer)
+        )
 
 
 def measure_mosaic(folder: Path) -> dict[str, Any] | None:
-    """Run mosaic_peer.py by the Python that has the library, and return its JSON; None if there is none.
+    """Run mosaic_peer.py by the Python that has the library, and return its JSON; None
+    if there is none.
 
     Raises:
         RuntimeError: it failed; the message has its output.
@@ -204,8 +271,12 @@ def measure_mosaic(folder: Path) -> dict[str, Any] | None:
         str(PEER_BATCHES),
         str(RESUMED_STEP),
     ]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
     measurements: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -213,7 +284,9 @@ def measure_mosaic(folder: Path) -> dict[str, Any] | None:
 
 
 def order_row() -> Row:
-    """Measure the first batch of an order of 10**12 rows, against drawing a permutation of 2 * 10**7."""
+    """Measure the first batch of an order of 10**12 rows, against drawing a permutation
+    of 2 * 10**7.
+    """
     positions, seeds = np.arange(BATCH), iter(range(10 * REPEATS))
     counts = [HUGE_ROWS * 3 // 4, HUGE_ROWS // 4]
     ours, peer = fastest(
@@ -222,4 +295,6 @@ def order_row() -> Row:
         lambda: np.random.default_rng(next(seeds)).permutation(KNOWN_ROWS),
     )
     note = f"ours of {HUGE_ROWS} rows, numpy's of {KNOWN_ROWS}"
-    return row("stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s", note)
+    return row(
+        "stream_order_start_vs_permutation", 1 / ours, 1 / peer, "orders/s", note
+    )

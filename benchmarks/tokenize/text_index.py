@@ -1,9 +1,11 @@
-"""`gristmill bench text_index`: time to find the passages of a text in training rows, at two sizes.
+"""`gristmill bench text_index`: time to find the passages of a text in training rows,
+at two sizes.
 
-The text has 1,000 tokens, half of them in passages that are cut out of the rows. The peer scans the rows with numpy for
-the n-grams of the text, by hashes, and does not find the length of a passage. The two sizes show that with the index a
-query's time depends on the text and not on the set, unlike the scan's. `gigabyte_rows` queries a gigabyte, from disk
-and from memory, with passages whose places are known; it needs 10 GB of disk.
+The text has 1,000 tokens, half of them in passages that are cut out of the rows. The
+peer scans the rows with numpy for the n-grams of the text, by hashes, and does not find
+the length of a passage. The two sizes show that with the index a query's time depends
+on the text and not on the set, unlike the scan's. `gigabyte_rows` queries a gigabyte,
+from disk and from memory, with passages whose places are known; it needs 10 GB of disk.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def size_rows(folder: Path, size: int) -> Iterator[Row]:
     write_packed_set(folder / "set", tokens, {"all": len(tokens)}, TOKENIZER)
     packed = PackedSet(folder / "set")
     make = _making(folder, packed)
-    making, sorting = fastest(1, make, lambda: np.argsort(_hashes(tokens.reshape(-1)), kind="stable"))
+    making, sorting = fastest(
+        1, make, lambda: np.argsort(_hashes(tokens.reshape(-1)), kind="stable")
+    )
     index_bytes = sum(path.stat().st_size for path in (folder / "index").iterdir())
     label = f"{size * 2 / MEGA:.0f} MB"
     yield row(
@@ -74,12 +78,21 @@ def size_rows(folder: Path, size: int) -> Iterator[Row]:
     index = OpenIndex(folder / "index", packed)
     ngrams = set[int]()
     for passage in index.passages(text):
-        ngrams.update(range(passage.begin, passage.begin + passage.tokens - SHORTEST + 1))
+        ngrams.update(
+            range(passage.begin, passage.begin + passage.tokens - SHORTEST + 1)
+        )
     if ngrams != set(_scan(tokens, text).tolist()):
         raise RuntimeError("the index and the scan find different n-grams of the text")
-    (opening,) = fastest(1, lambda: OpenIndex(folder / "index", PackedSet(folder / "set")).passages(text))
-    ours, peer = fastest(REPEATS, lambda: index.passages(text), lambda: _scan(tokens, text))
-    note = f"{TEXT_TOKENS} tokens; {opening:.3f} s with opening it; bound: {BOUND_SECONDS:g} s; peer: a scan"
+    (opening,) = fastest(
+        1, lambda: OpenIndex(folder / "index", PackedSet(folder / "set")).passages(text)
+    )
+    ours, peer = fastest(
+        REPEATS, lambda: index.passages(text), lambda: _scan(tokens, text)
+    )
+    note = (
+        f"{TEXT_TOKENS} tokens; {opening:.3f} s with opening it; bound: "
+        f"{BOUND_SECONDS:g} s; peer: a scan"
+    )
     yield cost_row(f"text_found_seconds, {label}", ours, peer, "s", note)
 
 
@@ -95,8 +108,9 @@ def _making(folder: Path, packed: PackedSet) -> Callable[[], object]:
 
 
 def gigabyte_rows() -> Iterator[Row]:
-    """Measure a gigabyte: making the index, queries from disk and from memory, and the share of planted passages that
-    is found."""
+    """Measure a gigabyte: making the index, queries from disk and from memory, and the
+    share of planted passages that is found.
+    """
     size, label = GIGABYTE_TOKENS, f"{GIGABYTE_TOKENS * 2 / MEGA:.0f} MB"
     with tempfile.TemporaryDirectory() as name:
         folder, rng = Path(name), np.random.default_rng(size)
@@ -126,20 +140,33 @@ def gigabyte_rows() -> Iterator[Row]:
             max(cold),
             BOUND_SECONDS,
             "s",
-            f"the slowest of {TEXTS} texts of {TEXT_TOKENS} tokens; the first took {cold[0]:.3f} s, the "
-            f"slowest of the others {max(cold[1:]):.3f} s, the median {np.median(cold):.3f} s; peer: the bound",
+            f"the slowest of {TEXTS} texts of {TEXT_TOKENS} tokens; the first took "
+            f"{cold[0]:.3f} s, the slowest of the others {max(cold[1:]):.3f} s, the "
+            f"median {np.median(cold):.3f} s; peer: the bound",
         )
         hits = total = 0
         for (_, spans), passages in zip(texts, answers, strict=True):
             hits += sum(is_found(span, passages) for span in spans)
             total += len(spans)
-        note = f"of {SHORTEST} to {PASSAGE_TOKENS} tokens, each with the place that it was cut from"
+        note = (
+            f"of {SHORTEST} to {PASSAGE_TOKENS} tokens, each with the place that "
+            "it was cut from"
+        )
         yield row(f"planted_spans_found, {label}", hits, total, "spans", note)
         warm = fastest(REPEATS, *(partial(index.passages, text) for text, _ in texts))
-        shards = [np.memmap(path, "<u2", "r").reshape(-1, LENGTH) for path in sorted(packed.folder.glob("train-*.bin"))]
+        shards = [
+            np.memmap(path, "<u2", "r").reshape(-1, LENGTH)
+            for path in sorted(packed.folder.glob("train-*.bin"))
+        ]
         (scan,) = fastest(1, lambda: [_scan(tokens, texts[0][0]) for tokens in shards])
         note = f"in the median, the slowest took {max(warm):.4f} s; peer: a scan"
-        yield cost_row(f"text_found_seconds, {label}, in memory", float(np.median(warm)), scan, "s", note)
+        yield cost_row(
+            f"text_found_seconds, {label}, in memory",
+            float(np.median(warm)),
+            scan,
+            "s",
+            note,
+        )
 
 
 def write_shards(folder: Path, rng: np.random.Generator, size: int) -> PackedSet:
@@ -147,7 +174,11 @@ def write_shards(folder: Path, rng: np.random.Generator, size: int) -> PackedSet
     shards, first = [], 0
     for number in range(size // SHARD_TOKENS):
         tokens = _draw(rng, SHARD_TOKENS)
-        shards.append(write_rows(folder / train_name(number), tokens, PIECES_SCHEMA.empty_table(), first))
+        shards.append(
+            write_rows(
+                folder / train_name(number), tokens, PIECES_SCHEMA.empty_table(), first
+            )
+        )
         first += len(tokens)
     write_json(
         folder / MANIFEST,
@@ -180,15 +211,24 @@ def _measured_making(make: Callable[[], object]) -> tuple[float, int]:
 
 
 Planted = tuple[int, int, int]
-"""First token of a passage in a text, its number of tokens, and its place in the rows."""
+"""First token of a passage in a text, its number of tokens, and its place in the
+rows.
+"""
 
 
-def planted_text(rng: np.random.Generator, packed: PackedSet) -> tuple[np.ndarray, list[Planted]]:
-    """Return a text of passages of the rows, alternating with other tokens, and the passages."""
+def planted_text(
+    rng: np.random.Generator, packed: PackedSet
+) -> tuple[np.ndarray, list[Planted]]:
+    """Return a text of passages of the rows, alternating with other tokens, and the
+    passages.
+    """
     parts, planted, size = [], list[Planted](), 0
     for _ in range(TEXT_TOKENS // PASSAGE_TOKENS // 2):
         tokens = int(rng.integers(SHORTEST, PASSAGE_TOKENS + 1))
-        number, first = int(rng.integers(packed.rows)), int(rng.integers(LENGTH - tokens))
+        number, first = (
+            int(rng.integers(packed.rows)),
+            int(rng.integers(LENGTH - tokens)),
+        )
         planted.append((size, tokens, number * LENGTH + first))
         parts += [
             packed.read(np.array([number]))[0, first : first + tokens],
@@ -199,7 +239,9 @@ def planted_text(rng: np.random.Generator, packed: PackedSet) -> tuple[np.ndarra
 
 
 def is_found(planted: Planted, passages: Sequence[Passage]) -> bool:
-    """Return True if a longer passage contains the planted one, or an equally long one has its place."""
+    """Return True if a longer passage contains the planted one, or an equally long one
+    has its place.
+    """
     begin, tokens, place = planted
     for passage in passages:
         if passage.begin <= begin and passage.begin + passage.tokens >= begin + tokens:
@@ -216,7 +258,11 @@ def _forget(path: Path) -> None:
 
 def _draw(rng: np.random.Generator, size: int) -> np.ndarray:
     """Draw rows of tokens with the frequencies of words (Zipf), some of them twice."""
-    drawn = np.minimum(rng.zipf(1.2, size // LENGTH * LENGTH), VOCAB - 1).astype(np.uint16).reshape(-1, LENGTH)
+    drawn = (
+        np.minimum(rng.zipf(1.2, size // LENGTH * LENGTH), VOCAB - 1)
+        .astype(np.uint16)
+        .reshape(-1, LENGTH)
+    )
     copies = int(COPIED * len(drawn))
     drawn[-copies:] = drawn[:copies]
     return drawn
@@ -249,7 +295,9 @@ def _scan(tokens: np.ndarray, text: np.ndarray) -> np.ndarray:
     occurs = np.zeros(len(text_hashes), bool)
     for first in range(0, len(tokens), 1024):
         part = tokens[first : first + 1024]
-        hashes = np.concatenate([_hashes(part.reshape(-1)), np.zeros(SHORTEST - 1, np.uint64)]).reshape(part.shape)
+        hashes = np.concatenate(
+            [_hashes(part.reshape(-1)), np.zeros(SHORTEST - 1, np.uint64)]
+        ).reshape(part.shape)
         row_hashes = hashes[:, : LENGTH - SHORTEST + 1]
         occurs |= np.isin(text_hashes, row_hashes[np.isin(row_hashes, text_hashes)])
     return np.flatnonzero(occurs)

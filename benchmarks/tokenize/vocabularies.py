@@ -1,7 +1,8 @@
-"""Learning vocabularies: time, memory and merges against gigatoken's trainer, and the models against each other.
+"""Learning vocabularies: time, memory and merges against gigatoken's trainer, and the
+models against each other.
 
-Every training is a process of its own with one thread, whose memory is measured and whose output is dropped. Bytes per
-token are of held-out documents of the kind.
+Every training is a process of its own with one thread, whose memory is measured and
+whose output is dropped. Bytes per token are of held-out documents of the kind.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from benchmarks.measuring import Row, row, text_megabytes
 from benchmarks.tokenize.texts import books, code, first_texts, languages
 from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE
 
-TEXTS: dict[str, Callable[[], list[str]]] = {"english": books, "code": code, "multilingual": languages}
+TEXTS: dict[str, Callable[[], list[str]]] = {
+    "english": books,
+    "code": code,
+    "multilingual": languages,
+}
 LEARNT_BYTES, MEASURED_BYTES = 5_000_000, 1_000_000
 HELD_OUT = 5
 """One in HELD_OUT documents is measured and not learnt from."""
@@ -40,7 +45,13 @@ def rows() -> Iterator[Row]:
     """Measure every kind of text; the peer is another trainer, or our `bpe`."""
     for kind, read in TEXTS.items():
         if not read():
-            yield row(f"train_bpe_{kind}_vs_gigatoken", None, None, "MB/s", "the public test data is not here")
+            yield row(
+                f"train_bpe_{kind}_vs_gigatoken",
+                None,
+                None,
+                "MB/s",
+                "the public test data is not here",
+            )
             continue
         for size in SIZES:
             yield from gigatoken_rows(kind, size)
@@ -59,8 +70,8 @@ def gigatoken_rows(kind: str, size: int) -> Iterator[Row]:
     pairs = zip(our_merges, peer_merges, strict=False)
     agreeing = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     note = (
-        f"merges equal: {'yes' if our_merges == peer_merges else 'no'}; the first {agreeing:,} of "
-        f"{len(our_merges):,} agree, the peer has {len(peer_merges):,}"
+        f"merges equal: {'yes' if our_merges == peer_merges else 'no'}; the first "
+        f"{agreeing:,} of {len(our_merges):,} agree, the peer has {len(peer_merges):,}"
     )
     yield row(name, ours["rate"], peer["rate"], "MB/s", note)
     yield row(f"{name}: memory", ours["memory"], peer["memory"], "MB")
@@ -68,11 +79,23 @@ def gigatoken_rows(kind: str, size: int) -> Iterator[Row]:
 
 def model_rows(kind: str) -> Iterator[Row]:
     """Measure the models against each other."""
-    trainings = {model: in_process(kind, model, MODEL_SIZE) for model in ("bpe", *MODELS, "sentencepiece")}
-    for model, peer in (*((model, "bpe") for model in MODELS), ("sentencepiece_bpe", "sentencepiece")):
+    trainings = {
+        model: in_process(kind, model, MODEL_SIZE)
+        for model in ("bpe", *MODELS, "sentencepiece")
+    }
+    for model, peer in (
+        *((model, "bpe") for model in MODELS),
+        ("sentencepiece_bpe", "sentencepiece"),
+    ):
         ours, theirs = trainings[model], trainings[peer]
         if ours is None or theirs is None:
-            yield row(f"train_{model}_{kind}_vs_{peer}", None, None, "MB/s", "sentencepiece is not installed")
+            yield row(
+                f"train_{model}_{kind}_vs_{peer}",
+                None,
+                None,
+                "MB/s",
+                "sentencepiece is not installed",
+            )
             continue
         for measure, key, unit in (
             ("train", "rate", "MB/s"),
@@ -82,11 +105,19 @@ def model_rows(kind: str) -> Iterator[Row]:
         ):
             if key in ours and key in theirs:
                 note = f"by {ours['encoder']}, warm" if key == "encoding" else ""
-                yield row(f"{measure}_{model}_{kind}_vs_{peer}", ours[key], theirs[key], unit, note)
+                yield row(
+                    f"{measure}_{model}_{kind}_vs_{peer}",
+                    ours[key],
+                    theirs[key],
+                    unit,
+                    note,
+                )
 
 
 def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
-    """Train in a process of its own, and return its measurements; None if its package is not installed."""
+    """Train in a process of its own, and return its measurements; None if its package
+    is not installed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "measurements.json"
         subprocess.run(
@@ -94,7 +125,11 @@ def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
             check=True,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={
+                **os.environ,
+                "RAYON_NUM_THREADS": "1",
+                "TOKENIZERS_PARALLELISM": "false",
+            },
         )
         measurements: dict[str, Any] | None = json.loads(path.read_text())
         return measurements
@@ -103,7 +138,9 @@ def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
 def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     texts = TEXTS[kind]()
     held_out = first_texts(texts[::HELD_OUT], MEASURED_BYTES)
-    learnt = first_texts([text for number, text in enumerate(texts) if number % HELD_OUT], LEARNT_BYTES)
+    learnt = first_texts(
+        [text for number, text in enumerate(texts) if number % HELD_OUT], LEARNT_BYTES
+    )
     try:
         train = _trainer(trainer, learnt, size)
     except ImportError:
@@ -112,12 +149,19 @@ def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     before, start = _peak_mb(), time.process_time()
     tokenizer = train()
     seconds = time.process_time() - start
-    measurements = {"rate": text_megabytes(learnt) / seconds, "memory": _peak_mb() - before}
+    measurements = {
+        "rate": text_megabytes(learnt) / seconds,
+        "memory": _peak_mb() - before,
+    }
     if isinstance(tokenizer, list):
         return {**measurements, "merges": tokenizer}
     held_out_bytes = text_megabytes(held_out) * MEGA
     if trainer == "sentencepiece":
-        return {**measurements, "bytes_per_token": held_out_bytes / sum(map(len, tokenizer.encode(held_out)))}
+        return {
+            **measurements,
+            "bytes_per_token": held_out_bytes
+            / sum(map(len, tokenizer.encode(held_out))),
+        }
     tokenizer.encode_special_tokens = True
     encoder, count_tokens = _encoder(tokenizer)
     count_tokens(learnt)
@@ -134,7 +178,9 @@ def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
 
 
 def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
-    """Return the name of the encoder of the stage `tokenize`, and a function that counts the tokens of texts."""
+    """Return the name of the encoder of the stage `tokenize`, and a function that
+    counts the tokens of texts.
+    """
     from gristmill.tokenize.encoding.fast_encode import FastEncoder
     from gristmill.tokenize.encoding.known_tokenizers import NotKnownError
 
@@ -142,15 +188,24 @@ def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
         fast = FastEncoder.for_tokenizer(tokenizer)
     except NotKnownError:
         return "the library", lambda texts: sum(
-            len(encoding.ids) for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            len(encoding.ids)
+            for encoding in tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=False
+            )
         )
-    return "gigatoken", lambda texts: len(fast.encode(pa.array(texts, pa.large_string()))[0])
+    return "gigatoken", lambda texts: len(
+        fast.encode(pa.array(texts, pa.large_string()))[0]
+    )
 
 
 def _peak_mb() -> float:
     """Return the peak memory of this process, in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024 / MEGA
+    return (
+        int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+        * 1024
+        / MEGA
+    )
 
 
 def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
@@ -173,11 +228,19 @@ def _trainer(name: str, texts: Sequence[str], size: int) -> Callable[[], Any]:
     from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
     from gristmill.tokenize.encoding.pretokens import byte_characters
 
-    content, characters = SEPARATOR.join(text.encode() for text in texts), byte_characters()
+    content, characters = (
+        SEPARATOR.join(text.encode() for text in texts),
+        byte_characters(),
+    )
 
     def work() -> list[list[str]]:
-        _, merges = gigatoken.train_bpe(content, size, [*SPECIAL_TOKENS], separator=SEPARATOR)
-        return [["".join(characters[byte] for byte in side) for side in merge] for merge in merges]
+        _, merges = gigatoken.train_bpe(
+            content, size, [*SPECIAL_TOKENS], separator=SEPARATOR
+        )
+        return [
+            ["".join(characters[byte] for byte in side) for side in merge]
+            for merge in merges
+        ]
 
     return work
 

@@ -1,7 +1,8 @@
-"""Ranks of a small training, forked from a process that has imported everything: a fraction of torchrun's time.
+"""Ranks of a small training, forked from a process that has imported everything: a
+fraction of torchrun's time.
 
-Each process that torchrun starts spends seconds on imports. That is nothing beside a real training, and most of the
-time of one of three steps.
+Each process that torchrun starts spends seconds on imports. That is nothing beside a
+real training, and most of the time of one of three steps.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ LOADED_LATE = (
 
 
 def measured_by(module: str, ranks: int) -> Any:
-    """Return the JSON that `python -m MODULE FILE RANKS` writes into the file; see `run_forking`."""
+    """Return the JSON that `python -m MODULE FILE RANKS` writes into the file; see
+    `run_forking`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measurements.json"
         run_forking(module, str(file), str(ranks), title=f"{ranks} processes")
@@ -45,7 +48,8 @@ def measured_by(module: str, ranks: int) -> Any:
 
 
 def run_forking(module: str, *arguments: str, title: str) -> None:
-    """Run a module that forks ranks in a process of its own, since this one may have threads.
+    """Run a module that forks ranks in a process of its own, since this one may have
+    threads.
 
     Args:
         module: of `python -m`.
@@ -68,7 +72,8 @@ def run_forking(module: str, *arguments: str, title: str) -> None:
 
 
 def load_all() -> None:
-    """Import modules that ranks will need, in a process that is about to fork them and computes nothing itself.
+    """Import modules that ranks will need, in a process that is about to fork them and
+    computes nothing itself.
 
     It has one thread only: others would be lost by a fork, and their locks stay held.
     """
@@ -78,7 +83,9 @@ def load_all() -> None:
 
 
 def write_measurements(measure: Callable[[World], Any], file: Path) -> None:
-    """Call a function in a rank, and write what it returns in the first rank into a JSON file."""
+    """Call a function in a rank, and write what it returns in the first rank into a
+    JSON file.
+    """
     with process_group() as world:
         measurements = measure(world)
         if world.is_first:
@@ -86,9 +93,11 @@ def write_measurements(measure: Callable[[World], Any], file: Path) -> None:
 
 
 def fork_ranks(ranks: int, work: Callable[[], object]) -> None:
-    """Call a function in new processes that find each other as those of torchrun do, and wait for them.
+    """Call a function in new processes that find each other as those of torchrun do,
+    and wait for them.
 
-    Once one has failed the others are killed, as they may be waiting for it; its exception is on standard error.
+    Once one has failed the others are killed, as they may be waiting for it; its
+    exception is on standard error.
 
     Raises:
         SystemExit: a process failed.

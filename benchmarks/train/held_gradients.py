@@ -1,7 +1,8 @@
-"""`gristmill bench forms`: bytes of gradients that a process holds between the micro-batches of a step.
+"""`gristmill bench forms`: bytes of gradients that a process holds between the
+micro-batches of a step.
 
-`python -m benchmarks.train.held_gradients FILE RANKS` measures all forms on that many processes, after a single
-process, whose gradients theirs must equal.
+`python -m benchmarks.train.held_gradients FILE RANKS` measures all forms on that many
+processes, after a single process, whose gradients theirs must equal.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by, write_measurements
+from benchmarks.train.forked_ranks import (
+    fork_ranks,
+    load_all,
+    measured_by,
+    write_measurements,
+)
 from benchmarks.train.parallel_forms import label
 from benchmarks.train.small_models import next_token, random_packed_set
 from gristmill.core.stage_context import Context
@@ -32,7 +38,12 @@ from gristmill.train.loop.step import accumulate_gradients
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import drawn
 from gristmill.train.optim.dtensor_sums import local
-from gristmill.train.parallel.process_groups import World, make_world, max_over_ranks, process_group
+from gristmill.train.parallel.process_groups import (
+    World,
+    make_world,
+    max_over_ranks,
+    process_group,
+)
 from gristmill.train.parallel.sharding import gathered
 
 RANKS = 4
@@ -54,7 +65,9 @@ GRADIENT_BYTES = 4.0
 
 
 def rows() -> Iterator[Row]:
-    """Measure; ours is what the fullest process holds per trained weight of the model, the peer all of it in float32."""
+    """Measure; ours is what the fullest process holds per trained weight of the model,
+    the peer all of it in float32.
+    """
     for name, form in held_gradients().items():
         yield row(
             f"held gradients, {name}",
@@ -67,9 +80,12 @@ def rows() -> Iterator[Row]:
 
 
 def held_gradients() -> dict[str, dict[str, float]]:
-    """Return `bytes_per_weight` of the fullest process for each form, and the `difference` from a single process's
-    gradients, as a share of their norm."""
-    by_form: dict[str, dict[str, float]] = measured_by("benchmarks.train.held_gradients", RANKS)
+    """Return `bytes_per_weight` of the fullest process for each form, and the
+    `difference` from a single process's gradients, as a share of their norm.
+    """
+    by_form: dict[str, dict[str, float]] = measured_by(
+        "benchmarks.train.held_gradients", RANKS
+    )
     return by_form
 
 
@@ -79,7 +95,11 @@ def measure_alone(folder: Path) -> None:
         for kind in FORMS:
             model = _model(kind, world, folder)
             _accumulate(model, world, folder)
-            gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+            gradients = {
+                name: weight.grad
+                for name, weight in model.named_parameters()
+                if weight.grad is not None
+            }
             torch.save(gradients, folder / f"{kind}.pt")
 
 
@@ -106,18 +126,24 @@ def _measure(kind: str, world: World, folder: Path) -> dict[str, float]:
     ]
     return {
         "bytes_per_weight": max_over_ranks(held_bytes / trained_weights, world),
-        "difference": max_over_ranks(float(torch.stack(differences).norm() / norm), world),
+        "difference": max_over_ranks(
+            float(torch.stack(differences).norm() / norm), world
+        ),
     }
 
 
 def _accumulate(model: nn.Module, world: World, folder: Path) -> int:
-    """Compute the gradients of a step; returns the bytes that this process holds before the last micro-batch, and did
-    not hold before the first one."""
+    """Compute the gradients of a step; returns the bytes that this process holds before
+    the last micro-batch, and did not hold before the first one.
+    """
     packed = PackedSet(folder / "mix")
     shape: Any = model.shape
     objective = next_token(packed, shape, world.device)
     batch = np.arange(RANKS * MICRO_BATCHES)
-    parts = [objective.prepare(part) for part in micro_batches(batch, world.data_rank, world.data_size, 1)]
+    parts = [
+        objective.prepare(part)
+        for part in micro_batches(batch, world.data_rank, world.data_size, 1)
+    ]
     forward_passes, held_bytes = 0, 0
 
     def count(*_: Any) -> None:
@@ -134,11 +160,19 @@ def _accumulate(model: nn.Module, world: World, folder: Path) -> int:
 
 
 def _tensor_bytes() -> int:
-    """Count bytes of all tensors that Python code or a gradient refers to, each storage once."""
+    """Count bytes of all tensors that Python code or a gradient refers to, each storage
+    once.
+    """
     gc.collect()
     tensors = [value for value in gc.get_objects() if isinstance(value, Tensor)]
-    gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
-    plain = [local(tensor) for tensor in (*tensors, *gradients) if tensor.device.type == "cpu"]
+    gradients = [
+        tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None
+    ]
+    plain = [
+        local(tensor)
+        for tensor in (*tensors, *gradients)
+        if tensor.device.type == "cpu"
+    ]
     storages = [tensor.untyped_storage() for tensor in plain]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
@@ -164,4 +198,7 @@ if __name__ == "__main__":
     file = Path(sys.argv[1])
     random_packed_set(file.parent / "mix", VOCAB, RANKS * MICRO_BATCHES, LENGTH).close()
     fork_ranks(1, partial(measure_alone, file.parent))
-    fork_ranks(int(sys.argv[2]), partial(write_measurements, partial(measure_all, file.parent), file))
+    fork_ranks(
+        int(sys.argv[2]),
+        partial(write_measurements, partial(measure_all, file.parent), file),
+    )

@@ -1,10 +1,12 @@
-"""`gristmill bench train`, the whole loop: reading, spike statistics, records and clocks beside the bare arithmetic.
+"""`gristmill bench train`, the whole loop: reading, spike statistics, records and
+clocks beside the bare arithmetic.
 
-All sides train the same sizes on the same tokens, with the same batch, precision, clipping, fused AdamW and number of
-logged lines, in a process each, whose threads sleep while they wait. They take turns step by step, in another order
-each time, so that other load of some seconds slows all of them down. Chance, such as the place of a process's memory,
-makes two processes that do the same differ by several percent: every round starts new ones, and a ratio is the median
-over the rounds.
+All sides train the same sizes on the same tokens, with the same batch, precision,
+clipping, fused AdamW and number of logged lines, in a process each, whose threads sleep
+while they wait. They take turns step by step, in another order each time, so that other
+load of some seconds slows all of them down. Chance, such as the place of a process's
+memory, makes two processes that do the same differ by several percent: every round
+starts new ones, and a ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -44,23 +46,44 @@ def rows(rounds: int = ROUNDS) -> Iterator[Row]:
         sides.append("transformers")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        random_packed_set(folder / "mix", setting.vocab, setting.rows * setting.steps, setting.length).close()
-        measured = [_run_round(sides, folder, setting, number) for number in range(rounds)]
+        random_packed_set(
+            folder / "mix", setting.vocab, setting.rows * setting.steps, setting.length
+        ).close()
+        measured = [
+            _run_round(sides, folder, setting, number) for number in range(rounds)
+        ]
     yield _row("plain", measured, setting)
     if "transformers" in sides:
         yield _row("transformers", measured, setting)
     else:
-        yield row("loop_vs_transformers", None, None, "tokens/s", "transformers or accelerate is not installed")
+        yield row(
+            "loop_vs_transformers",
+            None,
+            None,
+            "tokens/s",
+            "transformers or accelerate is not installed",
+        )
 
 
 class Side:
     """Process that trains a step at a time on request."""
 
-    def __init__(self, name: str, folder: Path, setting: Setting, printed: IO[str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, setting: Setting, printed: IO[str]
+    ) -> None:
         self._name, self._printed = name, printed
-        environment = {key: value for key, value in os.environ.items() if key not in RANK_VARIABLES}
+        environment = {
+            key: value for key, value in os.environ.items() if key not in RANK_VARIABLES
+        }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.train.loop_sides", name, str(folder / "mix"), json.dumps(vars(setting))],
+            [
+                sys.executable,
+                "-m",
+                "benchmarks.train.loop_sides",
+                name,
+                str(folder / "mix"),
+                json.dumps(vars(setting)),
+            ],
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -91,18 +114,28 @@ class Side:
         if not answer:
             self._process.wait()
             self._printed.seek(0)
-            raise RuntimeError(f"the loop of {self._name} could not be measured: {self._printed.read()[-4000:]}")
+            raise RuntimeError(
+                f"the loop of {self._name} could not be measured: "
+                f"{self._printed.read()[-4000:]}"
+            )
         return Seconds(*json.loads(answer))
 
 
-def _run_round(names: Sequence[str], folder: Path, setting: Setting, number: int) -> Round:
+def _run_round(
+    names: Sequence[str], folder: Path, setting: Setting, number: int
+) -> Round:
     """Time the steps of new processes, except the first ones."""
     order = random.Random(number)
     by_side: Round = {name: [] for name in names}
     with ExitStack() as stack:
         sides = {
             name: stack.enter_context(
-                Side(name, folder, setting, stack.enter_context(open(folder / f"{name}.log", "w+")))
+                Side(
+                    name,
+                    folder,
+                    setting,
+                    stack.enter_context(open(folder / f"{name}.log", "w+")),
+                )
             )
             for name in names
         }
@@ -126,15 +159,20 @@ def _row(peer: str, rounds: list[Round], setting: Setting) -> Row:
         tokens / _median_wall(rounds, "ours"),
         tokens / _median_wall(rounds, peer),
         "tokens/s",
-        f"median of {len(rounds)} rounds, {min(wall_ratios):.2f} to {max(wall_ratios):.2f}; "
+        f"median of {len(rounds)} rounds, {min(wall_ratios):.2f} to "
+        f"{max(wall_ratios):.2f}; "
         f"by process time {statistics.median(process_ratios):.3f}",
     )
     return replace(measured, ratio=statistics.median(wall_ratios))
 
 
 def _sum(steps: Sequence[Seconds]) -> Seconds:
-    return Seconds(sum(step.wall for step in steps), sum(step.process for step in steps))
+    return Seconds(
+        sum(step.wall for step in steps), sum(step.process for step in steps)
+    )
 
 
 def _median_wall(rounds: list[Round], side: str) -> float:
-    return statistics.median(seconds.wall for by_side in rounds for seconds in by_side[side])
+    return statistics.median(
+        seconds.wall for by_side in rounds for seconds in by_side[side]
+    )

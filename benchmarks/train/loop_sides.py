@@ -1,7 +1,8 @@
-"""A side of `loop.py`, in a process of its own: `python -m benchmarks.train.loop_sides SIDE FOLDER SETTING`.
+"""A side of `loop.py`, in a process of its own: `python -m benchmarks.train.loop_sides
+SIDE FOLDER SETTING`.
 
-For each line on standard input it trains a step, and answers with a line of JSON: the seconds of the step. All other
-output goes to standard error.
+For each line on standard input it trains a step, and answers with a line of JSON: the
+seconds of the step. All other output goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.train.small_models import drawn_decoder, hf_llama, next_token, pretrain_section
+from benchmarks.train.small_models import (
+    drawn_decoder,
+    hf_llama,
+    next_token,
+    pretrain_section,
+)
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.packed import PackedSet
@@ -38,8 +44,8 @@ class Setting:
     """The training of all sides.
 
     Attributes:
-        layers, width, heads: of the model; 10.7 M parameters, so that a step takes much longer than launching its
-            kernels.
+        layers, width, heads: of the model; 10.7 M parameters, so that a step takes much
+            longer than launching its kernels.
         vocab: number of ids.
         rows, length: of a batch, which is one micro-batch.
         warmup_steps: first steps, which do not count.
@@ -59,7 +65,11 @@ class Setting:
 
     def shape(self) -> Shape:
         """The model's sizes."""
-        return shape_of(Model(layers=self.layers, width=self.width, heads=self.heads), self.vocab, self.length)
+        return shape_of(
+            Model(layers=self.layers, width=self.width, heads=self.heads),
+            self.vocab,
+            self.length,
+        )
 
 
 class Seconds(NamedTuple):
@@ -87,11 +97,15 @@ class Turns:
         self._started = _now()
 
     def after(self, step: int) -> None:
-        """Answer with the seconds of a step, counted from 1, and wait for the next turn."""
+        """Answer with the seconds of a step, counted from 1, and wait for the next
+        turn.
+        """
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         now = _now()
-        taken = Seconds(now.wall - self._started.wall, now.process - self._started.process)
+        taken = Seconds(
+            now.wall - self._started.wall, now.process - self._started.process
+        )
         print(json.dumps(taken), file=self._answers, flush=True)
         self.wait()
 
@@ -102,11 +116,23 @@ def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
     with single_process() as world, tempfile.TemporaryDirectory() as work:
         train(
             Job(
-                section=pretrain_section(setting.steps, setting.rows, setting.rows, setting.log_every, LEARNING_RATE),
+                section=pretrain_section(
+                    setting.steps,
+                    setting.rows,
+                    setting.rows,
+                    setting.log_every,
+                    LEARNING_RATE,
+                ),
                 objective=next_token(packed, shape, world.device),
-                model=sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device)),
+                model=sharded_model(
+                    shape, drawn(shape, 0), world, compute_dtype("auto", world.device)
+                ),
                 world=world,
-                context=Context(Path(work), checkpoint_every=setting.steps + 1, emit=lambda event: None),
+                context=Context(
+                    Path(work),
+                    checkpoint_every=setting.steps + 1,
+                    emit=lambda event: None,
+                ),
                 reading_threads=reading_threads(packed.local, world.device),
                 after_step=turns.after,
             )
@@ -114,16 +140,30 @@ def ours(packed: PackedSet, setting: Setting, turns: Turns) -> None:
 
 
 def plain(packed: PackedSet, setting: Setting, turns: Turns) -> None:
-    """Run the same model and loss in a loop of a few lines: no sharding, no statistics, no records."""
+    """Run the same model and loss in a loop of a few lines: no sharding, no statistics,
+    no records.
+    """
     device = _device()
-    model, dtype = drawn_decoder(setting.shape()).to(device), compute_dtype("auto", device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+    model, dtype = (
+        drawn_decoder(setting.shape()).to(device),
+        compute_dtype("auto", device),
+    )
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True
+    )
     for step, rows in enumerate(_batches(packed, setting), 1):
         ids = torch.from_numpy(packed.read(rows)).to(device)
         targets = next_tokens(ids)
-        weights = torch.full(targets.shape, 1.0 / (setting.rows * (setting.length - 1)), device=device)
+        weights = torch.full(
+            targets.shape, 1.0 / (setting.rows * (setting.length - 1)), device=device
+        )
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            loss, _ = model(ids, lambda hidden, matrix, t=targets, w=weights: weighted_nll(hidden, matrix, t, w))
+            loss, _ = model(
+                ids,
+                lambda hidden, matrix, t=targets, w=weights: weighted_nll(
+                    hidden, matrix, t, w
+                ),
+            )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -143,7 +183,9 @@ def transformers(packed: PackedSet, setting: Setting, turns: Turns) -> None:
 
     device = _device()
     rows = np.concatenate(list(_batches(packed, setting)))
-    examples = [{"input_ids": row, "labels": row} for row in torch.from_numpy(packed.read(rows))]
+    examples = [
+        {"input_ids": row, "labels": row} for row in torch.from_numpy(packed.read(rows))
+    ]
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             output_dir=out,
@@ -163,7 +205,9 @@ def transformers(packed: PackedSet, setting: Setting, turns: Turns) -> None:
             bf16=device.type == "cuda",
         )
         model = hf_llama(setting.shape(), setting.length)
-        Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[Answer()]).train()
+        Trainer(
+            model=model, args=arguments, train_dataset=examples, callbacks=[Answer()]
+        ).train()
 
 
 SIDES = {"ours": ours, "plain": plain, "transformers": transformers}

@@ -1,4 +1,6 @@
-"""`gristmill bench masked`: masking rows, and a step of the encoder, against transformers' collator and model."""
+"""`gristmill bench masked`: masking rows, and a step of the encoder, against
+transformers' collator and model.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.small_models import EOS, PAD, hf_step, our_step, per_second, random_packed_set
+from benchmarks.train.small_models import (
+    EOS,
+    PAD,
+    hf_step,
+    our_step,
+    per_second,
+    random_packed_set,
+)
 from benchmarks.train.step import LENGTH, ROWS, SECTION, VOCAB
 from gristmill.mixtures.objectives.token_objectives import Masked
 from gristmill.tokenize.packed import PackedSet
@@ -32,10 +41,17 @@ def rows() -> Iterator[Row]:
         read = first_rows(packed)
         collator = peer_collator()
         examples = [torch.from_numpy(ids) for ids in packed.read(read.rows)]
-        ours, peer = per_second(ROWS * LENGTH, world, lambda: layout(read, 0), lambda: collator(examples))
+        ours, peer = per_second(
+            ROWS * LENGTH, world, lambda: layout(read, 0), lambda: collator(examples)
+        )
         yield row("masking, vs transformers' collator", ours, peer, "tokens/s")
         peer_step = hf_step(peer_model(shape), world, lambda: collator(examples))
-        ours, peer = per_second(ROWS * LENGTH, world, our_step(shape, packed, layout, world, ROWS), peer_step)
+        ours, peer = per_second(
+            ROWS * LENGTH,
+            world,
+            our_step(shape, packed, layout, world, ROWS),
+            peer_step,
+        )
         yield row("masked step, vs transformers ModernBert", ours, peer, "tokens/s")
 
 
@@ -48,7 +64,9 @@ def first_rows(packed: PackedSet) -> Read:
     """Read the first batch, as an objective lays it out."""
     numbers = np.arange(ROWS)
     positions = np.tile(np.arange(LENGTH, dtype=np.int32), (ROWS, 1))
-    return Read(packed.tokens(numbers), positions, numbers, np.zeros(ROWS, dtype=np.int64))
+    return Read(
+        packed.tokens(numbers), positions, numbers, np.zeros(ROWS, dtype=np.int64)
+    )
 
 
 def masking() -> Masking:
@@ -62,9 +80,18 @@ def peer_collator() -> Any:
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
     names = ["<eos>", "<pad>", "<mask>", *map(str, range(MASK + 1, VOCAB))]
-    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<eos>"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {name: number for number, name in enumerate(names)}, unk_token="<eos>"
+        )
+    )
     return DataCollatorForLanguageModeling(
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", mask_token="<mask>"),
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            eos_token="<eos>",
+            pad_token="<pad>",
+            mask_token="<mask>",
+        ),
         mlm_probability=Masked().rate,
     )
 
@@ -73,4 +100,6 @@ def peer_model(shape: Shape) -> Any:
     """Return ModernBertForMaskedLM of the same sizes."""
     from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-    return ModernBertForMaskedLM(ModernBertConfig(**hf_config(shape, "float32", [EOS], PAD)))
+    return ModernBertForMaskedLM(
+        ModernBertConfig(**hf_config(shape, "float32", [EOS], PAD))
+    )

@@ -1,7 +1,8 @@
-"""`gristmill bench forms`: products of three and of four parallel forms learn what a single process learns.
+"""`gristmill bench forms`: products of three and of four parallel forms learn what a
+single process learns.
 
-`python -m benchmarks.train.parallel_forms FOLDER RANKS EXPERTS` trains every form on that many processes, after a
-single process; see `forked_ranks.py`.
+`python -m benchmarks.train.parallel_forms FOLDER RANKS EXPERTS` trains every form on
+that many processes, after a single process; see `forked_ranks.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ import torch
 
 from benchmarks.measuring import Row, row
 from benchmarks.train.forked_ranks import fork_ranks, load_all, run_forking
-from benchmarks.train.small_models import next_token, pretrain_section, random_packed_set
+from benchmarks.train.small_models import (
+    next_token,
+    pretrain_section,
+    random_packed_set,
+)
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
@@ -51,14 +56,17 @@ STEPS, LENGTH, VOCAB, BATCH = 3, 16, 128, 11
 """A batch of 11 rows cannot be divided evenly among any number of processes."""
 LEARNING_RATE = 0.002
 ROUNDING = {"loss": 1e-5, "grad_norm": 1e-4, "weights": 1e-5}
-"""Largest difference that another order of sums may cause: in nats, as a share of the gradient's norm, and in the mean
-of a weight (AdamW moves a weight whose gradient is nearly zero by the learning rate, in a direction that rounding
-decides)."""
+"""Largest difference that another order of sums may cause: in nats, as a share of the
+gradient's norm, and in the mean of a weight (AdamW moves a weight whose gradient is
+nearly zero by the learning rate, in a direction that rounding decides).
+"""
 ALONE = "one process"
 
 
 def rows() -> Iterator[Row]:
-    """Measure; ours is how many steps of a product equal those of a single process, the peer all steps."""
+    """Measure; ours is how many steps of a product equal those of a single process, the
+    peer all steps.
+    """
     yield from rows_of(PRODUCTS, 0)
 
 
@@ -71,14 +79,18 @@ def rows_of(forms: dict[int, list[dict[str, int]]], experts: int) -> Iterator[Ro
     """Measure products of forms."""
     for ranks, products in forms.items():
         for name, differences in differences_of(ranks, products, experts).items():
-            equal = sum(all(difference <= ROUNDING[key] for key, difference in step.items()) for step in differences)
+            equal = sum(
+                all(difference <= ROUNDING[key] for key, difference in step.items())
+                for step in differences
+            )
             yield row(f"forms_equal, {name}", equal, len(differences), "steps")
 
 
 def differences_of(
     ranks: int, products: Sequence[dict[str, int]], experts: int = 0
 ) -> dict[str, list[dict[str, float]]]:
-    """Compare the steps of each product with those of a single process; the last step also has `weights`.
+    """Compare the steps of each product with those of a single process; the last step
+    also has `weights`.
 
     Args:
         ranks: processes of each product.
@@ -97,14 +109,22 @@ def differences_of(
             str(experts),
             title=f"{ranks} processes, {list(products)}",
         )
-        differences: dict[str, list[dict[str, float]]] = json.loads((Path(folder) / "differences.json").read_text())
+        differences: dict[str, list[dict[str, float]]] = json.loads(
+            (Path(folder) / "differences.json").read_text()
+        )
     return differences
 
 
 def label(product: dict[str, int]) -> str:
     """Return the name of a product, such as `pipeline 2 x shard 4`."""
     dealt = ", experts dealt" if product.get("deal_experts") else ""
-    return " x ".join(f"{name} {size}" for name, size in product.items() if name != "deal_experts") + dealt or ALONE
+    return (
+        " x ".join(
+            f"{name} {size}" for name, size in product.items() if name != "deal_experts"
+        )
+        + dealt
+        or ALONE
+    )
 
 
 def main(folder: Path, ranks: int, experts: int) -> None:
@@ -125,7 +145,8 @@ def main(folder: Path, ranks: int, experts: int) -> None:
             for line, alone_line in zip(trained["lines"], alone["lines"], strict=True)
         ]
         steps[-1]["weights"] = max(
-            float((trained["weights"][key] - weight).abs().mean()) for key, weight in alone["weights"].items()
+            float((trained["weights"][key] - weight).abs().mean())
+            for key, weight in alone["weights"].items()
         )
         differences[name] = steps
     write_json(folder / "differences.json", differences)
@@ -138,7 +159,9 @@ def _train_all(folder: Path, products: Sequence[dict[str, int]], experts: int) -
             _train(folder, product, experts, joined.device)
 
 
-def _train(folder: Path, product: dict[str, int], experts: int, device: torch.device) -> None:
+def _train(
+    folder: Path, product: dict[str, int], experts: int, device: torch.device
+) -> None:
     world = make_world(Parallel.model_validate(product), device)
     work = folder / f"work of {label(product)}"
     work.mkdir(exist_ok=True)
@@ -170,8 +193,12 @@ def _train(folder: Path, product: dict[str, int], experts: int, device: torch.de
     )
     weights = whole_tensors(model)
     if record is not None:
-        lines = [{key: line[key] for key in ("loss", "grad_norm")} for line in record.lines()]
-        torch.save({"lines": lines, "weights": weights}, folder / f"{label(product)}.pt")
+        lines = [
+            {key: line[key] for key in ("loss", "grad_norm")} for line in record.lines()
+        ]
+        torch.save(
+            {"lines": lines, "weights": weights}, folder / f"{label(product)}.pt"
+        )
     packed.close()
 
 

@@ -1,9 +1,12 @@
-"""A red team: prompts per second of `evaluate: {red_team: ...}`, against transformers and a loop over phrases.
+"""A red team: prompts per second of `evaluate: {red_team: ...}`, against transformers
+and a loop over phrases.
 
-Both sides ask the same model in float32 on one thread of the CPU, and take the likeliest tokens. The loop asks batch by
-batch in the order of the file, padded on the left, as the scripts of the prompts' authors do. Ours keeps answers part
-by part, and computes intervals by category. The model's answers mean nothing: some words stand for phrases of refusal.
-The note has the number of equal answers, and of refusals on either side.
+Both sides ask the same model in float32 on one thread of the CPU, and take the
+likeliest tokens. The loop asks batch by batch in the order of the file, padded on the
+left, as the scripts of the prompts' authors do. Ours keeps answers part by part, and
+computes intervals by category. The model's answers mean nothing: some words stand for
+phrases of refusal. The note has the number of equal answers, and of refusals on either
+side.
 """
 
 from __future__ import annotations
@@ -18,7 +21,14 @@ import numpy as np
 import torch
 
 from benchmarks.measuring import Row, fastest, row
-from benchmarks.train.tuning import PAD, VOCAB, left_padded, peer, tokenizer, write_start
+from benchmarks.train.tuning import (
+    PAD,
+    VOCAB,
+    left_padded,
+    peer,
+    tokenizer,
+    write_start,
+)
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate, RedTeam
 from gristmill.train.evaluation.answering import Reader
@@ -40,7 +50,9 @@ def rows() -> Iterator[Row]:
         write_start(folder)
         words, model = tokenizer(), peer(folder).eval()
         texts = prompts()
-        (folder / "prompts.csv").write_text("goal,target\n" + "".join(f"{text},x\n" for text in texts))
+        (folder / "prompts.csv").write_text(
+            "goal,target\n" + "".join(f"{text},x\n" for text in texts)
+        )
         reader = Reader(
             load_model(folder).eval(),
             lambda text: words.encode(text, add_special_tokens=False),
@@ -62,17 +74,28 @@ def rows() -> Iterator[Row]:
         answers, refusals = dict[str, set[tuple[str, str]]](), dict[str, int]()
 
         def ours() -> None:
-            with red_teaming(Evaluate(red_team=section), Context(folder / f"work-{next(numbers)}")) as team:
+            with red_teaming(
+                Evaluate(red_team=section), Context(folder / f"work-{next(numbers)}")
+            ) as team:
                 assert team is not None
                 summary = team.ask(reader, "sft", False)
             (measured,) = summary["sets"].values()
-            refusals["ours"] = round(measured["measures"]["refused"]["all"]["value"] * PROMPTS)
-            answers["ours"] = {(entry["prompt"], entry["answer"].strip()) for entry in summary["worst"]}
+            refusals["ours"] = round(
+                measured["measures"]["refused"]["all"]["value"] * PROMPTS
+            )
+            answers["ours"] = {
+                (entry["prompt"], entry["answer"].strip()) for entry in summary["worst"]
+            }
 
         def plain() -> None:
             plain_answers = generate(model, words, texts)
-            refusals["plain"] = sum(not {*REFUSING}.isdisjoint(answer.split()) for answer in plain_answers)
-            answers["plain"] = {(text, answer.strip()) for text, answer in zip(texts, plain_answers, strict=True)}
+            refusals["plain"] = sum(
+                not {*REFUSING}.isdisjoint(answer.split()) for answer in plain_answers
+            )
+            answers["plain"] = {
+                (text, answer.strip())
+                for text, answer in zip(texts, plain_answers, strict=True)
+            }
 
         our_seconds, plain_seconds = fastest(REPEATS, ours, plain)
     yield row(
@@ -80,7 +103,8 @@ def rows() -> Iterator[Row]:
         PROMPTS / our_seconds,
         PROMPTS / plain_seconds,
         "prompts/s",
-        f"{len(answers['ours'] & answers['plain'])} of {PROMPTS} answers of {NEW_TOKENS} tokens are the same; "
+        f"{len(answers['ours'] & answers['plain'])} of {PROMPTS} answers of "
+        f"{NEW_TOKENS} tokens are the same; "
         f"{refusals['ours']} refuse, of the loop's {refusals['plain']}",
     )
 
@@ -95,8 +119,12 @@ def prompts() -> list[str]:
 
 
 def no_chat() -> Any:
-    """Stand in for a reader's chat: the model continues texts, and no conversation is asked for."""
-    raise AssertionError("the prompts of this measurement are texts, but a conversation was asked for")
+    """Stand in for a reader's chat: the model continues texts, and no conversation is
+    asked for.
+    """
+    raise AssertionError(
+        "the prompts of this measurement are texts, but a conversation was asked for"
+    )
 
 
 @torch.no_grad()
@@ -105,9 +133,18 @@ def generate(model: Any, words: Any, texts: list[str]) -> list[str]:
     answers: list[str] = []
     for start in range(0, len(texts), BATCH):
         batch = texts[start : start + BATCH]
-        ids, mask = left_padded([[0, *words.encode(text, add_special_tokens=False)] for text in batch])
-        completed = model.generate(
-            ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW_TOKENS, pad_token_id=PAD, eos_token_id=0
+        ids, mask = left_padded(
+            [[0, *words.encode(text, add_special_tokens=False)] for text in batch]
         )
-        answers += words.batch_decode(completed[:, ids.shape[1] :], skip_special_tokens=True)
+        completed = model.generate(
+            ids,
+            attention_mask=mask,
+            do_sample=False,
+            max_new_tokens=NEW_TOKENS,
+            pad_token_id=PAD,
+            eos_token_id=0,
+        )
+        answers += words.batch_decode(
+            completed[:, ids.shape[1] :], skip_special_tokens=True
+        )
     return answers

@@ -1,11 +1,15 @@
-"""`gristmill bench posttrain`: answers drawn for reinforcement learning, against transformers' `generate`.
+"""`gristmill bench posttrain`: answers drawn for reinforcement learning, against
+transformers' `generate`.
 
-Both sides draw from the same model in float32 on one thread of the CPU, at temperature 1, for the same prompts of mixed
-length, several answers to each, until every answer has the same number of tokens (no id ends one). Ours is the work of
-the stage `rl`: the weights are copied from the model in training, then the engine answers. Sides take turns.
+Both sides draw from the same model in float32 on one thread of the CPU, at temperature
+1, for the same prompts of mixed length, several answers to each, until every answer has
+the same number of tokens (no id ends one). Ours is the work of the stage `rl`: the
+weights are copied from the model in training, then the engine answers. Sides take
+turns.
 
-For answers of several turns the peer is a loop over the same `generate`: each turn ends after a fixed number of tokens,
-and the same tokens of a tool's answer follow on both sides, so that both draw equally many tokens.
+For answers of several turns the peer is a loop over the same `generate`: each turn ends
+after a fixed number of tokens, and the same tokens of a tool's answer follow on both
+sides, so that both draw equally many tokens.
 """
 
 from __future__ import annotations
@@ -57,9 +61,18 @@ def rows() -> Iterator[Row]:
         )
         model = peer(folder).eval() if find_spec("transformers") is not None else None
         note = f"{PROMPTS} prompts x {GROUP} answers of {NEW_TOKENS} tokens"
-        yield _row("grpo_rollouts_vs_transformers", sampler, model, draw, generate, note)
+        yield _row(
+            "grpo_rollouts_vs_transformers", sampler, model, draw, generate, note
+        )
         note = f"{note}, in {TURNS_OF_ANSWER} turns"
-        yield _row("grpo_turns_vs_transformers", sampler, model, draw_turns, generate_turns, note)
+        yield _row(
+            "grpo_turns_vs_transformers",
+            sampler,
+            model,
+            draw_turns,
+            generate_turns,
+            note,
+        )
 
 
 def _row(
@@ -74,14 +87,20 @@ def _row(
         def run() -> None:
             tokens = side(argument)
             if tokens != PROMPTS * GROUP * NEW_TOKENS:
-                raise RuntimeError(f"{side.__name__} drew {tokens} tokens, not {PROMPTS * GROUP * NEW_TOKENS}")
+                raise RuntimeError(
+                    f"{side.__name__} drew {tokens} tokens, not "
+                    f"{PROMPTS * GROUP * NEW_TOKENS}"
+                )
 
         return run
 
     sides = [checked(ours, sampler)]
     if model is not None:
         sides.append(checked(peer_side, model))
-    rates = [PROMPTS * GROUP * NEW_TOKENS / seconds for seconds in fastest(TURNS, *sides, warmups=1)]
+    rates = [
+        PROMPTS * GROUP * NEW_TOKENS / seconds
+        for seconds in fastest(TURNS, *sides, warmups=1)
+    ]
     if model is None:
         return row(name, rates[0], None, "tokens/s", "transformers is not installed")
     return row(name, rates[0], rates[1], "tokens/s", note)
@@ -91,7 +110,8 @@ def prompts() -> list[list[int]]:
     """Draw prompts of mixed length."""
     generator = np.random.default_rng(0)
     return [
-        generator.integers(6, VOCAB, int(length)).tolist() for length in generator.integers(SHORTEST, LONGEST, PROMPTS)
+        generator.integers(6, VOCAB, int(length)).tolist()
+        for length in generator.integers(SHORTEST, LONGEST, PROMPTS)
     ]
 
 
@@ -99,7 +119,15 @@ def requests(most_tokens: int, tools: tuple[str, ...] = ()) -> list[Asked]:
     """Return a request for every answer to every prompt."""
     every_prompt = [prompt for prompt in prompts() for _ in range(GROUP)]
     return [
-        Asked(Request(tuple(ids), most_tokens, frozenset(), sampling_of(1.0, 0, 0, "prompt", place)), tools)
+        Asked(
+            Request(
+                tuple(ids),
+                most_tokens,
+                frozenset(),
+                sampling_of(1.0, 0, 0, "prompt", place),
+            ),
+            tools,
+        )
         for place, ids in enumerate(every_prompt)
     ]
 
@@ -110,7 +138,9 @@ def draw(sampler: Sampler) -> int:
 
 
 class Answering:
-    """Stand-in for a chat, a form of calls and tools: every turn calls, and gets the same tokens as an answer."""
+    """Stand-in for a chat, a form of calls and tools: every turn calls, and gets the
+    same tokens as an answer.
+    """
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Return no text, since none is read."""
@@ -147,7 +177,9 @@ def draw_turns(sampler: Sampler) -> int:
 
     def turn(turn_requests: Sequence[Request]) -> list[Generated]:
         nonlocal drawn
-        answers = sampler.answer([Asked(replace(request, max_new_tokens=most)) for request in turn_requests])
+        answers = sampler.answer(
+            [Asked(replace(request, max_new_tokens=most)) for request in turn_requests]
+        )
         drawn += sum(len(answer.tokens) for answer in answers)
         return [Generated(answer.tokens, True) for answer in answers]
 
@@ -157,25 +189,38 @@ def draw_turns(sampler: Sampler) -> int:
 
 @torch.no_grad()
 def generate_turns(model: Any) -> int:
-    """Draw transformers' answers of several turns: a turn of all, the tools' tokens, the next turn."""
+    """Draw transformers' answers of several turns: a turn of all, the tools' tokens,
+    the next turn.
+    """
     most, drawn = NEW_TOKENS // TURNS_OF_ANSWER, 0
     ids, mask = left_padded([prompt for prompt in prompts() for _ in range(GROUP)])
     for _ in range(TURNS_OF_ANSWER):
         answers = sampled(model, ids, mask, most)
         drawn += int(answers[:, ids.shape[1] :].numel())
         ids = torch.cat([answers, torch.full((len(answers), TOOL_TOKENS), 7)], dim=1)
-        mask = torch.cat([mask, torch.ones(len(answers), most + TOOL_TOKENS, dtype=mask.dtype)], dim=1)
+        mask = torch.cat(
+            [mask, torch.ones(len(answers), most + TOOL_TOKENS, dtype=mask.dtype)],
+            dim=1,
+        )
     return drawn
 
 
 @torch.no_grad()
 def generate(model: Any) -> int:
-    """Draw transformers' answers, all in one batch padded on the left; returns their tokens."""
+    """Draw transformers' answers, all in one batch padded on the left; returns their
+    tokens.
+    """
     ids, mask = left_padded(prompts())
-    return int(sampled(model, ids, mask, NEW_TOKENS, num_return_sequences=GROUP)[:, ids.shape[1] :].numel())
+    return int(
+        sampled(model, ids, mask, NEW_TOKENS, num_return_sequences=GROUP)[
+            :, ids.shape[1] :
+        ].numel()
+    )
 
 
-def sampled(model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: int, **options: Any) -> torch.Tensor:
+def sampled(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, tokens: int, **options: Any
+) -> torch.Tensor:
     """Return prompts with as many drawn tokens each."""
     answers: torch.Tensor = model.generate(
         ids,

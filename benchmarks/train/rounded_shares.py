@@ -1,6 +1,8 @@
-"""`gristmill bench forms`: bytes of a model's rounded frozen matrices that a process holds if others share them.
+"""`gristmill bench forms`: bytes of a model's rounded frozen matrices that a process
+holds if others share them.
 
-`python -m benchmarks.train.rounded_shares FILE RANKS` measures all roundings on that many processes.
+`python -m benchmarks.train.rounded_shares FILE RANKS` measures all roundings on that
+many processes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from typing import Any
 import torch
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by, write_measurements
+from benchmarks.train.forked_ranks import (
+    fork_ranks,
+    load_all,
+    measured_by,
+    write_measurements,
+)
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
@@ -33,7 +40,9 @@ VOCAB, LENGTH = 512, 64
 
 def rows() -> Iterator[Row]:
     """Measure; ours is what each process holds, the peer what a single process does."""
-    by_ranks = {ranks: measured_by("benchmarks.train.rounded_shares", ranks) for ranks in RANKS}
+    by_ranks = {
+        ranks: measured_by("benchmarks.train.rounded_shares", ranks) for ranks in RANKS
+    }
     for base in BASES:
         alone = by_ranks[1][base]
         for ranks in RANKS[1:]:
@@ -44,7 +53,8 @@ def rows() -> Iterator[Row]:
                 ours["bytes"] / 1e6,
                 alone["bytes"] / 1e6,
                 "MB",
-                f"frozen matrices on each, less is better; logits {verb} those of one to the last bit",
+                f"frozen matrices on each, less is better; logits {verb} those of "
+                "one to the last bit",
             )
 
 
@@ -55,10 +65,25 @@ def measure_all(folder: Path, joined: World) -> dict[str, dict[str, Any]]:
 
 
 def measure(world: World, base: str, folder: Path) -> dict[str, Any]:
-    """Return the bytes of a model's rounded matrices in this process, and a hash of its logits."""
-    shape, lora = shape_of(MODEL, VOCAB, LENGTH), Lora.model_validate({"rank": 4, "base": base})
-    model = tuned_model(shape, drawn(shape, 0), lora, 0, world, torch.float32, Context(folder, emit=lambda event: None))
-    ids = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    """Return the bytes of a model's rounded matrices in this process, and a hash of its
+    logits.
+    """
+    shape, lora = (
+        shape_of(MODEL, VOCAB, LENGTH),
+        Lora.model_validate({"rank": 4, "base": base}),
+    )
+    model = tuned_model(
+        shape,
+        drawn(shape, 0),
+        lora,
+        0,
+        world,
+        torch.float32,
+        Context(folder, emit=lambda event: None),
+    )
+    ids = torch.randint(
+        0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(0)
+    )
     with torch.no_grad():
         logits = model(ids)
     return {
@@ -70,4 +95,7 @@ def measure(world: World, base: str, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     load_all()
     file = Path(sys.argv[1])
-    fork_ranks(int(sys.argv[2]), partial(write_measurements, partial(measure_all, file.parent), file))
+    fork_ranks(
+        int(sys.argv[2]),
+        partial(write_measurements, partial(measure_all, file.parent), file),
+    )

@@ -1,6 +1,8 @@
-"""`gristmill bench forms`: bytes of a long row that a process saves for the backward pass if others share its tokens.
+"""`gristmill bench forms`: bytes of a long row that a process saves for the backward
+pass if others share its tokens.
 
-`python -m benchmarks.train.row_lengths FILE RANKS` measures all lengths on that many processes.
+`python -m benchmarks.train.row_lengths FILE RANKS` measures all lengths on that many
+processes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.measuring import Row, row
-from benchmarks.train.forked_ranks import fork_ranks, load_all, measured_by, write_measurements
+from benchmarks.train.forked_ranks import (
+    fork_ranks,
+    load_all,
+    measured_by,
+    write_measurements,
+)
 from benchmarks.train.small_models import drawn_decoder, saved_tensors
 from gristmill.mixtures.engine import Parallel
 from gristmill.mixtures.model import Model
@@ -31,8 +38,12 @@ VOCAB = 512
 
 
 def rows() -> Iterator[Row]:
-    """Measure; ours is the fullest process's, the peer that of a single process with whole rows."""
-    by_ranks = {ranks: measured_by("benchmarks.train.row_lengths", ranks) for ranks in RANKS}
+    """Measure; ours is the fullest process's, the peer that of a single process with
+    whole rows.
+    """
+    by_ranks = {
+        ranks: measured_by("benchmarks.train.row_lengths", ranks) for ranks in RANKS
+    }
     for length in map(str, LENGTHS):
         alone = by_ranks[1][length]
         for ranks in RANKS[1:]:
@@ -42,7 +53,8 @@ def rows() -> Iterator[Row]:
                 ours["saved_bytes"] / 1e6,
                 alone["saved_bytes"] / 1e6,
                 "MB",
-                f"kept for the backward pass, less is better; loss differs by {abs(ours['loss'] - alone['loss']):.1e}",
+                "kept for the backward pass, less is better; loss differs by "
+                f"{abs(ours['loss'] - alone['loss']):.1e}",
             )
 
 
@@ -53,13 +65,20 @@ def measure_all(joined: World) -> dict[str, dict[str, float]]:
 
 
 def measure(world: World, length: int) -> dict[str, float]:
-    """Return the bytes that the fullest process saves for one row, weights not counted, and the loss."""
+    """Return the bytes that the fullest process saves for one row, weights not counted,
+    and the loss.
+    """
     model = drawn_decoder(shape_of(MODEL, VOCAB, length))
     if world.row_split is not None:
         split_rows(model, world.row_split)
-    ids = torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(
+        0, VOCAB, (1, length), generator=torch.Generator().manual_seed(0)
+    )
     targets = next_tokens(ids)
-    head = TokenHead(weighted_nll, {"targets": targets, "weights": torch.full(targets.shape, 1 / (length - 1))})
+    head = TokenHead(
+        weighted_nll,
+        {"targets": targets, "weights": torch.full(targets.shape, 1 / (length - 1))},
+    )
     with saved_tensors(model) as saved:
         loss, _ = model(ids, head)
     own = torch.tensor([float(sum(saved.values())), loss.item()], dtype=torch.float64)
@@ -71,4 +90,6 @@ def measure(world: World, length: int) -> dict[str, float]:
 
 if __name__ == "__main__":
     load_all()
-    fork_ranks(int(sys.argv[2]), partial(write_measurements, measure_all, Path(sys.argv[1])))
+    fork_ranks(
+        int(sys.argv[2]), partial(write_measurements, measure_all, Path(sys.argv[1]))
+    )

@@ -1,12 +1,15 @@
-"""`gristmill bench sizes`, a part of `bench train`: speed and memory of whole trainings of some sizes.
+"""`gristmill bench sizes`, a part of `bench train`: speed and memory of whole trainings
+of some sizes.
 
-Per size three rows: tokens per second beside transformers' Llama of the same sizes, arithmetic beside a plain matrix
-product on the same device, and peak memory beside the same Llama's. The note of the second row has MFU by both
-conventions ("unknown" if the device's peak is), the wait for data, and the pauses for checkpoints.
+Per size three rows: tokens per second beside transformers' Llama of the same sizes,
+arithmetic beside a plain matrix product on the same device, and peak memory beside the
+same Llama's. The note of the second row has MFU by both conventions ("unknown" if the
+device's peak is), the wait for data, and the pauses for checkpoints.
 
-The sizes of a GPU are those that papers and other projects report: one micro-batch is as large as the memory of an H200
-allows without activation checkpointing, and micro-batches accumulate as in published recipes. Each side trains in a
-process of its own, whose memory is measured.
+The sizes of a GPU are those that papers and other projects report: one micro-batch is
+as large as the memory of an H200 allows without activation checkpointing, and
+micro-batches accumulate as in published recipes. Each side trains in a process of its
+own, whose memory is measured.
 """
 
 from __future__ import annotations
@@ -31,10 +34,14 @@ from gristmill.mixtures.model import Model
 
 GIGA = 1e9
 WINDOWS = 8
-"""Groups of steps that are timed as one: the first does not count, a checkpoint is written after the third and the
-sixth, and the fourth and seventh share a CPU with its writing."""
+"""Groups of steps that are timed as one: the first does not count, a checkpoint is
+written after the third and the sixth, and the fourth and seventh share a CPU with its
+writing.
+"""
 ROUNDS = 2
-"""Both sides take turns, and the faster round of each counts: the speed of a shared machine changes in a minute."""
+"""Both sides take turns, and the faster round of each counts: the speed of a shared
+machine changes in a minute.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,8 @@ class Size:
         length: tokens per row.
         micro_rows, rows: per forward pass and per step.
         window_steps: steps that are timed as one.
-        compile: see Compute.compile; transformers' model is compiled unless this is `off`.
+        compile: see Compute.compile; transformers' model is compiled unless this is
+            `off`.
         published: MFU that others report, with the place.
     """
 
@@ -76,11 +84,26 @@ ON_GPU = (
         "nanochat 41 % (d12, dev/LOG.md), llm.c 41 % (modded-nanogpt, record 1)",
     ),
     Size(
-        "350M, T=1024", Model(preset="llama-350m"), 50_304, 1024, 32, 256, 5, "model", "nanochat 46 % (d18, dev/LOG.md)"
+        "350M, T=1024",
+        Model(preset="llama-350m"),
+        50_304,
+        1024,
+        32,
+        256,
+        5,
+        "model",
+        "nanochat 46 % (d18, dev/LOG.md)",
     ),
     Size(
         "1.1B, T=2048",
-        Model(layers=22, width=2048, heads=16, kv_heads=4, ffn_width=5632, tied_embeddings=False),
+        Model(
+            layers=22,
+            width=2048,
+            heads=16,
+            kv_heads=4,
+            ffn_width=5632,
+            tied_embeddings=False,
+        ),
         32_000,
         2048,
         16,
@@ -90,9 +113,11 @@ ON_GPU = (
         "nanochat 49 % (d26, dev/LOG.md), torchtitan 39 % (Llama 3 8B, 8 H100)",
     ),
 )
-"""1.1B is TinyLlama's shape with heads of 128 channels (Zhang et al. 2024). The published figures are those of one GPU
-of eight H100, which have the H200's peak: benchmarks/llama3_h100_202412_torchtitan.md, nanochat's and modded-nanogpt's
-own records; some are worked out from their tokens per second."""
+"""1.1B is TinyLlama's shape with heads of 128 channels (Zhang et al. 2024). The
+published figures are those of one GPU of eight H100, which have the H200's peak:
+benchmarks/llama3_h100_202412_torchtitan.md, nanochat's and modded-nanogpt's own
+records; some are worked out from their tokens per second.
+"""
 ON_CPU = (
     Size("1.4M, T=256", Model(preset="llama-1m"), 4096, 256, 4, 8, 2),
     Size("14M, T=512", Model(preset="llama-10m"), 8192, 512, 1, 2, 2),
@@ -119,13 +144,29 @@ def rows_of(size: Size) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         steps = WINDOWS * size.window_steps
-        random_packed_set(folder / "mix", size.vocab, size.rows * steps, size.length).close()
+        random_packed_set(
+            folder / "mix", size.vocab, size.rows * steps, size.length
+        ).close()
         fastest_rounds = _measure_by_turns(sides, size, folder, failures)
     ours, peer = fastest_rounds.get("ours"), fastest_rounds.get("transformers")
     if ours is None:
-        raise RuntimeError(f"a training of {size.name} could not be measured: {failures['ours']}")
-    missing_peer = "" if peer is not None else f"transformers: {failures['transformers'].splitlines()[-1]}"
-    yield _row(f"{size.name}, vs transformers", ours, peer, "tokens_per_second", "tokens/s", 1.0, missing_peer)
+        raise RuntimeError(
+            f"a training of {size.name} could not be measured: {failures['ours']}"
+        )
+    missing_peer = (
+        ""
+        if peer is not None
+        else f"transformers: {failures['transformers'].splitlines()[-1]}"
+    )
+    yield _row(
+        f"{size.name}, vs transformers",
+        ours,
+        peer,
+        "tokens_per_second",
+        "tokens/s",
+        1.0,
+        missing_peer,
+    )
     yield row(
         f"{size.name}, arithmetic vs matmul",
         ours["flops"] / GIGA,
@@ -134,7 +175,13 @@ def rows_of(size: Size) -> Iterator[Row]:
         describe(ours, size.published),
     )
     yield _row(
-        f"{size.name}, peak memory", ours, peer, "peak_memory_bytes", "GB", GIGA, missing_peer or "less is better"
+        f"{size.name}, peak memory",
+        ours,
+        peer,
+        "peak_memory_bytes",
+        "GB",
+        GIGA,
+        missing_peer or "less is better",
     )
 
 
@@ -142,22 +189,37 @@ def describe(ours: Mapping[str, Any], published: str) -> str:
     """Return a note of the measurements that have no peer here."""
     mfu = "unknown"
     if ours["mfu"] != mfu:
-        mfu = f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)"
+        mfu = (
+            f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)"
+        )
     pauses = ", ".join(f"{seconds:.2f} s" for seconds in ours["checkpoint_seconds"])
-    note = f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses {pauses}"
+    note = (
+        f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses "
+        f"{pauses}"
+    )
     return f"{note}; published MFU: {published}" if published else note
 
 
 def _row(
-    name: str, ours: Mapping[str, Any], peer: Mapping[str, Any] | None, key: str, unit: str, scale: float, note: str
+    name: str,
+    ours: Mapping[str, Any],
+    peer: Mapping[str, Any] | None,
+    key: str,
+    unit: str,
+    scale: float,
+    note: str,
 ) -> Row:
-    return row(name, ours[key] / scale, None if peer is None else peer[key] / scale, unit, note)
+    return row(
+        name, ours[key] / scale, None if peer is None else peer[key] / scale, unit, note
+    )
 
 
 def _measure_by_turns(
     sides: list[str], size: Size, folder: Path, failures: dict[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the faster round of each side; `failures` takes the output of those that failed, which do not run again."""
+    """Return the faster round of each side; `failures` takes the output of those that
+    failed, which do not run again.
+    """
     fastest_rounds: dict[str, dict[str, Any]] = {}
     for _ in range(ROUNDS):
         for side in sides:
@@ -169,15 +231,29 @@ def _measure_by_turns(
                 continue
             measurements = json.loads(done.stdout.splitlines()[-1])
             speed = measurements["tokens_per_second"]
-            if side not in fastest_rounds or speed > fastest_rounds[side]["tokens_per_second"]:
+            if (
+                side not in fastest_rounds
+                or speed > fastest_rounds[side]["tokens_per_second"]
+            ):
                 fastest_rounds[side] = measurements
     return fastest_rounds
 
 
 def _train(side: str, size: Size, folder: Path) -> subprocess.CompletedProcess[str]:
-    settings = {**vars(size), "model": size.model.model_dump(mode="json"), "windows": WINDOWS}
+    settings = {
+        **vars(size),
+        "model": size.model.model_dump(mode="json"),
+        "windows": WINDOWS,
+    }
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks.train.whole_training", side, str(folder), json.dumps(settings)],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.train.whole_training",
+            side,
+            str(folder),
+            json.dumps(settings),
+        ],
         check=False,
         text=True,
         capture_output=True,

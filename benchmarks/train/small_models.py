@@ -1,4 +1,6 @@
-"""Models with drawn weights, rows of random tokens and steps of training that several benchmarks share."""
+"""Models with drawn weights, rows of random tokens and steps of training that several
+benchmarks share.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,37 @@ from gristmill.train.parallel.sharding import compute_dtype, sharded_model
 
 EOS, PAD = 0, 1
 WARMUPS, REPEATS = 2, 8
-RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""Variables that `single_process` sets, and that accelerate would take for a launch of its own."""
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Variables that `single_process` sets, and that accelerate would take for a launch of
+its own.
+"""
 Action = Callable[[], Any]
 
 
-def random_packed_set(folder: Path, vocab: int, rows: int, length: int, least: int = 0) -> PackedSet:
+def random_packed_set(
+    folder: Path, vocab: int, rows: int, length: int, least: int = 0
+) -> PackedSet:
     """Write rows of random ids, from `least` on."""
     ids = np.random.default_rng(0).integers(least, vocab, (rows, length))
-    write_packed_set(folder, ids, {"all": rows}, {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": ""})
+    write_packed_set(
+        folder,
+        ids,
+        {"all": rows},
+        {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": ""},
+    )
     return PackedSet(folder)
 
 
-def next_token(packed: PackedSet, shape: Shape, device: torch.device, layout: Layout | None = None) -> NextToken:
+def next_token(
+    packed: PackedSet, shape: Shape, device: torch.device, layout: Layout | None = None
+) -> NextToken:
     """Return the objective of pre-training, with tokens of four bytes each."""
     token_bytes = torch.full((shape.vocab_size,), 4.0, device=device)
     return NextToken(packed, 0, token_bytes, shape, layout=layout, further_weight=0.3)
@@ -74,7 +94,9 @@ def hf_llama(shape: Shape, length: int, use_cache: bool = False) -> Any:
     )
 
 
-def pretrain_section(steps: int, batch: int, micro_batch: int, log_every: int, learning_rate: float) -> Pretrain:
+def pretrain_section(
+    steps: int, batch: int, micro_batch: int, log_every: int, learning_rate: float
+) -> Pretrain:
     """Return settings of a pre-training with a constant learning rate."""
     return Pretrain.model_validate(
         {
@@ -88,23 +110,38 @@ def pretrain_section(steps: int, batch: int, micro_batch: int, log_every: int, l
     )
 
 
-def our_step(shape: Shape, packed: PackedSet, layout: Layout | None, world: World, rows: int) -> Action:
-    """Return our step: read and lay out rows, forward, backward, clip, fused AdamW, losses by source; sharded."""
-    model = sharded_model(shape, drawn(shape, 0), world, compute_dtype("auto", world.device))
+def our_step(
+    shape: Shape, packed: PackedSet, layout: Layout | None, world: World, rows: int
+) -> Action:
+    """Return our step: read and lay out rows, forward, backward, clip, fused AdamW,
+    losses by source; sharded.
+    """
+    model = sharded_model(
+        shape, drawn(shape, 0), world, compute_dtype("auto", world.device)
+    )
     objective = next_token(packed, shape, world.device, layout)
     section, batch = Optimizer(), np.arange(rows)
-    optimizers, is_spike = make_optimizers(model, section), torch.tensor(False, device=world.device)
+    optimizers, is_spike = (
+        make_optimizers(model, section),
+        torch.tensor(False, device=world.device),
+    )
 
     def step() -> None:
-        accumulate_gradients(model, objective, [objective.prepare(batch)], objective.weight(batch), world)
+        accumulate_gradients(
+            model, objective, [objective.prepare(batch)], objective.weight(batch), world
+        )
         clip_gradients(model, section)
         update(optimizers, 1e-3, is_spike)
 
     return step
 
 
-def hf_step(model: Any, world: World, batch: Callable[[], Mapping[str, Tensor]]) -> Action:
-    """Return a step of a transformers model: forward with its own loss, backward, clip, fused AdamW."""
+def hf_step(
+    model: Any, world: World, batch: Callable[[], Mapping[str, Tensor]]
+) -> Action:
+    """Return a step of a transformers model: forward with its own loss, backward, clip,
+    fused AdamW.
+    """
     model.to(world.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     dtype = compute_dtype("auto", world.device)
@@ -121,7 +158,9 @@ def hf_step(model: Any, world: World, batch: Callable[[], Mapping[str, Tensor]])
     return step
 
 
-def per_second(amount: float, world: World, ours: Action, peer: Action) -> tuple[float, float]:
+def per_second(
+    amount: float, world: World, ours: Action, peer: Action
+) -> tuple[float, float]:
     """Return how much each side does per second in its best run; sides take turns."""
 
     def synchronised(action: Action) -> Action:
@@ -132,14 +171,20 @@ def per_second(amount: float, world: World, ours: Action, peer: Action) -> tuple
 
         return run
 
-    our_seconds, peer_seconds = fastest(REPEATS, synchronised(ours), synchronised(peer), warmups=WARMUPS)
+    our_seconds, peer_seconds = fastest(
+        REPEATS, synchronised(ours), synchronised(peer), warmups=WARMUPS
+    )
     return amount / our_seconds, amount / peer_seconds
 
 
 @contextmanager
 def saved_tensors(model: nn.Module) -> Iterator[dict[int, int]]:
-    """Record the bytes of each storage that autograd saves for the backward pass, except weights, by address."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    """Record the bytes of each storage that autograd saves for the backward pass,
+    except weights, by address.
+    """
+    weights = {
+        parameter.untyped_storage().data_ptr() for parameter in model.parameters()
+    }
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
-"""`gristmill bench posttrain`: updates of fine-tuning and of preferences, against TRL's trainers on the same tokens.
+"""`gristmill bench posttrain`: updates of fine-tuning and of preferences, against TRL's
+trainers on the same tokens.
 
-Both sides train the same model of transformers' layout, from the same conversations of mixed length, by AdamW with
-clipped gradients, in float32 on one thread of the CPU, so that other load makes no thread wait for another. A side is
-timed per update, except its first one; sides take turns.
+Both sides train the same model of transformers' layout, from the same conversations of
+mixed length, by AdamW with clipped gradients, in float32 on one thread of the CPU, so
+that other load makes no thread wait for another. A side is timed per update, except its
+first one; sides take turns.
 """
 
 from __future__ import annotations
@@ -26,8 +28,17 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.models.hf_configs import hf_config
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import WEIGHTS_FILE, drawn, load_model
-from gristmill.train.objectives.losses import IGNORED, next_tokens, sequence_logps, weighted_nll
-from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.objectives.losses import (
+    IGNORED,
+    next_tokens,
+    sequence_logps,
+    weighted_nll,
+)
+from gristmill.train.objectives.preference_losses import (
+    LossSettings,
+    PairLogps,
+    preference_loss,
+)
 
 VOCAB, LENGTH = 2048, 256
 SECTION = Model(layers=4, width=128, heads=4)
@@ -43,31 +54,71 @@ Example = tuple[list[int], list[int]]
 def rows() -> Iterator[Row]:
     """Measure updates per second."""
     torch.set_num_threads(1)
-    missing = [name for name in ("trl", "transformers", "datasets") if find_spec(name) is None]
+    missing = [
+        name for name in ("trl", "transformers", "datasets") if find_spec(name) is None
+    ]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_start(folder)
         examples = conversations(EXAMPLES_PER_UPDATE * (WARMUPS + UPDATES))
-        packed, padded = ([batch(part, is_packed) for part in grouped(examples)] for is_packed in (True, False))
-        tokens_per_update = float(np.mean([sum(len(ids) for ids, _ in part) for part in grouped(examples)[WARMUPS:]]))
-        sides = {"packed": lambda: tune(folder, packed), "padded": lambda: tune(folder, padded)}
+        packed, padded = (
+            [batch(part, is_packed) for part in grouped(examples)]
+            for is_packed in (True, False)
+        )
+        tokens_per_update = float(
+            np.mean(
+                [
+                    sum(len(ids) for ids, _ in part)
+                    for part in grouped(examples)[WARMUPS:]
+                ]
+            )
+        )
+        sides = {
+            "packed": lambda: tune(folder, packed),
+            "padded": lambda: tune(folder, padded),
+        }
         if not missing:
             sides["trl"] = lambda: trl_tunes(folder, examples, packing=False)
             sides["trl packed"] = lambda: trl_tunes(folder, examples, packing=True)
-        speed = {name: tokens_per_update / seconds for name, seconds in by_turns(sides).items()}
-        yield row("fine-tuning, packed vs padded rows", speed["packed"], speed["padded"], "tokens/s")
+        speed = {
+            name: tokens_per_update / seconds
+            for name, seconds in by_turns(sides).items()
+        }
+        yield row(
+            "fine-tuning, packed vs padded rows",
+            speed["packed"],
+            speed["padded"],
+            "tokens/s",
+        )
         if missing:
             note = f"{missing[0]} is not installed"
             yield row("sft_vs_trl", speed["packed"], None, "tokens/s", note)
             yield row("sft_vs_trl_packed", speed["packed"], None, "tokens/s", note)
             return
         # 3.67 and 1.93; of preferences below 1.93: 2026-11-21, 2 cores.
-        yield row("sft_vs_trl", speed["packed"], speed["trl"], "tokens/s", "TRL pads, its default", floor=2.5)
         yield row(
-            "sft_vs_trl_packed", speed["packed"], speed["trl packed"], "tokens/s", "TRL packs too (bfd)", floor=1.5
+            "sft_vs_trl",
+            speed["packed"],
+            speed["trl"],
+            "tokens/s",
+            "TRL pads, its default",
+            floor=2.5,
+        )
+        yield row(
+            "sft_vs_trl_packed",
+            speed["packed"],
+            speed["trl packed"],
+            "tokens/s",
+            "TRL packs too (bfd)",
+            floor=1.5,
         )
         batches = trl_pairs(folder)
-        seconds = by_turns({"ours": lambda: prefer(folder, batches), "trl": lambda: watched(trl_trainer(folder))})
+        seconds = by_turns(
+            {
+                "ours": lambda: prefer(folder, batches),
+                "trl": lambda: watched(trl_trainer(folder)),
+            }
+        )
         yield row(
             "dpo_vs_trl",
             PAIRS_PER_UPDATE / seconds["ours"],
@@ -94,7 +145,9 @@ def write_start(folder: Path) -> Shape:
 
     shape = shape_of(SECTION, VOCAB, LENGTH)
     with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        sizes = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
     tensors = {name: ready(drawn(shape, 0)(name, size)) for name, size in sizes.items()}
     write_json(folder / "config.json", hf_config(shape, "float32", [0], PAD))
     write_tensors(folder / WEIGHTS_FILE, tensors)
@@ -102,44 +155,67 @@ def write_start(folder: Path) -> Shape:
 
 
 def conversations(count: int) -> list[Example]:
-    """Draw ids; lengths are log-normal as those of instruction sets, a third of each is a prompt."""
+    """Draw ids; lengths are log-normal as those of instruction sets, a third of each is
+    a prompt.
+    """
     generator = np.random.default_rng(0)
     lengths = np.clip(np.exp(generator.normal(4.0, 0.8, count)), 8, LENGTH).astype(int)
     return [
-        (generator.integers(6, VOCAB, length).tolist(), [int(place >= length // 3) for place in range(length)])
+        (
+            generator.integers(6, VOCAB, length).tolist(),
+            [int(place >= length // 3) for place in range(length)],
+        )
         for length in lengths
     ]
 
 
 def grouped(examples: Sequence[Example]) -> list[Sequence[Example]]:
     """Return the examples of each update."""
-    return [examples[start : start + EXAMPLES_PER_UPDATE] for start in range(0, len(examples), EXAMPLES_PER_UPDATE)]
+    return [
+        examples[start : start + EXAMPLES_PER_UPDATE]
+        for start in range(0, len(examples), EXAMPLES_PER_UPDATE)
+    ]
 
 
 def batch(examples: Sequence[Example], is_packed: bool) -> Batch:
     """Lay out examples: one per row and padded, or several in a row by best fit."""
     sizes = np.array([len(ids) for ids, _ in examples], dtype=np.int32)
-    bins, used = best_fit_decreasing(sizes, LENGTH) if is_packed else (np.arange(len(sizes)), len(sizes))
-    ids = torch.full((used, LENGTH if is_packed else int(sizes.max())), PAD, dtype=torch.int64)
-    trained, positions = torch.zeros(ids.shape, dtype=torch.bool), torch.full(ids.shape, -1, dtype=torch.int64)
+    bins, used = (
+        best_fit_decreasing(sizes, LENGTH)
+        if is_packed
+        else (np.arange(len(sizes)), len(sizes))
+    )
+    ids = torch.full(
+        (used, LENGTH if is_packed else int(sizes.max())), PAD, dtype=torch.int64
+    )
+    trained, positions = (
+        torch.zeros(ids.shape, dtype=torch.bool),
+        torch.full(ids.shape, -1, dtype=torch.int64),
+    )
     filled = np.zeros(used, dtype=int)
     for (tokens, mask), place in zip(examples, bins, strict=True):
         span = slice(filled[place], filled[place] + len(tokens))
         ids[place, span] = torch.tensor(tokens)
         positions[place, span] = torch.arange(len(tokens))
-        trained[place, span] = torch.tensor(mask, dtype=torch.bool) & (torch.arange(len(tokens)) > 0)
+        trained[place, span] = torch.tensor(mask, dtype=torch.bool) & (
+            torch.arange(len(tokens)) > 0
+        )
         filled[place] = span.stop
     longest = int(filled.max())
     targets = next_tokens(ids[:, :longest], trained[:, :longest])
     return ids[:, :longest], targets, positions[:, :longest] if is_packed else None
 
 
-def timed(folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]) -> list[float]:
+def timed(
+    folder: Path, batches: Sequence[Any], loss_of: Callable[[Llama, Any], Tensor]
+) -> list[float]:
     """Return the seconds of an update of our model for each batch."""
     model = load_model(folder).train()
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=RATE, weight_decay=0.0, fused=True
+    )
     seconds = []
     for update_batch in batches:
         start = time.perf_counter()
@@ -158,7 +234,9 @@ def tune(folder: Path, batches: Sequence[Batch]) -> list[float]:
         ids, targets, positions = update_batch
         counted = (targets != IGNORED).float()
         loss: Tensor = model(
-            ids, partial(weighted_nll, targets=targets, weights=counted / counted.sum()), positions=positions
+            ids,
+            partial(weighted_nll, targets=targets, weights=counted / counted.sum()),
+            positions=positions,
         )[0]
         return loss
 
@@ -166,10 +244,15 @@ def tune(folder: Path, batches: Sequence[Batch]) -> list[float]:
 
 
 def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """Time our updates of preferences, on TRL's batches; the reference's log-probabilities are stored."""
+    """Time our updates of preferences, on TRL's batches; the reference's
+    log-probabilities are stored.
+    """
     reference = load_model(folder)
     with torch.no_grad():
-        stored = [reference(ids, partial(sequence_logps, targets=targets)) for ids, targets in batches]
+        stored = [
+            reference(ids, partial(sequence_logps, targets=targets))
+            for ids, targets in batches
+        ]
 
     def loss_of(model: Llama, pairs: tuple[tuple[Tensor, Tensor], Tensor]) -> Tensor:
         (ids, targets), reference_logps = pairs
@@ -220,14 +303,18 @@ def tokenizer() -> Any:
     ids = {"</s>": 0, "<pad>": PAD, **{f"w{word}": word for word in range(2, VOCAB)}}
     words = Tokenizer(models.WordLevel(ids, unk_token="w2"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", pad_token="<pad>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, eos_token="</s>", pad_token="<pad>"
+    )
 
 
 def left_padded(prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
     """Return prompts as rows of ids padded on the left, and their attention mask."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[PAD] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    mask = torch.tensor(
+        [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    )
     return ids, mask
 
 
@@ -251,16 +338,29 @@ def watched(trainer: Any) -> list[float]:
 
 
 def trl_tunes(folder: Path, examples: Sequence[Example], packing: bool) -> list[float]:
-    """Time TRL's updates of fine-tuning; packed, an update has as many rows as ours on average."""
+    """Time TRL's updates of fine-tuning; packed, an update has as many rows as ours on
+    average.
+    """
     import trl
     from datasets import Dataset, disable_progress_bars
 
     disable_progress_bars()
-    data = Dataset.from_list([{"input_ids": ids, "completion_mask": mask} for ids, mask in examples])
+    data = Dataset.from_list(
+        [{"input_ids": ids, "completion_mask": mask} for ids, mask in examples]
+    )
     rows_of = [len(batch(part, is_packed=True)[0]) for part in grouped(examples)]
     per_update = round(float(np.mean(rows_of))) if packing else EXAMPLES_PER_UPDATE
-    settings = trl.SFTConfig(**trl_settings(folder, per_update), packing=packing, completion_only_loss=True)
-    return watched(trl.SFTTrainer(model=peer(folder), args=settings, train_dataset=data, processing_class=tokenizer()))
+    settings = trl.SFTConfig(
+        **trl_settings(folder, per_update), packing=packing, completion_only_loss=True
+    )
+    return watched(
+        trl.SFTTrainer(
+            model=peer(folder),
+            args=settings,
+            train_dataset=data,
+            processing_class=tokenizer(),
+        )
+    )
 
 
 def trl_trainer(folder: Path) -> Any:
@@ -272,26 +372,43 @@ def trl_trainer(folder: Path) -> Any:
     generator = np.random.default_rng(1)
 
     def words(most: int) -> str:
-        return " ".join(f"w{word}" for word in generator.integers(6, VOCAB, generator.integers(8, most)))
+        return " ".join(
+            f"w{word}"
+            for word in generator.integers(6, VOCAB, generator.integers(8, most))
+        )
 
     data = Dataset.from_list(
         [
-            {"prompt": words(40), "chosen": " " + words(120), "rejected": " " + words(120)}
+            {
+                "prompt": words(40),
+                "chosen": " " + words(120),
+                "rejected": " " + words(120),
+            }
             for _ in range(PAIRS_PER_UPDATE * (WARMUPS + UPDATES))
         ]
     )
-    settings = trl.DPOConfig(**trl_settings(folder, PAIRS_PER_UPDATE), beta=BETA, loss_type=["sigmoid"])
+    settings = trl.DPOConfig(
+        **trl_settings(folder, PAIRS_PER_UPDATE), beta=BETA, loss_type=["sigmoid"]
+    )
     return trl.DPOTrainer(
-        model=peer(folder), ref_model=peer(folder), args=settings, train_dataset=data, processing_class=tokenizer()
+        model=peer(folder),
+        ref_model=peer(folder),
+        args=settings,
+        train_dataset=data,
+        processing_class=tokenizer(),
     )
 
 
 def trl_pairs(folder: Path) -> list[tuple[Tensor, Tensor]]:
-    """Return TRL's batches: ids (2n, t), chosen ones first, and the target of each position."""
+    """Return TRL's batches: ids (2n, t), chosen ones first, and the target of each
+    position.
+    """
     trainer = trl_trainer(folder)
     batches = []
     for start in range(0, len(trainer.train_dataset), PAIRS_PER_UPDATE):
-        collated = trainer.data_collator([trainer.train_dataset[start + k] for k in range(PAIRS_PER_UPDATE)])
+        collated = trainer.data_collator(
+            [trainer.train_dataset[start + k] for k in range(PAIRS_PER_UPDATE)]
+        )
         targets = next_tokens(collated["input_ids"], collated["completion_mask"].bool())
         batches.append((collated["input_ids"], targets))
     return batches

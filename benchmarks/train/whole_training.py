@@ -1,4 +1,5 @@
-"""A side of `sizes.py`, in a process of its own: `python -m benchmarks.train.whole_training SIDE FOLDER SIZE`.
+"""A side of `sizes.py`, in a process of its own: `python -m
+benchmarks.train.whole_training SIDE FOLDER SIZE`.
 
 The last line of its output has the measurements as JSON.
 """
@@ -36,12 +37,22 @@ LEARNING_RATE = 1e-4
 def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
     """Run a pre-training as the stage does, with checkpoints and without validation."""
     window, steps = size["window_steps"], size["windows"] * size["window_steps"]
-    section = pretrain_section(steps, size["rows"], size["micro_rows"], window, LEARNING_RATE)
-    compute, flops = Compute(compile=size["compile"]), flops_per_token(shape, packed.sequence_length)
+    section = pretrain_section(
+        steps, size["rows"], size["micro_rows"], window, LEARNING_RATE
+    )
+    compute, flops = (
+        Compute(compile=size["compile"]),
+        flops_per_token(shape, packed.sequence_length),
+    )
     with single_process() as world, tempfile.TemporaryDirectory() as work:
         dtype = compute_dtype("auto", world.device)
         model = sharded_model(shape, drawn(shape, 0), world, dtype, compute)
-        context = Context(Path(work), checkpoint_every=3 * window, compute=compute, emit=lambda event: None)
+        context = Context(
+            Path(work),
+            checkpoint_every=3 * window,
+            compute=compute,
+            emit=lambda event: None,
+        )
         record, summary = train(
             Job(
                 section=section,
@@ -55,35 +66,65 @@ def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any
             )
         )
         assert record is not None  # a single process is the first
-        timed = [line for line in record.lines() if line["step"] > window and "tokens_per_second" in line]
+        timed = [
+            line
+            for line in record.lines()
+            if line["step"] > window and "tokens_per_second" in line
+        ]
         undisturbed = [line for line in timed if "checkpoint_seconds" not in line]
         best = max(undisturbed, key=lambda line: float(line["tokens_per_second"]))
         return {
-            **{key: best[key] for key in ("tokens_per_second", "mfu", "mfu_causal", "data_wait_share")},
-            "checkpoint_seconds": [line["checkpoint_seconds"] for line in timed if "checkpoint_seconds" in line],
+            **{
+                key: best[key]
+                for key in ("tokens_per_second", "mfu", "mfu_causal", "data_wait_share")
+            },
+            "checkpoint_seconds": [
+                line["checkpoint_seconds"]
+                for line in timed
+                if "checkpoint_seconds" in line
+            ],
             "flops": best["tokens_per_second"] * flops.whole,
             "matmul": matmul_rate(world.device, dtype),
             "peak_memory_bytes": summary["peak_memory_bytes"],
         }
 
 
-def transformers(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
-    """Run transformers' Llama in a plain loop: the same tokens, batches, precision, clipping and fused AdamW."""
+def transformers(
+    packed: PackedSet, shape: Shape, size: dict[str, Any]
+) -> dict[str, Any]:
+    """Run transformers' Llama in a plain loop: the same tokens, batches, precision,
+    clipping and fused AdamW.
+    """
     with single_process() as world:
-        device, length, window = world.device, packed.sequence_length, size["window_steps"]
+        device, length, window = (
+            world.device,
+            packed.sequence_length,
+            size["window_steps"],
+        )
         model = hf_llama(shape, length).to(device)
         run = model if size["compile"] == "off" else torch.compile(model)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
-        order, dtype = np.random.default_rng(0).permutation(packed.rows), compute_dtype("auto", device)
+        optimizer = torch.optim.AdamW(
+            model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True
+        )
+        order, dtype = (
+            np.random.default_rng(0).permutation(packed.rows),
+            compute_dtype("auto", device),
+        )
         fastest = float("inf")
         for number in range(size["windows"]):
             started = time.perf_counter()
             for step in range(number * window, (number + 1) * window):
                 batch = order[step * size["rows"] : (step + 1) * size["rows"]]
                 for start in range(0, len(batch), size["micro_rows"]):
-                    ids = torch.from_numpy(packed.read(batch[start : start + size["micro_rows"]])).to(device)
-                    with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-                        loss = run(input_ids=ids, labels=ids).loss * (len(ids) / len(batch))
+                    ids = torch.from_numpy(
+                        packed.read(batch[start : start + size["micro_rows"]])
+                    ).to(device)
+                    with torch.autocast(
+                        device.type, dtype, enabled=dtype != torch.float32
+                    ):
+                        loss = run(input_ids=ids, labels=ids).loss * (
+                            len(ids) / len(batch)
+                        )
                     loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
@@ -100,7 +141,11 @@ def main(side: str, folder: Path, size: dict[str, Any]) -> None:
     """Measure a side, and print the measurements."""
     packed = PackedSet(folder / "mix")
     shape = shape_of(Model.model_validate(size["model"]), size["vocab"], size["length"])
-    print(json.dumps({"ours": ours, "transformers": transformers}[side](packed, shape, size)))
+    print(
+        json.dumps(
+            {"ours": ours, "transformers": transformers}[side](packed, shape, size)
+        )
+    )
 
 
 if __name__ == "__main__":

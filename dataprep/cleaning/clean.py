@@ -1,7 +1,8 @@
 """Stage `clean`: edits that improve text instead of dropping it.
 
-The steps and their order are those of `mixtures/steps/clean.py`; each is a function from texts to edits, and the stage
-writes their composition. For every rule it writes the number of its applications to a document (`clean_<rule>`).
+The steps and their order are those of `mixtures/steps/clean.py`; each is a function
+from texts to edits, and the stage writes their composition. For every rule it writes
+the number of its applications to a document (`clean_<rule>`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.cleaning import lines_c4, lines_dclm, masking
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
 from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, normalise
-from gristmill.dataprep.conservation import SHARE_EDGES, add_counts, add_histograms, balance, histogram
+from gristmill.dataprep.conservation import (
+    SHARE_EDGES,
+    add_counts,
+    add_histograms,
+    balance,
+    histogram,
+)
 from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
 from gristmill.dataprep.edits import EDITS, apply_edits, edits_array, then
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
@@ -36,7 +43,9 @@ WORDS_LEFT, REMOVED_RATIO = "clean_words", "removed_word_ratio"
 RULE_PREFIX = "clean_"
 """Prefix of columns with the number of a rule's applications to a document."""
 SIZES = "bytes of "
-"""Prefix of columns with the number of bytes that a rule removed or replaced; they are not stored."""
+"""Prefix of columns with the number of bytes that a rule removed or replaced; they are
+not stored.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,28 +54,32 @@ class Step:
 
     Attributes:
         rules: names of its rules.
-        edit: n texts -> edits; per text and rule the number of applications, and of bytes (int64 of shape (n, rules), or
-            (n,) for one rule).
+        edit: n texts -> edits; per text and rule the number of applications, and of
+            bytes (int64 of shape (n, rules), or (n,) for one rule).
     """
 
     rules: tuple[str, ...]
     edit: Callable[[pa.Array], tuple[pa.Array, np.ndarray, np.ndarray]]
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Edit every kept document by the configured steps.
 
-    Writes one annotation table per document shard, with `edits`; `clean_<rule>` for every enabled rule: its applications;
-    `clean_words`: words left (a document with none is dropped, `clean/empty`); and `removed_word_ratio` with the rules
-    `dclm`: the share of the words that they removed.
+    Writes one annotation table per document shard, with `edits`; `clean_<rule>` for
+    every enabled rule: its applications; `clean_words`: words left (a document with
+    none is dropped, `clean/empty`); and `removed_word_ratio` with the rules `dclm`: the
+    share of the words that they removed.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `clean` section (`mixtures.steps.clean.Clean`).
 
     Returns:
-        `counts`; `edits`: per rule the `documents` it was applied to, its applications (`times`), and their `bytes`,
-        dropped documents included; `histograms` of `removed_word_ratio`.
+        `counts`; `edits`: per rule the `documents` it was applied to, its applications
+        (`times`), and their `bytes`, dropped documents included; `histograms` of
+        `removed_word_ratio`.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -74,7 +87,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = Clean.model_validate(config)
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(clean_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    process = partial(
+        clean_shard,
+        inputs=dict(inputs),
+        config=section.model_dump(mode="json"),
+        out=out,
+    )
     results = run_tasks("clean", tasks, process, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     return {
@@ -84,13 +102,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+def clean_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path
+) -> Done:
     """Clean one document shard and write its annotations."""
     section = Clean.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
     documents, rows = read.documents, read.rows
     judged = judged_rows(documents, rows, section.sources)
-    measured, errors = measure_texts(documents["text"].take(judged), partial(clean_texts, section=section))
+    measured, errors = measure_texts(
+        documents["text"].take(judged), partial(clean_texts, section=section)
+    )
     reasons = spread(judge(measured, section), errors)
     applications = {
         rule: {
@@ -104,8 +126,15 @@ def clean_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     columns = {name: spread(values, errors) for name, values in measured.items()}
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
-    shapes = {name: histogram(measured[name], SHARE_EDGES) for name in (REMOVED_RATIO,) if name in measured}
-    return Done([out / task.name], {"counts": counts, "edits": applications, "histograms": shapes})
+    shapes = {
+        name: histogram(measured[name], SHARE_EDGES)
+        for name in (REMOVED_RATIO,)
+        if name in measured
+    }
+    return Done(
+        [out / task.name],
+        {"counts": counts, "edits": applications, "histograms": shapes},
+    )
 
 
 def steps(section: Clean) -> Iterator[Step]:
@@ -117,32 +146,46 @@ def steps(section: Clean) -> Iterator[Step]:
     if section.lines is not None and section.lines.c4 is not None:
         yield Step(lines_c4.RULES, partial(lines_c4.c4_lines, options=section.lines.c4))
     if section.lines is not None and section.lines.dclm is not None:
-        yield Step(lines_dclm.RULES, partial(lines_dclm.dclm_lines, options=section.lines.dclm))
+        yield Step(
+            lines_dclm.RULES, partial(lines_dclm.dclm_lines, options=section.lines.dclm)
+        )
     if section.max_newlines is not None:
         yield Step(("newlines",), partial(cap_newlines, most=section.max_newlines))
     if section.mask is not None:
-        yield Step(masking.rules(section.mask), partial(masking.mask, options=section.mask))
+        yield Step(
+            masking.rules(section.mask), partial(masking.mask, options=section.mask)
+        )
 
 
 def clean_texts(texts: pa.Array, section: Clean) -> dict[str, Any]:
     """Clean n texts; a pure function of each.
 
     Returns:
-        the columns described in `run`, and `SIZES + rule`: the bytes that each rule removed or replaced.
+        the columns described in `run`, and `SIZES + rule`: the bytes that each rule
+        removed or replaced.
     """
     edits = edits_array([()] * len(texts))
     columns: dict[str, Any] = {}
     for step in steps(section):
         step_edits, counts, sizes = step.edit(texts)
         cleaned = (
-            texts if pc.max(pc.list_value_length(step_edits)).as_py() in (None, 0) else apply_edits(texts, step_edits)
+            texts
+            if pc.max(pc.list_value_length(step_edits)).as_py() in (None, 0)
+            else apply_edits(texts, step_edits)
         )
         edits = then(edits, step_edits)
         shape = (len(texts), len(step.rules))
-        for rule, count, size in zip(step.rules, counts.reshape(shape).T, sizes.reshape(shape).T, strict=True):
-            columns[RULE_PREFIX + rule], columns[SIZES + rule] = count.copy(), size.copy()
+        for rule, count, size in zip(
+            step.rules, counts.reshape(shape).T, sizes.reshape(shape).T, strict=True
+        ):
+            columns[RULE_PREFIX + rule], columns[SIZES + rule] = (
+                count.copy(),
+                size.copy(),
+            )
         if step.rules is lines_dclm.RULES:
-            columns[REMOVED_RATIO] = removed_share(count_words(texts), count_words(cleaned))
+            columns[REMOVED_RATIO] = removed_share(
+                count_words(texts), count_words(cleaned)
+            )
         texts = cleaned
     return {EDITS: edits, WORDS_LEFT: count_words(texts), **columns}
 
@@ -157,7 +200,9 @@ def judge(columns: Mapping[str, np.ndarray], section: Clean) -> np.ndarray:
 
 
 def removed_share(before: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Share of the words that were removed: float64 of shape (n,); 0 for texts without words."""
+    """Share of the words that were removed: float64 of shape (n,); 0 for texts without
+    words.
+    """
     shares: np.ndarray = (before - after) / np.maximum(before, 1)
     return shares
 
@@ -170,7 +215,9 @@ def count_words(texts: pa.Array) -> np.ndarray:
 
 
 @kernel
-def _count_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray) -> np.ndarray:
+def _count_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray
+) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
     for text in range(len(counts)):
         counts[text] = len(find_words(data, offsets[text], offsets[text + 1], flags)[0])

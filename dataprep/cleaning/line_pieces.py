@@ -1,7 +1,9 @@
-"""Pieces of a text that line rules keep, the edits that keep only them, and the character classes of the rules.
+"""Pieces of a text that line rules keep, the edits that keep only them, and the
+character classes of the rules.
 
-A piece is a row of int64: begin and end in bytes, and 1 if it begins a line (a newline is put before it, unless it is
-the first). Pieces of a text are ascending and disjoint; the cleaned text is their concatenation.
+A piece is a row of int64: begin and end in bytes, and 1 if it begins a line (a newline
+is put before it, unless it is the first). Pieces of a text are ascending and disjoint;
+the cleaned text is their concatenation.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ DECIMAL = np.uint8(4)
 """Flag: `str.isdecimal()`; `\\d` in a regular expression."""
 
 CLASSED = 0x20000
-"""Code points from here on are ideographs, tags and variants: neither upper case nor digits."""
+"""Code points from here on are ideographs, tags and variants: neither upper case nor
+digits.
+"""
 ALIKE = {0x130: "i", 0x131: "i", 0x17F: "s", 0x212A: "k"}
-"""Non-ASCII code points that match an ASCII letter in a case-insensitive pattern (documentation of `re`)."""
+"""Non-ASCII code points that match an ASCII letter in a case-insensitive pattern
+(documentation of `re`).
+"""
 
 
 @lru_cache(maxsize=1)
@@ -34,14 +40,22 @@ def character_classes() -> np.ndarray:
     """Flags of every code point: uint8 of shape (CODE_POINTS,)."""
     characters = [chr(code) for code in range(CLASSED)]
     classes = np.zeros(CODE_POINTS, np.uint8)
-    for flag, predicate in ((UPPER, str.isupper), (DIGIT, str.isdigit), (DECIMAL, str.isdecimal)):
-        classes[:CLASSED] |= np.fromiter(map(predicate, characters), bool, CLASSED) * flag
+    for flag, predicate in (
+        (UPPER, str.isupper),
+        (DIGIT, str.isdigit),
+        (DECIMAL, str.isdecimal),
+    ):
+        classes[:CLASSED] |= (
+            np.fromiter(map(predicate, characters), bool, CLASSED) * flag
+        )
     return classes
 
 
 @lru_cache(maxsize=1)
 def ignored_case() -> np.ndarray:
-    """Table of code points for comparing with ASCII letters, ignoring case: uint32 of shape (CODE_POINTS,)."""
+    """Table of code points for comparing with ASCII letters, ignoring case: uint32 of
+    shape (CODE_POINTS,).
+    """
     table = lower_case().copy()
     for code, letter in ALIKE.items():
         table[code] = ord(letter)
@@ -70,7 +84,9 @@ def push(rows: np.ndarray, count: int, begin: int, end: int, mark: int) -> np.nd
 
 
 @kernel
-def strip_pieces(data: np.ndarray, pieces: np.ndarray, first: int, last: int, flags: np.ndarray) -> tuple[int, int]:
+def strip_pieces(
+    data: np.ndarray, pieces: np.ndarray, first: int, last: int, flags: np.ndarray
+) -> tuple[int, int]:
     """Strip whitespace from both ends of a text of pieces, as `str.strip()`.
 
     Args:
@@ -98,18 +114,27 @@ def strip_pieces(data: np.ndarray, pieces: np.ndarray, first: int, last: int, fl
 
 @kernel
 def push_edits(
-    edits: np.ndarray, count: int, data: np.ndarray, begin: int, end: int, pieces: np.ndarray, first: int, last: int
+    edits: np.ndarray,
+    count: int,
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    pieces: np.ndarray,
+    first: int,
+    last: int,
 ) -> tuple[np.ndarray, int]:
     """Add the edits that reduce the text `data[begin:end]` to these pieces.
 
     Returns:
-        rows of begin and end within the text, and 1 for replacement by a newline; and their number.
+        rows of begin and end within the text, and 1 for replacement by a newline; and
+        their number.
     """
     position = begin
     for piece in range(first, last):
         next_begin = pieces[piece, BEGIN]
         newline = 1 if pieces[piece, NEW_LINE] and piece > first else 0
-        if newline and next_begin > position and data[next_begin - 1] == NEWLINE:  # keep the existing newline
+        # keep the existing newline
+        if newline and next_begin > position and data[next_begin - 1] == NEWLINE:
             next_begin, newline = next_begin - 1, 0
         if next_begin > position or newline:
             edits = push(edits, count, position - begin, next_begin - begin, newline)
@@ -126,10 +151,12 @@ def rows_array(rows: np.ndarray, offsets: np.ndarray) -> pa.Array:
 
     Args:
         rows: int64 of shape (m, 3).
-        offsets: int64 of shape (n + 1,); document i has the rows from offsets[i] up to offsets[i + 1].
+        offsets: int64 of shape (n + 1,); document i has the rows from offsets[i] up to
+            offsets[i + 1].
     """
     texts = pa.array(["", "\n"]).take(pa.array(rows[:, NEW_LINE]))
     values = pa.StructArray.from_arrays(
-        [pa.array(rows[:, BEGIN].copy()), pa.array(rows[:, END].copy()), texts], fields=list(EDIT_TYPE)
+        [pa.array(rows[:, BEGIN].copy()), pa.array(rows[:, END].copy()), texts],
+        fields=list(EDIT_TYPE),
     )
     return pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)

@@ -1,19 +1,23 @@
-"""C4's line rules, as edits (tensorflow/datasets, `text/c4_utils.py`, `clean_page`; Raffel et al. 2020, section 2.2).
+"""C4's line rules, as edits (tensorflow/datasets, `text/c4_utils.py`, `clean_page`;
+Raffel et al. 2020, section 2.2).
 
-A text is split into lines as by `str.splitlines()`, and each line is stripped. In this order, a line is removed if
+A text is split into lines as by `str.splitlines()`, and each line is stripped. In this
+order, a line is removed if
 
-- `c4_long_word`: one of its words (`str.split()`) has more than `max_word_characters` code points;
-- after `c4_citations` has removed `[]`, `[12]` (decimal digits of any script), `[edit]` and `[citation needed]` from
-  it:
-- `c4_no_terminal_punctuation`: it does not end in `.`, `?`, `!` or `"` (in datatrove's dialect also `'`), or ends in
-  `...`;
+- `c4_long_word`: one of its words (`str.split()`) has more than `max_word_characters`
+  code points;
+- after `c4_citations` has removed `[]`, `[12]` (decimal digits of any script), `[edit]`
+  and `[citation needed]` from it:
+- `c4_no_terminal_punctuation`: it does not end in `.`, `?`, `!` or `"` (in datatrove's
+  dialect also `'`), or ends in `...`;
 - `c4_few_words`: it has fewer than `min_words` words;
 - `c4_javascript`: its lower case contains `javascript`;
 - `c4_policy`: its lower case contains one of POLICY_PHRASES.
 
-The remaining lines, joined by newlines and stripped, are the text. Rules by which the original drops the entire page
-(`lorem ipsum`, `{`, too few sentences) are not applied here but in the rule set `c4` of the stage `filter`, which
-therefore sees only the remaining lines.
+The remaining lines, joined by newlines and stripped, are the text. Rules by which the
+original drops the entire page (`lorem ipsum`, `{`, too few sentences) are not applied
+here but in the rule set `c4` of the stage `filter`, which therefore sees only the
+remaining lines.
 """
 
 from __future__ import annotations
@@ -34,7 +38,12 @@ from gristmill.dataprep.cleaning.line_pieces import (
 )
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import strip
-from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    code_point_flags,
+    decode,
+    lower_case,
+)
 from gristmill.mixtures.steps.clean import C4Lines
 
 POLICY_PHRASES = (
@@ -45,23 +54,36 @@ POLICY_PHRASES = (
     "use of cookies",
     "use cookies",
 )
-RULES = ("c4_long_word", "c4_citations", "c4_no_terminal_punctuation", "c4_few_words", "c4_javascript", "c4_policy")
+RULES = (
+    "c4_long_word",
+    "c4_citations",
+    "c4_no_terminal_punctuation",
+    "c4_few_words",
+    "c4_javascript",
+    "c4_policy",
+)
 LONG_WORD, CITATIONS, PUNCTUATION, FEW_WORDS, JAVASCRIPT, POLICY = range(len(RULES))
 KEPT = -1
 
-_PHRASES = [np.frombuffer(phrase.encode(), np.uint8) for phrase in ("javascript", *POLICY_PHRASES)]
+_PHRASES = [
+    np.frombuffer(phrase.encode(), np.uint8)
+    for phrase in ("javascript", *POLICY_PHRASES)
+]
 _PHRASE_BYTES = np.concatenate(_PHRASES)
 _PHRASE_OFFSETS = np.concatenate([[0], np.cumsum([len(phrase) for phrase in _PHRASES])])
 _EDIT = np.frombuffer(b"[edit]", np.uint8)
 _CITATION_NEEDED = np.frombuffer(b"[citation needed]", np.uint8)
 
 
-def c4_lines(texts: pa.Array, options: C4Lines) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def c4_lines(
+    texts: pa.Array, options: C4Lines
+) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     """Edits of C4's line rules for n texts.
 
     Returns:
-        edits (EDITS_TYPE); per text and rule of RULES the number of removed lines (citations: places), and their bytes
-        without line ends: two int64 arrays of shape (n, 6).
+        edits (EDITS_TYPE); per text and rule of RULES the number of removed lines
+        (citations: places), and their bytes without line ends: two int64 arrays of
+        shape (n, 6).
     """
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _c4_lines(
@@ -119,15 +141,33 @@ def _c4_lines(
                 verdict = LONG_WORD
             else:
                 pieces, piece_count = _push_line(
-                    pieces, piece_count, data, begin, last, classes, citations, edit, needed
+                    pieces,
+                    piece_count,
+                    data,
+                    begin,
+                    last,
+                    classes,
+                    citations,
+                    edit,
+                    needed,
                 )
-                if punctuation and not ends_in_punctuation(data, pieces[first_piece:piece_count], apostrophes):
+                if punctuation and not ends_in_punctuation(
+                    data, pieces[first_piece:piece_count], apostrophes
+                ):
                     verdict = PUNCTUATION
-                elif min_words and not has_words(data, pieces[first_piece:piece_count], flags, min_words):
+                elif min_words and not has_words(
+                    data, pieces[first_piece:piece_count], flags, min_words
+                ):
                     verdict = FEW_WORDS
                 elif javascript or policy:
                     verdict = _phrase_verdict(
-                        data, pieces[first_piece:piece_count], lower, phrases, phrase_offsets, javascript, policy
+                        data,
+                        pieces[first_piece:piece_count],
+                        lower,
+                        phrases,
+                        phrase_offsets,
+                        javascript,
+                        policy,
                     )
             if verdict != KEPT:
                 counts[text, verdict] += 1
@@ -140,14 +180,18 @@ def _c4_lines(
                     sizes[text, CITATIONS] -= pieces[piece, END] - pieces[piece, BEGIN]
             line_begin = next_line
         first, last = strip_pieces(data, pieces, 0, piece_count, flags)
-        edits, edit_count = push_edits(edits, edit_count, data, offsets[text], end, pieces, first, last)
+        edits, edit_count = push_edits(
+            edits, edit_count, data, offsets[text], end, pieces, first, last
+        )
         firsts[text + 1] = edit_count
     return edits[:edit_count], firsts, counts, sizes
 
 
 @kernel
 def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
-    """End of the line that begins at `at`, and start of the next line, as for `str.splitlines()`."""
+    """End of the line that begins at `at`, and start of the next line, as for
+    `str.splitlines()`.
+    """
     while at < end:
         byte = data[at]
         if byte == 0x0D and at + 1 < end and data[at + 1] == 0x0A:
@@ -156,14 +200,20 @@ def end_of_line(data: np.ndarray, at: int, end: int) -> tuple[int, int]:
             return at, at + 1
         if byte == 0xC2 and data[at + 1] == 0x85:
             return at, at + 2
-        if byte == 0xE2 and data[at + 1] == 0x80 and (data[at + 2] == 0xA8 or data[at + 2] == 0xA9):
+        if (
+            byte == 0xE2
+            and data[at + 1] == 0x80
+            and (data[at + 2] == 0xA8 or data[at + 2] == 0xA9)
+        ):
             return at, at + 3
         at += 1
     return end, end
 
 
 @kernel
-def has_long_word(data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int) -> bool:
+def has_long_word(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int
+) -> bool:
     """Return True if a word has more than `most` code points."""
     if end - begin <= most:  # it has no more code points than bytes
         return False
@@ -189,7 +239,9 @@ def _push_line(
     edit: np.ndarray,
     needed: np.ndarray,
 ) -> tuple[np.ndarray, int]:
-    """Add a line without its citations; a line of only citations becomes empty pieces."""
+    """Add a line without its citations; a line of only citations becomes empty
+    pieces.
+    """
     is_line_begin, position = 1, begin
     while citations and position < end:
         if data[position] == 0x5B:
@@ -204,9 +256,16 @@ def _push_line(
 
 @kernel
 def end_of_citation(
-    data: np.ndarray, at: int, end: int, classes: np.ndarray, edit: np.ndarray, needed: np.ndarray
+    data: np.ndarray,
+    at: int,
+    end: int,
+    classes: np.ndarray,
+    edit: np.ndarray,
+    needed: np.ndarray,
 ) -> int:
-    """End of the citation that begins at the `[` at `at`; `at` itself if there is none."""
+    """End of the citation that begins at the `[` at `at`; `at` itself if there is
+    none.
+    """
     for fixed in (edit, needed):
         if end - at >= len(fixed) and np.all(data[at : at + len(fixed)] == fixed):
             return at + len(fixed)
@@ -222,8 +281,12 @@ def end_of_citation(
 
 
 @kernel
-def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray, apostrophes: bool) -> bool:
-    """Return True if a line of pieces ends in `.`, `?`, `!`, `"` or, with `apostrophes`, `'`, but not in `...`."""
+def ends_in_punctuation(
+    data: np.ndarray, pieces: np.ndarray, apostrophes: bool
+) -> bool:
+    """Return True if a line of pieces ends in `.`, `?`, `!`, `"` or, with
+    `apostrophes`, `'`, but not in `...`.
+    """
     piece, dots = len(pieces) - 1, 0
     position = pieces[piece, END]
     while dots < 3:
@@ -235,13 +298,21 @@ def ends_in_punctuation(data: np.ndarray, pieces: np.ndarray, apostrophes: bool)
         position -= 1
         byte = data[position]
         if byte != 0x2E:
-            return dots > 0 or byte == 0x3F or byte == 0x21 or byte == 0x22 or (apostrophes and byte == 0x27)
+            return (
+                dots > 0
+                or byte == 0x3F
+                or byte == 0x21
+                or byte == 0x22
+                or (apostrophes and byte == 0x27)
+            )
         dots += 1
     return False
 
 
 @kernel
-def has_words(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, least: int) -> bool:
+def has_words(
+    data: np.ndarray, pieces: np.ndarray, flags: np.ndarray, least: int
+) -> bool:
     """Return True if a line of pieces has at least `least` words."""
     words, in_word = 0, False
     for piece in range(len(pieces)):
@@ -268,7 +339,9 @@ def _phrase_verdict(
     javascript: bool,
     policy: bool,
 ) -> int:
-    """Verdict on a line: JAVASCRIPT before POLICY, at any position; the phrases are `javascript` and POLICY_PHRASES."""
+    """Verdict on a line: JAVASCRIPT before POLICY, at any position; the phrases are
+    `javascript` and POLICY_PHRASES.
+    """
     verdict = KEPT
     first, last = 0 if javascript else 1, len(phrase_offsets) - 1 if policy else 1
     for piece in range(len(pieces)):
@@ -278,7 +351,9 @@ def _phrase_verdict(
             letter = lower[code]
             for phrase in range(first, last):
                 begin, stop = phrase_offsets[phrase], phrase_offsets[phrase + 1]
-                if letter == phrases[begin] and _continues(data, pieces, piece, position, lower, phrases[begin:stop]):
+                if letter == phrases[begin] and _continues(
+                    data, pieces, piece, position, lower, phrases[begin:stop]
+                ):
                     if phrase == 0:
                         return JAVASCRIPT
                     verdict, first, last = POLICY, 0, 1 if javascript else 0
@@ -289,9 +364,16 @@ def _phrase_verdict(
 
 @kernel
 def _continues(
-    data: np.ndarray, pieces: np.ndarray, piece: int, at: int, lower: np.ndarray, phrase: np.ndarray
+    data: np.ndarray,
+    pieces: np.ndarray,
+    piece: int,
+    at: int,
+    lower: np.ndarray,
+    phrase: np.ndarray,
 ) -> bool:
-    """Return True if the lower case of a line of pieces continues with an ASCII phrase at byte `at` of a piece."""
+    """Return True if the lower case of a line of pieces continues with an ASCII phrase
+    at byte `at` of a piece.
+    """
     for letter in phrase:
         while at == pieces[piece, END]:
             piece += 1

@@ -1,23 +1,28 @@
-"""RefinedWeb's line corrections, as edits, by DCLM's definitions (mlfoundations/dclm, `mappers/modifiers.py`).
+"""RefinedWeb's line corrections, as edits, by DCLM's definitions (mlfoundations/dclm,
+`mappers/modifiers.py`).
 
-The steps run one after another over the entire text, whose lines end at U+000A; all but `dclm_few_words` strip the text
-afterwards. Empty lines stay. A line is removed if
+The steps run one after another over the entire text, whose lines end at U+000A; all but
+`dclm_few_words` strip the text afterwards. Empty lines stay. A line is removed if
 
-- `dclm_uppercase`: upper-case code points (`str.isupper()`) / code points > `max_uppercase_ratio`;
+- `dclm_uppercase`: upper-case code points (`str.isupper()`) / code points >
+  `max_uppercase_ratio`;
 - `dclm_digits`: digits (`str.isdigit()`) / code points > `max_digit_ratio`;
-- `dclm_counters`: in lower case it is a number (decimal digits, commas and dots, optionally `k`, `m` or `b`),
-  whitespace, and one of COUNTED, with only non-word characters around it;
+- `dclm_counters`: in lower case it is a number (decimal digits, commas and dots,
+  optionally `k`, `m` or `b`), whitespace, and one of COUNTED, with only non-word
+  characters around it;
 - `dclm_few_words`: it has fewer than `min_words` words (`str.split()`).
 
-From lines of at most `max_substring_words` words, `dclm_substrings` removes, ignoring case:
+From lines of at most `max_substring_words` words, `dclm_substrings` removes, ignoring
+case:
 
 - every `items in cart`, with one whitespace before it;
-- a closing `read more` and three more characters, with one whitespace before it: DCLM's pattern is `Read more...` with
-  unescaped dots;
+- a closing `read more` and three more characters, with one whitespace before it: DCLM's
+  pattern is `Read more...` with unescaped dots;
 - an opening `sign-in`, with one whitespace after it.
 
-A line that these reduce to whitespace is removed, as is a line that was only whitespace before. DCLM removes URLs and
-caps newlines before these steps; here URLs stay, and `max_newlines` caps after them.
+A line that these reduce to whitespace is removed, as is a line that was only whitespace
+before. DCLM removes URLs and caps newlines before these steps; here URLs stay, and
+`max_newlines` caps after them.
 """
 
 from __future__ import annotations
@@ -42,7 +47,13 @@ from gristmill.dataprep.cleaning.line_pieces import (
 from gristmill.dataprep.edits import apply_edits, cuts_array, then
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import NEWLINE, skip_to_newlines, strip
-from gristmill.dataprep.text.unicode_tables import SPACE, WORD, code_point_flags, decode, lower_case
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    WORD,
+    code_point_flags,
+    decode,
+    lower_case,
+)
 from gristmill.mixtures.steps.clean import DclmLines
 
 COUNTED = (
@@ -59,10 +70,20 @@ COUNTED = (
     "views",
     "followers",
 )
-RULES = ("dclm_uppercase", "dclm_digits", "dclm_counters", "dclm_few_words", "dclm_substrings")
+RULES = (
+    "dclm_uppercase",
+    "dclm_digits",
+    "dclm_counters",
+    "dclm_few_words",
+    "dclm_substrings",
+)
 UPPERCASE, DIGITS, COUNTERS, FEW_WORDS, SUBSTRINGS = range(len(RULES))
 ANYWHERE, AT_END, AT_BEGIN = range(3)
-SUBSTRING_STEPS = ((ANYWHERE, "items in cart"), (AT_END, "read more"), (AT_BEGIN, "sign-in"))
+SUBSTRING_STEPS = (
+    (ANYWHERE, "items in cart"),
+    (AT_END, "read more"),
+    (AT_BEGIN, "sign-in"),
+)
 WILD_CHARACTERS = 3
 """Arbitrary characters after the phrase that closes a line."""
 CARRIAGE_RETURN = np.uint8(0x0D)
@@ -74,12 +95,15 @@ _COUNTED_BYTES = np.concatenate(_COUNTED)
 _COUNTED_OFFSETS = np.concatenate([[0], np.cumsum([len(word) for word in _COUNTED])])
 
 
-def dclm_lines(texts: pa.Array, options: DclmLines) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+def dclm_lines(
+    texts: pa.Array, options: DclmLines
+) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     """Edits of DCLM's line rules for n texts.
 
     Returns:
-        edits (EDITS_TYPE); per text and rule of RULES the number of removed lines (`dclm_substrings`: changed or removed),
-        and their bytes (`dclm_substrings`: removed bytes): two int64 arrays of shape (n, 5).
+        edits (EDITS_TYPE); per text and rule of RULES the number of removed lines
+        (`dclm_substrings`: changed or removed), and their bytes (`dclm_substrings`:
+        removed bytes): two int64 arrays of shape (n, 5).
     """
     data, offsets = text_buffers(texts)
     rows, firsts, counts, sizes = _drop_lines(
@@ -136,20 +160,42 @@ def _drop_lines(
         lines, last = _push_lines(lines, data, offsets[text], offsets[text + 1])
         first = 0
         for rule in range(4):
-            is_enabled = (max_uppercase <= 1.0, max_digits <= 1.0, counters, min_words > 0)[rule]
+            is_enabled = (
+                max_uppercase <= 1.0,
+                max_digits <= 1.0,
+                counters,
+                min_words > 0,
+            )[rule]
             if not is_enabled:
                 continue
             kept = first
             for line in range(first, last):
                 begin, end = lines[line, BEGIN], lines[line, END]
                 if rule == UPPERCASE:
-                    is_removed = begin < end and _ratio(data, begin, end, classes, UPPER) > max_uppercase
+                    is_removed = (
+                        begin < end
+                        and _ratio(data, begin, end, classes, UPPER) > max_uppercase
+                    )
                 elif rule == DIGITS:
-                    is_removed = begin < end and _ratio(data, begin, end, classes, DIGIT) > max_digits
+                    is_removed = (
+                        begin < end
+                        and _ratio(data, begin, end, classes, DIGIT) > max_digits
+                    )
                 elif rule == COUNTERS:
-                    is_removed = is_counter(data, begin, end, flags, classes, lower, counted, counted_offsets)
+                    is_removed = is_counter(
+                        data,
+                        begin,
+                        end,
+                        flags,
+                        classes,
+                        lower,
+                        counted,
+                        counted_offsets,
+                    )
                 else:
-                    is_removed = begin < end and not more_words(data, begin, end, flags, min_words - 1)
+                    is_removed = begin < end and not more_words(
+                        data, begin, end, flags, min_words - 1
+                    )
                 if is_removed:
                     counts[text, rule] += 1
                     sizes[text, rule] += end - begin
@@ -159,14 +205,27 @@ def _drop_lines(
             last = kept
             if rule != FEW_WORDS:
                 first, last = strip_pieces(data, lines, first, last, flags)
-        edits, edit_count = push_edits(edits, edit_count, data, offsets[text], offsets[text + 1], lines, first, last)
+        edits, edit_count = push_edits(
+            edits,
+            edit_count,
+            data,
+            offsets[text],
+            offsets[text + 1],
+            lines,
+            first,
+            last,
+        )
         firsts[text + 1] = edit_count
     return edits[:edit_count], firsts, counts, sizes
 
 
 @kernel
-def _push_lines(lines: np.ndarray, data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, int]:
-    """Lines of a text, as by `str.split` at newlines: one more than there are newlines."""
+def _push_lines(
+    lines: np.ndarray, data: np.ndarray, begin: int, end: int
+) -> tuple[np.ndarray, int]:
+    """Lines of a text, as by `str.split` at newlines: one more than there are
+    newlines.
+    """
     count = 0
     while True:
         stop = skip_to_newlines(data, begin, end, 1)
@@ -178,7 +237,9 @@ def _push_lines(lines: np.ndarray, data: np.ndarray, begin: int, end: int) -> tu
 
 
 @kernel
-def _ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray, flag: int) -> float:
+def _ratio(
+    data: np.ndarray, begin: int, end: int, classes: np.ndarray, flag: int
+) -> float:
     """Share of the code points that have a flag."""
     flagged, length = 0, 0
     while begin < end:
@@ -200,7 +261,9 @@ def is_counter(
     counted: np.ndarray,
     counted_offsets: np.ndarray,
 ) -> bool:
-    """Return True if a line is only a number of likes, views and so on; every character is read once."""
+    """Return True if a line is only a number of likes, views and so on; every character
+    is read once.
+    """
     at = _skip_non_word(data, at, end, flags, lower)
     if at == end or classes[decode(data, at)[0]] & DECIMAL == 0:
         return False
@@ -211,7 +274,8 @@ def is_counter(
         at += width
     if at < end and data[at] < 0x80 and lower[data[at]] in (0x6B, 0x6D, 0x62):
         at += 1
-    elif at < end and decode(data, at)[0] == 0x212A:  # the lower case of the Kelvin sign is k
+    elif at < end and decode(data, at)[0] == 0x212A:
+        # the lower case of the Kelvin sign is k
         at += 3
     spaces_begin = at
     while at < end:
@@ -222,14 +286,22 @@ def is_counter(
     if at == spaces_begin:
         return False
     for word in range(len(counted_offsets) - 1):
-        stop = after_phrase(data, at, end, lower, counted[counted_offsets[word] : counted_offsets[word + 1]])
+        stop = after_phrase(
+            data,
+            at,
+            end,
+            lower,
+            counted[counted_offsets[word] : counted_offsets[word + 1]],
+        )
         if stop > at:
             return _skip_non_word(data, stop, end, flags, lower) == end
     return False
 
 
 @kernel
-def _skip_non_word(data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: np.ndarray) -> int:
+def _skip_non_word(
+    data: np.ndarray, at: int, end: int, flags: np.ndarray, lower: np.ndarray
+) -> int:
     """Offset of the first word character from `at` on."""
     while at < end:
         code, width = decode(data, at)
@@ -240,8 +312,12 @@ def _skip_non_word(data: np.ndarray, at: int, end: int, flags: np.ndarray, lower
 
 
 @kernel
-def after_phrase(data: np.ndarray, at: int, end: int, table: np.ndarray, phrase: np.ndarray) -> int:
-    """End of an ASCII phrase that begins at `at`, comparing code points through `table`; 0 if it does not match."""
+def after_phrase(
+    data: np.ndarray, at: int, end: int, table: np.ndarray, phrase: np.ndarray
+) -> int:
+    """End of an ASCII phrase that begins at `at`, comparing code points through
+    `table`; 0 if it does not match.
+    """
     for letter in phrase:
         if at >= end:
             return 0
@@ -253,7 +329,9 @@ def after_phrase(data: np.ndarray, at: int, end: int, table: np.ndarray, phrase:
 
 
 @kernel
-def more_words(data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int) -> bool:
+def more_words(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray, most: int
+) -> bool:
     """Return True if a range has more than `most` words."""
     words, in_word = 0, False
     while begin < end:
@@ -289,7 +367,9 @@ def _cut_substrings(
         while True:
             end = skip_to_newlines(data, begin, offsets[text + 1], 1)
             first_piece, removed_bytes = piece_count, 0
-            if end - begin >= len(phrase) and not more_words(data, begin, end, flags, most_words):
+            if end - begin >= len(phrase) and not more_words(
+                data, begin, end, flags, most_words
+            ):
                 pieces, piece_count, removed_bytes = _push_without(
                     pieces, piece_count, data, begin, end, flags, table, place, phrase
                 )
@@ -304,7 +384,16 @@ def _cut_substrings(
                 break
             begin = end + 1
         first, last = strip_pieces(data, pieces, 0, piece_count, flags)
-        edits, edit_count = push_edits(edits, edit_count, data, offsets[text], offsets[text + 1], pieces, first, last)
+        edits, edit_count = push_edits(
+            edits,
+            edit_count,
+            data,
+            offsets[text],
+            offsets[text + 1],
+            pieces,
+            first,
+            last,
+        )
         firsts[text + 1] = edit_count
     return edits[:edit_count], firsts
 
@@ -345,7 +434,11 @@ def _push_without(
         if stop:
             cut = _before_space(data, begin, at, flags)
             pieces = push(pieces, count, begin, cut, is_line_begin)
-            count, is_line_begin, removed_bytes = count + 1, 0, removed_bytes + stop - cut
+            count, is_line_begin, removed_bytes = (
+                count + 1,
+                0,
+                removed_bytes + stop - cut,
+            )
             begin, at = stop, stop
         else:
             at += width
@@ -354,7 +447,9 @@ def _push_without(
 
 @kernel
 def _before_space(data: np.ndarray, begin: int, at: int, flags: np.ndarray) -> int:
-    """Start of the whitespace character before a byte; the byte itself if there is none."""
+    """Start of the whitespace character before a byte; the byte itself if there is
+    none.
+    """
     space = _step_back(data, begin, at, 1)
     if space >= 0 and flags[decode(data, space)[0]] & SPACE:
         return space
@@ -383,10 +478,12 @@ def _is_blank(data: np.ndarray, pieces: np.ndarray, flags: np.ndarray) -> bool:
 
 
 def cap_newlines(texts: pa.Array, most: int) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """Edits that cut every run of line ends to its first `most`; a line end is U+000A or U+000D U+000A.
+    """Edits that cut every run of line ends to its first `most`; a line end is U+000A
+    or U+000D U+000A.
 
     Returns:
-        edits (EDITS_TYPE); per text the number of cut runs, and their bytes: two int64 arrays of shape (n,).
+        edits (EDITS_TYPE); per text the number of cut runs, and their bytes: two int64
+        arrays of shape (n,).
     """
     data, offsets = text_buffers(texts)
     begins, ends, firsts, sizes = _long_runs(data, offsets, most)
@@ -408,7 +505,11 @@ def _long_runs(
         for position in range(begin, end):
             if data[position] != NEWLINE:
                 continue
-            line_end = position - 1 if position > begin and data[position - 1] == CARRIAGE_RETURN else position
+            line_end = (
+                position - 1
+                if position > begin and data[position - 1] == CARRIAGE_RETURN
+                else position
+            )
             run = run + 1 if line_end == run_end else 1
             run_end = position + 1
             if run == most + 1:

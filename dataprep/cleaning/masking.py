@@ -1,10 +1,12 @@
 """Masking of personal data, as edits; the matchers are in `pii.py`.
 
-A replacement depends only on the value, so that equal values stay equal and the order of documents does not matter.
-Placeholders are values that belong to nobody and that no matcher finds again:
+A replacement depends only on the value, so that equal values stay equal and the order
+of documents does not matter. Placeholders are values that belong to nobody and that no
+matcher finds again:
 
 - `email`: `user0000@example.com` to `user9999@example.com` (RFC 2606);
-- `ip`: an address of the three documentation networks (RFC 5737), or of 2001:db8:: (RFC 3849);
+- `ip`: an address of the three documentation networks (RFC 5737), or of 2001:db8:: (RFC
+  3849);
 - `phone`: `202-555-0100` to `202-555-0199` (NANPA's numbers for films and examples);
 - `iban`: a number of the country `XX` with the check digits 00, which no IBAN has;
 - `card`: a number that begins with zeros, which no issuer has.
@@ -20,12 +22,28 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.cleaning.pii import KINDS, Match, card, digits_of, email, find_anchors, iban, ip, phone
+from gristmill.dataprep.cleaning.pii import (
+    KINDS,
+    Match,
+    card,
+    digits_of,
+    email,
+    find_anchors,
+    iban,
+    ip,
+    phone,
+)
 from gristmill.dataprep.edits import Edit, edits_array
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.mixtures.steps.clean import Mask, PiiKind
 
-MATCHERS: Mapping[PiiKind, Match] = {"email": email, "iban": iban, "card": card, "ip": ip, "phone": phone}
+MATCHERS: Mapping[PiiKind, Match] = {
+    "email": email,
+    "iban": iban,
+    "card": card,
+    "ip": ip,
+    "phone": phone,
+}
 DOCUMENTATION_NETWORKS = ("192.0.2", "198.51.100", "203.0.113")
 """RFC 5737: TEST-NET-1 to 3; 254 hosts each."""
 
@@ -37,15 +55,18 @@ def mask(texts: pa.Array, options: Mask) -> tuple[pa.Array, np.ndarray, np.ndarr
     """Edits that replace the personal data of n texts.
 
     Returns:
-        edits (EDITS_TYPE); per text and rule of `rules` the number of replaced values, and their bytes: two int64 arrays
-        of shape (n, rules).
+        edits (EDITS_TYPE); per text and rule of `rules` the number of replaced values,
+        and their bytes: two int64 arrays of shape (n, rules).
     """
     data, offsets = text_buffers(texts)
     is_masked = np.array([kind in options.kinds for kind in KINDS], bool)
     rows, firsts = find_anchors(data, offsets, is_masked)
     anchors, bounds = rows[:, :2].tolist(), firsts.tolist()
     edits: list[Sequence[Edit]] = []
-    counts, sizes = np.zeros((len(texts), len(KINDS)), np.int64), np.zeros((len(texts), len(KINDS)), np.int64)
+    counts, sizes = (
+        np.zeros((len(texts), len(KINDS)), np.int64),
+        np.zeros((len(texts), len(KINDS)), np.int64),
+    )
     for number in range(len(texts)):
         text_anchors = anchors[bounds[number] : bounds[number + 1]]
         if not text_anchors:
@@ -53,7 +74,12 @@ def mask(texts: pa.Array, options: Mask) -> tuple[pa.Array, np.ndarray, np.ndarr
             continue
         text = data[offsets[number] : offsets[number + 1]].tobytes()
         spans = find_pii(text, text_anchors)
-        edits.append([(begin, end, replacement(text[begin:end], kind, options.style)) for begin, end, kind in spans])
+        edits.append(
+            [
+                (begin, end, replacement(text[begin:end], kind, options.style))
+                for begin, end, kind in spans
+            ]
+        )
         for begin, end, kind in spans:
             counts[number, KINDS.index(kind)] += 1
             sizes[number, KINDS.index(kind)] += end - begin
@@ -68,7 +94,8 @@ def rules(options: Mask) -> tuple[str, ...]:
 def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
     """Personal data at the anchors of a text, ascending and disjoint.
 
-    If two spans overlap, the one whose kind comes first in KINDS is kept; of one kind, the one that begins first.
+    If two spans overlap, the one whose kind comes first in KINDS is kept; of one kind,
+    the one that begins first.
 
     Args:
         text: UTF-8.
@@ -77,7 +104,9 @@ def find_pii(text: bytes, anchors: Sequence[Sequence[int]]) -> list[Found]:
     accepted: list[Found] = []
     for number, kind in enumerate(KINDS):
         last_end, spans = 0, []
-        for anchor in (place for place, anchor_kind in anchors if anchor_kind == number):
+        for anchor in (
+            place for place, anchor_kind in anchors if anchor_kind == number
+        ):
             span = MATCHERS[kind](text, anchor)
             if span is not None and span[0] >= last_end:
                 spans.append((*span, kind))
@@ -99,20 +128,30 @@ def _merge(accepted: list[Found], spans: list[Found]) -> list[Found]:
     return sorted([*accepted, *disjoint])
 
 
-def replacement(value: bytes, kind: PiiKind, style: Literal["placeholder", "tag"]) -> str:
+def replacement(
+    value: bytes, kind: PiiKind, style: Literal["placeholder", "tag"]
+) -> str:
     """Replacement of a value."""
-    return f"<{kind.upper()}>" if style == "tag" else placeholder(value.decode("utf-8"), kind)
+    return (
+        f"<{kind.upper()}>"
+        if style == "tag"
+        else placeholder(value.decode("utf-8"), kind)
+    )
 
 
 def placeholder(value: str, kind: PiiKind) -> str:
-    """Unassigned value of the same kind, chosen by a hash of the value that ignores its spelling."""
+    """Unassigned value of the same kind, chosen by a hash of the value that ignores its
+    spelling.
+    """
     if kind == "email":
         return f"user{_choose(value.lower(), kind, 10_000):04d}@example.com"
     if kind == "ip":
         address = ip_address(value)
         if address.version == 6:
             return f"2001:db8::{_choose(address.exploded, kind, 0xFFFF) + 1:x}"
-        network, host = divmod(_choose(address.exploded, kind, 254 * len(DOCUMENTATION_NETWORKS)), 254)
+        network, host = divmod(
+            _choose(address.exploded, kind, 254 * len(DOCUMENTATION_NETWORKS)), 254
+        )
         return f"{DOCUMENTATION_NETWORKS[network]}.{host + 1}"
     if kind == "iban":
         compact = "".join(filter(str.isalnum, value))

@@ -1,34 +1,44 @@
-"""Definitions of personal data: matchers of addresses and numbers, and the places in a text where they look.
+"""Definitions of personal data: matchers of addresses and numbers, and the places in a
+text where they look.
 
-A matcher takes a text as UTF-8 bytes and a place in it, and returns the range of personal data at that place, or None.
-All repetitions in the patterns are bounded, so the cost of a matcher is bounded for every text.
+A matcher takes a text as UTF-8 bytes and a place in it, and returns the range of
+personal data at that place, or None. All repetitions in the patterns are bounded, so
+the cost of a matcher is bounded for every text.
 
-- `email` (place: the `@`): a local part of at most 64 bytes (RFC 5321) of letters, digits and `._%+'-`, including Latin
-  letters with diacritics, without a dot at its ends or two in a row; and a domain name that ends in a top level of the
-  public suffix list. The reserved domains of RFC 2606 are excluded; `git@host:path` is not a mail address.
-- `ip` (place: the first digit): an address that `ipaddress` parses and calls global; IPv6 starting with a group of four
-  digits (2000::/3, the only assigned range so far). Networks (`.0` or `::` at the end) stay, as do probable versions:
-  four numbers that are part of a longer name, that follow a word such as `version` or `section`, or of which three are
-  below 10.
+- `email` (place: the `@`): a local part of at most 64 bytes (RFC 5321) of letters,
+  digits and `._%+'-`, including Latin letters with diacritics, without a dot at its
+  ends or two in a row; and a domain name that ends in a top level of the public suffix
+  list. The reserved domains of RFC 2606 are excluded; `git@host:path` is not a mail
+  address.
+- `ip` (place: the first digit): an address that `ipaddress` parses and calls global;
+  IPv6 starting with a group of four digits (2000::/3, the only assigned range so far).
+  Networks (`.0` or `::` at the end) stay, as do probable versions: four numbers that
+  are part of a longer name, that follow a word such as `version` or `section`, or of
+  which three are below 10.
 
-- `iban` (place: its first letter): a country's code, two check digits and the country's number of letters and digits
-  (ISO 13616, the registry of SWIFT), in capitals, contiguous or in groups with single spaces or hyphens; the remainder
-  modulo 97 is 1.
-- `card` (place: its first digit): 13 to 19 digits, contiguous or in the groups printed on cards, with one separator
-  throughout; an issuer's prefix and length (ISO/IEC 7812); Luhn's check digit.
+- `iban` (place: its first letter): a country's code, two check digits and the country's
+  number of letters and digits (ISO 13616, the registry of SWIFT), in capitals,
+  contiguous or in groups with single spaces or hyphens; the remainder modulo 97 is 1.
+- `card` (place: its first digit): 13 to 19 digits, contiguous or in the groups printed
+  on cards, with one separator throughout; an issuer's prefix and length (ISO/IEC 7812);
+  Luhn's check digit.
 - `phone` (place: its first digit, `+` or `(`), one of
-  - `+`, an assigned country code and 8 to 15 digits in total (E.164); for +1 a North American number;
-  - a North American number as `(212) 555-2368`, `212-555-2368` or `212.555.2368`, with or without a 1 before it;
-    area and exchange begin with 2 to 9 and do not end in 11;
-  - a British or an Australian number with its area code, in the usual groups: `020 7123 4567`, `(0161) 234 5678`,
-    `01234 567890`, `07911 123456`, `(02) 9123 4567`, `0412 345 678`;
-  - 7 to 13 digits in any grouping right after a word such as `tel`, `phone`, `fax` or `mobile` (PHONE_WORDS), unless
-    they are written like a date; after `call`, a North American number with spaces too.
+  - `+`, an assigned country code and 8 to 15 digits in total (E.164); for +1 a North
+    American number;
+  - a North American number as `(212) 555-2368`, `212-555-2368` or `212.555.2368`, with
+    or without a 1 before it; area and exchange begin with 2 to 9 and do not end in 11;
+  - a British or an Australian number with its area code, in the usual groups: `020 7123
+    4567`, `(0161) 234 5678`, `01234 567890`, `07911 123456`, `(02) 9123 4567`, `0412
+    345 678`;
+  - 7 to 13 digits in any grouping right after a word such as `tel`, `phone`, `fax` or
+    `mobile` (PHONE_WORDS), unless they are written like a date; after `call`, a North
+    American number with spaces too.
 
-  Numbers 555-0100 to 555-0199 are fictitious and stay; so do British and Australian numbers reserved for films, unless
-  one of these words precedes them.
+  Numbers 555-0100 to 555-0199 are fictitious and stay; so do British and Australian
+  numbers reserved for films, unless one of these words precedes them.
 
-A matcher matches only at these places: `find_anchors` may return too many places, never too few.
+A matcher matches only at these places: `find_anchors` may return too many places, never
+too few.
 """
 
 from __future__ import annotations
@@ -57,7 +67,9 @@ RESERVED_DOMAINS = (b"example.com", b"example.net", b"example.org")
 REPOSITORY_USERS = (b"git", b"hg", b"svn", b"bzr")
 """Shared users of code hosts: `git@github.com:me/it.git`, `git@github.com` alone."""
 LEAST_OF_AN_ADDRESS = 10
-"""Numbers below this are small: three small ones of four make a version; one address in five thousand is like that."""
+"""Numbers below this are small: three small ones of four make a version; one address in
+five thousand is like that.
+"""
 NUMBERED = (
     "version",
     "versions",
@@ -107,7 +119,11 @@ _LABEL = _LETTER + rb"(?:(?:-|" + _LETTER + rb"){0,61}" + _LETTER + rb")?"
 _DOMAIN = re.compile(_LABEL + rb"(?:\." + _LABEL + rb"){1,8}")
 _IPV4 = re.compile(rb"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?!\w|\.\w|-[A-Za-z])")
 _IPV6 = re.compile(rb"[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{1,34}(?!\w)")
-_NUMBERED = re.compile(rb"(?i:(?<![a-z])(?:" + "|".join(NUMBERED).encode() + rb")[.:]?\s{0,2}#?v?|\xc2\xa7\s?)\Z")
+_NUMBERED = re.compile(
+    rb"(?i:(?<![a-z])(?:"
+    + "|".join(NUMBERED).encode()
+    + rb")[.:]?\s{0,2}#?v?|\xc2\xa7\s?)\Z"
+)
 _WORD = re.compile(rb"\w")
 
 
@@ -117,34 +133,53 @@ def email(text: bytes, at: int) -> Span | None:
         return None
     local = _LOCAL.search(text[max(0, at - LOCAL_PART_BYTES - 1) : at])
     domain = _DOMAIN.match(text, at + 1)
-    if local is None or domain is None or len(local[0]) > LOCAL_PART_BYTES or local[0].endswith(b"."):
+    if (
+        local is None
+        or domain is None
+        or len(local[0]) > LOCAL_PART_BYTES
+        or local[0].endswith(b".")
+    ):
         return None
     name = local[0].rpartition(b"..")[2].lstrip(b".%+'-")
     end = at + 1 + len(_with_known_top(domain[0]))
     host = text[at + 1 : end].lower()
-    reserved = host in RESERVED_DOMAINS or host.endswith(tuple(b"." + reserved for reserved in RESERVED_DOMAINS))
+    reserved = host in RESERVED_DOMAINS or host.endswith(
+        tuple(b"." + reserved for reserved in RESERVED_DOMAINS)
+    )
     begin = at - len(name)
-    is_login = name.lower() in REPOSITORY_USERS or text[max(0, begin - len(_SSH)) : begin].lower() == _SSH
+    is_login = (
+        name.lower() in REPOSITORY_USERS
+        or text[max(0, begin - len(_SSH)) : begin].lower() == _SSH
+    )
     return None if not name or not host or reserved or is_login else (begin, end)
 
 
 def _with_known_top(domain: bytes) -> bytes:
-    """Remove the labels after a domain's last top level; empty if fewer than two labels remain."""
+    """Remove the labels after a domain's last top level; empty if fewer than two labels
+    remain.
+    """
     labels = domain.split(b".")
-    while len(labels) > 1 and labels[-1].decode("utf-8", "replace").lower() not in top_levels():
+    while (
+        len(labels) > 1
+        and labels[-1].decode("utf-8", "replace").lower() not in top_levels()
+    ):
         labels.pop()
     return b".".join(labels) if len(labels) > 1 else b""
 
 
 @lru_cache(maxsize=1)
 def top_levels() -> frozenset[str]:
-    """Top-level domains of the public suffix list in the package `tld`, in Unicode and in ASCII."""
+    """Top-level domains of the public suffix list in the package `tld`, in Unicode and
+    in ASCII.
+    """
     import idna
     from tld.utils import get_tld_names
 
     (suffixes,) = get_tld_names().values()
     names = [name for name in suffixes.root.children or () if name != "*"]
-    return frozenset(names) | {idna.encode(name).decode("ascii") for name in names if not name.isascii()}
+    return frozenset(names) | {
+        idna.encode(name).decode("ascii") for name in names if not name.isascii()
+    }
 
 
 def ip(text: bytes, at: int) -> Span | None:
@@ -168,8 +203,13 @@ def _ipv4(text: bytes, at: int) -> Span | None:
 
 
 def _may_begin(text: bytes, at: int) -> bool:
-    """Return True if an address may begin at `at`: not within a name; after a slash or hyphen only in a URL or range."""
-    previous, before_previous = text[max(0, at - 1) : at], text[max(0, at - 2) : max(0, at - 1)]
+    """Return True if an address may begin at `at`: not within a name; after a slash or
+    hyphen only in a URL or range.
+    """
+    previous, before_previous = (
+        text[max(0, at - 1) : at],
+        text[max(0, at - 2) : max(0, at - 1)],
+    )
     if previous == b"/":
         return not _WORD.match(before_previous)
     if previous == b"-":
@@ -187,7 +227,11 @@ def _ipv6(text: bytes, at: int) -> Span | None:
         return None
     address_text = address_text.removesuffix(b":")
     address = _read(address_text)
-    return (at, at + len(address_text)) if address is not None and address.is_global else None
+    return (
+        (at, at + len(address_text))
+        if address is not None and address.is_global
+        else None
+    )
 
 
 def _read(address_text: bytes) -> IPv4Address | IPv6Address | None:
@@ -312,17 +356,21 @@ CARD_PREFIXES = (
     (6759, 6759, (13, 16, 19)),
     (6761, 6763, (13, 16, 19)),  # Maestro
 )
-"""(first prefix, last prefix, lengths) of the issuers' ranges (ISO/IEC 7812; the networks' published rules)."""
+"""(first prefix, last prefix, lengths) of the issuers' ranges (ISO/IEC 7812; the
+networks' published rules).
+"""
 
 COUNTRY_CODES = frozenset(
-    "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 63 64 65 66 "
-    "81 82 84 86 90 91 92 93 94 95 98 211 212 213 216 218 220 221 222 223 224 225 226 227 228 229 230 231 232 "
-    "233 234 235 236 237 238 239 240 241 242 243 244 245 246 247 248 249 250 251 252 253 254 255 256 257 258 "
-    "260 261 262 263 264 265 266 267 268 269 290 291 297 298 299 350 351 352 353 354 355 356 357 358 359 370 "
-    "371 372 373 374 375 376 377 378 380 381 382 383 385 386 387 389 420 421 423 500 501 502 503 504 505 506 "
-    "507 508 509 590 591 592 593 594 595 596 597 598 599 670 672 673 674 675 676 677 678 679 680 681 682 683 "
-    "685 686 687 688 689 690 691 692 850 852 853 855 856 880 886 960 961 962 963 964 965 966 967 968 970 971 "
-    "972 973 974 975 976 977 992 993 994 995 996 998".split()
+    "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 "
+    "60 61 62 63 64 65 66 81 82 84 86 90 91 92 93 94 95 98 211 212 213 216 218 220 221 "
+    "222 223 224 225 226 227 228 229 230 231 232 233 234 235 236 237 238 239 240 241 "
+    "242 243 244 245 246 247 248 249 250 251 252 253 254 255 256 257 258 260 261 262 "
+    "263 264 265 266 267 268 269 290 291 297 298 299 350 351 352 353 354 355 356 357 "
+    "358 359 370 371 372 373 374 375 376 377 378 380 381 382 383 385 386 387 389 420 "
+    "421 423 500 501 502 503 504 505 506 507 508 509 590 591 592 593 594 595 596 597 "
+    "598 599 670 672 673 674 675 676 677 678 679 680 681 682 683 685 686 687 688 689 "
+    "690 691 692 850 852 853 855 856 880 886 960 961 962 963 964 965 966 967 968 970 "
+    "971 972 973 974 975 976 977 992 993 994 995 996 998".split()
 )
 """Assigned country codes (ITU-T E.164, list of assigned codes)."""
 PHONE_WORDS = (
@@ -369,14 +417,17 @@ PHONE_WORDS = (
     "☎",
     "📞",
 )
-"""Words and signs before telephone numbers, in the most frequent languages of web text."""
+"""Words and signs before telephone numbers, in the most frequent languages of web
+text.
+"""
 CALL_WORDS = ("call", "dial", "text", "ring")
 
 _GAP = rb"(?:[ .()/-]|\xc2\xa0){0,3}"
 _AFTER = rb"(?![\w%]|[.,:/-]\d)"
 _INTERNATIONAL = re.compile(rb"\+\d(?:" + _GAP + rb"\d){7,14}" + _AFTER)
 _NORTH_AMERICAN = re.compile(
-    rb"(?:\+?1[ .-]?)?(?:\((\d{3})\) ?(\d{3})[ .-](\d{4})|(\d{3})([.-])(\d{3})\5(\d{4}))" + _AFTER
+    rb"(?:\+?1[ .-]?)?(?:\((\d{3})\) ?(\d{3})[ .-](\d{4})|(\d{3})([.-])(\d{3})\5(\d{4}))"
+    + _AFTER
 )
 _SPACE = rb"(?:[ -]|\xc2\xa0)"
 _AREA = rb"(?:\(%s\)" + _SPACE + rb"?|%s" + _SPACE + rb")"
@@ -391,11 +442,15 @@ _NATIONAL = re.compile(
     rb"(?:"
     + rb"|".join(
         (
-            _area(rb"02\d") + rb"[3-8]\d{3}" + _SPACE + rb"\d{4}",  # London, Cardiff, Belfast, ...
-            _area(rb"0(?:11\d|1\d1|3\d\d|8[047]\d)") + rb"\d{3}" + _SPACE + rb"\d{4}",  # other cities, services
+            # London, Cardiff, Belfast, ...
+            _area(rb"02\d") + rb"[3-8]\d{3}" + _SPACE + rb"\d{4}",
+            # other cities, services
+            _area(rb"0(?:11\d|1\d1|3\d\d|8[047]\d)") + rb"\d{3}" + _SPACE + rb"\d{4}",
             _area(rb"01\d{3}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # other places
-            _area(rb"07[1-57-9]\d{2}") + rb"\d{3}" + _SPACE + rb"?\d{3}",  # British mobiles
-            _area(rb"0[2378]") + rb"[2-9]\d{3}" + _SPACE + rb"\d{4}",  # Australian areas
+            # British mobiles
+            _area(rb"07[1-57-9]\d{2}") + rb"\d{3}" + _SPACE + rb"?\d{3}",
+            # Australian areas
+            _area(rb"0[2378]") + rb"[2-9]\d{3}" + _SPACE + rb"\d{4}",
             rb"04\d\d" + _SPACE + rb"\d{3}" + _SPACE + rb"\d{3}",  # Australian mobiles
         )
     )
@@ -405,13 +460,17 @@ _NATIONAL = re.compile(
     + _SPACE
     + rb"\d)"
 )
-"""Ofcom's National Telephone Numbering Plan; ACMA's Telecommunications Numbering Plan 2015."""
+"""Ofcom's National Telephone Numbering Plan; ACMA's Telecommunications Numbering Plan
+2015.
+"""
 _FILM_NUMBERS = re.compile(
     rb"02079460\d{3}|0(?:11\d|1\d1)4960\d{3}|01632960\d{3}|07700900\d{3}|0[2378](?:5550|7010)\d{4}|0491570\d{3}"
 )
 """Numbers reserved for drama by Ofcom and ACMA."""
 _SPACED = re.compile(rb"(?:1 )?(\d{3}) (\d{3}) (\d{4})" + _AFTER)
-_ANY_GROUPS = re.compile(rb"\(?\d(?:" + _GAP + rb"\d){6,12}" + _AFTER + rb"(?!" + _GAP + rb"\d)")
+_ANY_GROUPS = re.compile(
+    rb"\(?\d(?:" + _GAP + rb"\d){6,12}" + _AFTER + rb"(?!" + _GAP + rb"\d)"
+)
 _DATE = re.compile(
     rb"\d{4}([./-])\d{1,2}\1\d{1,2}(?!\d)|\d{1,2}([./-])\d{1,2}\2\d{4}(?!\d)|(?:19|20)\d{2} ?- ?(?:19|20)\d{2}"
 )
@@ -421,13 +480,22 @@ _LINK = rb"(?:[\s.:#|*)>\"'-]|\xef\xbc\x9a|\xc2\xa0){0,4}" + (
 
 
 def _after_words(words: tuple[str, ...]) -> re.Pattern[bytes]:
-    forms = "|".join(sorted({form for word in words for form in (word, word.upper(), word.capitalize())}))
+    forms = "|".join(
+        sorted(
+            {form for word in words for form in (word, word.upper(), word.capitalize())}
+        )
+    )
     return re.compile(rb"(?<![A-Za-z])(?:" + forms.encode() + rb")" + _LINK)
 
 
-_PHONE_WORDS, _CALL_WORDS = _after_words(PHONE_WORDS), _after_words((*PHONE_WORDS, *CALL_WORDS))
+_PHONE_WORDS, _CALL_WORDS = (
+    _after_words(PHONE_WORDS),
+    _after_words((*PHONE_WORDS, *CALL_WORDS)),
+)
 _IBANS = {
-    country.encode(): re.compile(rb"[A-Z]{2}\d{2}(?:(?:[ -]|\xc2\xa0)?[0-9A-Z]){%d}(?!\w)" % (length - 4))
+    country.encode(): re.compile(
+        rb"[A-Z]{2}\d{2}(?:(?:[ -]|\xc2\xa0)?[0-9A-Z]){%d}(?!\w)" % (length - 4)
+    )
     for country, length in IBAN_LENGTHS.items()
 }
 _CARD = re.compile(
@@ -444,7 +512,11 @@ def digits_of(written: bytes) -> bytes:
 def iban(text: bytes, at: int) -> Span | None:
     """Span of the IBAN that begins at `at`, or None."""
     pattern = _IBANS.get(text[at : at + 2])
-    match = None if pattern is None or _WORD.match(text[max(0, at - 1) : at]) else pattern.match(text, at)
+    match = (
+        None
+        if pattern is None or _WORD.match(text[max(0, at - 1) : at])
+        else pattern.match(text, at)
+    )
     if match is None:
         return None
     compact = re.sub(rb"[^0-9A-Z]", b"", match[0])
@@ -457,7 +529,11 @@ def card(text: bytes, at: int) -> Span | None:
     """Span of the payment card number that begins at `at`, or None."""
     match = _CARD.match(text, at)
     previous = text[max(0, at - 1) : at]
-    if match is None or _WORD.match(previous) or previous in (b".", b",", b"-", b"/", b"+", b"#"):
+    if (
+        match is None
+        or _WORD.match(previous)
+        or previous in (b".", b",", b"-", b"/", b"+", b"#")
+    ):
         return None
     digits = digits_of(match[0])
     return match.span() if _is_issued(digits) and luhn(digits) else None
@@ -471,7 +547,9 @@ def _is_issued(digits: bytes) -> bool:
 
 
 def luhn(digits: bytes) -> bool:
-    """Return True if the last digit is the check digit of those before it (ISO/IEC 7812-1, annex B)."""
+    """Return True if the last digit is the check digit of those before it (ISO/IEC
+    7812-1, annex B).
+    """
     total = 0
     for index, byte in enumerate(reversed(digits)):
         digit = byte - 0x30
@@ -482,11 +560,17 @@ def luhn(digits: bytes) -> bool:
 def phone(text: bytes, at: int) -> Span | None:
     """Span of the telephone number that begins at `at`, or None."""
     previous = text[max(0, at - 1) : at]
-    if _WORD.match(previous) or previous in tuple(b"._,/-+#=$@%&\\~^"[index : index + 1] for index in range(15)):
+    if _WORD.match(previous) or previous in tuple(
+        b"._,/-+#=$@%&\\~^"[index : index + 1] for index in range(15)
+    ):
         return None
     if text[at : at + 1] == b"+":
         match = _NORTH_AMERICAN.match(text, at) or _INTERNATIONAL.match(text, at)
-        return match.span() if match is not None and _is_international(digits_of(match[0])) else None
+        return (
+            match.span()
+            if match is not None and _is_international(digits_of(match[0]))
+            else None
+        )
     match = _NORTH_AMERICAN.match(text, at)
     if match is not None and is_north_american(digits_of(match[0])):
         return match.span()
@@ -495,7 +579,11 @@ def phone(text: bytes, at: int) -> Span | None:
         return match.span()
     context = text[max(0, at - CONTEXT_BYTES) : at]
     match = _SPACED.match(text, at)
-    if match is not None and is_north_american(digits_of(match[0])) and _CALL_WORDS.search(context):
+    if (
+        match is not None
+        and is_north_american(digits_of(match[0]))
+        and _CALL_WORDS.search(context)
+    ):
         return match.span()
     match = _ANY_GROUPS.match(text, at)
     if (
@@ -515,16 +603,22 @@ def _is_international(digits: bytes) -> bool:
 
 
 def is_north_american(digits: bytes) -> bool:
-    """Return True if 10 digits, or 11 with a leading 1, are an assignable number of the plan (NANPA)."""
+    """Return True if 10 digits, or 11 with a leading 1, are an assignable number of the
+    plan (NANPA).
+    """
     digits = digits[1:] if len(digits) == 11 and digits.startswith(b"1") else digits
     if len(digits) != 10 or _is_fictitious(digits):
         return False
     area, exchange = digits[:3], digits[3:6]
-    return all(part[0] >= 0x32 and not part.endswith(b"11") for part in (area, exchange))
+    return all(
+        part[0] >= 0x32 and not part.endswith(b"11") for part in (area, exchange)
+    )
 
 
 def _is_fictitious(digits: bytes) -> bool:
-    """Return True for 555-0100 to 555-0199, which NANPA reserves for films and examples."""
+    """Return True for 555-0100 to 555-0199, which NANPA reserves for films and
+    examples.
+    """
     return len(digits) >= 7 and digits[-7:-2] == b"55501"
 
 
@@ -533,19 +627,23 @@ KINDS: tuple[PiiKind, ...] = ("email", "iban", "card", "ip", "phone")
 EMAIL, IBAN, CARD, IP, PHONE = range(len(KINDS))
 LEAST_CARD_DIGITS, LEAST_PHONE_DIGITS = 13, 7
 MOST_GAP = 3
-"""Most separators, of one byte or no-break spaces, between two digits of a telephone number."""
+"""Most separators, of one byte or no-break spaces, between two digits of a telephone
+number.
+"""
 
 
 @kernel
-def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def find_anchors(
+    data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the places of n texts where personal data may be.
 
     Args:
         wanted: bool per kind, True for kinds to find.
 
     Returns:
-        rows of place (byte within the text), kind and 0, ascending in each text; and per text its first row (int64 of
-        shape (n + 1,)).
+        rows of place (byte within the text), kind and 0, ascending in each text; and
+        per text its first row (int64 of shape (n + 1,)).
     """
     number = len(offsets) - 1
     rows, count = new_rows(), 0
@@ -554,10 +652,17 @@ def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> t
         begin, end = offsets[text], offsets[text + 1]
         for at in range(begin, end):
             byte = data[at]
-            if byte >= 0x5B or byte < 0x28:  # most of every text: lower-case letters, spaces, non-ASCII
+            # most of every text: lower-case letters, spaces, non-ASCII
+            if byte >= 0x5B or byte < 0x28:
                 continue
             if byte == 0x40:
-                if wanted[EMAIL] and at > begin and at + 1 < end and data[at - 1] > 0x20 and data[at + 1] >= 0x30:
+                if (
+                    wanted[EMAIL]
+                    and at > begin
+                    and at + 1 < end
+                    and data[at - 1] > 0x20
+                    and data[at + 1] >= 0x30
+                ):
                     rows = push(rows, count, at - begin, EMAIL, 0)
                     count += 1
                 continue
@@ -572,11 +677,20 @@ def find_anchors(data: np.ndarray, offsets: np.ndarray, wanted: np.ndarray) -> t
                 if kind == IBAN:
                     is_anchor = byte >= 0x41 and _begins_iban(data, at, end)
                 elif kind == CARD:
-                    is_anchor = digit and _digits_from(data, at, end, 1, False) >= LEAST_CARD_DIGITS
+                    is_anchor = (
+                        digit
+                        and _digits_from(data, at, end, 1, False) >= LEAST_CARD_DIGITS
+                    )
                 elif kind == IP:
-                    is_anchor = digit and (_begins_ipv4(data, at, end) or _begins_ipv6(data, at, end))
+                    is_anchor = digit and (
+                        _begins_ipv4(data, at, end) or _begins_ipv6(data, at, end)
+                    )
                 else:
-                    is_anchor = byte < 0x41 and _digits_from(data, at, end, MOST_GAP, True) >= LEAST_PHONE_DIGITS
+                    is_anchor = (
+                        byte < 0x41
+                        and _digits_from(data, at, end, MOST_GAP, True)
+                        >= LEAST_PHONE_DIGITS
+                    )
                 if is_anchor:
                     rows = push(rows, count, at - begin, kind, 0)
                     count += 1
@@ -593,17 +707,26 @@ def is_digit(byte: int) -> bool:
 @kernel
 def is_alphanumeric(byte: int) -> bool:
     """Return True for an ASCII letter, digit or underscore."""
-    return is_digit(byte) or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
+    return (
+        is_digit(byte) or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or byte == 0x5F
+    )
 
 
 @kernel
 def _begins_iban(data: np.ndarray, at: int, end: int) -> bool:
-    return at + 15 <= end and 0x41 <= data[at + 1] <= 0x5A and is_digit(data[at + 2]) and is_digit(data[at + 3])
+    return (
+        at + 15 <= end
+        and 0x41 <= data[at + 1] <= 0x5A
+        and is_digit(data[at + 2])
+        and is_digit(data[at + 3])
+    )
 
 
 @kernel
 def _begins_ipv4(data: np.ndarray, at: int, end: int) -> bool:
-    """Return True if up to three digits and a dot occur three times, followed by a digit."""
+    """Return True if up to three digits and a dot occur three times, followed by a
+    digit.
+    """
     for _ in range(3):
         digits = 0
         while at < end and is_digit(data[at]) and digits < 3:
@@ -621,9 +744,11 @@ def _begins_ipv6(data: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def _digits_from(data: np.ndarray, at: int, end: int, gap: int, marks: bool) -> int:
-    """Number of digits in a row with at most `gap` separators between two, counted up to 13.
+    """Number of digits in a row with at most `gap` separators between two, counted up
+    to 13.
 
-    Separators are space, no-break space and `-`, and with `marks` also `.`, `/`, `+` and parentheses.
+    Separators are space, no-break space and `-`, and with `marks` also `.`, `/`, `+`
+    and parentheses.
     """
     digits, separators = 0, 0
     while at < end and digits < LEAST_CARD_DIGITS:
@@ -633,7 +758,11 @@ def _digits_from(data: np.ndarray, at: int, end: int, gap: int, marks: bool) -> 
             at += 1
             continue
         width = 0
-        if byte == 0x20 or byte == 0x2D or (marks and (byte == 0x2E or byte == 0x2F or 0x28 <= byte <= 0x2B)):
+        if (
+            byte == 0x20
+            or byte == 0x2D
+            or (marks and (byte == 0x2E or byte == 0x2F or 0x28 <= byte <= 0x2B))
+        ):
             width = 1
         elif byte == 0xC2 and at + 1 < end and data[at + 1] == 0xA0:
             width = 2

@@ -1,8 +1,9 @@
 """Repair of Unicode, as edits of the changed characters.
 
-`fix_unicode` is `ftfy.fix_text` (Speer 2019) with FineWeb-2's settings (datatrove, `pipeline/formatters/ftfy.py`):
-encoding errors are repaired, typographic variants stay. ftfy works line by line; lines that it cannot change (printable
-ASCII without `&`) skip it. `normalise` is a Unicode normalisation form (UAX 15), which never crosses a newline.
+`fix_unicode` is `ftfy.fix_text` (Speer 2019) with FineWeb-2's settings (datatrove,
+`pipeline/formatters/ftfy.py`): encoding errors are repaired, typographic variants stay.
+ftfy works line by line; lines that it cannot change (printable ASCII without `&`) skip
+it. `normalise` is a Unicode normalisation form (UAX 15), which never crosses a newline.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines
 
 Repair = Callable[[str, bool], str]
-"""(line with its newline, True after a `<` in an earlier line of the text) -> the repaired line."""
+"""(line with its newline, True after a `<` in an earlier line of the text) -> the
+repaired line.
+"""
 
 
 @lru_cache(maxsize=1)
@@ -55,13 +58,23 @@ def fix_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray, np.ndarray]:
     # ftfy takes a text with a `<` for HTML, whose entities must stay from there on.
     in_html = config._replace(unescape_html=False)
     return repair_lines(
-        texts, lambda line, html: ftfy.fix_text(line, in_html if html else config), 0x20, 0x7E, ord("&")
+        texts,
+        lambda line, html: ftfy.fix_text(line, in_html if html else config),
+        0x20,
+        0x7E,
+        ord("&"),
     )
 
 
-def normalise(texts: pa.Array, form: Literal["NFC", "NFKC"]) -> tuple[pa.Array, np.ndarray, np.ndarray]:
-    """Edits that turn each text into a normalisation form; returns as `repair_lines`."""
-    return repair_lines(texts, lambda line, html: unicodedata.normalize(form, line), 0x00, 0x7F, -1)
+def normalise(
+    texts: pa.Array, form: Literal["NFC", "NFKC"]
+) -> tuple[pa.Array, np.ndarray, np.ndarray]:
+    """Edits that turn each text into a normalisation form; returns as
+    `repair_lines`.
+    """
+    return repair_lines(
+        texts, lambda line, html: unicodedata.normalize(form, line), 0x00, 0x7F, -1
+    )
 
 
 def repair_lines(
@@ -76,22 +89,36 @@ def repair_lines(
         special: a byte in that range that is not plain; -1 for none.
 
     Returns:
-        edits (EDITS_TYPE), one per changed line, without the unchanged characters at its ends; per text the number of
-        these lines, and of replaced bytes (int64 of shape (n,)).
+        edits (EDITS_TYPE), one per changed line, without the unchanged characters at
+        its ends; per text the number of these lines, and of replaced bytes (int64 of
+        shape (n,)).
     """
     data, offsets = text_buffers(texts)
-    begins, ends, firsts, html = _lines_to_repair(data, offsets, first_plain, last_plain, special)
+    begins, ends, firsts, html = _lines_to_repair(
+        data, offsets, first_plain, last_plain, special
+    )
     edits: list[list[Edit]] = []
     for text in range(len(offsets) - 1):
         lines = range(firsts[text], firsts[text + 1])
-        edits.append(list(_repairs(data, lines, begins, ends, html, int(offsets[text]), repair)))
+        edits.append(
+            list(_repairs(data, lines, begins, ends, html, int(offsets[text]), repair))
+        )
     counts = np.array([len(text_edits) for text_edits in edits], np.int64)
-    sizes = np.array([sum(end - begin for begin, end, _ in text_edits) for text_edits in edits], np.int64)
+    sizes = np.array(
+        [sum(end - begin for begin, end, _ in text_edits) for text_edits in edits],
+        np.int64,
+    )
     return edits_array(edits), counts, sizes
 
 
 def _repairs(
-    data: np.ndarray, lines: range, begins: np.ndarray, ends: np.ndarray, html: np.ndarray, base: int, repair: Repair
+    data: np.ndarray,
+    lines: range,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    html: np.ndarray,
+    base: int,
+    repair: Repair,
 ) -> Iterator[Edit]:
     for number in lines:
         begin, end = int(begins[number]), int(ends[number])
@@ -100,34 +127,60 @@ def _repairs(
         if repaired != line:
             first, last, replacement = difference(line, repaired)
             edit_begin = begin - base + len(line[:first].encode("utf-8"))
-            yield edit_begin, edit_begin + len(line[first:last].encode("utf-8")), replacement
+            yield (
+                edit_begin,
+                edit_begin + len(line[first:last].encode("utf-8")),
+                replacement,
+            )
 
 
 def difference(old: str, new: str) -> tuple[int, int, str]:
-    """Range of characters in `old` to replace, and the replacement, to get `new`; common ends are excluded."""
+    """Range of characters in `old` to replace, and the replacement, to get `new`;
+    common ends are excluded.
+    """
     shorter = min(len(old), len(new))
-    first = next((index for index in range(shorter) if old[index] != new[index]), shorter)
+    first = next(
+        (index for index in range(shorter) if old[index] != new[index]), shorter
+    )
     remaining = shorter - first
-    tail = next((index for index in range(remaining) if old[-1 - index] != new[-1 - index]), remaining)
+    tail = next(
+        (index for index in range(remaining) if old[-1 - index] != new[-1 - index]),
+        remaining,
+    )
     return first, len(old) - tail, new[first : len(new) - tail]
 
 
 @kernel
 def _lines_to_repair(
-    data: np.ndarray, offsets: np.ndarray, first_plain: int, last_plain: int, special: int
+    data: np.ndarray,
+    offsets: np.ndarray,
+    first_plain: int,
+    last_plain: int,
+    special: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Lines with a byte that is not plain: begin, end (after the newline), per text the first, and HTML flags."""
+    """Lines with a byte that is not plain: begin, end (after the newline), per text the
+    first, and HTML flags.
+    """
     number = len(offsets) - 1
     firsts = np.zeros(number + 1, np.int64)
-    begins, ends, html = np.empty(64, np.int64), np.empty(64, np.int64), np.empty(64, np.bool_)
+    begins, ends, html = (
+        np.empty(64, np.int64),
+        np.empty(64, np.int64),
+        np.empty(64, np.bool_),
+    )
     count = 0
     for text in range(number):
         begin, is_html = offsets[text], False
         while begin < offsets[text + 1]:
-            end = min(skip_to_newlines(data, begin, offsets[text + 1], 1) + 1, offsets[text + 1])
+            end = min(
+                skip_to_newlines(data, begin, offsets[text + 1], 1) + 1,
+                offsets[text + 1],
+            )
             is_plain, opens = True, False
             for byte in data[begin:end]:
-                is_plain &= byte == 0x0A or (first_plain <= byte <= last_plain and byte != special)
+                is_plain &= byte == 0x0A or (
+                    first_plain <= byte <= last_plain and byte != special
+                )
                 opens |= byte == 0x3C
             if not is_plain:
                 if count == len(begins):

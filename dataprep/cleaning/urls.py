@@ -1,9 +1,11 @@
-"""URLs of documents: normalisation, registered domains, and the URL in a document's metadata.
+"""URLs of documents: normalisation, registered domains, and the URL in a document's
+metadata.
 
-`normalise_url` combines three sources that identify pages. C4 (tensorflow/datasets, `c4_utils.py`, `normalize_url`)
-removes the scheme, `www.`, queries that begin with `utm_`, `ref` or `feed`, and trailing slashes; RefinedWeb (Penedo et
-al. 2023, appendix G.1) compares URLs after such a normalisation to deduplicate pages over all dumps; RFC 3986 section
-6.2.2 defines the equivalent spellings of the other parts.
+`normalise_url` combines three sources that identify pages. C4 (tensorflow/datasets,
+`c4_utils.py`, `normalize_url`) removes the scheme, `www.`, queries that begin with
+`utm_`, `ref` or `feed`, and trailing slashes; RefinedWeb (Penedo et al. 2023, appendix
+G.1) compares URLs after such a normalisation to deduplicate pages over all dumps; RFC
+3986 section 6.2.2 defines the equivalent spellings of the other parts.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from urllib.parse import quote
 import pyarrow as pa
 
 TRACKING_PREFIXES = ("utm_", "mtm_", "pk_", "hsa_")
-"""Prefixes of the parameters in Google's, Matomo's and HubSpot's campaign links (`utm_` is C4's)."""
+"""Prefixes of the parameters in Google's, Matomo's and HubSpot's campaign links (`utm_`
+is C4's).
+"""
 TRACKING_PARAMETERS = frozenset(
     {
         "ref",
@@ -53,35 +57,48 @@ TRACKING_PARAMETERS = frozenset(
         "__s",
     }
 )
-"""Parameters that identify the click, not the page (those that Firefox and Brave strip, and C4's two)."""
+"""Parameters that identify the click, not the page (those that Firefox and Brave strip,
+and C4's two).
+"""
 
 _WEB = re.compile(r"(?:(?:https?:)?//+)+", re.IGNORECASE)
 _OTHER_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
 _PARTS = re.compile(r"([^/?#]*)([^?#]*)(?:\?([^#]*))?")
-_AUTHORITY = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s\x00-\x20\x7f:@\[\]\\%<>\"`{}|^]+)((?::\d*)*)")
+_AUTHORITY = re.compile(
+    r"(\[[0-9a-fA-F:.]+\]|[^\s\x00-\x20\x7f:@\[\]\\%<>\"`{}|^]+)((?::\d*)*)"
+)
 _DEFAULT_PORTS = re.compile(r"(?::(?:80|443)?)+$")
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})?")
-_UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
+_UNRESERVED = frozenset(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~"
+)
 _KEPT = "%!$&'()*+,;=:@/?"
-"""RFC 3986's reserved characters that are allowed in a path or query; others, except unreserved, are escaped."""
+"""RFC 3986's reserved characters that are allowed in a path or query; others, except
+unreserved, are escaped.
+"""
 _TRIMMED = "".join(map(chr, range(0x21))) + "\x7f\u00a0\ufeff"
 
 
 def normalise_url(url: str) -> str:
-    """Normalise a page's URL and remove its scheme: `http://WWW.a.org:80/x/?utm_source=y#z` becomes `a.org/x`.
+    """Normalise a page's URL and remove its scheme:
+    `http://WWW.a.org:80/x/?utm_source=y#z` becomes `a.org/x`.
 
     In this order:
 
     - surrounding spaces and control characters, and the fragment, are removed;
-    - `http://`, `https://` and `//` are removed, even if repeated; another scheme stays, in lower case;
-    - user and password are removed; the host is converted to lower case and the ASCII form of IDNA (UTS 46), without a
-      trailing dot and without every leading `www.` that is followed by a name with a dot;
+    - `http://`, `https://` and `//` are removed, even if repeated; another scheme
+      stays, in lower case;
+    - user and password are removed; the host is converted to lower case and the ASCII
+      form of IDNA (UTS 46), without a trailing dot and without every leading `www.`
+      that is followed by a name with a dot;
     - the ports 80 and 443 and an empty port are removed;
-    - in path and query, escapes of unreserved characters are decoded, all others get upper-case digits, and characters
-      not allowed in a URL are escaped, non-ASCII characters as UTF-8;
+    - in path and query, escapes of unreserved characters are decoded, all others get
+      upper-case digits, and characters not allowed in a URL are escaped, non-ASCII
+      characters as UTF-8;
     - trailing slashes of the path are removed;
-    - empty and tracking parameters (TRACKING_PREFIXES, TRACKING_PARAMETERS, ignoring case) are removed, and the others
-      are sorted by name; parameters of one name keep their order.
+    - empty and tracking parameters (TRACKING_PREFIXES, TRACKING_PARAMETERS, ignoring
+      case) are removed, and the others are sorted by name; parameters of one name keep
+      their order.
 
     Idempotent. A string without a host (`mailto:x`, `/path`) is only trimmed.
     """
@@ -107,7 +124,9 @@ def normalise_url(url: str) -> str:
 
 
 def normalise_host(host: str) -> str:
-    """Convert a host to lower case and ASCII (IDNA's A-labels by UTS 46), without trailing dot or leading `www.`."""
+    """Convert a host to lower case and ASCII (IDNA's A-labels by UTS 46), without
+    trailing dot or leading `www.`.
+    """
     host = host.lower()
     if not host.isascii():
         host = _ascii_host(host)
@@ -130,7 +149,9 @@ def _normalise_query(query: str) -> str:
     kept = []
     for parameter in _normalise_escapes(query).split("&"):
         name = parameter.partition("=")[0]
-        tracking = name.lower() in TRACKING_PARAMETERS or name.lower().startswith(TRACKING_PREFIXES)
+        tracking = name.lower() in TRACKING_PARAMETERS or name.lower().startswith(
+            TRACKING_PREFIXES
+        )
         if parameter and not tracking:
             kept.append((name, parameter))
     kept.sort(key=lambda item: item[0])
@@ -138,7 +159,9 @@ def _normalise_query(query: str) -> str:
 
 
 def _normalise_escapes(text: str) -> str:
-    """Normalise escapes by RFC 3986 section 6.2.2; a stray `%` is escaped, so that the function is idempotent."""
+    """Normalise escapes by RFC 3986 section 6.2.2; a stray `%` is escaped, so that the
+    function is idempotent.
+    """
     if "%" in text:
         text = _ESCAPE.sub(_normalise_escape, text)
     return quote(text, safe=_KEPT, errors="surrogatepass")
@@ -156,7 +179,11 @@ def url_host(url: str) -> str:
     """Normalised host of a URL without its port; empty if it has none."""
     normalised = normalise_url(url)
     scheme_match = _OTHER_SCHEME.match(normalised)
-    authority = re.split(r"[/?#]", normalised[scheme_match.end() :] if scheme_match else normalised, maxsplit=1)[0]
+    authority = re.split(
+        r"[/?#]",
+        normalised[scheme_match.end() :] if scheme_match else normalised,
+        maxsplit=1,
+    )[0]
     authority_match = _AUTHORITY.fullmatch(authority)
     return "" if authority_match is None else authority_match[1]
 
@@ -165,8 +192,9 @@ def url_host(url: str) -> str:
 def registered_domain(host: str) -> str:
     """Registered domain of a host: `bbc.co.uk` for `news.bbc.co.uk`.
 
-    Uses the public suffix list of the package `tld` (no network), including its private part: each `somebody.github.io` is
-    a domain of its own. A host that is an address, has an unknown top level or is a public suffix is returned unchanged.
+    Uses the public suffix list of the package `tld` (no network), including its private
+    part: each `somebody.github.io` is a domain of its own. A host that is an address,
+    has an unknown top level or is a public suffix is returned unchanged.
 
     Args:
         host: from `normalise_host` or `url_host`.
@@ -174,10 +202,18 @@ def registered_domain(host: str) -> str:
     from tld import get_fld
 
     unicode_host = _unicode_host(host) if "xn--" in host else host
-    domain = None if host.startswith("[") else get_fld(f"//{unicode_host}", fail_silently=True)
+    domain = (
+        None
+        if host.startswith("[")
+        else get_fld(f"//{unicode_host}", fail_silently=True)
+    )
     if domain is None:
         return host
-    return host if domain == unicode_host else ".".join(host.split(".")[-len(domain.split(".")) :])
+    return (
+        host
+        if domain == unicode_host
+        else ".".join(host.split(".")[-len(domain.split(".")) :])
+    )
 
 
 def _unicode_host(host: str) -> str:
@@ -191,14 +227,20 @@ def _unicode_host(host: str) -> str:
 
 
 def document_urls(documents: pa.Table) -> list[str | None]:
-    """URL of each document: the string `url` of its metadata, else its locator if that begins with http(s)://.
+    """URL of each document: the string `url` of its metadata, else its locator if that
+    begins with http(s)://.
 
     Args:
         documents: a shard with at least `locator` and `metadata`.
     """
     return [
-        _metadata_url(metadata) or (locator if locator.lower().startswith(("http://", "https://")) else None)
-        for metadata, locator in zip(documents["metadata"].to_pylist(), documents["locator"].to_pylist(), strict=True)
+        _metadata_url(metadata)
+        or (locator if locator.lower().startswith(("http://", "https://")) else None)
+        for metadata, locator in zip(
+            documents["metadata"].to_pylist(),
+            documents["locator"].to_pylist(),
+            strict=True,
+        )
     ]
 
 

@@ -1,13 +1,16 @@
-"""Links between duplicate documents: candidate pairs from equal keys, and their verification.
+"""Links between duplicate documents: candidate pairs from equal keys, and their
+verification.
 
-Documents of equal text are linked to the document with the smallest id, which represents the text in its bucket. A
-bucket of at most LARGEST_BUCKET different texts makes all pairs. In a larger bucket (a template, a licence) every text
-is paired with the first text and with the next text in the order of their digests: a linear number of pairs that
-connects similar texts, but can miss two texts that are similar only to each other. Such buckets are counted and
-reported.
+Documents of equal text are linked to the document with the smallest id, which
+represents the text in its bucket. A bucket of at most LARGEST_BUCKET different texts
+makes all pairs. In a larger bucket (a template, a licence) every text is paired with
+the first text and with the next text in the order of their digests: a linear number of
+pairs that connects similar texts, but can miss two texts that are similar only to each
+other. Such buckets are counted and reported.
 
-Documents of an older corpus, which is not deduplicated again, are paired only with new documents. They represent their
-texts and come first in their buckets, so that every new text is compared with an older one.
+Documents of an older corpus, which is not deduplicated again, are paired only with new
+documents. They represent their texts and come first in their buckets, so that every new
+text is compared with an older one.
 """
 
 from __future__ import annotations
@@ -39,15 +42,24 @@ from gristmill.dataprep.duplicates.sketches import (
 )
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task, run_name
-from gristmill.dataprep.shuffle_format import PARTITION_BYTES, group_starts, task_file, write_partitions
+from gristmill.dataprep.shuffle_format import (
+    PARTITION_BYTES,
+    group_starts,
+    task_file,
+    write_partitions,
+)
 from gristmill.mixtures.steps.dedup import Dedup
 
 PAIRS, WANTED, MATCHES = "pairs", "wanted", "matches"
-"""Names of streams: pairs and requests for sketches by partition of the keys, matches by partition of the pairs."""
+"""Names of streams: pairs and requests for sketches by partition of the keys, matches
+by partition of the pairs.
+"""
 FETCHED = "fetched"
 """Name of the stream of sketches from the shards to the partitions of the pairs."""
 LARGEST_BUCKET = 64
-"""Maximum number of different texts in a bucket whose pairs are all compared: 2,016 pairs."""
+"""Maximum number of different texts in a bucket whose pairs are all compared: 2,016
+pairs.
+"""
 
 
 class Bucket(NamedTuple):
@@ -56,7 +68,8 @@ class Bucket(NamedTuple):
     Attributes:
         key: the key that its documents share.
         size: number of different texts.
-        example: the document with the smallest id among those whose text has the smallest digest.
+        example: the document with the smallest id among those whose text has the
+            smallest digest.
     """
 
     key: int
@@ -69,8 +82,8 @@ class Candidates:
     """Candidate pairs from the keys of one partition.
 
     Attributes:
-        pairs: int64 of shape (m, 2), distinct and ascending; in a pair the new document is first, of two new documents
-            the one with the smaller id.
+        pairs: int64 of shape (m, 2), distinct and ascending; in a pair the new document
+            is first, of two new documents the one with the smaller id.
         oversized: the buckets without all of their pairs.
     """
 
@@ -79,28 +92,42 @@ class Candidates:
 
 
 def candidate_pairs(
-    keys: np.ndarray, documents: np.ndarray, texts: np.ndarray, ranks: np.ndarray, num_new: int
+    keys: np.ndarray,
+    documents: np.ndarray,
+    texts: np.ndarray,
+    ranks: np.ndarray,
+    num_new: int,
 ) -> Candidates:
     """Pair documents with equal keys, except two old documents.
 
     The pairs depend only on keys, texts and the order of the ids.
 
     Args:
-        keys, texts, ranks: uint64 of shape (n,): the key, a digest of the text, and the rank of the id.
+        keys, texts, ranks: uint64 of shape (n,): the key, a digest of the text, and the
+            rank of the id.
         documents: int64 of shape (n,).
         num_new: documents from this number on are old.
     """
     is_new = documents < num_new
     order = np.lexsort((ranks, is_new, texts, keys))
-    keys, documents, texts, ranks = keys[order], documents[order], texts[order], ranks[order]
+    keys, documents, texts, ranks = (
+        keys[order],
+        documents[order],
+        texts[order],
+        ranks[order],
+    )
     is_new = is_new[order]
     first = np.ones(len(keys), bool)
     first[1:] = (keys[1:] != keys[:-1]) | (texts[1:] != texts[:-1])
     representatives = np.flatnonzero(first)
-    copies = np.stack([representatives[np.cumsum(first) - 1], np.arange(len(keys))], axis=1)[~first]
+    copies = np.stack(
+        [representatives[np.cumsum(first) - 1], np.arange(len(keys))], axis=1
+    )[~first]
     # Within a bucket, old texts come first; texts are then sorted by their digests.
     representatives = representatives[
-        np.lexsort((texts[representatives], is_new[representatives], keys[representatives]))
+        np.lexsort(
+            (texts[representatives], is_new[representatives], keys[representatives])
+        )
     ]
     pairs, oversized = _pairs_in_buckets(keys[representatives])
     pairs = np.concatenate([copies, representatives[pairs]])
@@ -110,7 +137,11 @@ def candidate_pairs(
     return Candidates(
         distinct_pairs(pairs),
         [
-            Bucket(int(keys[representatives[position]]), size, int(documents[representatives[position]]))
+            Bucket(
+                int(keys[representatives[position]]),
+                size,
+                int(documents[representatives[position]]),
+            )
             for position, size in oversized
         ],
     )
@@ -125,7 +156,9 @@ def distinct_pairs(pairs: np.ndarray) -> np.ndarray:
 
 
 def shared_keys(keys: np.ndarray) -> np.ndarray:
-    """Positions of the keys that occur more than once; most do not, and are not sorted again."""
+    """Positions of the keys that occur more than once; most do not, and are not sorted
+    again.
+    """
     order = np.argsort(keys)
     same = keys[order[1:]] == keys[order[:-1]]
     shared = np.zeros(len(keys), bool)
@@ -135,27 +168,41 @@ def shared_keys(keys: np.ndarray) -> np.ndarray:
 
 
 def _pairs_in_buckets(keys: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Pairs of positions with equal keys (sorted); and (begin, size) of the oversized buckets."""
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])) if len(keys) else np.empty(0, np.int64)
+    """Pairs of positions with equal keys (sorted); and (begin, size) of the oversized
+    buckets.
+    """
+    starts = (
+        np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        if len(keys)
+        else np.empty(0, np.int64)
+    )
     sizes = np.diff(np.append(starts, len(keys)))
     parts = [np.empty((0, 2), np.int64)]
     for size in np.unique(sizes[(sizes > 1) & (sizes <= LARGEST_BUCKET)]):
         first, second = np.triu_indices(size, 1)
         members = starts[sizes == size, None] + np.arange(size)
-        parts.append(np.stack([members[:, first], members[:, second]], axis=-1).reshape(-1, 2))
+        parts.append(
+            np.stack([members[:, first], members[:, second]], axis=-1).reshape(-1, 2)
+        )
     oversized = sizes > LARGEST_BUCKET
     for start, size in zip(starts[oversized], sizes[oversized]):
         members = start + np.arange(size)
         parts.append(np.stack([np.full(size - 1, members[0]), members[1:]], axis=1))
         parts.append(np.stack([members[:-1], members[1:]], axis=1))
-    return np.concatenate(parts), list(zip(starts[oversized].tolist(), sizes[oversized].tolist(), strict=True))
+    return np.concatenate(parts), list(
+        zip(starts[oversized].tolist(), sizes[oversized].tolist(), strict=True)
+    )
 
 
 BYTES_PER_BATCH = 64_000_000
-"""Size of the sketches that are compared at a time; a document counts once for each of its pairs."""
+"""Size of the sketches that are compared at a time; a document counts once for each of
+its pairs.
+"""
 PAIRS_PER_RUN = 2_000_000
-"""Pairs that a task holds at a time, 16 bytes each and some copies of them: 200 MB. All pairs of one document stay
-together, even if it has more, such as the first text of a bucket of millions."""
+"""Pairs that a task holds at a time, 16 bytes each and some copies of them: 200 MB. All
+pairs of one document stay together, even if it has more, such as the first text of a
+bucket of millions.
+"""
 SLICES = 256
 """Number of ranges of documents whose pairs are counted before they are read."""
 BYTES_PER_SKETCH = 256
@@ -163,13 +210,22 @@ BYTES_PER_SKETCH = 256
 NAMED = pa.schema([("id", pa.binary(ID_BYTES)), ("locator", pa.string())])
 """Columns that identify an older document."""
 LARGEST_BUCKETS = 10
-EXACT, URL, NEAR, CHAINED = "exact_duplicate", "url_duplicate", "near_duplicate", "chained_duplicate"
-"""Reasons in the order of precedence: the text of the survivor, its URL, nearly its text, or only a chain of links
-through other members of the cluster (with `clusters: connected`)."""
+EXACT, URL, NEAR, CHAINED = (
+    "exact_duplicate",
+    "url_duplicate",
+    "near_duplicate",
+    "chained_duplicate",
+)
+"""Reasons in the order of precedence: the text of the survivor, its URL, nearly its
+text, or only a chain of links through other members of the cluster (with `clusters:
+connected`).
+"""
 REASONS = np.array([EXACT, URL, NEAR, CHAINED])
 NEAR_KIND, CHAINED_KIND = 2, 3
 AGAINST_REASONS = np.array([f"against_{reason}" for reason in (EXACT, URL, NEAR)])
-"""Reasons of documents that are duplicates of an older one; chains do not extend to older documents."""
+"""Reasons of documents that are duplicates of an older one; chains do not extend to
+older documents.
+"""
 
 
 class Comparison(NamedTuple):
@@ -178,7 +234,8 @@ class Comparison(NamedTuple):
     Attributes:
         kind: int64, position in REASONS.
         near: bool, near duplicates, independent of `kind`.
-        jaccard: float64, of their shingles; 1 if the texts are equal, NaN if they differ and MinHash is off.
+        jaccard: float64, of their shingles; 1 if the texts are equal, NaN if they
+            differ and MinHash is off.
     """
 
     kind: np.ndarray
@@ -186,10 +243,14 @@ class Comparison(NamedTuple):
     jaccard: np.ndarray
 
 
-def find_candidates(task: Task, plan: DedupPlan, keys: Shuffled) -> Generator[Sent, None, Done]:
-    """Pair the documents that share a key of one partition, and send each pair to the partition of its first document.
+def find_candidates(
+    task: Task, plan: DedupPlan, keys: Shuffled
+) -> Generator[Sent, None, Done]:
+    """Pair the documents that share a key of one partition, and send each pair to the
+    partition of its first document.
 
-    Sends one run of pairs at a time and, to the shards of the documents, the partitions that need their sketches.
+    Sends one run of pairs at a time and, to the shards of the documents, the partitions
+    that need their sketches.
 
     Returns:
         number of `oversized` buckets, and the `largest` of them (size, key, example).
@@ -198,53 +259,88 @@ def find_candidates(task: Task, plan: DedupPlan, keys: Shuffled) -> Generator[Se
     oversized = 0
     for run in key_runs(keys, task.payload["partition"]):
         candidates = candidate_pairs(*run, plan.numbering.num_new)
-        partitions = candidates.pairs[:, 0] * plan.num_partitions // max(plan.numbering.num_new, 1)
+        partitions = (
+            candidates.pairs[:, 0]
+            * plan.num_partitions
+            // max(plan.numbering.num_new, 1)
+        )
         yield Sent(PAIRS, pairs_table(candidates.pairs), partitions)
         if plan.sends_sketches:
-            requests = distinct_pairs(np.stack([candidates.pairs.ravel(), np.repeat(partitions, 2)], axis=1))
-            yield Sent(WANTED, pairs_table(requests), plan.numbering.shards_of(requests[:, 0]))
+            requests = distinct_pairs(
+                np.stack([candidates.pairs.ravel(), np.repeat(partitions, 2)], axis=1)
+            )
+            yield Sent(
+                WANTED, pairs_table(requests), plan.numbering.shards_of(requests[:, 0])
+            )
         oversized += len(candidates.oversized)
         buckets = largest_buckets([*buckets, *candidates.oversized])
     return Done([], {"oversized": oversized, "largest": buckets})
 
 
 def fetch(task: Task, plan: DedupPlan, wanted: Shuffled) -> Generator[Sent, None, Done]:
-    """Send the sketches of one shard's documents to the partitions of their pairs; payload `shard`."""
+    """Send the sketches of one shard's documents to the partitions of their pairs;
+    payload `shard`.
+    """
     shard = task.payload["shard"]
     rows = distinct_pairs(pairs_array(wanted.read(shard))[:, ::-1])
     partitions, documents = rows[:, 0], rows[:, 1]
     batch = pa.Table.from_batches([read_sketches(plan.work, task.name)])
-    places = np.searchsorted(batch["row"].to_numpy(), documents - plan.numbering.starts[shard])
-    column_names = ["id", "locator", *(name for name in SKETCH_COLUMNS if name in batch.column_names)]
+    places = np.searchsorted(
+        batch["row"].to_numpy(), documents - plan.numbering.starts[shard]
+    )
+    column_names = [
+        "id",
+        "locator",
+        *(name for name in SKETCH_COLUMNS if name in batch.column_names),
+    ]
     lengths = np.diff(batch["shingles"].chunk(0).offsets.to_numpy())[places]
-    for begin, end in cut_runs(BYTES_PER_SKETCH + 4 * lengths, BYTES_PER_BATCH) if len(rows) else ():
+    for begin, end in (
+        cut_runs(BYTES_PER_SKETCH + 4 * lengths, BYTES_PER_BATCH) if len(rows) else ()
+    ):
         sent = batch.select(column_names).take(pa.array(places[begin:end]))
-        yield Sent(FETCHED, sent.append_column("document", pa.array(documents[begin:end])), partitions[begin:end])
+        yield Sent(
+            FETCHED,
+            sent.append_column("document", pa.array(documents[begin:end])),
+            partitions[begin:end],
+        )
     return Done()
 
 
 def source_of(plan: DedupPlan, sent: Shuffled | None, partition: int) -> Source:
-    """Source of a partition's sketches: the sketches sent to it, or the files of the shards."""
+    """Source of a partition's sketches: the sketches sent to it, or the files of the
+    shards.
+    """
     if sent is None or not plan.sends_sketches:
         return ShardSketches(plan.work, plan.numbering)
     return SentSketches(sent.pieces(partition))
 
 
-def key_runs(keys: Shuffled, partition: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Keys of one partition that occur more than once, in runs that fit in memory: key, document, text and rank.
+def key_runs(
+    keys: Shuffled, partition: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """Keys of one partition that occur more than once, in runs that fit in memory: key,
+    document, text and rank.
 
-    A bucket is never split: a task holds 32 bytes for each document of the largest bucket, and five copies of them.
+    A bucket is never split: a task holds 32 bytes for each document of the largest
+    bucket, and five copies of them.
     """
     parts = max(1, -(-keys.count(partition) * BYTES_PER_KEY // (2 * PARTITION_BYTES)))
     for part in range(0 if keys.is_nothing else parts):
         rows = keys.read(partition, partial(_choose_keys, part=part, parts=parts))
         rows = rows.take(pa.array(shared_keys(rows["key"].to_numpy())))
-        key, document, text, rank = (rows[name].to_numpy() for name in ("key", "document", "text", "rank"))
+        key, document, text, rank = (
+            rows[name].to_numpy() for name in ("key", "document", "text", "rank")
+        )
         starts = group_starts(key)
         ends = np.append(starts[1:], len(key))
         for begin, end in cut_runs(_most_pairs(ends - starts), PAIRS_PER_RUN):
             bucket_rows = slice(starts[begin], ends[end - 1])
-            yield key[bucket_rows], document[bucket_rows], text[bucket_rows], rank[bucket_rows]
+            yield (
+                key[bucket_rows],
+                document[bucket_rows],
+                text[bucket_rows],
+                rank[bucket_rows],
+            )
 
 
 def _choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
@@ -257,25 +353,38 @@ def _choose_keys(keys: pa.Table, part: int, parts: int) -> pa.Table:
 
 def _most_pairs(sizes: np.ndarray) -> np.ndarray:
     """Maximum number of pairs in buckets of these sizes."""
-    small_bucket, large_bucket = sizes * (sizes - 1) // 2, 2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2
+    small_bucket, large_bucket = (
+        sizes * (sizes - 1) // 2,
+        2 * sizes + LARGEST_BUCKET * (LARGEST_BUCKET - 1) // 2,
+    )
     most: np.ndarray = np.where(sizes > LARGEST_BUCKET, large_bucket, small_bucket)
     return most
 
 
 def cut_runs(costs: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
-    """Cut n costs into runs (begin, end) of less than twice `most`; an item that costs more than `most` is alone."""
+    """Cut n costs into runs (begin, end) of less than twice `most`; an item that costs
+    more than `most` is alone.
+    """
     number, alone = (np.cumsum(costs) - 1) // most, np.flatnonzero(costs > most)
-    begins = np.concatenate([[0], np.flatnonzero(np.diff(number)) + 1, alone, alone + 1, [len(costs)]])
+    begins = np.concatenate(
+        [[0], np.flatnonzero(np.diff(number)) + 1, alone, alone + 1, [len(costs)]]
+    )
     yield from pairwise(np.unique(begins).tolist())
 
 
 def largest_buckets(buckets: Iterable[Bucket]) -> list[Bucket]:
     """Select the LARGEST_BUCKETS largest buckets; ties are sorted by key."""
-    return sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[:LARGEST_BUCKETS]
+    return sorted(buckets, key=lambda bucket: (-bucket.size, bucket.key))[
+        :LARGEST_BUCKETS
+    ]
 
 
-def describe_buckets(plan: DedupPlan, buckets: Iterable[Bucket]) -> list[dict[str, Any]]:
-    """Describe buckets by `size` (different texts), `key`, `band`, and `id` and `locator` of an example."""
+def describe_buckets(
+    plan: DedupPlan, buckets: Iterable[Bucket]
+) -> list[dict[str, Any]]:
+    """Describe buckets by `size` (different texts), `key`, `band`, and `id` and
+    `locator` of an example.
+    """
     described, source = [], ShardSketches(plan.work, plan.numbering)
     for bucket in buckets:
         example = np.array([bucket.example])
@@ -293,26 +402,34 @@ def describe_buckets(plan: DedupPlan, buckets: Iterable[Bucket]) -> list[dict[st
     return described
 
 
-def verify(task: Task, plan: DedupPlan, pairs: Shuffled, sketches: Shuffled | None) -> Generator[Sent, None, Done]:
-    """Keep the duplicate pairs of one partition: links within this run, and matches with older documents.
+def verify(
+    task: Task, plan: DedupPlan, pairs: Shuffled, sketches: Shuffled | None
+) -> Generator[Sent, None, Done]:
+    """Keep the duplicate pairs of one partition: links within this run, and matches
+    with older documents.
 
-    Matches go to the shards of the new documents, with kind, similarity, and id and locator of the older document.
-    Links are written to one file per run of pairs, because their number of partitions is not known yet.
+    Matches go to the shards of the new documents, with kind, similarity, and id and
+    locator of the older document. Links are written to one file per run of pairs,
+    because their number of partitions is not known yet.
 
     Args:
         sketches: sketches of the paired documents from `fetch`, or None.
 
     Returns:
-        `runs`, and numbers of `candidates`, of `linked` pairs, and of pairs that `matched` older documents.
+        `runs`, and numbers of `candidates`, of `linked` pairs, and of pairs that
+        `matched` older documents.
     """
     number, partition = plan.numbering.num_new, task.payload["partition"]
     first_document, last_document = (
-        -(-position * number // plan.num_partitions) for position in (partition, partition + 1)
+        -(-position * number // plan.num_partitions)
+        for position in (partition, partition + 1)
     )
     paths: list[Path] = []
     counts = {"runs": 0, "candidates": 0, "linked": 0, "matched": 0}
     source = source_of(plan, sketches, partition)
-    for run in pair_runs(pairs, partition, first_document, last_document, PAIRS_PER_RUN):
+    for run in pair_runs(
+        pairs, partition, first_document, last_document, PAIRS_PER_RUN
+    ):
         comparison = compare(plan.section, source, run)
         is_duplicate = comparison.kind < CHAINED_KIND
         within = run[:, 1] < number
@@ -320,18 +437,28 @@ def verify(task: Task, plan: DedupPlan, pairs: Shuffled, sketches: Shuffled | No
         matches = _matches(source, run, comparison, within)
         paths.append(task_file(plan.work, "links", run_name(task, counts["runs"])))
         write_partitions(paths[-1], pairs_table(links), links[:, 0], 1)
-        yield Sent(MATCHES, matches, plan.numbering.shards_of(matches["left"].to_numpy()))
-        run_counts = {"runs": 1, "candidates": len(run), "linked": int(is_duplicate.sum()), "matched": len(matches)}
+        yield Sent(
+            MATCHES, matches, plan.numbering.shards_of(matches["left"].to_numpy())
+        )
+        run_counts = {
+            "runs": 1,
+            "candidates": len(run),
+            "linked": int(is_duplicate.sum()),
+            "matched": len(matches),
+        }
         counts = {name: counts[name] + run_counts[name] for name in counts}
     return Done(paths, counts)
 
 
-def pair_runs(pairs: Shuffled, partition: int, first: int, last: int, most: int) -> Iterator[np.ndarray]:
+def pair_runs(
+    pairs: Shuffled, partition: int, first: int, last: int, most: int
+) -> Iterator[np.ndarray]:
     """Distinct pairs of one partition in ascending order, in runs of about `most`.
 
     Args:
         pairs: by partition, ascending in each piece.
-        first, last: range of their first documents; all pairs of one first document are in one run.
+        first, last: range of their first documents; all pairs of one first document are
+            in one run.
     """
     edges = np.unique(np.linspace(first, last, SLICES + 1).astype(np.int64))
     counts = np.zeros(len(edges) - 1, np.int64)
@@ -342,7 +469,11 @@ def pair_runs(pairs: Shuffled, partition: int, first: int, last: int, most: int)
         if counts[begin:end].sum() > 2 * most and inside[1] - inside[0] > 1:
             yield from pair_runs(pairs, partition, *inside, most)
         elif counts[begin:end].any():
-            yield distinct_pairs(pairs_array(pairs.read(partition, partial(_choose_pairs, inside=inside))))
+            yield distinct_pairs(
+                pairs_array(
+                    pairs.read(partition, partial(_choose_pairs, inside=inside))
+                )
+            )
 
 
 def _choose_pairs(pairs: pa.Table, inside: tuple[int, int]) -> pa.Table:
@@ -351,11 +482,20 @@ def _choose_pairs(pairs: pa.Table, inside: tuple[int, int]) -> pa.Table:
     return pairs.slice(begin, end - begin)
 
 
-def _matches(source: Source, pairs: np.ndarray, comparison: Comparison, within: np.ndarray) -> pa.Table:
-    """Matches with older documents: the verified pairs, and near matches copied to documents of equal text."""
+def _matches(
+    source: Source, pairs: np.ndarray, comparison: Comparison, within: np.ndarray
+) -> pa.Table:
+    """Matches with older documents: the verified pairs, and near matches copied to
+    documents of equal text.
+    """
     is_duplicate = ~within & (comparison.kind < CHAINED_KIND)
-    near, copies = ~within & comparison.near & (comparison.kind > 0), within & (comparison.kind == 0)
-    spread, jaccard = spread_to_copies(pairs[near], comparison.jaccard[near], pairs[copies])
+    near, copies = (
+        ~within & comparison.near & (comparison.kind > 0),
+        within & (comparison.kind == 0),
+    )
+    spread, jaccard = spread_to_copies(
+        pairs[near], comparison.jaccard[near], pairs[copies]
+    )
     right = np.concatenate([pairs[is_duplicate, 1], spread[:, 1]])
     older, older_position = np.unique(right, return_inverse=True)
     older_columns = (
@@ -369,16 +509,22 @@ def _matches(source: Source, pairs: np.ndarray, comparison: Comparison, within: 
             "right": right,
             "id": older_columns["id"],
             "locator": older_columns["locator"],
-            "kind": np.concatenate([comparison.kind[is_duplicate], np.full(len(spread), NEAR_KIND)]),
+            "kind": np.concatenate(
+                [comparison.kind[is_duplicate], np.full(len(spread), NEAR_KIND)]
+            ),
             "jaccard": np.concatenate([comparison.jaccard[is_duplicate], jaccard]),
         }
     )
 
 
 def batches(source: Source, pairs: np.ndarray) -> Iterator[np.ndarray]:
-    """Cut pairs into runs whose sketches take about BYTES_PER_BATCH; a larger pair is its own run."""
+    """Cut pairs into runs whose sketches take about BYTES_PER_BATCH; a larger pair is
+    its own run.
+    """
     documents, positions = np.unique(pairs, return_inverse=True)
-    sizes = BYTES_PER_SKETCH + 4 * count_shingles(source, documents)[positions.reshape(-1, 2)].sum(axis=1)
+    sizes = BYTES_PER_SKETCH + 4 * count_shingles(source, documents)[
+        positions.reshape(-1, 2)
+    ].sum(axis=1)
     if not len(pairs):
         yield pairs
     for begin, end in cut_runs(sizes, BYTES_PER_BATCH):
@@ -386,29 +532,49 @@ def batches(source: Source, pairs: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def compare(section: Dedup, source: Source, pairs: np.ndarray) -> Comparison:
-    """Compare pairs of documents (int64 of shape (n, 2)) in batches, with one batch of sketches in memory."""
-    parts = [_compare(section, source, batch[:, 0], batch[:, 1]) for batch in batches(source, pairs)]
+    """Compare pairs of documents (int64 of shape (n, 2)) in batches, with one batch of
+    sketches in memory.
+    """
+    parts = [
+        _compare(section, source, batch[:, 0], batch[:, 1])
+        for batch in batches(source, pairs)
+    ]
     return Comparison(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
-def _compare(section: Dedup, source: Source, first: np.ndarray, second: np.ndarray) -> Comparison:
+def _compare(
+    section: Dedup, source: Source, first: np.ndarray, second: np.ndarray
+) -> Comparison:
     documents = np.unique(np.concatenate([first, second]))
     sketches = load_sketches(source, documents)
-    first, second = np.searchsorted(documents, first), np.searchsorted(documents, second)
+    first, second = (
+        np.searchsorted(documents, first),
+        np.searchsorted(documents, second),
+    )
     equal = (sketches.digests[first] == sketches.digests[second]).all(axis=1)
-    same_url = (sketches.urls[first] == sketches.urls[second]).all(axis=1) & sketches.urls[first].any(axis=1)
+    same_url = (sketches.urls[first] == sketches.urls[second]).all(
+        axis=1
+    ) & sketches.urls[first].any(axis=1)
     jaccard = np.full(len(first), np.nan)
     is_near = np.zeros(len(first), bool)
     if section.minhash is not None:
         jaccard = similarities(sketches.sets, first, second)
         shares_band = (sketches.bands[first] == sketches.bands[second]).any(axis=1)
         is_near = is_alike(jaccard, shares_band, section)
-    kind = np.select([equal, same_url & section.url, is_near], [0, 1, NEAR_KIND], CHAINED_KIND)
+    kind = np.select(
+        [equal, same_url & section.url, is_near], [0, 1, NEAR_KIND], CHAINED_KIND
+    )
     return Comparison(kind, is_near, np.where(equal, 1.0, jaccard))
 
 
-def is_alike(jaccard: np.ndarray, shares_band: np.ndarray, section: Dedup) -> np.ndarray:
-    """Mask of pairs of different texts that are near duplicates (bool); a text without shingles never is."""
+def is_alike(
+    jaccard: np.ndarray, shares_band: np.ndarray, section: Dedup
+) -> np.ndarray:
+    """Mask of pairs of different texts that are near duplicates (bool); a text without
+    shingles never is.
+    """
     if section.minhash is None:
         return np.zeros(len(jaccard), bool)
-    return (jaccard > 0) & (jaccard >= section.minhash.threshold if section.minhash.verify else shares_band)
+    return (jaccard > 0) & (
+        jaccard >= section.minhash.threshold if section.minhash.verify else shares_band
+    )

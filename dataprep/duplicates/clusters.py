@@ -1,11 +1,13 @@
 """Survivors of clusters of duplicates.
 
-Clusters are connected components of the graph of links. Two rules choose their survivors:
+Clusters are connected components of the graph of links. Two rules choose their
+survivors:
 
 - `connected` (single linkage): only the best member of a cluster survives;
-- `survivors`: the best member survives and its duplicates are dropped; the best remaining member survives, and so on
-  (the first maximal independent set in the order of `keep`). Every dropped document is a duplicate of its survivor, and
-  no two survivors are duplicates, except in clusters beyond MOST_COMPARISONS.
+- `survivors`: the best member survives and its duplicates are dropped; the best
+  remaining member survives, and so on (the first maximal independent set in the order
+  of `keep`). Every dropped document is a duplicate of its survivor, and no two
+  survivors are duplicates, except in clusters beyond MOST_COMPARISONS.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ LENGTH = "length"
 
 @dataclass(frozen=True)
 class KeepKey:
-    """Sort key for the choice of survivors: a column, smallest value first, or largest if `descending`."""
+    """Sort key for the choice of survivors: a column, smallest value first, or largest
+    if `descending`.
+    """
 
     column: str
     descending: bool = False
@@ -37,7 +41,8 @@ class KeepKey:
 
 
 def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
-    """Parse keys such as `["length desc", "source"]` and append the document id, which breaks all ties.
+    """Parse keys such as `["length desc", "source"]` and append the document id, which
+    breaks all ties.
 
     Raises:
         ValueError: a key is not a column name with an optional `desc`.
@@ -46,15 +51,22 @@ def parse_keep(keys: Sequence[str]) -> list[KeepKey]:
     for key in keys:
         column, *order = key.split()
         if order not in ([], ["desc"]):
-            raise ValueError(f"keep: {key!r} is not a column name, optionally followed by `desc`")
+            raise ValueError(
+                f"keep: {key!r} is not a column name, optionally followed by `desc`"
+            )
         parsed.append(KeepKey(column, bool(order)))
-    return parsed if any(key.column == "id" for key in parsed) else [*parsed, KeepKey("id")]
+    return (
+        parsed
+        if any(key.column == "id" for key in parsed)
+        else [*parsed, KeepKey("id")]
+    )
 
 
 def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, str]]:
     """Map every valid column name to its (step, column).
 
-    If several steps write the same column, the plain name is the last step's and `<step>_<column>` names each.
+    If several steps write the same column, the plain name is the last step's and
+    `<step>_<column>` names each.
 
     Args:
         measured: name of a step -> its columns, in the order of the steps.
@@ -66,7 +78,14 @@ def qualified(measured: Mapping[str, Collection[str]]) -> dict[str, tuple[str, s
         for column in columns
         if uses[column] > 1
     }
-    return {**{column: (step, column) for step, columns in measured.items() for column in columns}, **qualified_names}
+    return {
+        **{
+            column: (step, column)
+            for step, columns in measured.items()
+            for column in columns
+        },
+        **qualified_names,
+    }
 
 
 def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
@@ -79,95 +98,131 @@ def check_names(keys: Sequence[KeepKey], measured: Iterable[str]) -> None:
     for key in keys:
         if key.column not in available:
             raise ValueError(
-                f"keep: there is no column {key.column!r}; available at this place of `prepare` are "
-                f"{', '.join(available)}"
+                f"keep: there is no column {key.column!r}; available at this place of "
+                f"`prepare` are {', '.join(available)}"
             )
 
 
 MOST_COMPARISONS = 10_000_000
-"""Limit of comparisons per cluster with `survivors` that find no duplicate: half a minute of a core, and enough for
-4,472 texts without duplicates. Remaining members are kept, except copies of equal texts, and counted."""
+"""Limit of comparisons per cluster with `survivors` that find no duplicate: half a
+minute of a core, and enough for 4,472 texts without duplicates. Remaining members are
+kept, except copies of equal texts, and counted.
+"""
 
 AreAlike = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""Function (rows of members, row of a survivor for each) -> bool: the two are duplicates."""
+"""Function (rows of members, row of a survivor for each) -> bool: the two are
+duplicates.
+"""
 
 
 def survivors_of_components(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
-    """Apply the rule `connected`: the best row (int64) of each row's cluster; arguments as of `explain_choices`."""
+    """Apply the rule `connected`: the best row (int64) of each row's cluster; arguments
+    as of `explain_choices`.
+    """
     best = best_first(members, keys)[_starts(members)]
     survivors: np.ndarray = best[members["component"].to_numpy()]
     return survivors
 
 
 def survivors_alike(
-    component: np.ndarray, texts: np.ndarray, order: np.ndarray, are_alike: AreAlike, most: int = MOST_COMPARISONS
+    component: np.ndarray,
+    texts: np.ndarray,
+    order: np.ndarray,
+    are_alike: AreAlike,
+    most: int = MOST_COMPARISONS,
 ) -> tuple[np.ndarray, int]:
-    """Apply the rule `survivors`: for each of n rows the row of its survivor, itself if it is kept.
+    """Apply the rule `survivors`: for each of n rows the row of its survivor, itself if
+    it is kept.
 
-    Each round takes the best remaining row of every cluster as a survivor and drops its duplicates.
+    Each round takes the best remaining row of every cluster as a survivor and drops its
+    duplicates.
 
     Args:
-        component, texts: int64 of shape (n,), the cluster and the text of each row, as numbers.
+        component, texts: int64 of shape (n,), the cluster and the text of each row, as
+            numbers.
         order: the rows by cluster, in each the best first, as from `best_first`.
         are_alike: the comparison.
         most: limit of comparisons per cluster that find no duplicate.
 
     Returns:
-        int64 of shape (n,); and the number of rows kept without comparison with every other kept row.
+        int64 of shape (n,); and the number of rows kept without comparison with every
+        other kept row.
     """
     survivor, open_rows, uncompared = np.arange(len(order)), order, 0
     spent = np.zeros(int(component.max(initial=-1)) + 1, np.int64)
     while len(open_rows):
         first = np.ones(len(open_rows), bool)
         first[1:] = component[open_rows[1:]] != component[open_rows[:-1]]
-        candidates, best = open_rows[~first], open_rows[first][np.cumsum(first) - 1][~first]
+        candidates, best = (
+            open_rows[~first],
+            open_rows[first][np.cumsum(first) - 1][~first],
+        )
         is_duplicate = are_alike(candidates, best)
         survivor[candidates[is_duplicate]] = best[is_duplicate]
         open_rows = candidates[~is_duplicate]
         np.add.at(spent, component[open_rows], 1)
         exhausted = spent[component[open_rows]] >= most
-        survivor[open_rows[exhausted]] = _first_of_text(open_rows[exhausted], component, texts)
-        uncompared += int((survivor[open_rows[exhausted]] == open_rows[exhausted]).sum())
+        survivor[open_rows[exhausted]] = _first_of_text(
+            open_rows[exhausted], component, texts
+        )
+        uncompared += int(
+            (survivor[open_rows[exhausted]] == open_rows[exhausted]).sum()
+        )
         open_rows = open_rows[~exhausted]
     return survivor, uncompared
 
 
-def _first_of_text(rows: np.ndarray, component: np.ndarray, texts: np.ndarray) -> np.ndarray:
+def _first_of_text(
+    rows: np.ndarray, component: np.ndarray, texts: np.ndarray
+) -> np.ndarray:
     """First of `rows` with the same cluster and text, for each row."""
     by_text = np.lexsort((np.arange(len(rows)), texts[rows], component[rows]))
     new = np.ones(len(rows), bool)
-    new[1:] = (np.diff(component[rows[by_text]]) != 0) | (np.diff(texts[rows[by_text]]) != 0)
+    new[1:] = (np.diff(component[rows[by_text]]) != 0) | (
+        np.diff(texts[rows[by_text]]) != 0
+    )
     first_rows = np.empty(len(rows), np.int64)
     first_rows[by_text] = rows[by_text[new][np.cumsum(new) - 1]]
     return first_rows
 
 
 def best_first(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
-    """Row numbers (int64) sorted by cluster, the best of each first; null and NaN come last in either direction."""
+    """Row numbers (int64) sorted by cluster, the best of each first; null and NaN come
+    last in either direction.
+    """
     return _order(members, [KeepKey("component"), *keys])
 
 
-def explain_choices(members: pa.Table, keys: Sequence[KeepKey], survivor: np.ndarray) -> pa.Table:
-    """Cluster of each row, number of documents that its survivor represents, and the reason for that choice.
+def explain_choices(
+    members: pa.Table, keys: Sequence[KeepKey], survivor: np.ndarray
+) -> pa.Table:
+    """Cluster of each row, number of documents that its survivor represents, and the
+    reason for that choice.
 
-    A member loses by the first key in which it differs from its survivor. The result depends only on the members'
-    values, not on the order of the rows.
+    A member loses by the first key in which it differs from its survivor. The result
+    depends only on the members' values, not on the order of the rows.
 
     Args:
-        members: `component` (int, without gaps), `id` (16 bytes) and a column for each key; one row per document.
+        members: `component` (int, without gaps), `id` (16 bytes) and a column for each
+            key; one row per document.
         keys: as from `parse_keep`.
         survivor: int64, the row of each row's survivor.
 
     Returns:
-        one row per member: `cluster` (the smallest id in it), `size` (documents with the same survivor), `survivor`
-        (int64), `decided_by`, `survivor_value`, `member_value` (strings; null for the survivor itself).
+        one row per member: `cluster` (the smallest id in it), `size` (documents with
+        the same survivor), `survivor` (int64), `decided_by`, `survivor_value`,
+        `member_value` (strings; null for the survivor itself).
     """
     by_id = _order(members, [KeepKey("component"), KeepKey("id")])
     decided_by, survivor_value, member_value = _reasons(members, survivor, keys)
     return pa.table(
         {
-            "cluster": members["id"].take(pa.array(by_id[_starts(members)][members["component"].to_numpy()])),
-            "size": pa.array(np.bincount(survivor, minlength=len(survivor))[survivor], pa.int32()),
+            "cluster": members["id"].take(
+                pa.array(by_id[_starts(members)][members["component"].to_numpy()])
+            ),
+            "size": pa.array(
+                np.bincount(survivor, minlength=len(survivor))[survivor], pa.int32()
+            ),
             "survivor": pa.array(survivor, pa.int64()),
             "decided_by": pa.array(decided_by, pa.string()),
             "survivor_value": pa.array(survivor_value, pa.string()),
@@ -185,8 +240,14 @@ def _starts(members: pa.Table) -> np.ndarray:
 
 def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
     """Row numbers sorted by the keys."""
-    columns = pa.table([members[key.column] for key in keys], names=[str(place) for place in range(len(keys))])
-    directions = [(str(place), "descending" if key.descending else "ascending") for place, key in enumerate(keys)]
+    columns = pa.table(
+        [members[key.column] for key in keys],
+        names=[str(place) for place in range(len(keys))],
+    )
+    directions = [
+        (str(place), "descending" if key.descending else "ascending")
+        for place, key in enumerate(keys)
+    ]
     order: np.ndarray = pc.sort_indices(columns, sort_keys=directions).to_numpy()
     return order.astype(np.int64)
 
@@ -194,17 +255,27 @@ def _order(members: pa.Table, keys: Sequence[KeepKey]) -> np.ndarray:
 def _reasons(
     members: pa.Table, survivor: np.ndarray, keys: Sequence[KeepKey]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Deciding key, survivor's value and member's value of each row (objects: strings or None)."""
-    decided_by, survivor_value, member_value = (np.full(len(members), None, object) for _ in range(3))
+    """Deciding key, survivor's value and member's value of each row (objects: strings
+    or None).
+    """
+    decided_by, survivor_value, member_value = (
+        np.full(len(members), None, object) for _ in range(3)
+    )
     open_rows = np.flatnonzero(survivor != np.arange(len(members)))
     for key in keys:
-        winners = members[key.column].take(pa.array(survivor[open_rows])).combine_chunks()
+        winners = (
+            members[key.column].take(pa.array(survivor[open_rows])).combine_chunks()
+        )
         losers = members[key.column].take(pa.array(open_rows)).combine_chunks()
         differ = _differ(winners, losers)
         rows, decided = open_rows[differ], pa.array(differ)
         decided_by[rows] = str(key)
-        survivor_value[rows] = [_as_text(value) for value in winners.filter(decided).to_pylist()]
-        member_value[rows] = [_as_text(value) for value in losers.filter(decided).to_pylist()]
+        survivor_value[rows] = [
+            _as_text(value) for value in winners.filter(decided).to_pylist()
+        ]
+        member_value[rows] = [
+            _as_text(value) for value in losers.filter(decided).to_pylist()
+        ]
         open_rows = open_rows[~differ]
     return decided_by, survivor_value, member_value
 

@@ -1,14 +1,17 @@
-"""Clusters of duplicates: connected components of links, without any task that holds all links.
+"""Clusters of duplicates: connected components of links, without any task that holds
+all links.
 
-Jobs over partitions call functions of arrays: `forest` contracts the links of one task; `large_star` and `small_star`,
-alternating, join the results of different tasks (Kiveris, Lattanzi, Mirrokni, Rastogi, Vassilvitskii, Connected
-Components in MapReduce and Beyond, SoCC 2014, section 3). Neither returns more edges than it gets, and the final result
-does not depend on the partitioning of the edges.
+Jobs over partitions call functions of arrays: `forest` contracts the links of one task;
+`large_star` and `small_star`, alternating, join the results of different tasks
+(Kiveris, Lattanzi, Mirrokni, Rastogi, Vassilvitskii, Connected Components in MapReduce
+and Beyond, SoCC 2014, section 3). Neither returns more edges than it gets, and the
+final result does not depend on the partitioning of the edges.
 
-A task holds a few copies of LINKS_PER_RUN links (some 100 bytes for each: 200 MB) and 32 bytes for each node of its
-partition, of which there are at most twice as many as links; the number of partitions follows from the number of links.
-Even a star, a document with all other members of its cluster as neighbours, is read in runs. Links that fit into one
-partition need no rounds.
+A task holds a few copies of LINKS_PER_RUN links (some 100 bytes for each: 200 MB) and
+32 bytes for each node of its partition, of which there are at most twice as many as
+links; the number of partitions follows from the number of links. Even a star, a
+document with all other members of its cluster as neighbours, is read in runs. Links
+that fit into one partition need no rounds.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from gristmill.dataprep.text.kernels import kernel
 
 
 def forest(pairs: np.ndarray) -> np.ndarray:
-    """Contract a graph: int64 of shape (n, 2), rows (node, smallest reachable node), without the smallest nodes.
+    """Contract a graph: int64 of shape (n, 2), rows (node, smallest reachable node),
+    without the smallest nodes.
 
     Args:
         pairs: int64 of shape (m, 2), the edges, in any order and direction.
@@ -43,15 +47,17 @@ def forest(pairs: np.ndarray) -> np.ndarray:
 def summarise(edges: np.ndarray) -> np.ndarray:
     """Summary of each node for the star steps: int64 of shape (n, 4), sorted by node.
 
-    Columns: the node, the smallest of it and its neighbours, its largest smaller neighbour (or -1), and its largest
-    neighbour.
+    Columns: the node, the smallest of it and its neighbours, its largest smaller
+    neighbour (or -1), and its largest neighbour.
 
     Args:
         edges: int64 of shape (m, 2), rows (node, neighbour).
     """
     node, neighbour = edges[:, 0], edges[:, 1]
     smaller = np.where(neighbour < node, neighbour, -1)
-    return join_summaries(np.stack([node, np.minimum(node, neighbour), smaller, neighbour], axis=1))
+    return join_summaries(
+        np.stack([node, np.minimum(node, neighbour), smaller, neighbour], axis=1)
+    )
 
 
 def join_summaries(rows: np.ndarray) -> np.ndarray:
@@ -60,12 +66,16 @@ def join_summaries(rows: np.ndarray) -> np.ndarray:
     starts = _groups(rows[:, 0])[0]
     if not len(starts):
         return rows
-    columns = [np.minimum.reduceat(rows[:, 1], starts), *np.maximum.reduceat(rows[:, 2:], starts).T]
+    columns = [
+        np.minimum.reduceat(rows[:, 1], starts),
+        *np.maximum.reduceat(rows[:, 2:], starts).T,
+    ]
     return np.stack([rows[starts, 0], *columns], axis=1)
 
 
 def count_unsettled(nodes: np.ndarray) -> int:
-    """Number of nodes that are neither the centre of a star nor a leaf of exactly one star.
+    """Number of nodes that are neither the centre of a star nor a leaf of exactly one
+    star.
 
     It is 0 if all edges form stars; the stars are then the components.
 
@@ -73,14 +83,20 @@ def count_unsettled(nodes: np.ndarray) -> int:
         nodes: as from `summarise`, of all edges of these nodes.
     """
     node, smallest, largest_smaller, largest = nodes.T
-    return int(((largest_smaller >= 0) & ((smallest != largest_smaller) | (largest > node))).sum())
+    return int(
+        (
+            (largest_smaller >= 0) & ((smallest != largest_smaller) | (largest > node))
+        ).sum()
+    )
 
 
 def large_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
-    """Connect the larger neighbours of every node with the smallest of it and its neighbours.
+    """Connect the larger neighbours of every node with the smallest of it and its
+    neighbours.
 
     Args:
-        edges: int64 of shape (m, 2), rows (node, neighbour), a run of a partition's edges.
+        edges: int64 of shape (m, 2), rows (node, neighbour), a run of a partition's
+            edges.
         nodes: as from `summarise`, of all edges of the partition.
 
     Returns:
@@ -95,7 +111,8 @@ def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     """Connect every node and its smaller neighbours with the smallest of them.
 
     Args:
-        edges: int64 of shape (m, 2), rows (larger, smaller), a run of a partition's edges.
+        edges: int64 of shape (m, 2), rows (larger, smaller), a run of a partition's
+            edges.
         nodes: as from `summarise`, of all edges of the partition.
 
     Returns:
@@ -104,7 +121,14 @@ def small_star(edges: np.ndarray, nodes: np.ndarray) -> np.ndarray:
     smallest = nodes[np.searchsorted(nodes[:, 0], edges[:, 0]), 1]
     node_edges = np.stack([edges[:, 0], smallest], axis=1)
     neighbour_edges = np.stack([edges[:, 1], smallest], axis=1)
-    return _distinct(np.concatenate([node_edges, neighbour_edges[neighbour_edges[:, 0] != neighbour_edges[:, 1]]]))
+    return _distinct(
+        np.concatenate(
+            [
+                node_edges,
+                neighbour_edges[neighbour_edges[:, 0] != neighbour_edges[:, 1]],
+            ]
+        )
+    )
 
 
 def _distinct(edges: np.ndarray) -> np.ndarray:
@@ -127,7 +151,10 @@ def _roots(pairs: np.ndarray, nodes: int) -> np.ndarray:
     """Union-find with path halving that attaches the larger root to the smaller one."""
     parent = np.arange(nodes)
     for pair in range(len(pairs)):
-        first_root, second_root = _root(parent, pairs[pair, 0]), _root(parent, pairs[pair, 1])
+        first_root, second_root = (
+            _root(parent, pairs[pair, 0]),
+            _root(parent, pairs[pair, 1]),
+        )
         parent[max(first_root, second_root)] = min(first_root, second_root)
     for node in range(nodes):
         parent[node] = parent[parent[node]]
@@ -161,15 +188,20 @@ def find_components(
         links: names of the files of links.
 
     Returns:
-        the number of rounds, the labels by shard (see `labels_of`), and the number of labels.
+        the number of rounds, the labels by shard (see `labels_of`), and the number of
+        labels.
     """
     tasks, rounds = partition_tasks(num_partitions), 0
 
-    def run(name: str, sender: Sender, number: int = num_partitions) -> tuple[list[dict[str, Any]], Shuffled]:
+    def run(
+        name: str, sender: Sender, number: int = num_partitions
+    ) -> tuple[list[dict[str, Any]], Shuffled]:
         results, sent = run_shuffle(name, tasks, sender, context, {name: number})
         return results, sent[name]
 
-    _, edges = run(FOREST, partial(contract, plan=plan, links=links, num_partitions=num_partitions))
+    _, edges = run(
+        FOREST, partial(contract, plan=plan, links=links, num_partitions=num_partitions)
+    )
     while num_partitions > 1:
         name = f"large-star-{rounds}"
         results, edges = run(name, partial(make_large_stars, name=name, edges=edges))
@@ -178,23 +210,38 @@ def find_components(
         name = f"small-star-{rounds}"
         _, edges = run(name, partial(make_small_stars, name=name, edges=edges))
         rounds += 1
-    labelled, labels = run(LABELS, partial(label, plan=plan, edges=edges), plan.numbering.num_new_shards)
+    labelled, labels = run(
+        LABELS, partial(label, plan=plan, edges=edges), plan.numbering.num_new_shards
+    )
     return rounds, labels, sum(result["labels"] for result in labelled)
 
 
-def contract(task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int) -> Generator[Sent, None, Done]:
-    """Contract the links of one partition's files to forests, LINKS_PER_RUN links at a time.
+def contract(
+    task: Task, plan: DedupPlan, links: Sequence[str], num_partitions: int
+) -> Generator[Sent, None, Done]:
+    """Contract the links of one partition's files to forests, LINKS_PER_RUN links at a
+    time.
 
-    Each edge goes to the partitions of both of its nodes. A single partition makes one forest.
+    Each edge goes to the partitions of both of its nodes. A single partition makes one
+    forest.
     """
-    files = [task_file(plan.work, "links", name) for name in links[task.payload["partition"] :: num_partitions]]
+    files = [
+        task_file(plan.work, "links", name)
+        for name in links[task.payload["partition"] :: num_partitions]
+    ]
     arrays = (pairs_array(open_batches(file).read_all()) for file in files)
-    runs = _in_runs(arrays) if num_partitions > 1 else [np.concatenate([_NONE, *arrays])]
-    yield from (_sent_edges(FOREST, _both_ways(forest(run)), num_partitions) for run in runs)
+    runs = (
+        _in_runs(arrays) if num_partitions > 1 else [np.concatenate([_NONE, *arrays])]
+    )
+    yield from (
+        _sent_edges(FOREST, _both_ways(forest(run)), num_partitions) for run in runs
+    )
     return Done()
 
 
-def make_large_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, None, Done]:
+def make_large_stars(
+    task: Task, name: str, edges: Shuffled
+) -> Generator[Sent, None, Done]:
     """Run a large-star step over the nodes of one partition."""
     nodes = _summarise_all(edges, task)
     for run in _read_runs(edges, task):
@@ -202,16 +249,22 @@ def make_large_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, 
     return Done([], {"unsettled": count_unsettled(nodes)})
 
 
-def make_small_stars(task: Task, name: str, edges: Shuffled) -> Generator[Sent, None, Done]:
+def make_small_stars(
+    task: Task, name: str, edges: Shuffled
+) -> Generator[Sent, None, Done]:
     """Run a small-star step over the nodes of one partition."""
     nodes = _summarise_all(edges, task)
     for run in _read_runs(edges, task):
-        yield _sent_edges(name, _both_ways(small_star(run, nodes)), edges.num_partitions)
+        yield _sent_edges(
+            name, _both_ways(small_star(run, nodes)), edges.num_partitions
+        )
     return Done()
 
 
 def label(task: Task, plan: DedupPlan, edges: Shuffled) -> Generator[Sent, None, Done]:
-    """Send (document, smallest document of its cluster) of one partition's stars to the shards of the documents."""
+    """Send (document, smallest document of its cluster) of one partition's stars to the
+    shards of the documents.
+    """
     number = 0
     for run in _read_runs(edges, task):
         leaves = run[run[:, 0] > run[:, 1]]

@@ -1,16 +1,20 @@
-"""Stage `dedup`: keep one of several equal or nearly equal documents, and record the choice and its reason.
+"""Stage `dedup`: keep one of several equal or nearly equal documents, and record the
+choice and its reason.
 
-1. sketch: per shard, digests and shingles of every text, and its keys (text, URL, MinHash bands) by partition.
-2. candidates: per partition of the keys, pairs of documents with equal keys. On a cluster and in a store, fetch
-   follows: per shard, the sketches of its documents that are in a pair, to the partitions of the pairs.
+1. sketch: per shard, digests and shingles of every text, and its keys (text, URL,
+   MinHash bands) by partition.
+2. candidates: per partition of the keys, pairs of documents with equal keys. On a
+   cluster and in a store, fetch follows: per shard, the sketches of its documents that
+   are in a pair, to the partitions of the pairs.
 3. verify: per partition of the pairs, the pairs that are equal or similar enough.
 4. forest, stars, labels: connected components of the verified pairs.
 5. members, decide: the survivors of each component.
 6. apply: per shard, the annotation table and the index for later runs.
 
-Every step is a job of tasks over files. A task holds at most a shard or a partition: of the keys (128 MB), of the pairs
-with 64 MB of sketches at a time, of four million links, or of the members of clusters. The number of partitions follows
-from the data alone and does not change the result.
+Every step is a job of tasks over files. A task holds at most a shard or a partition: of
+the keys (128 MB), of the pairs with 64 MB of sketches at a time, of four million links,
+or of the members of clusters. The number of partitions follows from the data alone and
+does not change the result.
 """
 
 from __future__ import annotations
@@ -49,7 +53,10 @@ from gristmill.dataprep.duplicates.candidate_pairs import (
     verify,
 )
 from gristmill.dataprep.duplicates.clusters import parse_keep
-from gristmill.dataprep.duplicates.components import count_star_partitions, find_components
+from gristmill.dataprep.duplicates.components import (
+    count_star_partitions,
+    find_components,
+)
 from gristmill.dataprep.duplicates.dedup_index import (
     DedupPlan,
     import_shard,
@@ -57,7 +64,12 @@ from gristmill.dataprep.duplicates.dedup_index import (
     write_header,
     write_index_shard,
 )
-from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, KEYS, keys_per_document, sent_keys
+from gristmill.dataprep.duplicates.dedup_keys import (
+    BYTES_PER_KEY,
+    KEYS,
+    keys_per_document,
+    sent_keys,
+)
 from gristmill.dataprep.duplicates.sketches import (
     seen_path,
     sketch_path,
@@ -77,42 +89,64 @@ from gristmill.dataprep.duplicates.survivors import (
     largest_clusters,
     write_duplicates,
 )
-from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, must_send, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_names, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.shuffle import (
+    Sender,
+    Sent,
+    Shuffled,
+    must_send,
+    run_shuffle,
+)
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    Task,
+    partition_tasks,
+    run_names,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.shuffle_format import count_partitions, open_batches
 from gristmill.mixtures.steps.dedup import Dedup
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Find clusters of duplicates among the documents kept so far, and keep the survivors of each (`clusters.py`).
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Find clusters of duplicates among the documents kept so far, and keep the
+    survivors of each (`clusters.py`).
 
-    Writes one annotation table per document shard, with `cluster` (16 bytes: the smallest id of the documents connected
-    by links; a document without links has its own id), `cluster_size` (number of documents that its survivor
-    represents, including itself), `duplicate_of` (id of the survivor or of the matching older document), `jaccard`
-    (true Jaccard similarity to it; 1 for equal texts), `against_index` and `against_locator` (of the older document).
-    The last four are null for survivors, and all are null if a document was not judged (another source) or raised an
-    error. Also writes
+    Writes one annotation table per document shard, with `cluster` (16 bytes: the
+    smallest id of the documents connected by links; a document without links has its
+    own id), `cluster_size` (number of documents that its survivor represents, including
+    itself), `duplicate_of` (id of the survivor or of the matching older document),
+    `jaccard` (true Jaccard similarity to it; 1 for equal texts), `against_index` and
+    `against_locator` (of the older document). The last four are null for survivors, and
+    all are null if a document was not judged (another source) or raised an error. Also
+    writes
 
     - `clusters.parquet`, one row per duplicate: `survivors.DUPLICATE_COLUMNS`;
     - `index/`, if the section asks for it: see `dedup_index`.
 
-    A document that matches an older one (`against`) never survives. Only documents that match an older one themselves
-    are dropped for that reason: the other members of the cluster have a survivor among them.
+    A document that matches an older one (`against`) never survives. Only documents that
+    match an older one themselves are dropped for that reason: the other members of the
+    cluster have a survivor among them.
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
         config: the manifest's `dedup` section (`mixtures.steps.dedup.Dedup`).
 
     Returns:
-        `counts`, `clusters` (survivors that represent two documents or more), `largest_clusters` of these,
-        `uncompared` (kept documents of clusters too large to compare all), `dropped_by_rule` (number of documents that
-        each rule of `clusters` would drop), `candidate_pairs`, `linked_pairs`,
-        `oversized_buckets` (`number`, and the `largest` with size, key, band and an example), `star_rounds`, `against`
-        (name and documents of each index) and `index` (name of the written index).
+        `counts`, `clusters` (survivors that represent two documents or more),
+        `largest_clusters` of these, `uncompared` (kept documents of clusters too large
+        to compare all), `dropped_by_rule` (number of documents that each rule of
+        `clusters` would drop), `candidate_pairs`, `linked_pairs`, `oversized_buckets`
+        (`number`, and the `largest` with size, key, band and an example),
+        `star_rounds`, `against` (name and documents of each index) and `index` (name of
+        the written index).
 
     Raises:
         ValueError: a key of `keep` is malformed or not a column.
-        IndexMismatchError: an index of `against` is missing or was made with other parameters.
+        IndexMismatchError: an index of `against` is missing or was made with other
+            parameters.
         ConservationError: the counts do not balance.
         QuarantineError: more documents than allowed raised an error.
     """
@@ -123,35 +157,69 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shards = shard_tasks(inputs["ingest"])
     partitions = plan.partitions()
     _, sketched = run_shuffle(
-        "sketch", sketch_tasks(plan), partial(sketch, plan=plan), context, {KEYS: plan.num_partitions}
+        "sketch",
+        sketch_tasks(plan),
+        partial(sketch, plan=plan),
+        context,
+        {KEYS: plan.num_partitions},
     )
     find_pairs_of_keys = partial(find_candidates, plan=plan, keys=sketched[KEYS])
-    candidates, pairs, sketches = _find_pairs(plan, partitions, find_pairs_of_keys, context)
+    candidates, pairs, sketches = _find_pairs(
+        plan, partitions, find_pairs_of_keys, context
+    )
     verify_pairs = partial(verify, plan=plan, pairs=pairs, sketches=sketches)
-    verified, checked = run_shuffle("verify", partitions, verify_pairs, context, {MATCHES: len(shards)})
+    verified, checked = run_shuffle(
+        "verify", partitions, verify_pairs, context, {MATCHES: len(shards)}
+    )
     links = run_names(partitions, (result["runs"] for result in verified))
     num_partitions = count_star_partitions(sum(result["linked"] for result in verified))
     rounds, labels, labelled = find_components(plan, links, num_partitions, context)
-    tasks = partition_tasks(count_member_partitions(labelled + sum(result["matched"] for result in verified)))
+    tasks = partition_tasks(
+        count_member_partitions(
+            labelled + sum(result["matched"] for result in verified)
+        )
+    )
     gather_labelled = partial(
-        gather_members, plan=plan, keys=keys, labels=labels, matches=checked[MATCHES], num_partitions=len(tasks)
+        gather_members,
+        plan=plan,
+        keys=keys,
+        labels=labels,
+        matches=checked[MATCHES],
+        num_partitions=len(tasks),
     )
-    _, members = run_shuffle("members", shards, gather_labelled, context, {MEMBERS: len(tasks)})
-    choose_survivors = partial(decide, plan=plan, keys=keys, members=members[MEMBERS], num_ranges=len(tasks))
+    _, members = run_shuffle(
+        "members", shards, gather_labelled, context, {MEMBERS: len(tasks)}
+    )
+    choose_survivors = partial(
+        decide, plan=plan, keys=keys, members=members[MEMBERS], num_ranges=len(tasks)
+    )
     decided, decisions = run_shuffle(
-        "decide", tasks, choose_survivors, context, {DECISIONS: len(shards), TWINS: len(tasks)}
+        "decide",
+        tasks,
+        choose_survivors,
+        context,
+        {DECISIONS: len(shards), TWINS: len(tasks)},
     )
-    applied = run_tasks("apply", shards, partial(apply, plan=plan, decisions=decisions[DECISIONS]), context)
+    applied = run_tasks(
+        "apply",
+        shards,
+        partial(apply, plan=plan, decisions=decisions[DECISIONS]),
+        context,
+    )
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     _warn_of_uncompared(sum(result["uncompared"] for result in decided), context)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
-    buckets = largest_buckets(Bucket(*bucket) for result in candidates for bucket in result["largest"])
+    buckets = largest_buckets(
+        Bucket(*bucket) for result in candidates for bucket in result["largest"]
+    )
     return {
         "counts": counts,
         "clusters": sum(result["clusters"] for result in decided),
         "uncompared": sum(result["uncompared"] for result in decided),
         "dropped_by_rule": add_counts(result["dropped_by_rule"] for result in decided),
-        "largest_clusters": largest_clusters([cluster for result in decided for cluster in result["largest_clusters"]]),
+        "largest_clusters": largest_clusters(
+            [cluster for result in decided for cluster in result["largest_clusters"]]
+        ),
         "candidate_pairs": sum(result["candidates"] for result in verified),
         "linked_pairs": sum(result["linked"] for result in verified),
         "oversized_buckets": {
@@ -159,7 +227,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "largest": describe_buckets(plan, buckets),
         },
         "star_rounds": rounds,
-        "against": [{"index": index.name, "documents": index.documents} for index in plan.indexes],
+        "against": [
+            {"index": index.name, "documents": index.documents}
+            for index in plan.indexes
+        ],
         "index": finish_index(plan, applied) if section.index else None,
     }
 
@@ -167,17 +238,28 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def _find_pairs(
     plan: DedupPlan, partitions: Sequence[Task], find: Sender, context: Context
 ) -> tuple[list[dict[str, Any]], Shuffled, Shuffled | None]:
-    """Results of the candidate tasks, the pairs, and the sketches of the pairs if sketches are sent."""
+    """Results of the candidate tasks, the pairs, and the sketches of the pairs if
+    sketches are sent.
+    """
     numbers = {PAIRS: plan.num_partitions}
     if not plan.sends_sketches:
         results, streams = run_shuffle("candidates", partitions, find, context, numbers)
         return results, streams[PAIRS], None
-    tasks = [Task(shard, {"shard": number}) for number, shard in enumerate(plan.numbering.shards)]
-    results, streams = run_shuffle("candidates", partitions, find, context, {**numbers, WANTED: len(tasks)})
+    tasks = [
+        Task(shard, {"shard": number})
+        for number, shard in enumerate(plan.numbering.shards)
+    ]
+    results, streams = run_shuffle(
+        "candidates", partitions, find, context, {**numbers, WANTED: len(tasks)}
+    )
     if streams[WANTED].is_nothing:
         return results, streams[PAIRS], None
     _, fetched = run_shuffle(
-        "fetch", tasks, partial(fetch, plan=plan, wanted=streams[WANTED]), context, {FETCHED: plan.num_partitions}
+        "fetch",
+        tasks,
+        partial(fetch, plan=plan, wanted=streams[WANTED]),
+        context,
+        {FETCHED: plan.num_partitions},
     )
     return results, streams[PAIRS], fetched[FETCHED]
 
@@ -185,21 +267,28 @@ def _find_pairs(
 def _warn_of_uncompared(documents: int, context: Context) -> None:
     if documents:
         context.warn(
-            f"{context.stage}: {documents:,} documents are in clusters too large to compare each with every "
-            "survivor; they are kept but for equal texts. `clusters: connected` keeps one document of each "
-            "cluster; clean or filter what makes such pages alike first (largest_clusters)"
+            f"{context.stage}: {documents:,} documents are in clusters too large to "
+            "compare each with every survivor; they are kept but for equal texts. "
+            "`clusters: connected` keeps one document of each cluster; clean or filter "
+            "what makes such pages alike first (largest_clusters)"
         )
 
 
-def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context) -> DedupPlan:
+def make_plan(
+    inputs: Mapping[str, Path], section: Dedup, out: Path, context: Context
+) -> DedupPlan:
     """Number the documents and choose the number of partitions for their keys."""
     indexes = [open_index(location, section) for location in section.against]
     new_files = [inputs["ingest"] / shard for shard in shard_names(inputs["ingest"])]
     index_files = [
-        (f"against-{place}-{path.name}", path) for place, index in enumerate(indexes) for path in index.files
+        (f"against-{place}-{path.name}", path)
+        for place, index in enumerate(indexes)
+        for path in index.files
     ]
     numbering = number_rows(new_files, index_files)
-    num_partitions = count_partitions(int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY)
+    num_partitions = count_partitions(
+        int(numbering.starts[-1]) * keys_per_document(section) * BYTES_PER_KEY
+    )
     merged = merge_annotations(inputs, context)
     return DedupPlan(
         merged,
@@ -215,14 +304,21 @@ def make_plan(inputs: Mapping[str, Path], section: Dedup, out: Path, context: Co
 
 
 def sketch_tasks(plan: DedupPlan) -> list[Task]:
-    """Tasks for the shards of this run, followed by tasks for the files of the indexes."""
+    """Tasks for the shards of this run, followed by tasks for the files of the
+    indexes.
+    """
     new_tasks = shard_tasks(plan.inputs["ingest"])
     index_files = [path for index in plan.indexes for path in index.files]
     files = [*(None for _ in new_tasks), *map(str, index_files)]
-    sizes = [*(task.size_bytes for task in new_tasks), *(path.stat().st_size for path in index_files)]
+    sizes = [
+        *(task.size_bytes for task in new_tasks),
+        *(path.stat().st_size for path in index_files),
+    ]
     return [
         Task(shard, {"start": int(start), "index_file": file}, size)
-        for shard, start, file, size in zip(plan.numbering.shards, plan.numbering.starts, files, sizes, strict=False)
+        for shard, start, file, size in zip(
+            plan.numbering.shards, plan.numbering.starts, files, sizes, strict=False
+        )
     ]
 
 
@@ -238,7 +334,13 @@ def sketch(task: Task, plan: DedupPlan) -> Generator[Sent, None, Done]:
         batch = import_shard(as_path(index_file), plan.section)
     write_sketches(paths[0], batch)
     documents = task.payload["start"] + batch["row"].to_numpy()
-    yield sent_keys(documents, batch["id"], unpack_sketches(batch), plan.section, plan.num_partitions)
+    yield sent_keys(
+        documents,
+        batch["id"],
+        unpack_sketches(batch),
+        plan.section,
+        plan.num_partitions,
+    )
     return Done(paths)
 
 
@@ -258,25 +360,42 @@ def apply(task: Task, plan: DedupPlan, decisions: Shuffled) -> Done:
     own_ids = documents["id"].take(pa.array(judged, mask=raised))
     measures = {
         "cluster": pc.coalesce(decided["cluster"], own_ids),
-        "cluster_size": pc.coalesce(decided["size"], pa.array(np.ones(len(judged), np.int32), mask=raised)),
+        "cluster_size": pc.coalesce(
+            decided["size"], pa.array(np.ones(len(judged), np.int32), mask=raised)
+        ),
         "duplicate_of": decided["survivor"],
         "jaccard": decided["jaccard"],
         "against_index": decided["against_index"],
-        "against_locator": pc.if_else(decided["against_index"].is_valid(), decided["survivor_locator"], None),
+        "against_locator": pc.if_else(
+            decided["against_index"].is_valid(), decided["survivor_locator"], None
+        ),
     }
     measures = {name: values.combine_chunks() for name, values in measures.items()}
     table, counts = annotate(
-        documents, rows, judged, decided["reason"].combine_chunks(), measures, errors, sizes_and_errors["bytes"]
+        documents,
+        rows,
+        judged,
+        decided["reason"].combine_chunks(),
+        measures,
+        errors,
+        sizes_and_errors["bytes"],
     )
     write_table(plan.out / task.name, table)
     if not plan.section.index:
         return Done([plan.out / task.name], {"counts": counts})
-    kept = judged[table["keep"].take(pa.array(judged)).to_numpy(zero_copy_only=False).astype(bool)]
+    kept = judged[
+        table["keep"].take(pa.array(judged)).to_numpy(zero_copy_only=False).astype(bool)
+    ]
     files, ids = write_index_shard(plan.work, task.name, kept, plan.out)
-    return Done([plan.out / task.name, *files], {"counts": counts, "indexed": len(kept), "ids": f"{ids:032x}"})
+    return Done(
+        [plan.out / task.name, *files],
+        {"counts": counts, "indexed": len(kept), "ids": f"{ids:032x}"},
+    )
 
 
 def finish_index(plan: DedupPlan, applied: Sequence[Mapping[str, Any]]) -> str:
     """Write the header that marks the index as finished; returns its name."""
     sums = (int(result["ids"], 16) for result in applied)
-    return write_header(plan.out, plan.section, sum(result["indexed"] for result in applied), sums)
+    return write_header(
+        plan.out, plan.section, sum(result["indexed"] for result in applied), sums
+    )

@@ -1,12 +1,16 @@
-"""Index of a deduplicated corpus, by which a later run drops and names its own duplicates of that corpus.
+"""Index of a deduplicated corpus, by which a later run drops and names its own
+duplicates of that corpus.
 
-A folder `index` in the stage's output: `index.json` (parameters of the keys, and the name) and one Parquet file per
-document shard with a row per kept document: `id`, `locator`, `length` (code points), `digest` (BLAKE2b-128 of the
-text), `url` (the same of the normalised URL, zeros without a URL), `bands` (the MinHash band keys, 8 bytes each) and
-`shingles` (their 32-bit hashes, ascending, stored as differences). The shingles give a candidate's true Jaccard
-similarity to the older document without its text.
+A folder `index` in the stage's output: `index.json` (parameters of the keys, and the
+name) and one Parquet file per document shard with a row per kept document: `id`,
+`locator`, `length` (code points), `digest` (BLAKE2b-128 of the text), `url` (the same
+of the normalised URL, zeros without a URL), `bands` (the MinHash band keys, 8 bytes
+each) and `shingles` (their 32-bit hashes, ascending, stored as differences). The
+shingles give a candidate's true Jaccard similarity to the older document without its
+text.
 
-A run against an index reads it once, at the speed of Parquet, and sorts its keys together with the new ones.
+A run against an index reads it once, at the speed of Parquet, and sorts its keys
+together with the new ones.
 """
 
 from __future__ import annotations
@@ -22,7 +26,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from gristmill.core.files import as_path, atomic_write, canonical_json, read_json, write_json
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    canonical_json,
+    read_json,
+    write_json,
+)
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table
 from gristmill.dataprep.duplicates.sketches import (
@@ -39,14 +49,20 @@ FOLDER, HEADER = "index", "index.json"
 VERSION = 1
 """Version of the files; raise it when they change."""
 SHINGLES = 1
-"""Version of the hashes; raise it when `shingles.py` or `minhash.py` hash the same words to other numbers."""
+"""Version of the hashes; raise it when `shingles.py` or `minhash.py` hash the same
+words to other numbers.
+"""
 URLS = 1
-"""Version of normalised URLs; raise it when `urls.normalise_url` changes the spelling of a URL."""
+"""Version of normalised URLs; raise it when `urls.normalise_url` changes the spelling
+of a URL.
+"""
 MINHASH_FIELDS = ("ngram", "bands", "rows", "seed", "shingles")
 
 
 class IndexMismatchError(ValueError):
-    """Error of a folder without an index, or with an index that cannot be compared with this run."""
+    """Error of a folder without an index, or with an index that cannot be compared with
+    this run.
+    """
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,9 @@ class Index:
 
 
 def parameters(section: Dedup) -> dict[str, Any]:
-    """Parameters that two comparable indexes share; None for a feature that the section switches off."""
+    """Parameters that two comparable indexes share; None for a feature that the section
+    switches off.
+    """
     minhash = section.minhash
     fields = {field: getattr(minhash, field, None) for field in MINHASH_FIELDS[:-1]}
     return {
@@ -80,20 +98,24 @@ def parameters(section: Dedup) -> dict[str, Any]:
 
 
 def open_index(location: str, section: Dedup) -> Index:
-    """Find the index in an output of the stage, and check that it can be compared with this run.
+    """Find the index in an output of the stage, and check that it can be compared with
+    this run.
 
     Args:
-        location: folder of the output in a store, a copy of it or of its data, or the index itself.
+        location: folder of the output in a store, a copy of it or of its data, or the
+            index itself.
 
     Raises:
-        IndexMismatchError: there is no finished index, or it was made with another parameter; the field is named.
+        IndexMismatchError: there is no finished index, or it was made with another
+            parameter; the field is named.
     """
     root = as_path(location)
     candidates = [root, root / FOLDER, root / "data" / FOLDER]
     path = next((place for place in candidates if (place / HEADER).exists()), None)
     if path is None:
         raise IndexMismatchError(
-            f"dedup.against: {location} holds no finished index (no {FOLDER}/{HEADER}); name the output folder of a "
+            f"dedup.against: {location} holds no finished index (no "
+            f"{FOLDER}/{HEADER}); name the output folder of a "
             "stage `dedup` that ran to its end with `index: true`"
         )
     header = read_json(path / HEADER)
@@ -101,13 +123,18 @@ def open_index(location: str, section: Dedup) -> Index:
     for field in required:
         if required[field] is not None and recorded.get(field) != required[field]:
             raise IndexMismatchError(
-                f"dedup.against: the index {path} was made with {field} {recorded.get(field)}, this run has "
+                f"dedup.against: the index {path} was made with {field} "
+                f"{recorded.get(field)}, this run has "
                 f"{required[field]}; use the same, or make the index again"
             )
-    return Index(path, header["name"], header["documents"], sorted(path.glob("part-*.parquet")))
+    return Index(
+        path, header["name"], header["documents"], sorted(path.glob("part-*.parquet"))
+    )
 
 
-def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tuple[list[Path], int]:
+def write_index_shard(
+    work: Path, shard: str, kept: np.ndarray, out: Path
+) -> tuple[list[Path], int]:
     """Write the index of one shard: the sketches of its kept documents.
 
     Args:
@@ -133,13 +160,20 @@ def write_index_shard(work: Path, shard: str, kept: np.ndarray, out: Path) -> tu
     return [path], sum_of_ids(table["id"])
 
 
-def write_header(out: Path, section: Dedup, documents: int, id_sums: Iterable[int]) -> str:
+def write_header(
+    out: Path, section: Dedup, documents: int, id_sums: Iterable[int]
+) -> str:
     """Finish an index and return its name."""
     index_parameters = parameters(section)
     total = sum(id_sums) % 2**128
-    content = canonical_json({"parameters": index_parameters, "documents": documents, "ids": f"{total:032x}"})
+    content = canonical_json(
+        {"parameters": index_parameters, "documents": documents, "ids": f"{total:032x}"}
+    )
     name = hashlib.blake2b(content, digest_size=8).hexdigest()
-    write_json(out / FOLDER / HEADER, {"name": name, "documents": documents, "parameters": index_parameters})
+    write_json(
+        out / FOLDER / HEADER,
+        {"name": name, "documents": documents, "parameters": index_parameters},
+    )
     return name
 
 
@@ -147,9 +181,15 @@ def import_shard(path: Path, section: Dedup) -> pa.RecordBatch:
     """Read an index file as sketches with `row` numbers."""
     table = read_table(path)
     unused_columns = [] if section.minhash is not None else ["bands"]
-    table = table.drop_columns([name for name in unused_columns if name in table.column_names])
-    columns = {name: table[name].combine_chunks() for name in ("id", "locator", "length")}
-    return sketch_batch({"row": pa.array(np.arange(len(table))), **columns}, unpack_sketches(table))
+    table = table.drop_columns(
+        [name for name in unused_columns if name in table.column_names]
+    )
+    columns = {
+        name: table[name].combine_chunks() for name in ("id", "locator", "length")
+    }
+    return sketch_batch(
+        {"row": pa.array(np.arange(len(table))), **columns}, unpack_sketches(table)
+    )
 
 
 def sum_of_ids(ids: pa.ChunkedArray) -> int:
@@ -174,14 +214,20 @@ class DedupPlan:
     work: Path
     out: Path
     sends_sketches: bool = False
-    """Send sketches to the tasks that compare documents. It is required if files lie in a store, where each read is a
-    request; otherwise sketches are read from the shards' files."""
+    """Send sketches to the tasks that compare documents. It is required if files lie in
+    a store, where each read is a request; otherwise sketches are read from the shards'
+    files.
+    """
 
     def index_of(self, documents: np.ndarray) -> np.ndarray:
-        """Positions (int64) in `indexes` of the indexes that hold some older documents."""
+        """Positions (int64) in `indexes` of the indexes that hold some older
+        documents.
+        """
         sizes = [len(index.files) for index in self.indexes]
         index_of_file = np.repeat(np.arange(len(sizes)), sizes)
-        indexes: np.ndarray = index_of_file[self.numbering.shards_of(documents) - self.numbering.num_new_shards]
+        indexes: np.ndarray = index_of_file[
+            self.numbering.shards_of(documents) - self.numbering.num_new_shards
+        ]
         return indexes
 
     def partitions(self) -> list[Task]:
@@ -201,41 +247,52 @@ MATCH_SCHEMA = pa.schema(
 )
 
 
-def spread_to_copies(matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Copy the near matches of a document to other documents of equal text, which were not compared themselves.
+def spread_to_copies(
+    matches: np.ndarray, jaccard: np.ndarray, copies: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Copy the near matches of a document to other documents of equal text, which were
+    not compared themselves.
 
     Args:
         matches: int64 of shape (m, 2), rows (new document, older document).
         jaccard: float64 of shape (m,), similarities of the matches.
-        copies: int64 of shape (n, 2), rows (new document, another new document of the same text).
+        copies: int64 of shape (n, 2), rows (new document, another new document of the
+            same text).
 
     Returns:
-        the matches of the copies, and their similarities; only the most similar matches of each document are copied.
+        the matches of the copies, and their similarities; only the most similar matches
+        of each document are copied.
     """
     documents, place = np.unique(matches[:, 0], return_inverse=True)
     highest = np.zeros(len(documents))
     np.maximum.at(highest, place, jaccard)
     top = np.flatnonzero(jaccard == highest[place])
     top = top[np.argsort(matches[top, 0], kind="stable")]
-    begin, end = (np.searchsorted(matches[top, 0], copies[:, 0], side=side) for side in ("left", "right"))
+    begin, end = (
+        np.searchsorted(matches[top, 0], copies[:, 0], side=side)
+        for side in ("left", "right")
+    )
     number = end - begin
     within = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
     rows = top[np.repeat(begin, number) + within]
-    return np.stack([np.repeat(copies[:, 1], number), matches[rows, 1]], axis=1), jaccard[rows]
+    return np.stack(
+        [np.repeat(copies[:, 1], number), matches[rows, 1]], axis=1
+    ), jaccard[rows]
 
 
 def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
     """Best match of every document of a shard that matches older documents.
 
-    Equal text ranks before equal URL, and equal URL before similar text. Ties are broken by the highest similarity, the
-    first index in `against`, and the smallest id.
+    Equal text ranks before equal URL, and equal URL before similar text. Ties are
+    broken by the highest similarity, the first index in `against`, and the smallest id.
 
     Args:
         matches: by shard.
 
     Returns:
-        one row of MATCH_SCHEMA per document, ascending: id, locator and index name of the older document, kind of the
-        match (position in `links.REASONS`) and Jaccard similarity.
+        one row of MATCH_SCHEMA per document, ascending: id, locator and index name of
+        the older document, kind of the match (position in `links.REASONS`) and Jaccard
+        similarity.
     """
     if not plan.indexes or matches.is_nothing:
         return MATCH_SCHEMA.empty_table()
@@ -249,10 +306,16 @@ def best_matches(plan: DedupPlan, shard: int, matches: Shuffled) -> pa.Table:
     rank = np.empty(len(older), np.int64)
     rank[pc.sort_indices(older_columns["id"]).to_numpy()] = np.arange(len(older))
     index = plan.index_of(older)
-    documents, kind, jaccard = (matches_here[name].to_numpy() for name in ("left", "kind", "jaccard"))
-    order = np.lexsort((rank[older_position], index[older_position], -jaccard, kind, documents))
+    documents, kind, jaccard = (
+        matches_here[name].to_numpy() for name in ("left", "kind", "jaccard")
+    )
+    order = np.lexsort(
+        (rank[older_position], index[older_position], -jaccard, kind, documents)
+    )
     best = order[np.unique(documents[order], return_index=True)[1]]
-    indexes = pa.array(np.array([index.name for index in plan.indexes])[index[older_position[best]]])
+    indexes = pa.array(
+        np.array([index.name for index in plan.indexes])[index[older_position[best]]]
+    )
     best_positions = pa.array(older_position[best])
     return pa.table(
         [

@@ -1,9 +1,10 @@
 """MinHash signatures and their bands: documents that share a band are candidate pairs.
 
-The signatures equal those of datasketch 2 (`MinHash(..., scheme="affine32")`) bit for bit over the shingle hashes of
-`shingles.py`: the permutations come from its generator with the same seed. Two texts agree in one value with the
-probability of their Jaccard similarity J (Broder 1997), and in all rows of at least one band with probability
-1 - (1 - J^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4).
+The signatures equal those of datasketch 2 (`MinHash(..., scheme="affine32")`) bit for
+bit over the shingle hashes of `shingles.py`: the permutations come from its generator
+with the same seed. Two texts agree in one value with the probability of their Jaccard
+similarity J (Broder 1997), and in all rows of at least one band with probability 1 - (1
+- J^r)^b (Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 @lru_cache(maxsize=4)
 def permutations(num_permutations: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Permutations h -> a * h + b mod 2^32 of datasketch: a (odd) and b, uint32 of shape (num_permutations,)."""
+    """Permutations h -> a * h + b mod 2^32 of datasketch: a (odd) and b, uint32 of
+    shape (num_permutations,).
+    """
     from datasketch import MinHash
 
     a, b = MinHash(num_perm=num_permutations, seed=seed, scheme="affine32").permutations
@@ -29,13 +32,19 @@ def permutations(num_permutations: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 
 def signatures(sets: ShingleSets, num_permutations: int, seed: int) -> np.ndarray:
-    """MinHash signatures: uint32 of shape (n, num_permutations); all ones (2^32 - 1) for a text without shingles."""
+    """MinHash signatures: uint32 of shape (n, num_permutations); all ones (2^32 - 1)
+    for a text without shingles.
+    """
     return _signatures(sets.hashes, sets.offsets, *permutations(num_permutations, seed))
 
 
 @kernel
-def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Hash four shingles at a time, so that the row, a and b are read once for four permuted values."""
+def _signatures(
+    hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.ndarray
+) -> np.ndarray:
+    """Hash four shingles at a time, so that the row, a and b are read once for four
+    permuted values.
+    """
     result = np.full((len(offsets) - 1, len(a)), np.uint32(0xFFFFFFFF), np.uint32)
     for text in range(len(offsets) - 1):
         row = result[text]
@@ -44,8 +53,12 @@ def _signatures(hashes: np.ndarray, offsets: np.ndarray, a: np.ndarray, b: np.nd
             first, second = fmix32(hashes[position]), fmix32(hashes[position + 1])
             third, fourth = fmix32(hashes[position + 2]), fmix32(hashes[position + 3])
             for k in range(len(a)):
-                lower_pair = min(np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k]))
-                upper_pair = min(np.uint32(a[k] * third + b[k]), np.uint32(a[k] * fourth + b[k]))
+                lower_pair = min(
+                    np.uint32(a[k] * first + b[k]), np.uint32(a[k] * second + b[k])
+                )
+                upper_pair = min(
+                    np.uint32(a[k] * third + b[k]), np.uint32(a[k] * fourth + b[k])
+                )
                 row[k] = min(row[k], min(lower_pair, upper_pair))
             position += 4
         for shingle in hashes[position:end]:

@@ -1,13 +1,15 @@
 """Sets of word n-grams, hashed to 32 bits each, for near-duplicate detection.
 
-- word: a maximal run of code points that `\\w` matches in a regular expression (`str.isalnum()` or `_`), each
-  replaced by its lower case (U+0130, whose lower case is two code points, stays). In scripts that are written
-  without spaces (`unicode_tables.UNSPACED_RANGES`) each such code point is a word. Text is not normalised: composed
-  and decomposed accents differ.
-- shingle: n consecutive words (Broder 1997). A text with fewer words has one shingle of all its words; a text without
-  words has no shingles and is never a near duplicate.
+- word: a maximal run of code points that `\\w` matches in a regular expression
+  (`str.isalnum()` or `_`), each replaced by its lower case (U+0130, whose lower case is
+  two code points, stays). In scripts that are written without spaces
+  (`unicode_tables.UNSPACED_RANGES`) each such code point is a word. Text is not
+  normalised: composed and decomposed accents differ.
+- shingle: n consecutive words (Broder 1997). A text with fewer words has one shingle of
+  all its words; a text without words has no shingles and is never a near duplicate.
 
-Among k shingles about k^2 / 2^33 pairs share a hash by chance: one in a text of a hundred thousand words.
+Among k shingles about k^2 / 2^33 pairs share a hash by chance: one in a text of a
+hundred thousand words.
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ import pyarrow as pa
 
 from gristmill.dataprep.text.hashing import fmix64, sort_distinct
 from gristmill.dataprep.text.kernels import kernel, text_buffers
-from gristmill.dataprep.text.unicode_tables import ALONE, WORD, code_point_flags, decode, lower_case
+from gristmill.dataprep.text.unicode_tables import (
+    ALONE,
+    WORD,
+    code_point_flags,
+    decode,
+    lower_case,
+)
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -28,7 +36,8 @@ class ShingleSets(NamedTuple):
     """Shingles of n texts, concatenated.
 
     Attributes:
-        hashes: uint32; text i has `hashes[offsets[i]:offsets[i + 1]]`, ascending and distinct.
+        hashes: uint32; text i has `hashes[offsets[i]:offsets[i + 1]]`, ascending and
+            distinct.
         offsets: int64 of shape (n + 1,).
     """
 
@@ -52,7 +61,9 @@ def shingle_sets(texts: pa.Array | pa.ChunkedArray, ngram: int) -> ShingleSets:
 
 def hash_shingles(data: np.ndarray, offsets: np.ndarray, ngram: int) -> ShingleSets:
     """Hash the word n-grams of every text in the buffers of `text_buffers`."""
-    return ShingleSets(*_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram))
+    return ShingleSets(
+        *_shingle_texts(data, offsets, code_point_flags(), lower_case(), ngram)
+    )
 
 
 def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -69,7 +80,10 @@ def similarities(sets: ShingleSets, left: np.ndarray, right: np.ndarray) -> np.n
 
 @kernel
 def _similarities(
-    hashes: np.ndarray, offsets: np.ndarray, first_texts: np.ndarray, second_texts: np.ndarray
+    hashes: np.ndarray,
+    offsets: np.ndarray,
+    first_texts: np.ndarray,
+    second_texts: np.ndarray,
 ) -> np.ndarray:
     result = np.zeros(len(first_texts))
     for pair in range(len(first_texts)):
@@ -94,23 +108,35 @@ def _count_shared(first: np.ndarray, second: np.ndarray) -> int:
 
 @kernel
 def _shingle_texts(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray, ngram: int
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    lower: np.ndarray,
+    ngram: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     number = len(offsets) - 1
     hashes = np.empty((offsets[-1] - offsets[0]) // 2 + number, np.uint32)
     ends = np.zeros(number + 1, np.int64)
     ascii_words = _ascii_words(flags, lower)
     for text in range(number):
-        words = _word_hashes(data, offsets[text], offsets[text + 1], flags, lower, ascii_words)
-        shingles = hashes[ends[text] : ends[text] + max(len(words) - ngram + 1, min(len(words), 1))]
+        words = _word_hashes(
+            data, offsets[text], offsets[text + 1], flags, lower, ascii_words
+        )
+        shingles = hashes[
+            ends[text] : ends[text] + max(len(words) - ngram + 1, min(len(words), 1))
+        ]
         _roll(words, min(ngram, len(words)), shingles)
-        ends[text + 1] = ends[text] + sort_distinct(shingles, np.empty(len(shingles), np.uint32))
+        ends[text + 1] = ends[text] + sort_distinct(
+            shingles, np.empty(len(shingles), np.uint32)
+        )
     return hashes[: ends[number]].copy(), ends
 
 
 @kernel
 def _ascii_words(flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
-    """Lower case of each ASCII byte of a word, 0 for a byte that ends a word: 128 bytes, small enough for the cache."""
+    """Lower case of each ASCII byte of a word, 0 for a byte that ends a word: 128
+    bytes, small enough for the cache.
+    """
     table = np.zeros(128, np.uint8)
     for code in range(128):
         if flags[code] & WORD != 0:
@@ -120,7 +146,12 @@ def _ascii_words(flags: np.ndarray, lower: np.ndarray) -> np.ndarray:
 
 @kernel
 def _word_hashes(
-    data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray, ascii_words: np.ndarray
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    flags: np.ndarray,
+    lower: np.ndarray,
+    ascii_words: np.ndarray,
 ) -> np.ndarray:
     words = np.empty((end - begin) // 2 + 1, np.uint64)
     count, length, value = 0, np.uint64(0), np.uint64(0)
@@ -160,7 +191,9 @@ def _word_hashes(
 
 @kernel
 def _roll(words: np.ndarray, ngram: int, shingles: np.ndarray) -> None:
-    """Hash every n-gram: the upper 32 bits of a polynomial in the word hashes mod 2^64, mixed."""
+    """Hash every n-gram: the upper 32 bits of a polynomial in the word hashes mod 2^64,
+    mixed.
+    """
     oldest = np.uint64(1)
     for _ in range(ngram):
         oldest *= _ODD

@@ -1,7 +1,8 @@
 """Sketches of documents for deduplication: digests, length, bands, shingles.
 
-One Arrow file per shard has a row per sketched document. Tasks map it into memory, so that only accessed pages are
-read. The index of an output (`dedup_index.py`) has the same columns except the row number.
+One Arrow file per shard has a row per sketched document. Tasks map it into memory, so
+that only accessed pages are read. The index of an output (`dedup_index.py`) has the
+same columns except the row number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from gristmill.dataprep.cleaning.urls import document_urls, normalise_url
 from gristmill.dataprep.document_numbers import Numbering
 from gristmill.dataprep.documents import judged_rows, read_shard
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import ShingleSets, hash_shingles, no_shingles
+from gristmill.dataprep.duplicates.shingles import (
+    ShingleSets,
+    hash_shingles,
+    no_shingles,
+)
 from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.dataprep.text.blake2b import digest_texts
 from gristmill.dataprep.text.kernels import text_buffers
@@ -43,7 +48,8 @@ class Sketches:
     Attributes:
         digests: uint64 of shape (n, 2), of the texts.
         urls: uint64 of shape (n, 2), of the normalised URLs; zeros for a missing URL.
-        bands: uint64 of shape (n, bands), keys of the MinHash bands; no columns if MinHash is off.
+        bands: uint64 of shape (n, bands), keys of the MinHash bands; no columns if
+            MinHash is off.
         sets: the shingles.
     """
 
@@ -63,23 +69,40 @@ def seen_path(work: Path, shard: str) -> Path:
     return work / "sketches" / f"{shard}.seen.arrow"
 
 
-def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+def sketch_shard(
+    inputs: Mapping[str, Path], shard: str, section: Dedup
+) -> tuple[pa.RecordBatch, pa.RecordBatch]:
     """Sketch the judged documents of a shard.
 
     Returns:
-        one row per readable judged document: `row` (in the shard), `id`, `locator`, `length` (code points), `digest`,
-        `url`, `bands` (if MinHash is on) and `shingles`; and one row per document of the shard as from `describe_seen`.
+        one row per readable judged document: `row` (in the shard), `id`, `locator`,
+        `length` (code points), `digest`, `url`, `bands` (if MinHash is on) and
+        `shingles`; and one row per document of the shard as from `describe_seen`.
     """
-    columns = ["id", "source", "locator", "text", *(["metadata"] if section.url else [])]
+    columns = [
+        "id",
+        "source",
+        "locator",
+        "text",
+        *(["metadata"] if section.url else []),
+    ]
     kept_shard = read_shard(inputs, shard, columns)
     judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
     documents = _take_rows(kept_shard.documents, judged)
-    measured, errors = measure_texts(documents["text"], partial(sketch_texts, section=section.minhash))
+    measured, errors = measure_texts(
+        documents["text"], partial(sketch_texts, section=section.minhash)
+    )
     good = np.array([error is None for error in errors], bool)
     sizes_and_errors = describe_seen(kept_shard.documents, judged, errors)
     documents = _take_rows(documents, np.flatnonzero(good))
-    urls = digest_urls(documents) if section.url else np.zeros((len(documents), 2), np.uint64)
-    document_columns = {name: documents[name].combine_chunks() for name in ("id", "locator")}
+    urls = (
+        digest_urls(documents)
+        if section.url
+        else np.zeros((len(documents), 2), np.uint64)
+    )
+    document_columns = {
+        name: documents[name].combine_chunks() for name in ("id", "locator")
+    }
     batch = {
         "row": pa.array(judged[good]),
         **document_columns,
@@ -87,12 +110,17 @@ def sketch_shard(inputs: Mapping[str, Path], shard: str, section: Dedup) -> tupl
         "digest": measured["digest"],
         "url": _binary(urls),
     }
-    batch |= {name: measured[name] for name in ("bands", "shingles") if name in measured}
+    batch |= {
+        name: measured[name] for name in ("bands", "shingles") if name in measured
+    }
     return pa.record_batch(batch), sizes_and_errors
 
 
-def describe_seen(documents: pa.Table, judged: np.ndarray, errors: Sequence[str | None]) -> pa.RecordBatch:
-    """Table with `bytes` (of the text) and `error` (why the text could not be read, or null) of a shard's documents.
+def describe_seen(
+    documents: pa.Table, judged: np.ndarray, errors: Sequence[str | None]
+) -> pa.RecordBatch:
+    """Table with `bytes` (of the text) and `error` (why the text could not be read, or
+    null) of a shard's documents.
 
     Args:
         documents: with at least `text`.
@@ -103,8 +131,12 @@ def describe_seen(documents: pa.Table, judged: np.ndarray, errors: Sequence[str 
     places[judged] = np.arange(len(judged))
     return pa.record_batch(
         {
-            "bytes": pc.binary_length(documents["text"]).cast(pa.int64()).combine_chunks(),
-            "error": pa.array(errors, pa.string()).take(pa.array(places, mask=places < 0)),
+            "bytes": pc.binary_length(documents["text"])
+            .cast(pa.int64())
+            .combine_chunks(),
+            "error": pa.array(errors, pa.string()).take(
+                pa.array(places, mask=places < 0)
+            ),
         }
     )
 
@@ -114,13 +146,20 @@ def _take_rows(table: pa.Table, rows: np.ndarray) -> pa.Table:
     return table if len(rows) == len(table) else table.take(pa.array(rows))
 
 
-def sketch_texts(texts: pa.Array, section: MinHash | None) -> dict[str, np.ndarray | pa.Array]:
-    """Compute `length`, `digest`, `bands` and `shingles` of every text; raises if one is not UTF-8.
+def sketch_texts(
+    texts: pa.Array, section: MinHash | None
+) -> dict[str, np.ndarray | pa.Array]:
+    """Compute `length`, `digest`, `bands` and `shingles` of every text; raises if one
+    is not UTF-8.
 
     Without MinHash there is no column `bands`, and the lists of shingles are empty.
     """
     data, offsets = text_buffers(texts)
-    sets = no_shingles(len(texts)) if section is None else hash_shingles(data, offsets, section.ngram)
+    sets = (
+        no_shingles(len(texts))
+        if section is None
+        else hash_shingles(data, offsets, section.ngram)
+    )
     columns: dict[str, np.ndarray | pa.Array] = {
         "length": pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64),
         "digest": _binary(digest_texts(data, offsets)),
@@ -134,7 +173,11 @@ def sketch_texts(texts: pa.Array, section: MinHash | None) -> dict[str, np.ndarr
 
 def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.RecordBatch:
     """Append the columns of sketches to columns of their documents."""
-    all_columns = {**columns, "digest": _binary(sketches.digests), "url": _binary(sketches.urls)}
+    all_columns = {
+        **columns,
+        "digest": _binary(sketches.digests),
+        "url": _binary(sketches.urls),
+    }
     if sketches.bands.shape[1]:
         all_columns["bands"] = _binary(sketches.bands)
     return pa.record_batch({**all_columns, "shingles": _lists(sketches.sets)})
@@ -142,7 +185,10 @@ def sketch_batch(columns: Mapping[str, pa.Array], sketches: Sketches) -> pa.Reco
 
 def write_sketches(path: Path, batch: pa.RecordBatch) -> None:
     """Write the sketches of a shard, or the sizes and errors of its documents."""
-    with atomic_write(path, durable=False) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+    with (
+        atomic_write(path, durable=False) as sink,
+        pa.ipc.new_file(sink, batch.schema) as writer,
+    ):
         writer.write_batch(batch)
 
 
@@ -154,14 +200,19 @@ def read_sketches(work: Path, shard: str) -> pa.RecordBatch:
 class Source(Protocol):
     """Source of the sketches that a task reads."""
 
-    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
-        """Batches of sketches with the rows of `documents` (int64, ascending and distinct) in each, in order."""
+    def parts(
+        self, documents: np.ndarray
+    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+        """Batches of sketches with the rows of `documents` (int64, ascending and
+        distinct) in each, in order.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class ShardSketches:
-    """Sketch files of the shards, mapped into memory if they are local, so that only accessed pages are read.
+    """Sketch files of the shards, mapped into memory if they are local, so that only
+    accessed pages are read.
 
     Attributes:
         work: the stage's work folder.
@@ -171,7 +222,9 @@ class ShardSketches:
     work: Path
     numbering: Numbering
 
-    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    def parts(
+        self, documents: np.ndarray
+    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
         """Implement `Source`; every document must have a sketch."""
         for shard, rows in self.numbering.split(documents):
             batch = read_sketches(self.work, self.numbering.shards[shard])
@@ -179,25 +232,39 @@ class ShardSketches:
 
 
 class SentSketches:
-    """Sketches sent by the shards to one partition: rows with `document`, ascending within and across pieces.
+    """Sketches sent by the shards to one partition: rows with `document`, ascending
+    within and across pieces.
 
     Args:
         pieces: `Shuffled.pieces`.
     """
 
     def __init__(self, pieces: Iterable[pa.Table]) -> None:
-        self._batches = [piece.combine_chunks().to_batches()[0] for piece in pieces if len(piece)]
-        self._ends = np.array([batch["document"][-1].as_py() for batch in self._batches], np.int64)
+        self._batches = [
+            piece.combine_chunks().to_batches()[0] for piece in pieces if len(piece)
+        ]
+        self._ends = np.array(
+            [batch["document"][-1].as_py() for batch in self._batches], np.int64
+        )
 
-    def parts(self, documents: np.ndarray) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
+    def parts(
+        self, documents: np.ndarray
+    ) -> Iterator[tuple[pa.RecordBatch, np.ndarray]]:
         """Implement `Source`; every document must have been sent."""
         places = np.searchsorted(self._ends, documents)
         for place in np.unique(places).tolist():
             batch = self._batches[place]
-            yield batch, np.searchsorted(batch["document"].to_numpy(), documents[places == place])
+            yield (
+                batch,
+                np.searchsorted(
+                    batch["document"].to_numpy(), documents[places == place]
+                ),
+            )
 
 
-def load_columns(source: Source, documents: np.ndarray, names: Sequence[str]) -> pa.Table:
+def load_columns(
+    source: Source, documents: np.ndarray, names: Sequence[str]
+) -> pa.Table:
     """Read columns of the sketches of some documents.
 
     Args:
@@ -206,14 +273,22 @@ def load_columns(source: Source, documents: np.ndarray, names: Sequence[str]) ->
     """
     return pa.concat_tables(
         [
-            pa.table({name: batch[name].take(pa.array(rows)) for name in names if name in batch.schema.names})
+            pa.table(
+                {
+                    name: batch[name].take(pa.array(rows))
+                    for name in names
+                    if name in batch.schema.names
+                }
+            )
             for batch, rows in source.parts(documents)
         ]
     )
 
 
 def load_sketches(source: Source, documents: np.ndarray) -> Sketches:
-    """Read the sketches of some documents; `documents` as in `load_columns`, or empty."""
+    """Read the sketches of some documents; `documents` as in `load_columns`, or
+    empty.
+    """
     if not len(documents):
         empty = np.empty((0, 2), np.uint64)
         return Sketches(empty, empty, empty[:, :0], no_shingles(0))
@@ -225,30 +300,49 @@ def count_shingles(source: Source, documents: np.ndarray) -> np.ndarray:
     return np.concatenate(
         [
             np.empty(0, np.int64),
-            *(np.diff(batch["shingles"].offsets.to_numpy())[rows] for batch, rows in source.parts(documents)),
+            *(
+                np.diff(batch["shingles"].offsets.to_numpy())[rows]
+                for batch, rows in source.parts(documents)
+            ),
         ]
     )
 
 
 def unpack_sketches(table: pa.Table | pa.RecordBatch) -> Sketches:
-    """Sketches from their columns, the inverse of `sketch_batch`; the column `bands` may be missing."""
+    """Sketches from their columns, the inverse of `sketch_batch`; the column `bands`
+    may be missing.
+    """
     lists = _combined(table["shingles"])
     has_bands = "bands" in table.schema.names
-    bands = binary_numbers(table["bands"]) if has_bands else np.empty((len(lists), 0), np.uint64)
+    bands = (
+        binary_numbers(table["bands"])
+        if has_bands
+        else np.empty((len(lists), 0), np.uint64)
+    )
     offsets = lists.offsets.to_numpy()
-    sets = ShingleSets(lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0])
-    return Sketches(binary_numbers(table["digest"]), binary_numbers(table["url"]), bands, sets)
+    sets = ShingleSets(
+        lists.values.to_numpy()[offsets[0] : offsets[-1]], offsets - offsets[0]
+    )
+    return Sketches(
+        binary_numbers(table["digest"]), binary_numbers(table["url"]), bands, sets
+    )
 
 
 def digest_urls(documents: pa.Table) -> np.ndarray:
-    """BLAKE2b-128 of every document's normalised URL: uint64 of shape (n, 2); zeros for a missing URL."""
-    urls = (None if url is None else normalise_url(url) for url in document_urls(documents))
+    """BLAKE2b-128 of every document's normalised URL: uint64 of shape (n, 2); zeros for
+    a missing URL.
+    """
+    urls = (
+        None if url is None else normalise_url(url) for url in document_urls(documents)
+    )
     digests = b"".join(NO_DIGEST if url is None else _digest(url) for url in urls)
     return np.frombuffer(digests, np.uint64).reshape(-1, 2)
 
 
 def _digest(url: str) -> bytes:
-    return hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(
+        url.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES
+    ).digest()
 
 
 def _lists(sets: ShingleSets) -> pa.Array:
@@ -259,15 +353,24 @@ def _binary(numbers: np.ndarray) -> pa.Array:
     """Fixed-size binary values from rows of 64-bit numbers."""
     width = 8 * numbers.shape[1]
     return pa.FixedSizeBinaryArray.from_buffers(
-        pa.binary(width), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))]
+        pa.binary(width),
+        len(numbers),
+        [None, pa.py_buffer(np.ascontiguousarray(numbers))],
     )
 
 
 def binary_numbers(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Rows of 64-bit numbers from fixed-size binary values, in native byte order: uint64 of shape (n, w)."""
+    """Rows of 64-bit numbers from fixed-size binary values, in native byte order:
+    uint64 of shape (n, w).
+    """
     values = _combined(values)
     width = values.type.byte_width // 8
-    flat = np.frombuffer(values.buffers()[1], np.uint64, len(values) * width, offset=8 * width * values.offset)
+    flat = np.frombuffer(
+        values.buffers()[1],
+        np.uint64,
+        len(values) * width,
+        offset=8 * width * values.offset,
+    )
     return flat.reshape(-1, width)
 
 

@@ -1,7 +1,10 @@
-"""Survivors of every cluster: the columns that decide, the choice by partition, and the table of duplicates.
+"""Survivors of every cluster: the columns that decide, the choice by partition, and the
+table of duplicates.
 
-1. members: per shard, its documents that are in a cluster or match an older one, to the partitions of the clusters.
-2. decide: per partition, the survivors of its clusters, and the comparison of every other member with its survivor.
+1. members: per shard, its documents that are in a cluster or match an older one, to the
+   partitions of the clusters.
+2. decide: per partition, the survivors of its clusters, and the comparison of every
+   other member with its survivor.
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ from gristmill.dataprep.documents import (
     read_annotations,
     read_documents,
 )
-from gristmill.dataprep.duplicates.candidate_pairs import AGAINST_REASONS, CHAINED_KIND, REASONS, compare, source_of
+from gristmill.dataprep.duplicates.candidate_pairs import (
+    AGAINST_REASONS,
+    CHAINED_KIND,
+    REASONS,
+    compare,
+    source_of,
+)
 from gristmill.dataprep.duplicates.clusters import (
     DOCUMENT_COLUMNS,
     KeepKey,
@@ -35,8 +44,18 @@ from gristmill.dataprep.duplicates.clusters import (
     survivors_of_components,
 )
 from gristmill.dataprep.duplicates.components import labels_of
-from gristmill.dataprep.duplicates.dedup_index import MATCH_SCHEMA, DedupPlan, best_matches
-from gristmill.dataprep.duplicates.sketches import SKETCH_COLUMNS, Source, binary_numbers, load_columns, read_sketches
+from gristmill.dataprep.duplicates.dedup_index import (
+    MATCH_SCHEMA,
+    DedupPlan,
+    best_matches,
+)
+from gristmill.dataprep.duplicates.sketches import (
+    SKETCH_COLUMNS,
+    Source,
+    binary_numbers,
+    load_columns,
+    read_sketches,
+)
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
@@ -48,7 +67,11 @@ def measured_columns(inputs: Mapping[str, Path]) -> dict[str, tuple[str, str]]:
     for step in annotation_stages(inputs):
         for path in sorted(inputs[step].glob("part-*.parquet"))[:1]:
             with path.open("rb") as stream:
-                columns[step] = [name for name in pq.read_schema(stream).names if name not in JUDGEMENT_COLUMNS]
+                columns[step] = [
+                    name
+                    for name in pq.read_schema(stream).names
+                    if name not in JUDGEMENT_COLUMNS
+                ]
     return qualified(columns)
 
 
@@ -60,7 +83,11 @@ def check_columns(inputs: Mapping[str, Path], keys: Sequence[KeepKey]) -> None:
 
 
 def read_columns(
-    inputs: Mapping[str, Path], shard: str, rows: np.ndarray, keys: Sequence[KeepKey], sketches: pa.Table
+    inputs: Mapping[str, Path],
+    shard: str,
+    rows: np.ndarray,
+    keys: Sequence[KeepKey],
+    sketches: pa.Table,
 ) -> pa.Table:
     """Read `id` and the keys' columns of some documents of a shard.
 
@@ -75,29 +102,43 @@ def read_columns(
         if name in sketches.column_names:
             columns[name] = sketches[name]
         elif name in DOCUMENT_COLUMNS:
-            columns[name] = read_documents(inputs, shard, [name])[name].take(pa.array(rows))
+            columns[name] = read_documents(inputs, shard, [name])[name].take(
+                pa.array(rows)
+            )
         else:
             step, column = stages[name]
-            columns[name] = read_annotations(inputs, shard, step, [column])[column].take(pa.array(rows))
+            columns[name] = read_annotations(inputs, shard, step, [column])[
+                column
+            ].take(pa.array(rows))
     return pa.table({name: _sortable(values) for name, values in columns.items()})
 
 
 def _sortable(values: pa.ChunkedArray) -> pa.Array:
     """Combine the chunks of a column and decode dictionaries."""
     array = values.combine_chunks()
-    return array.cast(array.type.value_type) if pa.types.is_dictionary(array.type) else array
+    return (
+        array.cast(array.type.value_type)
+        if pa.types.is_dictionary(array.type)
+        else array
+    )
 
 
 MEMBERS, DECISIONS, TWINS = "members", "decisions", "twins"
-"""Names of streams: members from the shards, decisions back to them, and duplicates by range of the cluster's id."""
+"""Names of streams: members from the shards, decisions back to them, and duplicates by
+range of the cluster's id.
+"""
 LARGEST_CLUSTERS = 10
 RULES = ("survivors", "connected")
 """Rules for the choice of survivors: see `clusters.py`."""
 KEEP_PREFIX = "keep_"
 LINKED_BY = np.array(["exact", "url", "minhash", "chain"])
-"""Kind of link between a member and its survivor, by the positions of `links.REASONS`."""
+"""Kind of link between a member and its survivor, by the positions of
+`links.REASONS`.
+"""
 MATCHED = "against"
-"""Column of the members: 1 if a document matches an older one and cannot survive, else 0."""
+"""Column of the members: 1 if a document matches an older one and cannot survive, else
+0.
+"""
 DUPLICATE_COLUMNS = [
     "cluster",
     "survivor",
@@ -114,36 +155,56 @@ DUPLICATE_COLUMNS = [
 
 
 MEMBERS_PER_PARTITION = 100_000
-"""Members per task, some 2 kB each with the survivor's values and the reasons as text: 200 MB. A cluster is never
-split: one of a million members takes 2 GB."""
+"""Members per task, some 2 kB each with the survivor's values and the reasons as text:
+200 MB. A cluster is never split: one of a million members takes 2 GB.
+"""
 
 
 def count_member_partitions(num_members: int) -> int:
-    """Number of partitions for this many members of clusters; a function of the data alone."""
+    """Number of partitions for this many members of clusters; a function of the data
+    alone.
+    """
     return min(max(-(-num_members // MEMBERS_PER_PARTITION), 1), MOST_PARTITIONS)
 
 
 def gather_members(
-    task: Task, plan: DedupPlan, keys: Sequence[KeepKey], labels: Shuffled, matches: Shuffled, num_partitions: int
+    task: Task,
+    plan: DedupPlan,
+    keys: Sequence[KeepKey],
+    labels: Shuffled,
+    matches: Shuffled,
+    num_partitions: int,
 ) -> Generator[Sent, None, Done]:
-    """Send the cluster members of one shard, with the columns of the keys, to the partitions of their clusters.
+    """Send the cluster members of one shard, with the columns of the keys, to the
+    partitions of their clusters.
 
     Their sketches are included if the plan sends sketches.
     """
     shard = task.payload["shard"]
-    labels_here, matches_here = labels_of(labels, shard), best_matches(plan, shard, matches)
+    labels_here, matches_here = (
+        labels_of(labels, shard),
+        best_matches(plan, shard, matches),
+    )
     documents = np.union1d(labels_here[:, 0], matches_here["document"].to_numpy())
-    components = documents.copy()  # a document without links within this run is its own cluster
+    # a document without links within this run is its own cluster
+    components = documents.copy()
     components[np.searchsorted(documents, labels_here[:, 0])] = labels_here[:, 1]
     rows = documents - plan.numbering.starts[shard]
     sketched = pa.Table.from_batches([read_sketches(plan.work, task.name)])
-    names = ["id", "locator", "length", *(SKETCH_COLUMNS if plan.sends_sketches else ())]
-    sketches = sketched.select([name for name in names if name in sketched.column_names]).take(
-        pa.array(np.searchsorted(sketched["row"].to_numpy(), rows))
-    )
+    names = [
+        "id",
+        "locator",
+        "length",
+        *(SKETCH_COLUMNS if plan.sends_sketches else ()),
+    ]
+    sketches = sketched.select(
+        [name for name in names if name in sketched.column_names]
+    ).take(pa.array(np.searchsorted(sketched["row"].to_numpy(), rows)))
     members = read_columns(plan.measured, task.name, rows, keys, sketches)
     position = np.full(len(documents), -1)
-    position[np.searchsorted(documents, matches_here["document"].to_numpy())] = np.arange(len(matches_here))
+    position[np.searchsorted(documents, matches_here["document"].to_numpy())] = (
+        np.arange(len(matches_here))
+    )
     match_rows = pa.array(position, mask=position < 0)
     members = pa.table(
         {
@@ -152,8 +213,16 @@ def gather_members(
             "document": documents,
             "locator": sketches["locator"],
             MATCHED: (position >= 0).astype(np.int8),
-            **{name: matches_here[name].take(match_rows) for name in MATCH_SCHEMA.names if name != "document"},
-            **{name: sketches[name] for name in sketches.column_names if name in SKETCH_COLUMNS},
+            **{
+                name: matches_here[name].take(match_rows)
+                for name in MATCH_SCHEMA.names
+                if name != "document"
+            },
+            **{
+                name: sketches[name]
+                for name in sketches.column_names
+                if name in SKETCH_COLUMNS
+            },
         }
     )
     yield Sent(MEMBERS, members, components % num_partitions)
@@ -161,25 +230,38 @@ def gather_members(
 
 
 def decide(
-    task: Task, plan: DedupPlan, keys: Sequence[KeepKey], members: Shuffled, num_ranges: int
+    task: Task,
+    plan: DedupPlan,
+    keys: Sequence[KeepKey],
+    members: Shuffled,
+    num_ranges: int,
 ) -> Generator[Sent, None, Done]:
     """Choose the survivors of every cluster of one partition.
 
-    Sends the decisions by shard, and the table of duplicates by the range of the cluster's id.
+    Sends the decisions by shard, and the table of duplicates by the range of the
+    cluster's id.
 
     Returns:
-        `clusters` (number of survivors that represent two documents or more), `largest_clusters` of these, number of
-        `uncompared` documents in clusters that are too large, and number of documents that each rule drops
-        (`dropped_by_rule`).
+        `clusters` (number of survivors that represent two documents or more),
+        `largest_clusters` of these, number of `uncompared` documents in clusters that
+        are too large, and number of documents that each rule drops (`dropped_by_rule`).
     """
     partition = task.payload["partition"]
     rows = members.read(partition, _without_sketches)
     rows = rows.take(pa.array(np.argsort(rows["document"].to_numpy())))
-    decisions, survivors, counted = _decide(plan, source_of(plan, members, partition), rows, keys)
-    yield Sent(DECISIONS, decisions, plan.numbering.shards_of(decisions["document"].to_numpy()))
-    duplicates = decisions.filter(decisions["reason"].is_valid()).select(DUPLICATE_COLUMNS)
+    decisions, survivors, counted = _decide(
+        plan, source_of(plan, members, partition), rows, keys
+    )
+    yield Sent(
+        DECISIONS, decisions, plan.numbering.shards_of(decisions["document"].to_numpy())
+    )
+    duplicates = decisions.filter(decisions["reason"].is_valid()).select(
+        DUPLICATE_COLUMNS
+    )
     yield Sent(TWINS, duplicates, ranges_of(duplicates["cluster"], num_ranges))
-    representatives = decisions.filter(pa.array(survivors & (decisions["size"].to_numpy() > 1)))
+    representatives = decisions.filter(
+        pa.array(survivors & (decisions["size"].to_numpy() > 1))
+    )
     return Done(
         [],
         {
@@ -191,23 +273,37 @@ def decide(
 
 
 def _without_sketches(members: pa.Table) -> pa.Table:
-    return members.select([name for name in members.column_names if name not in SKETCH_COLUMNS])
+    return members.select(
+        [name for name in members.column_names if name not in SKETCH_COLUMNS]
+    )
 
 
 def _decide(
     plan: DedupPlan, source: Source, members: pa.Table, keys: Sequence[KeepKey]
 ) -> tuple[pa.Table, np.ndarray, dict[str, Any]]:
-    """Table with one row per member, mask of the survivors (bool), and the counts of `_survivors`."""
+    """Table with one row per member, mask of the survivors (bool), and the counts of
+    `_survivors`.
+    """
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
-    values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
+    values = members.select(names).rename_columns(
+        [name.removeprefix(KEEP_PREFIX) for name in names]
+    )
     component = np.unique(members["component"].to_numpy(), return_inverse=True)[1]
-    values = values.append_column("component", pa.array(component)).append_column(MATCHED, members[MATCHED])
+    values = values.append_column("component", pa.array(component)).append_column(
+        MATCHED, members[MATCHED]
+    )
     matched = members[MATCHED].to_numpy() == 1
-    survivor, counted = _survivors(plan, source, members, values, [KeepKey(MATCHED), *keys])
+    survivor, counted = _survivors(
+        plan, source, members, values, [KeepKey(MATCHED), *keys]
+    )
     chosen = explain_choices(values, [KeepKey(MATCHED), *keys], survivor)
     losers = np.flatnonzero((survivor != np.arange(len(members))) & ~matched)
     documents = members["document"].to_numpy()
-    comparison = compare(plan.section, source, np.stack([documents[losers], documents[survivor[losers]]], axis=1))
+    comparison = compare(
+        plan.section,
+        source,
+        np.stack([documents[losers], documents[survivor[losers]]], axis=1),
+    )
 
     kinds = np.full(len(members), -1)
     kinds[losers] = comparison.kind
@@ -220,7 +316,9 @@ def _decide(
     survivor_rows = pa.array(survivor, mask=kept)
     mask = pa.array(matched)
 
-    def of_survivor(survivor_values: pa.ChunkedArray, match_values: pa.ChunkedArray) -> pa.ChunkedArray:
+    def of_survivor(
+        survivor_values: pa.ChunkedArray, match_values: pa.ChunkedArray
+    ) -> pa.ChunkedArray:
         return pc.if_else(mask, match_values, survivor_values.take(survivor_rows))
 
     decisions = {
@@ -239,64 +337,111 @@ def _decide(
         "survivor_value": pc.if_else(mask, None, chosen["survivor_value"]),
         "member_value": pc.if_else(mask, None, chosen["member_value"]),
     }
-    return pa.table(decisions), (survivor == np.arange(len(members))) & ~matched, counted
+    return (
+        pa.table(decisions),
+        (survivor == np.arange(len(members))) & ~matched,
+        counted,
+    )
 
 
 def _survivors(
-    plan: DedupPlan, source: Source, members: pa.Table, values: pa.Table, keys: Sequence[KeepKey]
+    plan: DedupPlan,
+    source: Source,
+    members: pa.Table,
+    values: pa.Table,
+    keys: Sequence[KeepKey],
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    """Row of each member's survivor by the section's rule, and the counts `uncompared` and `dropped_by_rule`."""
+    """Row of each member's survivor by the section's rule, and the counts `uncompared`
+    and `dropped_by_rule`.
+    """
     by_component = survivors_of_components(values, keys)
     if not len(members):
-        return by_component, {"uncompared": 0, "dropped_by_rule": dict.fromkeys(RULES, 0)}
-    documents, matched = members["document"].to_numpy(), members[MATCHED].to_numpy() == 1
+        return by_component, {
+            "uncompared": 0,
+            "dropped_by_rule": dict.fromkeys(RULES, 0),
+        }
+    documents, matched = (
+        members["document"].to_numpy(),
+        members[MATCHED].to_numpy() == 1,
+    )
     digests = load_columns(source, documents, ["digest"])["digest"].combine_chunks()
     texts = digests.dictionary_encode().indices.to_numpy().astype(np.int64)
-    # A dropped document cannot be a survivor, so documents that match an older one form separate components.
+    # A dropped document cannot be a survivor, so documents that match an older one form
+    # separate components.
     component = 2 * values["component"].to_numpy() + matched
 
     def are_alike(rows: np.ndarray, survivors: np.ndarray) -> np.ndarray:
         pairs = np.stack([documents[rows], documents[survivors]], axis=1)
-        unmatched_duplicates: np.ndarray = compare(plan.section, source, pairs[~matched[rows]]).kind < CHAINED_KIND
+        unmatched_duplicates: np.ndarray = (
+            compare(plan.section, source, pairs[~matched[rows]]).kind < CHAINED_KIND
+        )
         is_duplicate = np.zeros(len(rows), bool)
         is_duplicate[~matched[rows]] = unmatched_duplicates
         return is_duplicate | matched[rows]
 
-    by_similarity, uncompared = survivors_alike(component, texts, best_first(values, keys), are_alike)
+    by_similarity, uncompared = survivors_alike(
+        component, texts, best_first(values, keys), are_alike
+    )
     chosen = dict(zip(RULES, (by_similarity, by_component), strict=True))
     all_rows = np.arange(len(members))
-    dropped = {rule: int((matched | (survivor != all_rows)).sum()) for rule, survivor in chosen.items()}
+    dropped = {
+        rule: int((matched | (survivor != all_rows)).sum())
+        for rule, survivor in chosen.items()
+    }
     rule = plan.section.clusters
-    return chosen[rule], {"uncompared": uncompared if rule == "survivors" else 0, "dropped_by_rule": dropped}
+    return chosen[rule], {
+        "uncompared": uncompared if rule == "survivors" else 0,
+        "dropped_by_rule": dropped,
+    }
 
 
 def largest_clusters(clusters: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select the LARGEST_CLUSTERS largest clusters; ties are sorted by id."""
-    return sorted(clusters, key=lambda cluster: (-cluster["size"], cluster["cluster"]))[:LARGEST_CLUSTERS]
+    return sorted(clusters, key=lambda cluster: (-cluster["size"], cluster["cluster"]))[
+        :LARGEST_CLUSTERS
+    ]
 
 
 def as_clusters(survivors: pa.Table) -> list[dict[str, Any]]:
-    """Describe the largest clusters of some survivors by `cluster`, `survivor` and `size`."""
-    ordered = survivors.sort_by([("size", "descending"), ("cluster", "ascending")]).slice(0, LARGEST_CLUSTERS)
+    """Describe the largest clusters of some survivors by `cluster`, `survivor` and
+    `size`.
+    """
+    ordered = survivors.sort_by(
+        [("size", "descending"), ("cluster", "ascending")]
+    ).slice(0, LARGEST_CLUSTERS)
     return [
-        {"cluster": row["cluster"].hex(), "survivor": row["member"].hex(), "size": row["size"]}
+        {
+            "cluster": row["cluster"].hex(),
+            "survivor": row["member"].hex(),
+            "size": row["size"],
+        }
         for row in ordered.to_pylist()
     ]
 
 
-def decisions_of(plan: DedupPlan, shard: int, decisions: Shuffled) -> tuple[pa.Table, np.ndarray]:
-    """Decisions about a shard's documents, and their row numbers in the shard (int64, ascending)."""
+def decisions_of(
+    plan: DedupPlan, shard: int, decisions: Shuffled
+) -> tuple[pa.Table, np.ndarray]:
+    """Decisions about a shard's documents, and their row numbers in the shard (int64,
+    ascending).
+    """
     decisions_here = decisions.read(shard).sort_by("document")
-    return decisions_here, decisions_here["document"].to_numpy() - plan.numbering.starts[shard]
+    return decisions_here, decisions_here[
+        "document"
+    ].to_numpy() - plan.numbering.starts[shard]
 
 
 def write_duplicates(path: Path, twins: Shuffled) -> None:
-    """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with one range of ids in memory."""
+    """Write `clusters.parquet`: one row per duplicate, sorted by cluster and id, with
+    one range of ids in memory.
+    """
     parts = _duplicates_in_order(twins)
     first = next(parts)
     with (
         atomic_write(path) as sink,
-        pq.ParquetWriter(sink, first.schema, compression="zstd", write_page_checksum=True) as writer,
+        pq.ParquetWriter(
+            sink, first.schema, compression="zstd", write_page_checksum=True
+        ) as writer,
     ):
         buffered = first
         for part in parts:
@@ -308,14 +453,18 @@ def write_duplicates(path: Path, twins: Shuffled) -> None:
 
 
 def _write_groups(writer: pq.ParquetWriter, rows: pa.Table) -> None:
-    """Write row groups of fixed size, so that the bytes do not depend on the pieces that arrive."""
+    """Write row groups of fixed size, so that the bytes do not depend on the pieces
+    that arrive.
+    """
     for begin in range(0, len(rows), ROW_GROUP_ROWS):
         writer.write_table(rows.slice(begin, ROW_GROUP_ROWS).combine_chunks())
 
 
 def _duplicates_in_order(twins: Shuffled) -> Iterator[pa.Table]:
     for partition in range(twins.num_partitions):
-        yield twins.read(partition).sort_by([("cluster", "ascending"), ("member", "ascending")])
+        yield twins.read(partition).sort_by(
+            [("cluster", "ascending"), ("member", "ascending")]
+        )
 
 
 def ranges_of(ids: pa.ChunkedArray, num_ranges: int) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""Text reader: cut texts into windows, run a model on batches of similar length, and pool one row per text."""
+"""Text reader: cut texts into windows, run a model on batches of similar length, and
+pool one row per text.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from gristmill.dataprep.encoders.forward_backends import Network
-from gristmill.dataprep.encoders.token_windows import WindowTokenizer, length_batches, pad, pool_windows
+from gristmill.dataprep.encoders.token_windows import (
+    WindowTokenizer,
+    length_batches,
+    pad,
+    pool_windows,
+)
 
 
 @dataclass(frozen=True)
@@ -48,27 +55,49 @@ class TextReader:
         pool: str,
         finish: Callable[[np.ndarray], np.ndarray] = lambda rows: rows,
     ) -> None:
-        self.tokenizer, self.network, self.pool, self.finish = tokenizer, network, pool, finish
+        self.tokenizer, self.network, self.pool, self.finish = (
+            tokenizer,
+            network,
+            pool,
+            finish,
+        )
 
     def read(self, texts: Sequence[str]) -> Read:
         """Read n texts, n > 0."""
-        parts = [self._read_some(texts[start : start + TEXTS_AT_ONCE]) for start in range(0, len(texts), TEXTS_AT_ONCE)]
+        parts = [
+            self._read_some(texts[start : start + TEXTS_AT_ONCE])
+            for start in range(0, len(texts), TEXTS_AT_ONCE)
+        ]
         return (
             parts[0]
             if len(parts) == 1
-            else Read(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Read)))
+            else Read(
+                *(
+                    np.concatenate([getattr(part, field.name) for part in parts])
+                    for field in fields(Read)
+                )
+            )
         )
 
     def _read_some(self, texts: Sequence[str]) -> Read:
         windows = self.tokenizer.windows(texts)
         rows: np.ndarray | None = None
         for batch in length_batches(windows.lengths, self.network.batch_tokens):
-            ids, mask = pad([windows.ids[window] for window in batch], self.tokenizer.padding)
+            ids, mask = pad(
+                [windows.ids[window] for window in batch], self.tokenizer.padding
+            )
             outputs = self.network.outputs(ids, mask)
             if rows is None:
                 rows = np.empty((len(windows.ids), outputs.shape[1]), np.float32)
             rows[batch] = outputs
         assert rows is not None
         num_windows = np.bincount(windows.texts, minlength=len(texts))
-        tokens = np.bincount(windows.texts, windows.lengths, len(texts)).astype(np.int64)
-        return Read(pool_windows(self.finish(rows), windows, self.pool), tokens, num_windows, windows.whole)
+        tokens = np.bincount(windows.texts, windows.lengths, len(texts)).astype(
+            np.int64
+        )
+        return Read(
+            pool_windows(self.finish(rows), windows, self.pool),
+            tokens,
+            num_windows,
+            windows.whole,
+        )

@@ -1,10 +1,13 @@
-"""Small classifier distilled from a judge, whose scores of a sample become scores of all documents.
+"""Small classifier distilled from a judge, whose scores of a sample become scores of
+all documents.
 
-The judge's score of a document is a column of an earlier step, a key of its metadata, or the answer of a language model
-for each sampled document (`dataprep/llm/llm_labels.py`). A document with a score of at least `at_least` is good.
-The classifier learns to separate good documents from the others, by scikit-learn's logistic regression on sentence
-embeddings or by fastText, and its probability of good is the column `quality`. Documents are sampled by a hash of their
-ids; a tenth of the sample is held out to measure agreement with the judge.
+The judge's score of a document is a column of an earlier step, a key of its metadata,
+or the answer of a language model for each sampled document
+(`dataprep/llm/llm_labels.py`). A document with a score of at least `at_least` is good.
+The classifier learns to separate good documents from the others, by scikit-learn's
+logistic regression on sentence embeddings or by fastText, and its probability of good
+is the column `quality`. Documents are sampled by a hash of their ids; a tenth of the
+sample is held out to measure agreement with the judge.
 """
 
 from __future__ import annotations
@@ -21,10 +24,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.core.files import as_path, atomic_write, is_local, json_bytes, sha256_file
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    is_local,
+    json_bytes,
+    sha256_file,
+)
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.documents import judged_rows, read_shard, read_table, shard_names, write_table
+from gristmill.dataprep.documents import (
+    judged_rows,
+    read_shard,
+    read_table,
+    shard_names,
+    write_table,
+)
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
@@ -41,11 +56,15 @@ ASKED = "asked.parquet"
 """File of the scores from a judge that the step asks itself."""
 LINEAR_FILE, FASTTEXT_FILE = "linear.json", "distilled.bin"
 BY_FASTTEXT = Classifier(positive=("judged good",), negative=("judged otherwise",))
-"""Settings of the classifier of `distil: fasttext`: the defaults of a classifier of two classes."""
+"""Settings of the classifier of `distil: fasttext`: the defaults of a classifier of two
+classes.
+"""
 HELD_OUT = 0.1
 CALIBRATION_BINS = 10
 MOST_ITERATIONS = 1_000
-"""Iterations of scikit-learn's solver; its default of 100 is too few for some embeddings."""
+"""Iterations of scikit-learn's solver; its default of 100 is too few for some
+embeddings.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,11 +84,17 @@ class Labelled:
 
     def take(self, places: np.ndarray) -> Labelled:
         """Select documents by position."""
-        return Labelled(self.shards[places], self.rows[places], self.scores[places], self.draws[places])
+        return Labelled(
+            self.shards[places],
+            self.rows[places],
+            self.scores[places],
+            self.draws[places],
+        )
 
 
 def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
-    """Sample documents to train and evaluate the classifier: `sample` of the documents with a score, by hash.
+    """Sample documents to train and evaluate the classifier: `sample` of the documents
+    with a score, by hash.
 
     For a language model as judge, all documents are candidates, with a score of 0.
 
@@ -82,11 +107,16 @@ def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
     for number, shard in enumerate(shard_names(inputs["ingest"])):
         kept_shard = read_shard(inputs, shard, ["id", "source", "metadata"])
         judged = judged_rows(kept_shard.documents, kept_shard.rows, section.sources)
-        scores = read_scores(inputs, shard, section.judge, kept_shard.documents["metadata"])[judged]
+        scores = read_scores(
+            inputs, shard, section.judge, kept_shard.documents["metadata"]
+        )[judged]
         rows = judged[~np.isnan(scores)]
         ids = kept_shard.documents["id"].take(pa.array(rows)).to_pylist()
         shard_sample = Labelled(
-            np.full(len(rows), number), rows, scores[~np.isnan(scores)], draw(ids, section.key_seed)
+            np.full(len(rows), number),
+            rows,
+            scores[~np.isnan(scores)],
+            draw(ids, section.key_seed),
         )
         merged = Labelled(
             *(
@@ -94,12 +124,17 @@ def choose_sample(inputs: Mapping[str, Path], section: Quality) -> Labelled:
                 for name in ("shards", "rows", "scores", "draws")
             )
         )
-        sample = merged.take(np.argsort(merged.draws[:, 1], kind="stable")[: section.sample])
+        sample = merged.take(
+            np.argsort(merged.draws[:, 1], kind="stable")[: section.sample]
+        )
     return sample
 
 
-def read_scores(inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: pa.ChunkedArray) -> np.ndarray:
-    """Read the judge's score of each document of a shard: float64, NaN for a missing score.
+def read_scores(
+    inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: pa.ChunkedArray
+) -> np.ndarray:
+    """Read the judge's score of each document of a shard: float64, NaN for a missing
+    score.
 
     Raises:
         QualityError: the column does not exist or is not numeric.
@@ -107,9 +142,16 @@ def read_scores(inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: 
     if judge.model is not None:
         return np.zeros(len(metadata))
     if judge.column is None:
-        answers = [json.loads(text or "{}").get(judge.metadata) for text in metadata.to_pylist()]
+        answers = [
+            json.loads(text or "{}").get(judge.metadata)
+            for text in metadata.to_pylist()
+        ]
         return np.array(
-            [float(answer) if isinstance(answer, int | float) else np.nan for answer in answers], np.float64
+            [
+                float(answer) if isinstance(answer, int | float) else np.nan
+                for answer in answers
+            ],
+            np.float64,
         )
     corpus = Corpus(inputs)
     if judge.column not in corpus.measured:
@@ -120,23 +162,36 @@ def read_scores(inputs: Mapping[str, Path], shard: str, judge: Judge, metadata: 
         )
     column = corpus.read(shard, [judge.column], kept=None)[judge.column]
     try:
-        values: np.ndarray = pc.fill_null(column.cast(pa.float64()), float("nan")).to_numpy()
+        values: np.ndarray = pc.fill_null(
+            column.cast(pa.float64()), float("nan")
+        ).to_numpy()
     except pa.ArrowInvalid as error:
-        raise QualityError(f"quality.judge.column: {judge.column} holds no numbers: {error}") from error
+        raise QualityError(
+            f"quality.judge.column: {judge.column} holds no numbers: {error}"
+        ) from error
     return values
 
 
-def write_asked(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], context: Context) -> Done:
-    """Ask the judge about the sample, and write its scores: a row per scored document with the fields of `Labelled`."""
+def write_asked(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], context: Context
+) -> Done:
+    """Ask the judge about the sample, and write its scores: a row per scored document
+    with the fields of `Labelled`.
+    """
     section = Quality.model_validate(config)
     assert section.judge is not None
     sample, shards = choose_sample(inputs, section), shard_names(inputs["ingest"])
     sample = sample.take(np.lexsort((sample.rows, sample.shards)))
-    rows_by_shard = [sample.rows[sample.shards == number] for number in range(len(shards))]
-    scores, report = ask_scores(inputs, section.judge, section.sources, shards, rows_by_shard, context)
+    rows_by_shard = [
+        sample.rows[sample.shards == number] for number in range(len(shards))
+    ]
+    scores, report = ask_scores(
+        inputs, section.judge, section.sources, shards, rows_by_shard, context
+    )
     scored = replace(sample, scores=np.concatenate([np.empty(0), *scores]))
     answered = np.flatnonzero(~np.isnan(scored.scores))
-    scored = scored.take(answered[np.argsort(scored.draws[answered, 1], kind="stable")])  # order of `choose_sample`
+    # order of `choose_sample`
+    scored = scored.take(answered[np.argsort(scored.draws[answered, 1], kind="stable")])
     path = context.work / ASKED
     write_table(
         path,
@@ -154,7 +209,9 @@ def write_asked(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
 
 
 def _read_asked(path: Path) -> Labelled:
-    shards, rows, scores, held_out_draws, order = (column.to_numpy() for column in read_table(path).columns)
+    shards, rows, scores, held_out_draws, order = (
+        column.to_numpy() for column in read_table(path).columns
+    )
     return Labelled(shards, rows, scores, np.stack([held_out_draws, order], axis=1))
 
 
@@ -166,13 +223,21 @@ def read_texts(inputs: Mapping[str, Path], chosen: Labelled) -> list[str]:
         positions = np.flatnonzero(chosen.shards == number)
         column = read_shard(inputs, names[number], ["id", "text"]).documents["text"]
         for position, text in zip(
-            positions.tolist(), column.take(pa.array(chosen.rows[positions])).to_pylist(), strict=True
+            positions.tolist(),
+            column.take(pa.array(chosen.rows[positions])).to_pylist(),
+            strict=True,
         ):
             texts[position] = text
     return texts
 
 
-def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
+def train_distilled(
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    out: Path,
+    work: Path,
+) -> Done:
     """Train the classifier, write it, and score the held-out documents.
 
     Raises:
@@ -180,19 +245,33 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
     """
     section = Quality.model_validate(config)
     assert section.judge is not None
-    sample = choose_sample(inputs, section) if section.judge.model is None else _read_asked(work / ASKED)
+    sample = (
+        choose_sample(inputs, section)
+        if section.judge.model is None
+        else _read_asked(work / ASKED)
+    )
     good = sample.scores >= section.judge.at_least
     splits = []
     for is_good in (True, False):
         places = np.flatnonzero(good == is_good)
         if len(places) < 2:
             raise QualityError(
-                f"quality: of {len(good):,} documents that the judge scored, {len(places)} have "
-                f"{'at least' if is_good else 'less than'} {section.judge.at_least:g}, too few to learn from; change "
+                f"quality: of {len(good):,} documents that the judge scored, "
+                f"{len(places)} have {'at least' if is_good else 'less than'} "
+                f"{section.judge.at_least:g}, too few to learn from; change "
                 "judge.at_least, or let it judge more documents"
             )
-        splits.append([places[selection] for selection in split_draws(sample.draws[places], HELD_OUT, section.sample)])
-    to_learn, held_out = (np.sort(np.concatenate(selection)) for selection in zip(*splits, strict=True))
+        splits.append(
+            [
+                places[selection]
+                for selection in split_draws(
+                    sample.draws[places], HELD_OUT, section.sample
+                )
+            ]
+        )
+    to_learn, held_out = (
+        np.sort(np.concatenate(selection)) for selection in zip(*splits, strict=True)
+    )
     texts = read_texts(inputs, sample)
     texts_to_learn = [texts[place] for place in to_learn]
     name, content = _learn(section, texts_to_learn, good[to_learn], work)
@@ -216,25 +295,50 @@ def train_distilled(task: Task, inputs: Mapping[str, Path], config: dict[str, An
     )
 
 
-def _learn(section: Quality, texts: Sequence[str], good: np.ndarray, work: Path) -> tuple[str, bytes]:
+def _learn(
+    section: Quality, texts: Sequence[str], good: np.ndarray, work: Path
+) -> tuple[str, bytes]:
     """Train a classifier and return its file: name and content."""
     if section.embedding is None:
-        lines = ((bool(is_good), as_line(text, BY_FASTTEXT)) for is_good, text in zip(good, texts, strict=True))
-        return FASTTEXT_FILE, train(lines, BY_FASTTEXT, section.key_seed, work if is_local(work) else None)
+        lines = (
+            (bool(is_good), as_line(text, BY_FASTTEXT))
+            for is_good, text in zip(good, texts, strict=True)
+        )
+        return FASTTEXT_FILE, train(
+            lines, BY_FASTTEXT, section.key_seed, work if is_local(work) else None
+        )
     linear = needed("sklearn.linear_model").LogisticRegression(max_iter=MOST_ITERATIONS)
-    linear.fit(load_embedder(section.embedding, folder_sha256(section.embedding.path)).embed(texts), good)
-    return LINEAR_FILE, json_bytes({"weights": linear.coef_[0].tolist(), "bias": float(linear.intercept_[0])})
+    linear.fit(
+        load_embedder(section.embedding, folder_sha256(section.embedding.path)).embed(
+            texts
+        ),
+        good,
+    )
+    return LINEAR_FILE, json_bytes(
+        {"weights": linear.coef_[0].tolist(), "bias": float(linear.intercept_[0])}
+    )
 
 
 def embedding_files(section: Quality) -> dict[str, Mapping[str, str]]:
-    """Embedding model of the classifier in the form of `scorers.ModelFiles`; empty if it does not use embeddings."""
+    """Embedding model of the classifier in the form of `scorers.ModelFiles`; empty if
+    it does not use embeddings.
+    """
     if section.embedding is None:
         return {}
-    return {EMBEDDING: {"path": section.embedding.path, "sha256": folder_sha256(section.embedding.path)}}
+    return {
+        EMBEDDING: {
+            "path": section.embedding.path,
+            "sha256": folder_sha256(section.embedding.path),
+        }
+    }
 
 
-def load_distilled(section: Quality, models: Mapping[str, Mapping[str, str]]) -> Callable[[pa.Array], np.ndarray]:
-    """Load the classifier as a function of n texts that returns their probabilities of good, rounded to thousandths."""
+def load_distilled(
+    section: Quality, models: Mapping[str, Mapping[str, str]]
+) -> Callable[[pa.Array], np.ndarray]:
+    """Load the classifier as a function of n texts that returns their probabilities of
+    good, rounded to thousandths.
+    """
     path, sha256 = models[DISTILLED]["path"], models[DISTILLED]["sha256"]
     if section.embedding is None:
         model = load_model(path, sha256)
@@ -259,8 +363,12 @@ def _read_linear(path: str, sha256: str) -> tuple[np.ndarray, float]:
 
 
 def calibrate(good: np.ndarray, scores: np.ndarray) -> list[dict[str, float]]:
-    """Calibration table: number, mean score and share of good documents for each non-empty tenth of the score."""
-    bins = np.minimum((scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1)
+    """Calibration table: number, mean score and share of good documents for each
+    non-empty tenth of the score.
+    """
+    bins = np.minimum(
+        (scores * CALIBRATION_BINS).astype(np.int64), CALIBRATION_BINS - 1
+    )
     return [
         {
             "from": place / CALIBRATION_BINS,

@@ -1,8 +1,9 @@
-"""Model scores of documents as columns: probabilities of classes, output of a regression, similarity to texts.
+"""Model scores of documents as columns: probabilities of classes, output of a
+regression, similarity to texts.
 
-Scores are rounded to thousandths. Batch sizes, workers and processors change a float32 output by less than BOUND, so a
-column and the decision of a threshold change only if the number is within BOUND of the midpoint between two
-thousandths.
+Scores are rounded to thousandths. Batch sizes, workers and processors change a float32
+output by less than BOUND, so a column and the decision of a threshold change only if
+the number is within BOUND of the midpoint between two thousandths.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from gristmill.core.files import as_path
 from gristmill.dataprep.encoders.batched_inference import TextReader
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.forward_backends import load_network
-from gristmill.dataprep.encoders.model_folders import ModelFolderError, class_names, model_folder, read_config
+from gristmill.dataprep.encoders.model_folders import (
+    ModelFolderError,
+    class_names,
+    model_folder,
+    read_config,
+)
 from gristmill.dataprep.encoders.token_windows import WindowTokenizer
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_files import read_labels
@@ -32,7 +38,9 @@ from gristmill.mixtures.encoder_settings import ReadingModel, ScoringModel
 from gristmill.mixtures.yaml_text import did_you_mean
 
 BOUND = 1e-4
-"""Maximum difference between two float32 computations of a score; about 1e-6 was measured on one machine."""
+"""Maximum difference between two float32 computations of a score; about 1e-6 was
+measured on one machine.
+"""
 DECIMALS = 3
 FASTTEXT_SUFFIXES = (".bin", ".ftz")
 SCORE, CLASS = "score", "class"
@@ -45,7 +53,8 @@ class Announced:
 
     Attributes:
         numbers: numeric columns in order, each with the index of its output.
-        likeliest: column with the name of the likeliest class, for a classifier with exclusive classes.
+        likeliest: column with the name of the likeliest class, for a classifier with
+            exclusive classes.
     """
 
     numbers: Mapping[str, int]
@@ -82,7 +91,8 @@ def announce(section: ScoringModel) -> Announced:
     """Determine the columns of a model.
 
     Raises:
-        ModelFolderError: the model or a class does not exist, or two columns would have the same name.
+        ModelFolderError: the model or a class does not exist, or two columns would have
+            the same name.
     """
     if section.like:
         model_folder(section.path)
@@ -95,15 +105,16 @@ def announce(section: ScoringModel) -> Announced:
     unknown = next((name for name in chosen if name not in outputs), None)
     if unknown is not None:
         raise ModelFolderError(
-            f"{section.path} has no class {unknown!r}{did_you_mean(unknown, outputs)}; it has {', '.join(outputs)}"
+            f"{section.path} has no class "
+            f"{unknown!r}{did_you_mean(unknown, outputs)}; it has {', '.join(outputs)}"
         )
     prefix = "" if section.name is None else f"{section.name}_"
     numbers = {_column(f"{prefix}{name}"): outputs.index(name) for name in chosen}
     likeliest = None if _has_several(section) else section.name or CLASS
     if len(numbers) < len(chosen) or likeliest in numbers:
         raise ModelFolderError(
-            f"{section.path}: two of its columns would be called alike: {', '.join(chosen)}; name "
-            "some of them as `classes`"
+            f"{section.path}: two of its columns would be called alike: "
+            f"{', '.join(chosen)}; name some of them as `classes`"
         )
     return Announced(numbers, likeliest)
 
@@ -112,10 +123,14 @@ def _check_classifies(section: ScoringModel) -> None:
     if is_fasttext(section):
         return
     architectures = read_config(model_folder(section.path)).get("architectures") or []
-    if not any(str(name).endswith("ForSequenceClassification") for name in architectures):
+    if not any(
+        str(name).endswith("ForSequenceClassification") for name in architectures
+    ):
         raise ModelFolderError(
-            f"{section.path} is {' and '.join(map(str, architectures)) or 'no known model'}, and no "
-            "classifier of texts; one of sentence embeddings scores by `like`: {column: text}"
+            f"{section.path} is "
+            f"{' and '.join(map(str, architectures)) or 'no known model'}, and no "
+            "classifier of texts; one of sentence embeddings scores by `like`: "
+            "{column: text}"
         )
 
 
@@ -125,14 +140,17 @@ def _column(name: str) -> str:
     try:
         return check_column(plain)
     except ValueError as error:
-        raise ModelFolderError(f"the class {name!r}: {error}; give the columns a `name`") from error
+        raise ModelFolderError(
+            f"the class {name!r}: {error}; give the columns a `name`"
+        ) from error
 
 
 def _has_several(section: ScoringModel) -> bool:
     """Test if a document may have several classes."""
     return (
         not is_fasttext(section)
-        and read_config(model_folder(section.path)).get("problem_type") == "multi_label_classification"
+        and read_config(model_folder(section.path)).get("problem_type")
+        == "multi_label_classification"
     )
 
 
@@ -142,8 +160,8 @@ class Scored:
 
     Attributes:
         numbers: float64 of shape (n, columns), rounded.
-        likeliest: name of the likeliest class of each text, None for a text without one; empty if the model does not
-            have this column.
+        likeliest: name of the likeliest class of each text, None for a text without
+            one; empty if the model does not have this column.
         tokens, windows: int64 of shape (n,), numbers of tokens and windows read.
         whole: bool of shape (n,), true if the text was read to its end.
     """
@@ -178,7 +196,11 @@ def _load(settings: str, sha256: str) -> Score:
     announced = announce(section)
     if section.like:
         return _by_likeness(section, sha256)
-    return _by_fasttext(section, announced, sha256) if is_fasttext(section) else _by_classes(section, announced)
+    return (
+        _by_fasttext(section, announced, sha256)
+        if is_fasttext(section)
+        else _by_classes(section, announced)
+    )
 
 
 def _by_classes(section: ScoringModel, announced: Announced) -> Score:
@@ -195,13 +217,25 @@ def _by_classes(section: ScoringModel, announced: Announced) -> Score:
     def score(texts: pa.Array) -> Scored:
         texts_read = reader.read(texts.to_pylist())
         rows = rounded(texts_read.rows)
-        likeliest = [] if announced.likeliest is None else [outputs[place] for place in rows.argmax(1)]
-        return Scored(rows[:, places], likeliest, texts_read.tokens, texts_read.windows, texts_read.whole)
+        likeliest = (
+            []
+            if announced.likeliest is None
+            else [outputs[place] for place in rows.argmax(1)]
+        )
+        return Scored(
+            rows[:, places],
+            likeliest,
+            texts_read.tokens,
+            texts_read.windows,
+            texts_read.whole,
+        )
 
     return score
 
 
-def _activation(section: ScoringModel, outputs: int) -> Callable[[np.ndarray], np.ndarray]:
+def _activation(
+    section: ScoringModel, outputs: int
+) -> Callable[[np.ndarray], np.ndarray]:
     """Activation that turns the network's output for each window into column values."""
     kind = section.values or ("logits" if outputs == 1 else "probabilities")
     if kind == "logits":
@@ -210,13 +244,17 @@ def _activation(section: ScoringModel, outputs: int) -> Callable[[np.ndarray], n
 
 
 def _sigmoid(rows: np.ndarray) -> np.ndarray:
-    probabilities: np.ndarray = (1 / (1 + np.exp(-rows.astype(np.float64)))).astype(np.float32)
+    probabilities: np.ndarray = (1 / (1 + np.exp(-rows.astype(np.float64)))).astype(
+        np.float32
+    )
     return probabilities
 
 
 def _softmax(rows: np.ndarray) -> np.ndarray:
     exponentials = np.exp(rows.astype(np.float64) - rows.max(1, keepdims=True))
-    probabilities: np.ndarray = (exponentials / exponentials.sum(1, keepdims=True)).astype(np.float32)
+    probabilities: np.ndarray = (
+        exponentials / exponentials.sum(1, keepdims=True)
+    ).astype(np.float32)
     return probabilities
 
 
@@ -226,29 +264,54 @@ def _by_fasttext(section: ScoringModel, announced: Announced, sha256: str) -> Sc
 
     def score(texts: pa.Array) -> Scored:
         lines, _ = one_line_each(texts, None, False, marks=True)
-        shares = [rounded(model.shares(lines, labels[place])) for place in announced.numbers.values()]
+        shares = [
+            rounded(model.shares(lines, labels[place]))
+            for place in announced.numbers.values()
+        ]
         tops, _ = model.tops(lines)
         n = len(texts)
-        numbers = np.clip(np.stack(shares, axis=1), 0.0, 1.0) if shares else np.empty((n, 0))
+        numbers = (
+            np.clip(np.stack(shares, axis=1), 0.0, 1.0) if shares else np.empty((n, 0))
+        )
         likeliest = (
             []
             if announced.likeliest is None
-            else [None if top < 0 else names[labels.index(model.labels[top])] for top in tops.tolist()]
+            else [
+                None if top < 0 else names[labels.index(model.labels[top])]
+                for top in tops.tolist()
+            ]
         )
-        return Scored(numbers, likeliest, np.zeros(n, np.int64), np.ones(n, np.int64), np.ones(n, bool))
+        return Scored(
+            numbers,
+            likeliest,
+            np.zeros(n, np.int64),
+            np.ones(n, np.int64),
+            np.ones(n, bool),
+        )
 
     return score
 
 
 def _by_likeness(section: ScoringModel, sha256: str) -> Score:
-    reading_model = ReadingModel.model_validate({name: getattr(section, name) for name in ReadingModel.model_fields})
+    reading_model = ReadingModel.model_validate(
+        {name: getattr(section, name) for name in ReadingModel.model_fields}
+    )
     embedder = load_embedder(reading_model, sha256)
-    targets = [embedder.embed([text] if isinstance(text, str) else list(text)) for text in section.like.values()]
+    targets = [
+        embedder.embed([text] if isinstance(text, str) else list(text))
+        for text in section.like.values()
+    ]
 
     def score(texts: pa.Array) -> Scored:
         texts_read = embedder.read(texts.to_pylist())
         cosines = [(texts_read.rows @ target.T).max(1) for target in targets]
-        return Scored(rounded(np.stack(cosines, axis=1)), [], texts_read.tokens, texts_read.windows, texts_read.whole)
+        return Scored(
+            rounded(np.stack(cosines, axis=1)),
+            [],
+            texts_read.tokens,
+            texts_read.windows,
+            texts_read.whole,
+        )
 
     return score
 

@@ -1,7 +1,9 @@
-"""Forward passes of models, by torch, by ONNX Runtime or, for static token vectors, by NumPy.
+"""Forward passes of models, by torch, by ONNX Runtime or, for static token vectors, by
+NumPy.
 
-A network maps windows of tokens to a row of numbers each. Every calling thread computes with a single thread: there are
-many workers, and splitting a matrix product over threads changes the order of its sums.
+A network maps windows of tokens to a row of numbers each. Every calling thread computes
+with a single thread: there are many workers, and splitting a matrix product over
+threads changes the order of its sums.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from gristmill.mixtures.encoder_settings import ReadingModel
 
 Task = Literal["classes", "embedding"]
 CPU_BATCH_TOKENS, GPU_BATCH_TOKENS = 2_048, 65_536
-"""Tokens per batch. On a CPU a network of 22M parameters reads 5,800 tokens/s with 512 to 4,096 tokens per batch, and
-4,700 with 8,192."""
+"""Tokens per batch. On a CPU a network of 22M parameters reads 5,800 tokens/s with 512
+to 4,096 tokens per batch, and 4,700 with 8,192.
+"""
 
 
 class Network(Protocol):
@@ -52,7 +55,9 @@ def network_packages(folder: Path, section: ReadingModel) -> tuple[str, ...]:
     return ("torch", "transformers") if section.onnx is None else ("onnxruntime",)
 
 
-def load_network(folder: Path, section: ReadingModel, task: Task, static: bool) -> Network:
+def load_network(
+    folder: Path, section: ReadingModel, task: Task, static: bool
+) -> Network:
     """Load a model.
 
     Raises:
@@ -67,7 +72,9 @@ def load_network(folder: Path, section: ReadingModel, task: Task, static: bool) 
 
 
 class TokenVectors:
-    """Static vectors of tokens, averaged per text (model2vec); unknown tokens have zero vectors."""
+    """Static vectors of tokens, averaged per text (model2vec); unknown tokens have zero
+    vectors.
+    """
 
     batch_tokens = CPU_BATCH_TOKENS
 
@@ -78,8 +85,8 @@ class TokenVectors:
         tensors = load_file(find_file(folder, WEIGHTS_FILE))
         if "embeddings" not in tensors:
             raise ModelFolderError(
-                f"{folder / WEIGHTS_FILE} has {', '.join(sorted(tensors))}, and no `embeddings`; "
-                "model2vec's save_pretrained writes them"
+                f"{folder / WEIGHTS_FILE} has {', '.join(sorted(tensors))}, and no "
+                "`embeddings`; model2vec's save_pretrained writes them"
             )
         vectors = tensors["embeddings"].astype(np.float32)
         if "mapping" in tensors:
@@ -93,34 +100,57 @@ class TokenVectors:
         self._vectors = vectors
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Implement Network. The mean includes unknown tokens, so its length has no meaning."""
-        summed: np.ndarray = np.einsum("ntd,nt->nd", self._vectors[ids], mask.astype(np.float32))
+        """Implement Network. The mean includes unknown tokens, so its length has no
+        meaning.
+        """
+        summed: np.ndarray = np.einsum(
+            "ntd,nt->nd", self._vectors[ids], mask.astype(np.float32)
+        )
         return summed / np.maximum(mask.sum(1), 1)[:, None].astype(np.float32)
 
 
 class TorchNetwork:
-    """Network of transformers: a sequence classifier, or an encoder whose last hidden states are pooled."""
+    """Network of transformers: a sequence classifier, or an encoder whose last hidden
+    states are pooled.
+    """
 
-    def __init__(self, folder: Path, section: ReadingModel, pooling: str | None) -> None:
-        # Silence deprecation warnings of torch for packages that transformers imports; the user cannot act on them.
+    def __init__(
+        self, folder: Path, section: ReadingModel, pooling: str | None
+    ) -> None:
+        # Silence deprecation warnings of torch for packages that transformers imports;
+        # the user cannot act on them.
         logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
         transformers, self._torch = needed("transformers"), needed("torch")
         on_gpu = section.device == "gpu"
         if on_gpu and not self._torch.cuda.is_available():
-            raise ModelFolderError(f"{section.path}: `device: gpu`, and torch finds none; set `device: cpu`")
-        self.batch_tokens = section.batch_tokens or (GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS)
+            raise ModelFolderError(
+                f"{section.path}: `device: gpu`, and torch finds "
+                "none; set `device: cpu`"
+            )
+        self.batch_tokens = section.batch_tokens or (
+            GPU_BATCH_TOKENS if on_gpu else CPU_BATCH_TOKENS
+        )
         self._device = "cuda" if on_gpu else "cpu"
         dtype = section.dtype or ("bfloat16" if on_gpu else "float32")
         self._pooling = pooling
         self._of_thread = threading.local()
-        model_class = transformers.AutoModel if pooling else transformers.AutoModelForSequenceClassification
+        model_class = (
+            transformers.AutoModel
+            if pooling
+            else transformers.AutoModelForSequenceClassification
+        )
         transformers.utils.logging.disable_progress_bar()
         try:
             model = model_class.from_pretrained(
-                str(folder), local_files_only=True, use_safetensors=True, dtype=getattr(self._torch, dtype)
+                str(folder),
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=getattr(self._torch, dtype),
             )
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelFolderError(f"{folder}: transformers cannot load its model: {error}") from error
+            raise ModelFolderError(
+                f"{folder}: transformers cannot load its model: {error}"
+            ) from error
         self._model = model.eval().to(self._device)
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -144,7 +174,9 @@ class TorchNetwork:
 class OnnxNetwork:
     """Network of ONNX Runtime on a CPU."""
 
-    def __init__(self, folder: Path, file: str, section: ReadingModel, pooling: str | None) -> None:
+    def __init__(
+        self, folder: Path, file: str, section: ReadingModel, pooling: str | None
+    ) -> None:
         runtime = needed("onnxruntime")
         options = runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
@@ -157,9 +189,19 @@ class OnnxNetwork:
 
     def outputs(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """See Network."""
-        inputs: dict[str, np.ndarray] = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-        output: Any = self._session.run(None, {name: inputs[name] for name in self._inputs})[0]
-        return output if self._pooling is None else pool_tokens(output, mask, self._pooling)
+        inputs: dict[str, np.ndarray] = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "token_type_ids": np.zeros_like(ids),
+        }
+        output: Any = self._session.run(
+            None, {name: inputs[name] for name in self._inputs}
+        )[0]
+        return (
+            output
+            if self._pooling is None
+            else pool_tokens(output, mask, self._pooling)
+        )
 
 
 def pool_tokens(states: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
@@ -175,7 +217,9 @@ def pool_tokens(states: np.ndarray, mask: np.ndarray, how: str) -> np.ndarray:
     if how == "last":
         return states[np.arange(len(states)), mask.sum(1) - 1]
     if how == "max":
-        largest: np.ndarray = np.where(mask[:, :, None] > 0, states, -np.inf).max(1).astype(np.float32)
+        largest: np.ndarray = (
+            np.where(mask[:, :, None] > 0, states, -np.inf).max(1).astype(np.float32)
+        )
         return largest
     summed: np.ndarray = np.einsum("ntd,nt->nd", states, mask.astype(np.float32))
     return summed / np.maximum(mask.sum(1), 1)[:, None].astype(np.float32)

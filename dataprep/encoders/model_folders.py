@@ -1,4 +1,6 @@
-"""Folders of models, read without loading the model: its kind, its classes, its maximum number of tokens."""
+"""Folders of models, read without loading the model: its kind, its classes, its maximum
+number of tokens.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ from typing import Any
 
 from gristmill.core.files import as_path, is_local, sha256_file
 
-CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = "config.json", "model.safetensors", "tokenizer.json"
+CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE = (
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+)
 MODULES_FILE = "modules.json"
 """File in which sentence-transformers lists the modules of a model."""
 MOST_TOKENS = 1_000_000
@@ -32,9 +38,14 @@ def model_folder(path: str) -> Path:
     """
     folder = as_path(path)
     if not is_local(folder):
-        raise ModelFolderError(f"{path}: a model is read from a folder of this machine; copy it there")
+        raise ModelFolderError(
+            f"{path}: a model is read from a folder of this machine; copy it there"
+        )
     if not folder.is_dir():
-        raise ModelFolderError(f"{path}: there is no such folder; name the one with the model's {CONFIG_FILE}")
+        raise ModelFolderError(
+            f"{path}: there is no such folder; name the one with "
+            f"the model's {CONFIG_FILE}"
+        )
     return folder
 
 
@@ -46,7 +57,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     config = _read_json(folder, CONFIG_FILE)
     if not isinstance(config, dict):
-        raise ModelFolderError(f"{folder} has no {CONFIG_FILE}, but {_listed(folder)}; name the folder of a model")
+        raise ModelFolderError(
+            f"{folder} has no {CONFIG_FILE}, but "
+            f"{_listed(folder)}; name the folder of a model"
+        )
     return config
 
 
@@ -65,7 +79,9 @@ def _listed(folder: Path) -> str:
 
 
 def is_static(folder: Path) -> bool:
-    """Test if the model is static (model2vec): a vector per token without further layers."""
+    """Test if the model is static (model2vec): a vector per token without further
+    layers.
+    """
     if read_config(folder).get("model_type") == "model2vec":
         return True
     modules = _read_json(folder, MODULES_FILE) or [{}]
@@ -80,12 +96,15 @@ def find_file(folder: Path, *names: str) -> Path:
     """
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
-        raise ModelFolderError(f"{folder} has no {' or '.join(names)}, but {_listed(folder)}")
+        raise ModelFolderError(
+            f"{folder} has no {' or '.join(names)}, but {_listed(folder)}"
+        )
     return path
 
 
 def class_names(folder: Path) -> tuple[str, ...]:
-    """Names of a classifier's outputs in order: `id2label` of its config, or `score` for a model without classes.
+    """Names of a classifier's outputs in order: `id2label` of its config, or `score`
+    for a model without classes.
 
     Raises:
         ModelFolderError: the config does not have names.
@@ -95,13 +114,18 @@ def class_names(folder: Path) -> tuple[str, ...]:
     if not isinstance(label_by_id, Mapping) or not label_by_id:
         if config.get("num_labels") == 1:
             return ("score",)
-        raise ModelFolderError(f"{folder / CONFIG_FILE} has no `id2label`; a classifier's config names its classes")
+        raise ModelFolderError(
+            f"{folder / CONFIG_FILE} has no `id2label`; a "
+            "classifier's config names its classes"
+        )
     names = tuple(str(label_by_id[key]) for key in sorted(label_by_id, key=int))
     return ("score",) if len(names) == 1 and names[0].startswith("LABEL_") else names
 
 
 def most_tokens(folder: Path) -> int:
-    """Maximum number of tokens per window: the smallest limit in the model's files, or 512 if they have none."""
+    """Maximum number of tokens per window: the smallest limit in the model's files, or
+    512 if they have none.
+    """
     config = read_config(folder)
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and config.get("model_type") in OFFSET_POSITIONS:
@@ -112,13 +136,27 @@ def most_tokens(folder: Path) -> int:
         (_read_json(folder, "tokenizer_config.json") or {}).get("model_max_length"),
         config.get("max_length") if is_static(folder) else None,
     ]
-    valid_limits = [int(number) for number in limits if isinstance(number, int | float) and 0 < number <= MOST_TOKENS]
+    valid_limits = [
+        int(number)
+        for number in limits
+        if isinstance(number, int | float) and 0 < number <= MOST_TOKENS
+    ]
     return min(valid_limits, default=512)
 
 
-OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl", "data2vec-text", "longformer", "mpnet")
-"""Model types that start positions after the padding index, so that `max_position_embeddings` includes that offset
-(transformers, modeling_roberta.py: create_position_ids_from_input_ids)."""
+OFFSET_POSITIONS = (
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "xlm-roberta-xl",
+    "data2vec-text",
+    "longformer",
+    "mpnet",
+)
+"""Model types that start positions after the padding index, so that
+`max_position_embeddings` includes that offset (transformers, modeling_roberta.py:
+create_position_ids_from_input_ids).
+"""
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -128,20 +166,35 @@ POOLING_MODES = {
 
 
 def token_pooling(folder: Path) -> str:
-    """Pooling of a text's token vectors: `mean`, `cls`, `max` or `last`; `mean` if no file sets it.
+    """Pooling of a text's token vectors: `mean`, `cls`, `max` or `last`; `mean` if no
+    file sets it.
 
     Raises:
         ModelFolderError: the pooling is unsupported, or the model has further layers.
     """
     modules = _read_json(folder, MODULES_FILE) or []
-    module_paths = {str(module["type"]).rpartition(".")[2]: str(module.get("path", "")) for module in modules}
-    unknown = next((kind for kind in module_paths if kind not in ("Transformer", "Pooling", "Normalize")), None)
+    module_paths = {
+        str(module["type"]).rpartition(".")[2]: str(module.get("path", ""))
+        for module in modules
+    }
+    unknown = next(
+        (
+            kind
+            for kind in module_paths
+            if kind not in ("Transformer", "Pooling", "Normalize")
+        ),
+        None,
+    )
     if unknown is not None:
         raise ModelFolderError(
-            f"{folder / MODULES_FILE} has a part {unknown!r}; those that are known are Transformer, "
-            "Pooling and Normalize"
+            f"{folder / MODULES_FILE} has a part {unknown!r}; those that are known are "
+            "Transformer, Pooling and Normalize"
         )
-    settings = _read_json(folder, f"{module_paths['Pooling']}/config.json") if "Pooling" in module_paths else None
+    settings = (
+        _read_json(folder, f"{module_paths['Pooling']}/config.json")
+        if "Pooling" in module_paths
+        else None
+    )
     if settings is None:
         return "mean"
     modes = [mode for key, mode in POOLING_MODES.items() if settings.get(key)]
@@ -150,7 +203,8 @@ def token_pooling(folder: Path) -> str:
         modes = ["last" if configured == "lasttoken" else configured]
     if len(modes) != 1 or modes[0] not in POOLING_MODES.values():
         raise ModelFolderError(
-            f"{folder}/{module_paths['Pooling']}/config.json pools tokens by {settings}; what is known is "
+            f"{folder}/{module_paths['Pooling']}/config.json pools tokens by "
+            f"{settings}; what is known is "
             f"one of {', '.join(sorted(set(POOLING_MODES.values())))}"
         )
     return modes[0]
@@ -166,25 +220,31 @@ def needed(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise ModelFolderError(
-            f"reading documents with this model takes {module}, which is not installed ({error}): "
-            "pip install 'gristmill[models]'"
+            f"reading documents with this model takes {module}, which is not installed "
+            f"({error}): pip install 'gristmill[models]'"
         ) from error
 
 
 def check_installed(*modules: str) -> None:
-    """Raise ModelFolderError if a module is not installed, without importing installed ones."""
+    """Raise ModelFolderError if a module is not installed, without importing installed
+    ones.
+    """
     for module in modules:
         if find_spec(module) is None:
             needed(module)
 
 
 def folder_sha256(path: str) -> str:
-    """Hash of the contents of a folder or file, which distinguishes models at the same path."""
+    """Hash of the contents of a folder or file, which distinguishes models at the same
+    path.
+    """
     location = as_path(path)
     if not location.is_dir():
         return sha256_file(location)
     digest = hashlib.sha256()
     for file in sorted(location.rglob("*")):
         if file.is_file():
-            digest.update(f"{file.relative_to(location).as_posix()} {sha256_file(file)}\n".encode())
+            digest.update(
+                f"{file.relative_to(location).as_posix()} {sha256_file(file)}\n".encode()
+            )
     return digest.hexdigest()

@@ -1,4 +1,6 @@
-"""Stage `annotate` with a model: write its scores as columns, and drop documents by thresholds."""
+"""Stage `annotate` with a model: write its scores as columns, and drop documents by
+thresholds.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,28 @@ from gristmill.dataprep import conservation as histograms
 from gristmill.dataprep.annotate_batches import Measure, measure_texts, spread
 from gristmill.dataprep.conservation import add_counts, balance
 from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
-from gristmill.dataprep.encoders.document_scores import Announced, Score, announce, described, is_fasttext, load_scorer
+from gristmill.dataprep.encoders.document_scores import (
+    Announced,
+    Score,
+    announce,
+    described,
+    is_fasttext,
+    load_scorer,
+)
 from gristmill.dataprep.encoders.forward_backends import network_packages
-from gristmill.dataprep.encoders.model_folders import ModelFolderError, check_installed, folder_sha256, model_folder
+from gristmill.dataprep.encoders.model_folders import (
+    ModelFolderError,
+    check_installed,
+    folder_sha256,
+    model_folder,
+)
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.thresholds import bounds_of, count_failures, failures, first_failures
+from gristmill.dataprep.thresholds import (
+    bounds_of,
+    count_failures,
+    failures,
+    first_failures,
+)
 from gristmill.mixtures.encoder_settings import ScoringModel
 from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -29,31 +48,44 @@ READ = ("(tokens)", "(windows)", "(whole)")
 """Counts per text beside its columns; names of columns cannot have parentheses."""
 
 
-def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], section: Annotate, out: Path, context: Context
+) -> dict[str, Any]:
     """Score every kept document with a model, and drop documents by the thresholds.
 
     Returns:
-        `counts`, `rules` and `histograms` as `own.annotate.run`; `reader`: the model, and the numbers of documents,
-        tokens and windows read, and of documents that were not read to their end (`cut`).
+        `counts`, `rules` and `histograms` as `own.annotate.run`; `reader`: the model,
+        and the numbers of documents, tokens and windows read, and of documents that
+        were not read to their end (`cut`).
 
     Raises:
-        ModelFolderError: the model does not exist, or a threshold bounds a column that it does not have.
+        ModelFolderError: the model does not exist, or a threshold bounds a column that
+            it does not have.
         ConservationError, QuarantineError: see `counts`.
     """
     model = _model(section)
     check_bounds(section, announce(model))
     sha256 = folder_sha256(model.path)
-    load_scorer(model, sha256)  # fail before any work; threads of this process share the model
-    process = partial(score_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), sha256=sha256, out=out)
+    # fail before any work; threads of this process share the model
+    load_scorer(model, sha256)
+    process = partial(
+        score_shard,
+        inputs=dict(inputs),
+        config=section.model_dump(mode="json"),
+        sha256=sha256,
+        out=out,
+    )
     results = run_tasks("annotate", shard_tasks(inputs["ingest"]), process, context)
     totals = {
-        name: sum(result["read"][name] for result in results) for name in ("documents", "tokens", "windows", "cut")
+        name: sum(result["read"][name] for result in results)
+        for name in ("documents", "tokens", "windows", "cut")
     }
     seconds = sum(result["seconds"] for result in results)
     if seconds:
         print(
-            f"{context.stage}: {totals['documents']:,} documents, {totals['tokens']:,} tokens; each worker read "
-            f"{totals['documents'] / seconds:,.1f} documents/s, {totals['tokens'] / seconds:,.0f} tokens/s",
+            f"{context.stage}: {totals['documents']:,} documents, {totals['tokens']:,} "
+            f"tokens; each worker read {totals['documents'] / seconds:,.1f} "
+            f"documents/s, {totals['tokens'] / seconds:,.0f} tokens/s",
             flush=True,
         )
     return {
@@ -61,7 +93,9 @@ def run(inputs: Mapping[str, Path], section: Annotate, out: Path, context: Conte
         "rules": add_counts(result["rules"] for result in results),
         "histograms": {
             name: histograms.fit_histogram(counted)
-            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+            for name, counted in histograms.add_histograms(
+                result["histograms"] for result in results
+            ).items()
         },
         "reader": {**described(model, sha256), **totals},
     }
@@ -73,12 +107,14 @@ def _model(section: Annotate) -> ScoringModel:
 
 
 def check_bounds(section: Annotate, found: Announced) -> None:
-    """Raise ModelFolderError if a threshold bounds something other than a numeric column of the model."""
+    """Raise ModelFolderError if a threshold bounds something other than a numeric
+    column of the model.
+    """
     for bound in bounds_of(section):
         if bound.statistic not in found.numbers:
             raise ModelFolderError(
-                f"{bound.key} bounds no column of numbers that {_model(section).path} has"
-                f"{did_you_mean(bound.statistic, list(found.numbers))}; it has "
+                f"{bound.key} bounds no column of numbers that {_model(section).path} "
+                f"has{did_you_mean(bound.statistic, list(found.numbers))}; it has "
                 f"{', '.join(found.numbers) or 'none'}"
             )
 
@@ -89,7 +125,13 @@ def check_packages(model: ScoringModel) -> None:
         check_installed(*network_packages(model_folder(model.path), model))
 
 
-def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], sha256: str, out: Path) -> Done:
+def score_shard(
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    sha256: str,
+    out: Path,
+) -> Done:
     """Score one document shard and write its annotations."""
     section = Annotate.model_validate(config)
     model = _model(section)
@@ -102,10 +144,14 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     seconds = time.perf_counter() - start_time
     numbers = {name: measured[name] for name in announced.numbers}
     failed = failures(numbers, {"annotate": section})
-    reasons = first_failures(failed, len(judged) - sum(error is not None for error in errors))
+    reasons = first_failures(
+        failed, len(judged) - sum(error is not None for error in errors)
+    )
     columns = {name: spread(measured[name], errors) for name in announced.columns}
     spread_reasons = spread(pa.array(reasons, pa.string()), errors)
-    table, counts = annotate(shard.documents, shard.rows, judged, spread_reasons, columns, errors)
+    table, counts = annotate(
+        shard.documents, shard.rows, judged, spread_reasons, columns, errors
+    )
     write_table(out / task.name, table)
     tokens, windows, is_whole = (measured[name] for name in READ)
     return Done(
@@ -115,7 +161,8 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
             "rules": count_failures(failed),
             "seconds": seconds,
             "histograms": {
-                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+                name: histograms.histogram(values, histograms.ANY_EDGES)
+                for name, values in numbers.items()
             },
             "read": {
                 "documents": len(is_whole),
@@ -128,16 +175,43 @@ def score_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
 
 
 def as_measure(found: Announced, score: Score) -> Measure:
-    """Make a measure of the model's columns and the counts READ for batches of texts."""
+    """Make a measure of the model's columns and the counts READ for batches of
+    texts.
+    """
 
     def measure(texts: pa.Array) -> Mapping[str, Any]:
         if not len(texts):
-            names = {} if found.likeliest is None else {found.likeliest: pa.array([], pa.string())}
-            no_counts = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, bool))
-            return {**{name: np.zeros(0) for name in found.numbers}, **names, **dict(zip(READ, no_counts, strict=True))}
+            names = (
+                {}
+                if found.likeliest is None
+                else {found.likeliest: pa.array([], pa.string())}
+            )
+            no_counts = (
+                np.zeros(0, np.int64),
+                np.zeros(0, np.int64),
+                np.zeros(0, bool),
+            )
+            return {
+                **{name: np.zeros(0) for name in found.numbers},
+                **names,
+                **dict(zip(READ, no_counts, strict=True)),
+            }
         scores = score(texts)
-        names = {} if found.likeliest is None else {found.likeliest: pa.array(scores.likeliest, pa.string())}
-        columns = {name: scores.numbers[:, column_index] for column_index, name in enumerate(found.numbers)}
-        return {**columns, **names, **dict(zip(READ, (scores.tokens, scores.windows, scores.whole), strict=True))}
+        names = (
+            {}
+            if found.likeliest is None
+            else {found.likeliest: pa.array(scores.likeliest, pa.string())}
+        )
+        columns = {
+            name: scores.numbers[:, column_index]
+            for column_index, name in enumerate(found.numbers)
+        }
+        return {
+            **columns,
+            **names,
+            **dict(
+                zip(READ, (scores.tokens, scores.windows, scores.whole), strict=True)
+            ),
+        }
 
     return measure

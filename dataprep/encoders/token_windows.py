@@ -1,4 +1,6 @@
-"""Windows of tokens: cutting texts into windows, batching windows by length, and pooling their values per text."""
+"""Windows of tokens: cutting texts into windows, batching windows by length, and
+pooling their values per text.
+"""
 
 from __future__ import annotations
 
@@ -52,29 +54,37 @@ class WindowTokenizer:
         """Load a folder's tokenizer.
 
         Raises:
-            ModelFolderError: the tokenizer is missing, or windows would overlap by more than half.
+            ModelFolderError: the tokenizer is missing, or windows would overlap by more
+                than half.
         """
         self._tokenizer = _load_tokenizer(folder)
         self._tokenizer.no_padding()
-        self._adds = not is_static(folder)  # a static vector of [CLS] does not depend on the text
+        # a static vector of [CLS] does not depend on the text
+        self._adds = not is_static(folder)
         self.padding = int(read_config(folder).get("pad_token_id") or 0)
-        self.window_tokens = min(section.window_tokens or MOST_WINDOW, most_tokens(folder))
+        self.window_tokens = min(
+            section.window_tokens or MOST_WINDOW, most_tokens(folder)
+        )
         self._most = 1 if section.pool == "first" else section.max_windows
         added = self._tokenizer.num_special_tokens_to_add(False) if self._adds else 0
         if 2 * (section.overlap_tokens + added) > self.window_tokens:
             raise ModelFolderError(
-                f"{folder}: windows of {self.window_tokens} tokens, of which the tokenizer adds "
-                f"{added}, cannot have {section.overlap_tokens} in common; set a smaller "
-                "overlap_tokens"
+                f"{folder}: windows of {self.window_tokens} tokens, of which the "
+                f"tokenizer adds {added}, cannot have {section.overlap_tokens} in "
+                "common; set a smaller overlap_tokens"
             )
-        self._tokenizer.enable_truncation(self.window_tokens, stride=section.overlap_tokens)
+        self._tokenizer.enable_truncation(
+            self.window_tokens, stride=section.overlap_tokens
+        )
 
     def windows(self, texts: Sequence[str]) -> Windows:
         """Cut n texts into windows, at most the first `max_windows` of each."""
         ids: list[np.ndarray] = []
         text_numbers: list[int] = []
         is_whole: list[bool] = []
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=self._adds)
+        encodings = self._tokenizer.encode_batch_fast(
+            list(texts), add_special_tokens=self._adds
+        )
         for number, encoding in enumerate(encodings):
             overflow = encoding.overflowing
             is_whole.append(len(overflow) < self._most)
@@ -95,21 +105,24 @@ def _load_tokenizer(folder: Path) -> Any:
     if (folder / TOKENIZER_FILE).is_file():
         return Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     try:
-        tokenizer = needed("transformers").AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = needed("transformers").AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True
+        )
         return tokenizer.backend_tokenizer
     except (AttributeError, ImportError, OSError, ValueError) as error:
         if isinstance(error, ModelFolderError):
             raise
         raise ModelFolderError(
-            f"{folder} has no {TOKENIZER_FILE}, and its tokenizer cannot be made otherwise: {error}"
+            f"{folder} has no {TOKENIZER_FILE}, and its tokenizer cannot be made "
+            f"otherwise: {error}"
         ) from error
 
 
 def length_batches(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
     """Batch windows by length, longest first: int64 positions per batch.
 
-    A batch has as many windows as fit in `batch_tokens`, each padded to the longest, and at least one. The batches
-    depend only on the lengths.
+    A batch has as many windows as fit in `batch_tokens`, each padded to the longest,
+    and at least one. The batches depend only on the lengths.
 
     Args:
         lengths: number of tokens of each window.
@@ -124,9 +137,14 @@ def length_batches(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarra
 
 
 def pad(windows: Sequence[np.ndarray], padding: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pad windows at the end to one array, with its mask, 1 for a token: both int64 of shape (n, longest)."""
+    """Pad windows at the end to one array, with its mask, 1 for a token: both int64 of
+    shape (n, longest).
+    """
     longest = max(1, max(len(ids) for ids in windows))
-    filled, mask = np.full((len(windows), longest), padding), np.zeros((len(windows), longest), np.int64)
+    filled, mask = (
+        np.full((len(windows), longest), padding),
+        np.zeros((len(windows), longest), np.int64),
+    )
     for row, ids in enumerate(windows):
         filled[row, : len(ids)] = ids
         mask[row, : len(ids)] = 1
@@ -139,7 +157,8 @@ def pool_windows(values: np.ndarray, windows: Windows, how: str) -> np.ndarray:
     Args:
         values: float32 of shape (windows, k).
         windows: the windows of the values.
-        how: `first`, `mean`, `max`, or `tokens`, the mean weighted by the windows' numbers of tokens.
+        how: `first`, `mean`, `max`, or `tokens`, the mean weighted by the windows'
+            numbers of tokens.
     """
     if not len(values):
         return values
@@ -148,6 +167,12 @@ def pool_windows(values: np.ndarray, windows: Windows, how: str) -> np.ndarray:
         return values[starts]
     if how == "max":
         return np.maximum.reduceat(values, starts, axis=0)
-    weights = np.maximum(windows.lengths, 1) if how == "tokens" else np.ones(len(values), np.int64)
-    weighted = np.add.reduceat(values.astype(np.float64) * weights[:, None], starts, axis=0)
+    weights = (
+        np.maximum(windows.lengths, 1)
+        if how == "tokens"
+        else np.ones(len(values), np.int64)
+    )
+    weighted = np.add.reduceat(
+        values.astype(np.float64) * weights[:, None], starts, axis=0
+    )
     return (weighted / np.add.reduceat(weights, starts)[:, None]).astype(np.float32)

@@ -1,14 +1,18 @@
-"""Conversations from all input forms of instructions, in the message format of chat templates.
+"""Conversations from all input forms of instructions, in the message format of chat
+templates.
 
-A message is `{"role", "content"}` with a role of ROLES and an optional `name`. An assistant's message may have
-`reasoning_content`; `tool_calls`, a list of `{"type": "function", "function": {"name", "arguments"}}` whose arguments
-are an object, as transformers' templates expect; and `"trained": false` if its tokens are not trained on. A tool's
-message may have a `tool_call_id`. Messages with images or sound are refused; keys that are not content are dropped.
+A message is `{"role", "content"}` with a role of ROLES and an optional `name`. An
+assistant's message may have `reasoning_content`; `tool_calls`, a list of `{"type":
+"function", "function": {"name", "arguments"}}` whose arguments are an object, as
+transformers' templates expect; and `"trained": false` if its tokens are not trained on.
+A tool's message may have a `tool_call_id`. Messages with images or sound are refused;
+keys that are not content are dropped.
 
-    messages      messages (OpenAI's; also under the key conversations); the last may be another than the assistant's
-    sharegpt      conversations of from and value, optionally system and tools
-    completion    prompt and completion (or response), texts or messages
-    instruction   instruction and output, optionally input, system and history (Alpaca's; LLaMA-Factory's history)
+    messages      messages (OpenAI's; also under the key conversations); the last may be
+    another than the assistant's sharegpt      conversations of from and value,
+    optionally system and tools completion    prompt and completion (or response), texts
+    or messages instruction   instruction and output, optionally input, system and
+    history (Alpaca's; LLaMA-Factory's history)
 
 Unless a manifest names the form, a row's keys determine it, in this order.
 """
@@ -37,11 +41,17 @@ CALL = "function_call"
 PART_TEXTS = ("text", "value")
 """Keys of the text in a content part: OpenAI's, and LLaMA-Factory's newer form."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of the assistant's reasoning; templates get it under the first one, as in transformers 5."""
+"""Keys of the assistant's reasoning; templates get it under the first one, as in
+transformers 5.
+"""
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-"""Keys of a message or row with content other than text: OpenAI's, TRL's and LLaMA-Factory's."""
+"""Keys of a message or row with content other than text: OpenAI's, TRL's and
+LLaMA-Factory's.
+"""
 WEIGHTS = ("weight", "loss_weight")
-"""Keys of an assistant message's weight in training, 1 or 0: OpenAI's fine-tuning, and LLaMA-Factory's newer form."""
+"""Keys of an assistant message's weight in training, 1 or 0: OpenAI's fine-tuning, and
+LLaMA-Factory's newer form.
+"""
 
 Message = dict[str, Any]
 
@@ -50,7 +60,8 @@ def checked_messages(key: str, value: Any) -> list[Message]:
     """Check and normalise messages in OpenAI's format.
 
     Raises:
-        ValueError: it is not a list of valid messages; names the message and its problem.
+        ValueError: it is not a list of valid messages; names the message and its
+            problem.
     """
     return [
         _openai_message(f"{key}, message {number}", message)
@@ -59,7 +70,8 @@ def checked_messages(key: str, value: Any) -> list[Message]:
 
 
 def sharegpt_messages(key: str, value: Any) -> list[Message]:
-    """Convert messages from `{"from", "value"}`; a `function_call` becomes an assistant's message with a tool call.
+    """Convert messages from `{"from", "value"}`; a `function_call` becomes an
+    assistant's message with a tool call.
 
     Raises:
         ValueError: as `checked_messages`.
@@ -78,10 +90,16 @@ def any_messages(key: str, value: Any) -> list[Message]:
 
 
 def turns(key: str, value: Any, role: str) -> list[Message]:
-    """Convert a message, a list of messages, or a text, which becomes one message of `role`."""
+    """Convert a message, a list of messages, or a text, which becomes one message of
+    `role`.
+    """
     if isinstance(value, dict):
         return any_messages(key, [value])
-    return any_messages(key, value) if isinstance(value, list) else [{"role": role, "content": text(key, value)}]
+    return (
+        any_messages(key, value)
+        if isinstance(value, list)
+        else [{"role": role, "content": text(key, value)}]
+    )
 
 
 def text(key: str, value: Any) -> str:
@@ -103,7 +121,11 @@ def checked_tools(value: Any) -> list[dict[str, Any]]:
     Raises:
         ValueError: it is neither.
     """
-    tools = _parsed("tools", value) if isinstance(value, str) and value.strip() else value or []
+    tools = (
+        _parsed("tools", value)
+        if isinstance(value, str) and value.strip()
+        else value or []
+    )
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise ValueError("tools must be a list of objects, or the JSON of one")
     _encodable("tools", json.dumps(tools, ensure_ascii=False))
@@ -118,7 +140,10 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     if row.get("tools"):
         return checked_tools(row["tools"])
-    return [{"type": "function", "function": function} for function in checked_tools(row.get("functions"))]
+    return [
+        {"type": "function", "function": function}
+        for function in checked_tools(row.get("functions"))
+    ]
 
 
 def check_answered(what: str, messages: Sequence[Message]) -> None:
@@ -128,7 +153,9 @@ def check_answered(what: str, messages: Sequence[Message]) -> None:
         ValueError: the last message is not the assistant's.
     """
     if messages[-1]["role"] != "assistant":
-        raise ValueError(f"{what} must end with the assistant, not with the {messages[-1]['role']}")
+        raise ValueError(
+            f"{what} must end with the assistant, not with the {messages[-1]['role']}"
+        )
     check_turns(what, messages)
 
 
@@ -136,7 +163,8 @@ def check_turns(what: str, messages: Sequence[Message]) -> None:
     """Check that the order of turns can be trained on.
 
     Raises:
-        ValueError: there is no assistant message, a system message is not the first, or a tool's message answers no call.
+        ValueError: there is no assistant message, a system message is not the first, or
+            a tool's message answers no call.
     """
     if all(message["role"] != "assistant" for message in messages):
         raise ValueError(f"{what} has no message of the assistant")
@@ -146,7 +174,8 @@ def check_turns(what: str, messages: Sequence[Message]) -> None:
             raise ValueError(f"{what} may have a system message only at its beginning")
         if message["role"] == "tool" and previous_role not in ("assistant", "tool"):
             raise ValueError(
-                f"{what} has a tool's message behind the {previous_role or 'beginning'}, not behind an assistant"
+                f"{what} has a tool's message behind the "
+                f"{previous_role or 'beginning'}, not behind an assistant"
             )
         previous_role = message["role"]
 
@@ -156,13 +185,18 @@ def _openai_message(where: str, message: Any) -> Message:
         raise ValueError(f"{where}: must be an object with role and content")
     role = OPENAI_ROLES.get(str(message.get("role")))
     if role is None:
-        raise ValueError(f"{where}: role {message.get('role')!r} is none of {', '.join(OPENAI_ROLES)}")
+        raise ValueError(
+            f"{where}: role {message.get('role')!r} is none of "
+            f"{', '.join(OPENAI_ROLES)}"
+        )
     refuse_media(where, message)
     calls = message.get("tool_calls") or _legacy_call(message)
     if not calls:
         converted: Message = {
             "role": role,
-            "content": text(f"{where}: content", _joined(where, message.get("content"))),
+            "content": text(
+                f"{where}: content", _joined(where, message.get("content"))
+            ),
         }
     elif role != "assistant":
         raise ValueError(f"{where}: tool_calls are the assistant's, not the {role}'s")
@@ -173,14 +207,18 @@ def _openai_message(where: str, message: Any) -> Message:
         converted = {
             "role": role,
             "content": _encodable(f"{where}: content", content),
-            "tool_calls": [_call(where, call) for call in _list(f"{where}: tool_calls", calls)],
+            "tool_calls": [
+                _call(where, call) for call in _list(f"{where}: tool_calls", calls)
+            ],
         }
     if role == "assistant":
         converted |= _reasoning_field(where, message)
     if role == "assistant" and not _weight(where, message):
         converted["trained"] = False
     keys = ("tool_call_id", "name") if role == "tool" else ("name",)
-    return converted | {key: text(f"{where}: {key}", message[key]) for key in keys if message.get(key)}
+    return converted | {
+        key: text(f"{where}: {key}", message[key]) for key in keys if message.get(key)
+    }
 
 
 def refuse_media(where: str, record: Mapping[str, Any]) -> None:
@@ -211,30 +249,50 @@ def _sharegpt_message(where: str, message: Any) -> Message:
     speaker = message.get("from")
     role = SHAREGPT_ROLES.get(str(speaker))
     if role is None:
-        raise ValueError(f"{where}: from {speaker!r} is none of {', '.join(SHAREGPT_ROLES)}")
+        raise ValueError(
+            f"{where}: from {speaker!r} is none of {', '.join(SHAREGPT_ROLES)}"
+        )
     refuse_media(where, message)
     content = text(f"{where}: value", message.get("value"))
     if speaker != CALL:
-        return {"role": role, "content": content, **(_reasoning_field(where, message) if role == "assistant" else {})}
+        return {
+            "role": role,
+            "content": content,
+            **(_reasoning_field(where, message) if role == "assistant" else {}),
+        }
     calls = _parsed(f"{where}: value", content)
     return {
         "role": role,
         "content": "",
-        "tool_calls": [_call(where, call) for call in (calls if isinstance(calls, list) else [calls])],
+        "tool_calls": [
+            _call(where, call)
+            for call in (calls if isinstance(calls, list) else [calls])
+        ],
     }
 
 
 def _call(where: str, call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not function["name"]
+    ):
         raise ValueError(f"{where}: a call of a tool must name its function")
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         arguments = _parsed(f"{where}: the arguments of {function['name']}", arguments)
     if not isinstance(arguments, dict):
-        raise ValueError(f"{where}: the arguments of {function['name']} must be an object, or the JSON of one")
+        raise ValueError(
+            f"{where}: the arguments of {function['name']} must be an "
+            "object, or the JSON of one"
+        )
     id_field = {"id": text(f"{where}: id", call["id"])} if call.get("id") else {}
-    converted = {**id_field, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    converted = {
+        **id_field,
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
     _encodable(where, json.dumps(converted, ensure_ascii=False))
     return converted
 
@@ -249,8 +307,12 @@ def _joined(where: str, content: Any) -> Any:
 def _part_text(where: str, part: Any) -> str:
     form = part.get("type") if isinstance(part, dict) else part
     if form != "text":
-        raise ValueError(f"{where}: a part of its content is {form!r}; only text can be trained on")
-    part_text = next((part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None)
+        raise ValueError(
+            f"{where}: a part of its content is {form!r}; only text can be trained on"
+        )
+    part_text = next(
+        (part[key] for key in PART_TEXTS if isinstance(part.get(key), str)), None
+    )
     if part_text is None:
         raise ValueError(
             f"{where}: a part of its content is of type text, but has no string under "
@@ -286,7 +348,9 @@ def _encodable(key: str, value: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"{key} has a lone surrogate, which UTF-8 cannot hold") from error
+        raise ValueError(
+            f"{key} has a lone surrogate, which UTF-8 cannot hold"
+        ) from error
     return value
 
 
@@ -338,13 +402,18 @@ def form_of(row: Row) -> str:
     if "instruction" in row and "output" in row:
         return "instruction"
     raise ValueError(
-        f"no known form: its keys are {', '.join(row) or 'none'}; needed are messages, or conversations, "
-        "or prompt and completion, or instruction and output"
+        f"no known form: its keys are {', '.join(row) or 'none'}; needed are messages, "
+        "or conversations, or prompt and completion, or instruction and output"
     )
 
 
 def _is_sharegpt(value: Any) -> bool:
-    return not (isinstance(value, list) and value and isinstance(value[0], dict) and "role" in value[0])
+    return not (
+        isinstance(value, list)
+        and value
+        and isinstance(value[0], dict)
+        and "role" in value[0]
+    )
 
 
 def _messages(row: Row) -> list[Message]:
@@ -359,27 +428,40 @@ def _sharegpt(row: Row) -> list[Message]:
 
 def _completion(row: Row) -> list[Message]:
     answer = "completion" if "completion" in row else "response"
-    return with_system(row, turns("prompt", row.get("prompt"), "user") + turns(answer, row.get(answer), "assistant"))
+    return with_system(
+        row,
+        turns("prompt", row.get("prompt"), "user")
+        + turns(answer, row.get(answer), "assistant"),
+    )
 
 
 def instructed(row: Row) -> list[Message]:
     """Messages before the answer, from an instruction, its input and its history."""
-    question, input_text = text("instruction", row.get("instruction")), row.get("input") or ""
+    question, input_text = (
+        text("instruction", row.get("instruction")),
+        row.get("input") or "",
+    )
     if not isinstance(input_text, str):
         raise ValueError("input must be a string")
-    question_turns = turns("instruction", f"{question}\n\n{input_text}" if input_text else question, "user")
+    question_turns = turns(
+        "instruction", f"{question}\n\n{input_text}" if input_text else question, "user"
+    )
     return [*_history(row.get("history")), *question_turns]
 
 
 def _instruction(row: Row) -> list[Message]:
-    return with_system(row, [*instructed(row), *turns("output", row.get("output"), "assistant")])
+    return with_system(
+        row, [*instructed(row), *turns("output", row.get("output"), "assistant")]
+    )
 
 
 def _history(value: Any) -> list[Message]:
     messages = []
     for number, pair in enumerate(value or [], start=1):
         if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"history, pair {number}: must be a question and its answer")
+            raise ValueError(
+                f"history, pair {number}: must be a question and its answer"
+            )
         messages += turns(f"history, question {number}", pair[0], "user")
         messages += turns(f"history, answer {number}", pair[1], "assistant")
     return messages

@@ -1,6 +1,8 @@
-"""Draft answers of examples: requests, revisions, rewards, comparisons, and reasons for dropping them.
+"""Draft answers of examples: requests, revisions, rewards, comparisons, and reasons for
+dropping them.
 
-`ask` takes requests and returns answers in their order, so that nothing here depends on when an answer arrives.
+`ask` takes requests and returns answers in their order, so that nothing here depends on
+when an answer arrives.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from gristmill.dataprep.llm.judge_pairs import in_both_orders, score_of
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate
 from gristmill.dataprep.llm.prompting import Answer, Message, Request
 from gristmill.dataprep.rewards.answer_checks import Answer as Checked
-from gristmill.dataprep.rewards.answer_checks import own_reward, record_columns, verifier_of
+from gristmill.dataprep.rewards.answer_checks import (
+    own_reward,
+    record_columns,
+    verifier_of,
+)
 from gristmill.mixtures.reinforcement import ModelReward, OwnReward, name_of
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import AnyReward, JudgeReward
@@ -24,7 +30,9 @@ from gristmill.mixtures.steps.judge import SCORE
 from gristmill.mixtures.steps.judge_pairs import Comparison
 
 EMPTY, CUT, REPEATED = "empty", "cut", "repeated"
-"""Reasons for dropping an answer: it is empty, was cut at `max_tokens`, or repeats another answer to the prompt."""
+"""Reasons for dropping an answer: it is empty, was cut at `max_tokens`, or repeats
+another answer to the prompt.
+"""
 CRITIQUE, REVISION, SCORING = (
     ("prompt", "answer", "principle"),
     ("prompt", "answer", "principle", "critique"),
@@ -32,8 +40,10 @@ CRITIQUE, REVISION, SCORING = (
 )
 """Names that the templates may use."""
 MODEL_SCORES = "gristmill.train.reinforcement.rewards:load_answer_scorer"
-"""Loader of the scores of a reward model. It is a name, imported only if a manifest asks for such a reward: data
-preparation runs without torch and does not import the layers above it."""
+"""Loader of the scores of a reward model. It is a name, imported only if a manifest
+asks for such a reward: data preparation runs without torch and does not import the
+layers above it.
+"""
 Ask = Callable[[AskedModel, Sequence[Request | str]], Sequence[Answer]]
 """(model, n requests or reasons for having none) -> n answers."""
 
@@ -46,7 +56,8 @@ class Asked:
         id: id from `read_set`.
         messages: the conversation so far.
         parents: ids that it was generated from.
-        example: further fields of its record: `answer`, the reference answer, and `columns`.
+        example: further fields of its record: `answer`, the reference answer, and
+            `columns`.
         licences: of its record, and of its parents.
     """
 
@@ -61,11 +72,15 @@ class Asked:
         """The conversation as one text."""
         if len(self.messages) == 1:
             return self.messages[0]["content"]
-        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages)
+        return "\n\n".join(
+            f"{message['role']}: {message['content']}" for message in self.messages
+        )
 
     @property
     def about(self) -> str:
-        """Ids of the prompt and its parents; forgetting one of them forgets the answers."""
+        """Ids of the prompt and its parents; forgetting one of them forgets the
+        answers.
+        """
         return " ".join((self.id, *self.parents))
 
 
@@ -101,7 +116,9 @@ class Draft:
         return self.dropped is None and self.error is None
 
     def take(self, answer: Answer, keeps_cut: bool) -> str | None:
-        """Text of a model's answer; None if it is unusable, in which case `dropped` or `error` is set."""
+        """Text of a model's answer; None if it is unusable, in which case `dropped` or
+        `error` is set.
+        """
         text = answer.text.strip()
         self.error = answer.error
         if answer.error is None and not text:
@@ -111,10 +128,17 @@ class Draft:
         return text if self.usable else None
 
 
-def answer_prompts(prompts: Sequence[Asked], number: int, model: AskedModel, keeps_cut: bool, ask: Ask) -> list[Draft]:
-    """Ask for `number` answers per prompt, adjacent in the result; repeated answers are dropped."""
+def answer_prompts(
+    prompts: Sequence[Asked], number: int, model: AskedModel, keeps_cut: bool, ask: Ask
+) -> list[Draft]:
+    """Ask for `number` answers per prompt, adjacent in the result; repeated answers are
+    dropped.
+    """
     drafts = [Draft(prompt, index) for prompt in prompts for index in range(number)]
-    requests = [Request(draft.asked.messages, number=draft.number, about=draft.asked.about) for draft in drafts]
+    requests = [
+        Request(draft.asked.messages, number=draft.number, about=draft.asked.about)
+        for draft in drafts
+    ]
     known_answers: set[tuple[str, str]] = set()
     for draft, answer in zip(drafts, ask(model, requests), strict=True):
         draft.text = draft.first = draft.take(answer, keeps_cut) or ""
@@ -134,9 +158,11 @@ def revise(
     keeps_cut: bool,
     ask: Ask,
 ) -> None:
-    """Let a model criticise each answer by a principle and rewrite it (Bai et al. 2022, section 3.1).
+    """Let a model criticise each answer by a principle and rewrite it (Bai et al. 2022,
+    section 3.1).
 
-    The principle of a round is chosen by the hash of the prompt, the answer's number and the round.
+    The principle of a round is chosen by the hash of the prompt, the answer's number
+    and the round.
     """
     for round_ in range(rounds):
         active = [draft for draft in drafts if draft.usable]
@@ -146,28 +172,47 @@ def revise(
         texts: list[str | None] = [None] * len(active)
         for template in templates:
             requests = [
-                _filled(template, draft, "" if previous_text is None else previous_text, draft.principles[-1])
+                _filled(
+                    template,
+                    draft,
+                    "" if previous_text is None else previous_text,
+                    draft.principles[-1],
+                )
                 for draft, previous_text in zip(active, texts, strict=True)
             ]
             new_texts = [
-                draft.take(answer, keeps_cut) for draft, answer in zip(active, ask(model, requests), strict=True)
+                draft.take(answer, keeps_cut)
+                for draft, answer in zip(active, ask(model, requests), strict=True)
             ]
             usable = [index for index, draft in enumerate(active) if draft.usable]
-            active, texts = [active[index] for index in usable], [new_texts[index] for index in usable]
+            active, texts = (
+                [active[index] for index in usable],
+                [new_texts[index] for index in usable],
+            )
         for draft, text in zip(active, texts, strict=True):
             draft.text = text or ""
 
 
-def _filled(template: PromptTemplate, draft: Draft, critique: str, principle: str) -> Request | str:
+def _filled(
+    template: PromptTemplate, draft: Draft, critique: str, principle: str
+) -> Request | str:
     return template.request(
-        {"prompt": draft.asked.text, "answer": draft.text, "principle": principle, "critique": critique},
+        {
+            "prompt": draft.asked.text,
+            "answer": draft.text,
+            "principle": principle,
+            "critique": critique,
+        },
         number=draft.number,
         about=draft.asked.about,
     )
 
 
 def reward(
-    drafts: Sequence[Draft], rewards: Sequence[AnyReward], templates: Mapping[str, PromptTemplate], ask: Ask
+    drafts: Sequence[Draft],
+    rewards: Sequence[AnyReward],
+    templates: Mapping[str, PromptTemplate],
+    ask: Ask,
 ) -> None:
     """Set the rewards of all usable answers, and their weighted sum.
 
@@ -182,7 +227,9 @@ def reward(
     """
     for spec in rewards:
         usable, name = [draft for draft in drafts if draft.usable], name_of(spec)
-        for draft, value in zip(usable, _values(usable, spec, templates.get(name), ask), strict=True):
+        for draft, value in zip(
+            usable, _values(usable, spec, templates.get(name), ask), strict=True
+        ):
             if value is not None:
                 draft.rewards[name] = value
                 draft.reward += spec.weight * value
@@ -196,26 +243,41 @@ def _values(
         return _judged(drafts, spec, template, ask)
     if isinstance(spec, OwnReward):
         examples = [draft.asked.example for draft in drafts]
-        columns = record_columns(spec, examples, [list(draft.asked.messages) for draft in drafts])
+        columns = record_columns(
+            spec, examples, [list(draft.asked.messages) for draft in drafts]
+        )
         return own_reward(spec)(
-            [draft.asked.messages[-1]["content"] for draft in drafts], [draft.text for draft in drafts], columns
+            [draft.asked.messages[-1]["content"] for draft in drafts],
+            [draft.text for draft in drafts],
+            columns,
         )
     if isinstance(spec, ModelReward):
         module, _, function = MODEL_SCORES.partition(":")
         score = getattr(importlib.import_module(module), function)(spec.path)
-        scores: list[float] = score([[*draft.asked.messages, answer_of(draft.text)] for draft in drafts])
+        scores: list[float] = score(
+            [[*draft.asked.messages, answer_of(draft.text)] for draft in drafts]
+        )
         return scores
     check = verifier_of(spec)
-    return [check(Checked(draft.text, 0, draft.asked.example.get("answer"))) for draft in drafts]
+    return [
+        check(Checked(draft.text, 0, draft.asked.example.get("answer")))
+        for draft in drafts
+    ]
 
 
-def _judged(drafts: Sequence[Draft], spec: JudgeReward, template: PromptTemplate, ask: Ask) -> list[float | None]:
+def _judged(
+    drafts: Sequence[Draft], spec: JudgeReward, template: PromptTemplate, ask: Ask
+) -> list[float | None]:
     schema = canonical_json(SCORE).decode()
     answers = ask(
         spec.model,
         [
             template.request(
-                {"prompt": draft.asked.text, "answer": draft.text, "answer_schema": schema},
+                {
+                    "prompt": draft.asked.text,
+                    "answer": draft.text,
+                    "answer_schema": schema,
+                },
                 SCORE,
                 about=draft.asked.about,
             )
@@ -224,7 +286,10 @@ def _judged(drafts: Sequence[Draft], spec: JudgeReward, template: PromptTemplate
     )
     for draft, answer in zip(drafts, answers, strict=True):
         draft.error = answer.error
-    return [None if answer.error is not None else float(answer.value["score"]) for answer in answers]
+    return [
+        None if answer.error is not None else float(answer.value["score"])
+        for answer in answers
+    ]
 
 
 def compare(
@@ -235,26 +300,41 @@ def compare(
     seed: int,
     ask: Ask,
 ) -> list[int]:
-    """Preferred answer of each pair by a language model in both orders: 1 for the first, -1 for the second, 0 if undecided
-    (Bai et al. 2022, section 4.1; Zheng et al. 2023, section 3.4).
+    """Preferred answer of each pair by a language model in both orders: 1 for the
+    first, -1 for the second, 0 if undecided (Bai et al. 2022, section 4.1; Zheng et al.
+    2023, section 3.4).
 
     The principle of a pair is chosen by the hash of its prompt.
     """
     requests: list[Request | str] = []
     for first_draft, second_draft in pairs:
         prompt = first_draft.asked
-        principle = principles[seeded_key(seed, "compare", prompt.id) % len(principles)] if principles else ""
-        texts = {"prompt": prompt.text, "chosen": first_draft.text, "rejected": second_draft.text}
-        requests += in_both_orders(section, template, texts, principle, "", prompt.about)
+        principle = (
+            principles[seeded_key(seed, "compare", prompt.id) % len(principles)]
+            if principles
+            else ""
+        )
+        texts = {
+            "prompt": prompt.text,
+            "chosen": first_draft.text,
+            "rejected": second_draft.text,
+        }
+        requests += in_both_orders(
+            section, template, texts, principle, "", prompt.about
+        )
         if principle:
             first_draft.principles.append(principle)
             second_draft.principles.append(principle)
     answers = ask(section.model, requests)
     scores = []
-    for (first_draft, second_draft), in_order, reversed_order in zip(pairs, answers[::2], answers[1::2], strict=True):
+    for (first_draft, second_draft), in_order, reversed_order in zip(
+        pairs, answers[::2], answers[1::2], strict=True
+    ):
         first_draft.error = second_draft.error = in_order.error or reversed_order.error
         scores.append(
-            score_of(in_order.value["better"], reversed_order.value["better"]) if first_draft.error is None else 0
+            score_of(in_order.value["better"], reversed_order.value["better"])
+            if first_draft.error is None
+            else 0
         )
     return scores
 

@@ -1,4 +1,6 @@
-"""Examples that `sft_prepare` and `dpo_prepare` kept, and the near-duplicates that they dropped."""
+"""Examples that `sft_prepare` and `dpo_prepare` kept, and the near-duplicates that they
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ import pyarrow.compute as pc
 from gristmill.core.files import atomic_write, read_json
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
-from gristmill.dataprep.examples.read_examples import Example, Kind, Quarantined, made_path, read_set
+from gristmill.dataprep.examples.read_examples import (
+    Example,
+    Kind,
+    Quarantined,
+    made_path,
+    read_set,
+)
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
 QUARANTINED = "refused.jsonl"
@@ -32,40 +40,55 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
     names: list[str] = []
     for path in paths:
         file_name = PurePosixPath(path.rstrip("/:")).name
-        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", file_name.split(".")[0]).strip("-") or "set"
+        stem = (
+            re.sub(r"[^A-Za-z0-9_-]+", "-", file_name.split(".")[0]).strip("-") or "set"
+        )
         conflicts = [
-            name for name in (*names, *reserved) if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)
+            name
+            for name in (*names, *reserved)
+            if name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+", name)
         ]
         names.append(f"{stem}-{len(conflicts) + 1}" if conflicts else stem)
     return names
 
 
 def check_records(where: str, counts: Mapping[str, Any]) -> None:
-    """Raise ConservationError unless every record of a set is quarantined, beyond the limit, dropped or used.
+    """Raise ConservationError unless every record of a set is quarantined, beyond the
+    limit, dropped or used.
 
     Args:
         where: stage and set.
-        counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too long), `used`; for a prepared set
-            also `prepared_dropped` (rule -> number) and `quarantined`.
+        counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too
+            long), `used`; for a prepared set also `prepared_dropped` (rule -> number)
+            and `quarantined`.
     """
-    dropped_before = sum(counts.get("prepared_dropped", {}).values()) + counts.get("quarantined", 0)
+    dropped_before = sum(counts.get("prepared_dropped", {}).values()) + counts.get(
+        "quarantined", 0
+    )
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
     accounted = dropped_before + sum(counts[part] for part in parts)
     if accounted != counts["records"]:
         raise ConservationError(
-            f"{where}: {counts['records']} records were read but {accounted} are accounted for "
-            f"({', '.join(f'{part} {counts[part]}' for part in parts)}, dropped before {dropped_before}); "
-            "nothing was committed"
+            f"{where}: {counts['records']} records were read but {accounted} are "
+            f"accounted for ({', '.join(f'{part} {counts[part]}' for part in parts)}, "
+            f"dropped before {dropped_before}); nothing was committed"
         )
 
 
-def write_quarantined(path: Path, quarantined: Iterable[tuple[str, Sequence[Quarantined]]]) -> None:
-    """Write the quarantined records of all sets, passed as (name of the set, its quarantined records)."""
+def write_quarantined(
+    path: Path, quarantined: Iterable[tuple[str, Sequence[Quarantined]]]
+) -> None:
+    """Write the quarantined records of all sets, passed as (name of the set, its
+    quarantined records).
+    """
     with atomic_write(path) as sink:
         for set_name, records in quarantined:
             for record in records:
                 line = {"set": set_name, "place": record.place, "reason": record.reason}
-                sink.write(json.dumps(line, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+                sink.write(
+                    json.dumps(line, ensure_ascii=False, sort_keys=True).encode()
+                    + b"\n"
+                )
 
 
 DOCUMENTS, RECORDS, PREPARED = "documents", "records", "prepared.json"
@@ -85,8 +108,8 @@ class UsableSet:
     Attributes:
         examples: in the order of their ids.
         quarantined: records that are not examples.
-        counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and for a prepared set `prepared_dropped` (rule
-            -> number) and `quarantined`.
+        counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and for a
+            prepared set `prepared_dropped` (rule -> number) and `quarantined`.
         places: id of an example -> file and line, or row of a table, from 1.
     """
 
@@ -97,39 +120,61 @@ class UsableSet:
 
 
 def usable_sets(
-    data: Sequence[Instructions | PreferencePairs], kind: Kind, inputs: Mapping[str, Path]
+    data: Sequence[Instructions | PreferencePairs],
+    kind: Kind,
+    inputs: Mapping[str, Path],
 ) -> Iterator[UsableSet]:
     """Read the examples of each set to encode, from its files or from its preparation.
 
     Args:
         data: the sets of the section.
         kind: sft or dpo.
-        inputs: of the stage, with the output of the stage that prepared the sets, if any, and the sets that the manifest
-            generates.
+        inputs: of the stage, with the output of the stage that prepared the sets, if
+            any, and the sets that the manifest generates.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: too many records of a set are quarantined.
+        gristmill.dataprep.examples.read_examples.ExamplesError: too many records of a
+            set are quarantined.
         ConservationError: not every record is accounted for.
     """
     prepared = inputs.get(f"{kind}_prepare")
     if prepared is None:
         for entry in data:
-            read = read_set(made_path(entry.path, inputs), kind, entry.format, entry.limit, entry.max_quarantined)
-            yield UsableSet(read.examples, read.quarantined, read.counts(), read.places())
+            read = read_set(
+                made_path(entry.path, inputs),
+                kind,
+                entry.format,
+                entry.limit,
+                entry.max_quarantined,
+            )
+            yield UsableSet(
+                read.examples, read.quarantined, read.counts(), read.places()
+            )
         return
     quarantined: dict[str, list[Quarantined]] = {}
     for line in (prepared / QUARANTINED).read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
-        quarantined.setdefault(record["set"], []).append(Quarantined(record["place"], record["reason"]))
+        quarantined.setdefault(record["set"], []).append(
+            Quarantined(record["place"], record["reason"])
+        )
     kept, places = survivors(prepared), _places(prepared)
     for summary in read_json(prepared / PREPARED)["sets"]:
-        counts = {key: summary[key] for key in ("records", "refused", "beyond_limit", "refused_reasons", "quarantined")}
+        counts = {
+            key: summary[key]
+            for key in (
+                "records",
+                "refused",
+                "beyond_limit",
+                "refused_reasons",
+                "quarantined",
+            )
+        }
         counts["prepared_dropped"] = summary["dropped"]
         examples = kept.get(summary["name"], [])
         if len(examples) != summary["kept"]:
             raise ConservationError(
-                f"{prepared}: {len(examples)} examples of {summary['name']} are left, but its counts "
-                f"say {summary['kept']}; run the stage again"
+                f"{prepared}: {len(examples)} examples of {summary['name']} are left, "
+                f"but its counts say {summary['kept']}; run the stage again"
             )
         yield UsableSet(examples, quarantined.get(summary["name"], []), counts, places)
 
@@ -140,12 +185,19 @@ def _places(prepared: Path) -> dict[str, str]:
     places: dict[str, str] = {}
     for shard in shard_names(documents):
         rows = read_table(documents / shard, ["id", "locator"])
-        places |= {id.hex(): place for id, place in zip(*(rows[name].to_pylist() for name in ("id", "locator")))}
+        places |= {
+            id.hex(): place
+            for id, place in zip(
+                *(rows[name].to_pylist() for name in ("id", "locator"))
+            )
+        }
     return places
 
 
 def prepared_inputs(prepared: Path) -> dict[str, Path]:
-    """Inputs for reading a prepared set's annotations: its documents as `ingest`, and every step in order."""
+    """Inputs for reading a prepared set's annotations: its documents as `ingest`, and
+    every step in order.
+    """
     steps = read_json(prepared / PREPARED)["steps"]
     return {
         "ingest": prepared / DOCUMENTS / steps[0]["judges"],
@@ -158,8 +210,12 @@ def survivors(prepared: Path) -> dict[str, list[Example]]:
     inputs = prepared_inputs(prepared)
     examples: dict[str, list[Example]] = {}
     for shard in shard_names(inputs["ingest"]):
-        rows = read_table(prepared / RECORDS / shard, ["set", "record"]).take(pa.array(kept_rows(inputs, shard)))
-        for name, record in zip(rows["set"].to_pylist(), rows["record"].to_pylist(), strict=True):
+        rows = read_table(prepared / RECORDS / shard, ["set", "record"]).take(
+            pa.array(kept_rows(inputs, shard))
+        )
+        for name, record in zip(
+            rows["set"].to_pylist(), rows["record"].to_pylist(), strict=True
+        ):
             examples.setdefault(name, []).append(json.loads(record))
     return examples
 
@@ -171,17 +227,24 @@ EXCERPT = 300
 
 
 def least_alike(prepared: Path) -> list[dict[str, Any]]:
-    """Dropped near-duplicates that least resemble the example kept in their place, the least similar first.
+    """Dropped near-duplicates that least resemble the example kept in their place, the
+    least similar first.
 
     Args:
         prepared: output of `sft_prepare` or `dpo_prepare`.
 
     Returns:
-        up to SHOWN examples: `dropped` and `kept` (locators), `jaccard`, `dropped_text` and `kept_text` (beginnings of the
-        texts that the step compared). Exact duplicates are left out; empty without a `dedup` step.
+        up to SHOWN examples: `dropped` and `kept` (locators), `jaccard`, `dropped_text`
+        and `kept_text` (beginnings of the texts that the step compared). Exact
+        duplicates are left out; empty without a `dedup` step.
     """
     documents_view = next(
-        (step["judges"] for step in read_json(prepared / PREPARED)["steps"] if step["stage"] == "dedup"), None
+        (
+            step["judges"]
+            for step in read_json(prepared / PREPARED)["steps"]
+            if step["stage"] == "dedup"
+        ),
+        None,
     )
     if documents_view is None:
         return []
@@ -191,7 +254,10 @@ def least_alike(prepared: Path) -> list[dict[str, Any]]:
         [(name, "ascending") for name in reversed(columns)]
     )
     pairs = near_duplicates.slice(0, SHOWN).to_pylist()
-    texts = _texts(prepared / DOCUMENTS / documents_view, {pair[name] for pair in pairs for name in columns[:2]})
+    texts = _texts(
+        prepared / DOCUMENTS / documents_view,
+        {pair[name] for pair in pairs for name in columns[:2]},
+    )
     return [
         {
             "dropped": pair["member_locator"],
@@ -209,9 +275,14 @@ def _texts(documents: Path, locators: set[str]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for shard in shard_names(documents) if locators else ():
         table = read_table(documents / shard, ["locator", "text"])
-        rows = table.filter(pc.is_in(table["locator"], pa.array(sorted(locators), table["locator"].type)))
+        rows = table.filter(
+            pc.is_in(
+                table["locator"], pa.array(sorted(locators), table["locator"].type)
+            )
+        )
         texts |= {
-            row["locator"]: row["text"][:EXCERPT] + ("..." if len(row["text"]) > EXCERPT else "")
+            row["locator"]: row["text"][:EXCERPT]
+            + ("..." if len(row["text"]) > EXCERPT else "")
             for row in rows.to_pylist()
         }
     return texts

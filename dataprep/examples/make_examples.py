@@ -1,13 +1,18 @@
-"""Stage `examples`: a language model writes a set of examples for tuning, from its prompts or from new ones.
+"""Stage `examples`: a language model writes a set of examples for tuning, from its
+prompts or from new ones.
 
-    NAME.jsonl           examples, by id: `messages`, or `prompt`, `chosen` and `rejected`, as `read_set` reads them,
-                         with `id`, `kind`, `model`, `parents` (ids), rewards and principles
+    NAME.jsonl           examples, by id: `messages`, or `prompt`, `chosen` and
+    `rejected`, as `read_set` reads them,
+                         with `id`, `kind`, `model`, `parents` (ids), rewards and
+                         principles
     quarantine.jsonl     prompts that the endpoint refused, with its error
-    lineage.parquet      parents of examples and prompts (`lineage.py`): from a record of another set to its prompt,
+    lineage.parquet      parents of examples and prompts (`lineage.py`): from a record
+    of another set to its prompt,
                          from a prompt to new prompts, from a prompt to its examples
 
-Every answer is stored on arrival (`answer_store.py`), so that a killed attempt asks nothing twice. Random choices are
-hashes of the seed and ids. Memory: all prompts and their answers.
+Every answer is stored on arrival (`answer_store.py`), so that a killed attempt asks
+nothing twice. Random choices are hashes of the seed and ids. Memory: all prompts and
+their answers.
 """
 
 from __future__ import annotations
@@ -43,9 +48,19 @@ from gristmill.dataprep.examples.read_examples import (
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, describe
-from gristmill.dataprep.llm.lineage import GENERATED, KIND, PARENTS, SCHEMA, write_lineage
+from gristmill.dataprep.llm.lineage import (
+    GENERATED,
+    KIND,
+    PARENTS,
+    SCHEMA,
+    write_lineage,
+)
 from gristmill.dataprep.llm.llm_client import Asking
-from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_lines, read_template
+from gristmill.dataprep.llm.prompt_templates import (
+    PromptTemplate,
+    read_lines,
+    read_template,
+)
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.rewards.answer_checks import check_answers
 from gristmill.mixtures.reinforcement import columns_of, name_of
@@ -53,37 +68,65 @@ from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.examples import JudgeReward, MadeExamples
 
 BELOW, TIED, UNDECIDED, EXCLUDED = "below", "tied", "undecided", "excluded"
-"""Reasons for a prompt without an example: its best reward is too small, its best and worst answers are equally good,
-the comparing model prefers neither, the example is excluded. `example_candidates.py` has the reasons about its answers."""
+"""Reasons for a prompt without an example: its best reward is too small, its best and
+worst answers are equally good, the comparing model prefers neither, the example is
+excluded. `example_candidates.py` has the reasons about its answers.
+"""
 QUARANTINE = "quarantine.jsonl"
 SAMPLE_CHARACTERS = 4000
 SHOWN_REASONS = 3
 PERCENTILES = (10, 50, 90)
 
 
-def templates_of(section: MadeExamples) -> dict[str, tuple[PromptTemplate, Sequence[str], bool]]:
-    """Templates that a section needs: key of the section -> template, the names it may use, and True if it is shipped.
+def templates_of(
+    section: MadeExamples,
+) -> dict[str, tuple[PromptTemplate, Sequence[str], bool]]:
+    """Templates that a section needs: key of the section -> template, the names it may
+    use, and True if it is shipped.
 
     Raises:
         TemplateProblemError: a file cannot be read.
     """
     templates: dict[str, tuple[str | None, str, Sequence[str]]] = {}
     if section.grow is not None:
-        templates["grow.template"] = section.grow.template, "new-prompts", new_prompts.GIVEN
+        templates["grow.template"] = (
+            section.grow.template,
+            "new-prompts",
+            new_prompts.GIVEN,
+        )
     if section.revise is not None:
-        templates["revise.critique"] = section.revise.critique, "critique", steps.CRITIQUE
-        templates["revise.revision"] = section.revise.revision, "revision", steps.REVISION
+        templates["revise.critique"] = (
+            section.revise.critique,
+            "critique",
+            steps.CRITIQUE,
+        )
+        templates["revise.revision"] = (
+            section.revise.revision,
+            "revision",
+            steps.REVISION,
+        )
     for number, reward in enumerate(section.rewards):
         if isinstance(reward, JudgeReward):
-            templates[f"rewards.{number}.template"] = reward.template, "score-answer", steps.SCORING
+            templates[f"rewards.{number}.template"] = (
+                reward.template,
+                "score-answer",
+                steps.SCORING,
+            )
     if section.compare is not None:
-        templates["compare.template"] = section.compare.template, judge_pairs.QUESTION, judge_pairs.GIVEN
+        templates["compare.template"] = (
+            section.compare.template,
+            judge_pairs.QUESTION,
+            judge_pairs.GIVEN,
+        )
     return {
-        key: (read_template(path, name), variables, path is None) for key, (path, name, variables) in templates.items()
+        key: (read_template(path, name), variables, path is None)
+        for key, (path, name, variables) in templates.items()
     }
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Write one set of examples.
 
     Args:
@@ -94,7 +137,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         see `_SetWriter.summary`.
 
     Raises:
-        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+        AskingError: answers are unavailable, or the budget is spent; all answers
+            received are stored.
         TemplateProblemError: a template cannot be used.
         ExamplesError: too many records of a set are quarantined, or no example is left.
         ConservationError, QuarantineError: see `counts`.
@@ -102,7 +146,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     section = MadeExamples.model_validate(config["section"])
     with ExitStack() as stack:
-        return _SetWriter(config["name"], section, config["seed"], inputs, out, context, stack).make()
+        return _SetWriter(
+            config["name"], section, config["seed"], inputs, out, context, stack
+        ).make()
 
 
 @dataclass
@@ -139,17 +185,29 @@ class _SetWriter:
         context: Context,
         opened: ExitStack,
     ) -> None:
-        self.name, self.section, self.seed, self.inputs, self.out = name, section, seed, inputs, out
+        self.name, self.section, self.seed, self.inputs, self.out = (
+            name,
+            section,
+            seed,
+            inputs,
+            out,
+        )
         self.context, self._opened, self._asking = context, opened, dict[str, Asking]()
         self.templates = {}
         for key, (template, variables, _) in templates_of(section).items():
             template.check(variables)
             self.templates[key] = template
-        self.excluded = frozenset() if section.exclude is None else frozenset(read_lines(section.exclude))
+        self.excluded = (
+            frozenset()
+            if section.exclude is None
+            else frozenset(read_lines(section.exclude))
+        )
         self.grown: new_prompts.Grown | None = None
         self.links: list[tuple[str, str]] = []
 
-    def ask(self, model: AskedModel, requests: Sequence[Request | str]) -> Sequence[Answer]:
+    def ask(
+        self, model: AskedModel, requests: Sequence[Request | str]
+    ) -> Sequence[Answer]:
         """Answer requests, in their order; sessions are opened once per model."""
         key = model.model_dump_json()
         if key not in self._asking:
@@ -165,7 +223,9 @@ class _SetWriter:
         if section.grow is not None:
             prompts = self.grow(prompts)
         keeps_cut = section.cut == "keep"
-        drafts = steps.answer_prompts(prompts, section.per_prompt, section.model, keeps_cut, self.ask)
+        drafts = steps.answer_prompts(
+            prompts, section.per_prompt, section.model, keeps_cut, self.ask
+        )
         if section.revise is not None:
             steps.revise(
                 drafts,
@@ -189,7 +249,9 @@ class _SetWriter:
         return self.summary(outcome, drafts)
 
     def read_prompts(self) -> tuple[list[Asked], dict[str, str]]:
-        """Prompts without duplicates, by id, and the reasons of prompts that cannot be sent."""
+        """Prompts without duplicates, by id, and the reasons of prompts that cannot be
+        sent.
+        """
         prompts: dict[str, Asked] = {}
         refused: dict[str, str] = {}
         columns = columns_of(self.section.rewards)
@@ -205,22 +267,45 @@ class _SetWriter:
             )
             if self.section.grow is None:
                 check_answers(
-                    f"examples.{self.name} data {source.path}", read.examples, self.section.rewards, source.answer
+                    f"examples.{self.name} data {source.path}",
+                    read.examples,
+                    self.section.rewards,
+                    source.answer,
                 )
             for example, origin in zip(read.examples, read.origins, strict=True):
-                if self.excluded.isdisjoint((example["id"], origin.record)) and example["id"] not in prompts:
+                if (
+                    self.excluded.isdisjoint((example["id"], origin.record))
+                    and example["id"] not in prompts
+                ):
                     self._take(example, origin, prompts, refused)
         return [prompts[prompt_id] for prompt_id in sorted(prompts)], refused
 
-    def _take(self, example: Example, origin: Origin, prompts: dict[str, Asked], refused: dict[str, str]) -> None:
-        parents = () if origin.record in (None, example["id"]) else (str(origin.record),)
-        if "tools" in example or any("tool_calls" in message for message in example["prompt"]):
-            refused[example["id"]] = "it has tools, which are not sent to a model that writes examples"
+    def _take(
+        self,
+        example: Example,
+        origin: Origin,
+        prompts: dict[str, Asked],
+        refused: dict[str, str],
+    ) -> None:
+        parents = (
+            () if origin.record in (None, example["id"]) else (str(origin.record),)
+        )
+        if "tools" in example or any(
+            "tool_calls" in message for message in example["prompt"]
+        ):
+            refused[example["id"]] = (
+                "it has tools, which are not sent to a model that writes examples"
+            )
             return
         self.links += [(parent, example["id"]) for parent in parents]
-        messages = [{"role": message["role"], "content": message["content"]} for message in example["prompt"]]
+        messages = [
+            {"role": message["role"], "content": message["content"]}
+            for message in example["prompt"]
+        ]
         licences = () if origin.licence is None else (origin.licence,)
-        prompts[example["id"]] = Asked(example["id"], messages, parents, example, licences)
+        prompts[example["id"]] = Asked(
+            example["id"], messages, parents, example, licences
+        )
 
     def grow(self, seeds: Sequence[Asked]) -> list[Asked]:
         """Generate new prompts; only these are answered."""
@@ -237,15 +322,26 @@ class _SetWriter:
             self.excluded.__contains__,
             lambda requests: self.ask(self.section.model, requests),
         )
-        licences: dict[str, tuple[str, ...]] = {seed.id: seed.licences for seed in seeds}
+        licences: dict[str, tuple[str, ...]] = {
+            seed.id: seed.licences for seed in seeds
+        }
         prompts = []
         for new_prompt in self.grown.prompts:
             self.links += [(parent, new_prompt.id) for parent in new_prompt.parents]
             licences[new_prompt.id] = tuple(
-                sorted({licence for parent in new_prompt.parents for licence in licences[parent]})
+                sorted(
+                    {
+                        licence
+                        for parent in new_prompt.parents
+                        for licence in licences[parent]
+                    }
+                )
             )
             older = [
-                parent for seed in new_prompt.parents if seed in seeds_by_id for parent in seeds_by_id[seed].parents
+                parent
+                for seed in new_prompt.parents
+                if seed in seeds_by_id
+                for parent in seeds_by_id[seed].parents
             ]
             prompts.append(
                 Asked(
@@ -257,59 +353,100 @@ class _SetWriter:
             )
         if not prompts:
             raise ExamplesError(
-                f"examples.{self.name}: {self.grown.requests} requests gave no new prompt "
-                f"({_listed(self.grown.dropped)}); the model should answer with a numbered list: look "
-                "at what it writes, or give grow.template"
+                f"examples.{self.name}: {self.grown.requests} requests gave no new "
+                f"prompt ({_listed(self.grown.dropped)}); the model should answer with "
+                "a numbered list: look at what it writes, or give grow.template"
             )
         if len(prompts) < section.number:
             self.context.warn(
-                f"{len(prompts)} of {section.number} new prompts were found in {self.grown.rounds} rounds "
-                f"({_listed(self.grown.dropped)})"
+                f"{len(prompts)} of {section.number} new prompts were found in "
+                f"{self.grown.rounds} rounds ({_listed(self.grown.dropped)})"
             )
         return prompts
 
     def choose(self, drafts: Sequence[Draft], refused: Mapping[str, str]) -> _Made:
         """Choose the answers to each prompt that become examples."""
         number, outcome = self.section.per_prompt, _Made(errors=dict(refused))
-        groups = [drafts[start : start + number] for start in range(0, len(drafts), number)]
+        groups = [
+            drafts[start : start + number] for start in range(0, len(drafts), number)
+        ]
         outcome.prompts = len(groups) + len(refused)
-        needed = 2 if self.section.chooses and (self.section.compare or self.section.gives == "pairs") else 1
+        needed = (
+            2
+            if self.section.chooses
+            and (self.section.compare or self.section.gives == "pairs")
+            else 1
+        )
         preferred = self._compared(groups)
         for group in groups:
-            usable = sorted((draft for draft in group if draft.usable), key=lambda draft: (-draft.reward, draft.number))
-            error = next((draft.error for draft in group if draft.error is not None), None)
+            usable = sorted(
+                (draft for draft in group if draft.usable),
+                key=lambda draft: (-draft.reward, draft.number),
+            )
+            error = next(
+                (draft.error for draft in group if draft.error is not None), None
+            )
             prompt = group[0].asked
             if error is not None and (self.section.compare is not None or not usable):
                 outcome.errors[prompt.id] = error
                 continue
             reason: str | None
             if len(usable) < needed:
-                reason = next(draft.dropped for draft in group if draft.dropped is not None)
+                reason = next(
+                    draft.dropped for draft in group if draft.dropped is not None
+                )
             else:
                 reason = self._take_examples(
-                    prompt, usable if self.section.compare is None else preferred.get(prompt.id, []), outcome
+                    prompt,
+                    usable
+                    if self.section.compare is None
+                    else preferred.get(prompt.id, []),
+                    outcome,
                 )
             if reason is not None:
                 outcome.dropped[reason] += 1
         return outcome
 
     def _compared(self, groups: Sequence[Sequence[Draft]]) -> dict[str, list[Draft]]:
-        """Prompt -> its two answers, the preferred one first; undecided prompts are left out."""
+        """Prompt -> its two answers, the preferred one first; undecided prompts are
+        left out.
+        """
         section = self.section.compare
         if section is None:
             return {}
-        pairs = [(group[0], group[1]) for group in groups if all(draft.usable for draft in group)]
+        pairs = [
+            (group[0], group[1])
+            for group in groups
+            if all(draft.usable for draft in group)
+        ]
         orders = steps.compare(
-            pairs, section, self.templates["compare.template"], read_lines(section.principles), self.seed, self.ask
+            pairs,
+            section,
+            self.templates["compare.template"],
+            read_lines(section.principles),
+            self.seed,
+            self.ask,
         )
-        return {pair[0].asked.id: list(pair[::order]) for pair, order in zip(pairs, orders, strict=True) if order}
+        return {
+            pair[0].asked.id: list(pair[::order])
+            for pair, order in zip(pairs, orders, strict=True)
+            if order
+        }
 
-    def _take_examples(self, prompt: Asked, usable: Sequence[Draft], outcome: _Made) -> str | None:
-        """Turn the answers to a prompt into examples, the best first; return the reason if there are none."""
+    def _take_examples(
+        self, prompt: Asked, usable: Sequence[Draft], outcome: _Made
+    ) -> str | None:
+        """Turn the answers to a prompt into examples, the best first; return the reason
+        if there are none.
+        """
         section = self.section
         if not usable:
             return UNDECIDED
-        sufficient = [draft for draft in usable if section.min_reward is None or draft.reward >= section.min_reward]
+        sufficient = [
+            draft
+            for draft in usable
+            if section.min_reward is None or draft.reward >= section.min_reward
+        ]
         if not sufficient:
             return BELOW
         if section.gives == "pairs":
@@ -317,32 +454,61 @@ class _SetWriter:
         kept = [
             draft
             for draft in sufficient[: section.best]
-            if self._keep(prompt, {"messages": [*prompt.messages, answer_of(draft.text)]}, [draft], outcome)
+            if self._keep(
+                prompt,
+                {"messages": [*prompt.messages, answer_of(draft.text)]},
+                [draft],
+                outcome,
+            )
         ]
         outcome.kept += kept
         return None if kept else EXCLUDED
 
-    def _take_pair(self, prompt: Asked, usable: Sequence[Draft], outcome: _Made) -> str | None:
+    def _take_pair(
+        self, prompt: Asked, usable: Sequence[Draft], outcome: _Made
+    ) -> str | None:
         best, worst = usable[0], usable[-1]
         rejected = worst.text if self.section.chooses else best.first
-        if rejected == best.text or (self.section.rewards and best.reward == worst.reward):
+        if rejected == best.text or (
+            self.section.rewards and best.reward == worst.reward
+        ):
             return TIED
-        pair = {"prompt": list(prompt.messages), "chosen": [answer_of(best.text)], "rejected": [answer_of(rejected)]}
-        if not self._keep(prompt, pair, [best, worst] if self.section.chooses else [best], outcome):
+        pair = {
+            "prompt": list(prompt.messages),
+            "chosen": [answer_of(best.text)],
+            "rejected": [answer_of(rejected)],
+        }
+        if not self._keep(
+            prompt, pair, [best, worst] if self.section.chooses else [best], outcome
+        ):
             return EXCLUDED
         outcome.kept.append(best)
         outcome.rejected += [worst] if self.section.chooses else []
         return None
 
-    def _keep(self, prompt: Asked, content: dict[str, Any], drafts: Sequence[Draft], outcome: _Made) -> bool:
+    def _keep(
+        self,
+        prompt: Asked,
+        content: dict[str, Any],
+        drafts: Sequence[Draft],
+        outcome: _Made,
+    ) -> bool:
         """Record an example; return False if it is excluded."""
         read = sft_example(content) if "messages" in content else dpo_example(content)
         id_ = example_id(read)
         if id_ in self.excluded:
             return False
-        licence_field = {"licence": " and ".join(prompt.licences)} if prompt.licences else {}
-        rewards = {"rewards": [draft.rewards for draft in drafts]} if self.section.rewards else {}
-        principles = {"principles": drafts[0].principles} if drafts[0].principles else {}
+        licence_field = (
+            {"licence": " and ".join(prompt.licences)} if prompt.licences else {}
+        )
+        rewards = (
+            {"rewards": [draft.rewards for draft in drafts]}
+            if self.section.rewards
+            else {}
+        )
+        principles = (
+            {"principles": drafts[0].principles} if drafts[0].principles else {}
+        )
         outcome.records[id_] = {
             "id": id_,
             **content,
@@ -367,14 +533,21 @@ class _SetWriter:
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
         if not made.records:
             raise ExamplesError(
-                f"examples.{self.name}: none of {made.prompts} prompts gives an example "
-                f"({_listed(made.dropped)}); loosen what drops them, or look at what the model writes"
+                f"examples.{self.name}: none of {made.prompts} prompts gives an "
+                f"example ({_listed(made.dropped)}); loosen what drops them, or look "
+                "at what the model writes"
             )
-        _write_lines(self.out / f"{self.name}.jsonl", [made.records[id_] for id_ in sorted(made.records)])
+        _write_lines(
+            self.out / f"{self.name}.jsonl",
+            [made.records[id_] for id_ in sorted(made.records)],
+        )
         if made.errors:
             _write_lines(
                 self.out / QUARANTINE,
-                [{"prompt": prompt, "error": error} for prompt, error in sorted(made.errors.items())],
+                [
+                    {"prompt": prompt, "error": error}
+                    for prompt, error in sorted(made.errors.items())
+                ],
             )
         links = sorted(set(self.links))
         id_type = SCHEMA.field("parent").type
@@ -382,8 +555,12 @@ class _SetWriter:
             self.out,
             pa.table(
                 {
-                    "parent": pa.array([bytes.fromhex(parent) for parent, _ in links], id_type),
-                    "child": pa.array([bytes.fromhex(child) for _, child in links], id_type),
+                    "parent": pa.array(
+                        [bytes.fromhex(parent) for parent, _ in links], id_type
+                    ),
+                    "child": pa.array(
+                        [bytes.fromhex(child) for _, child in links], id_type
+                    ),
                     "source": pa.array([self.name] * len(links), pa.string()),
                 }
             ),
@@ -393,14 +570,23 @@ class _SetWriter:
         """Summary for the report.
 
         Returns:
-            `set`, `gives`; `prompts`: read, kept, dropped (reason -> number) and quarantined; `answers`: asked, usable,
-            dropped; `examples`: number; `grown` (see `Grown.as_json`); `asked`: counts and costs per model; `texts`: lengths
-            and diversity of chosen answers and of their prompts (see `describe`); `rewards`: mean and percentiles of all, of
-            chosen and of rejected answers; `principles`: uses of each; `licences`.
+            `set`, `gives`; `prompts`: read, kept, dropped (reason -> number) and
+            quarantined; `answers`: asked, usable, dropped; `examples`: number; `grown`
+            (see `Grown.as_json`); `asked`: counts and costs per model; `texts`: lengths
+            and diversity of chosen answers and of their prompts (see `describe`);
+            `rewards`: mean and percentiles of all, of chosen and of rejected answers;
+            `principles`: uses of each; `licences`.
         """
-        sample = sorted(((draft.asked.id, draft.number, draft) for draft in made.kept), key=lambda item: item[:2])
+        sample = sorted(
+            ((draft.asked.id, draft.number, draft) for draft in made.kept),
+            key=lambda item: item[:2],
+        )
         sampled = [draft for *_, draft in sample[:SAMPLE_TEXTS]]
-        groups = {"all": [draft for draft in drafts if draft.usable], "chosen": made.kept, "rejected": made.rejected}
+        groups = {
+            "all": [draft for draft in drafts if draft.usable],
+            "chosen": made.kept,
+            "rejected": made.rejected,
+        }
         return {
             "set": self.name,
             "gives": self.section.gives,
@@ -409,17 +595,34 @@ class _SetWriter:
             "answers": {
                 "asked": len(drafts),
                 "usable": len(groups["all"]),
-                "dropped": _sorted(Counter(draft.dropped for draft in drafts if draft.dropped is not None)),
+                "dropped": _sorted(
+                    Counter(
+                        draft.dropped for draft in drafts if draft.dropped is not None
+                    )
+                ),
             },
             **({} if self.grown is None else {"grown": self.grown.as_json()}),
-            "asked": [session.tally.as_json(session.model) for session in self._asking.values()],
+            "asked": [
+                session.tally.as_json(session.model)
+                for session in self._asking.values()
+            ],
             "texts": describe(
                 [draft.text[:SAMPLE_CHARACTERS] for draft in sampled],
                 [draft.asked.text[:SAMPLE_CHARACTERS] for draft in sampled],
             ),
-            "rewards": {name: _spread(group) for name, group in groups.items() if group and self.section.rewards},
-            "principles": _sorted(Counter(principle for draft in made.kept for principle in draft.principles)),
-            "licences": sorted({licence for draft in made.kept for licence in draft.asked.licences}),
+            "rewards": {
+                name: _spread(group)
+                for name, group in groups.items()
+                if group and self.section.rewards
+            },
+            "principles": _sorted(
+                Counter(
+                    principle for draft in made.kept for principle in draft.principles
+                )
+            ),
+            "licences": sorted(
+                {licence for draft in made.kept for licence in draft.asked.licences}
+            ),
         }
 
 
@@ -437,8 +640,13 @@ def _sorted(counted: Mapping[str, int]) -> dict[str, int]:
 
 
 def _listed(counted: Mapping[str, int]) -> str:
-    most_frequent = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
-    return ", ".join(f"{reason} {number:,}" for reason, number in most_frequent) or "nothing was dropped"
+    most_frequent = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[
+        :SHOWN_REASONS
+    ]
+    return (
+        ", ".join(f"{reason} {number:,}" for reason, number in most_frequent)
+        or "nothing was dropped"
+    )
 
 
 def _spread(drafts: Sequence[Draft]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""New prompts from example prompts (self-instruct: Wang et al. 2023), and the similarity of prompts."""
+"""New prompts from example prompts (self-instruct: Wang et al. 2023), and the
+similarity of prompts.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,19 @@ from gristmill.mixtures.steps.examples import Grow
 GIVEN = ("shown", "wanted")
 """Names that the template may use."""
 FEWEST_WORDS, MOST_WORDS = 4, 150
-"""Words of a new prompt (the authors' code: github.com/yizhongw/self-instruct, bootstrap_instructions.py)."""
+"""Words of a new prompt (the authors' code: github.com/yizhongw/self-instruct,
+bootstrap_instructions.py).
+"""
 NEW_SHARE = 4
-"""One in NEW_SHARE of the example prompts is a new one: 2 of 8 (Wang et al., section 2.2)."""
+"""One in NEW_SHARE of the example prompts is a new one: 2 of 8 (Wang et al., section
+2.2).
+"""
 LENGTH, ALIKE, EXCLUDED = "length", "alike", "excluded"
 """Reasons for dropping a new prompt."""
 WORD = re.compile(r"\w+")
-NUMBERED = re.compile(r"^[ \t]*(?:task[ \t]+)?\d+[ \t]*[.):][ \t]*", re.IGNORECASE | re.MULTILINE)
+NUMBERED = re.compile(
+    r"^[ \t]*(?:task[ \t]+)?\d+[ \t]*[.):][ \t]*", re.IGNORECASE | re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,9 @@ class Shown:
 
 @dataclass
 class Grown:
-    """Outcome: the new prompts, numbers of rounds and requests, and the number of dropped prompts by reason."""
+    """Outcome: the new prompts, numbers of rounds and requests, and the number of
+    dropped prompts by reason.
+    """
 
     prompts: list[Shown] = field(default_factory=list)
     rounds: int = 0
@@ -69,10 +79,12 @@ def grow(
     is_excluded: Callable[[str], bool],
     ask: Callable[[Sequence[Request]], Iterable[Answer]],
 ) -> Grown:
-    """Ask for new prompts until there are `section.number` of them, or all rounds are used.
+    """Ask for new prompts until there are `section.number` of them, or all rounds are
+    used.
 
-    A hash of the request's number and the prompts' ids chooses the examples of a request: excluding a prompt changes only
-    the requests that would have shown it. Answers are read in the order of the requests, independent of their arrival.
+    A hash of the request's number and the prompts' ids chooses the examples of a
+    request: excluding a prompt changes only the requests that would have shown it.
+    Answers are read in the order of the requests, independent of their arrival.
 
     Args:
         seeds: the existing prompts.
@@ -89,18 +101,27 @@ def grow(
     while grown.rounds < section.rounds and len(grown.prompts) < section.number:
         examples_by_request = [
             _shown(seeds, grown.prompts, section.shown, seed, grown.rounds, number)
-            for number in range(ceil((section.number - len(grown.prompts)) / section.shown))
+            for number in range(
+                ceil((section.number - len(grown.prompts)) / section.shown)
+            )
         ]
         requests = [
             prompt(
-                template.fill({"shown": [example.text for example in request_examples], "wanted": section.shown}),
+                template.fill(
+                    {
+                        "shown": [example.text for example in request_examples],
+                        "wanted": section.shown,
+                    }
+                ),
                 about=" ".join(example.id for example in request_examples),
             )
             for request_examples in examples_by_request
         ]
         grown.rounds += 1
         grown.requests += len(requests)
-        for request_examples, answer in zip(examples_by_request, ask(requests), strict=True):
+        for request_examples, answer in zip(
+            examples_by_request, ask(requests), strict=True
+        ):
             parents = tuple(example.id for example in request_examples)
             for text in read_numbered(answer.text, was_cut=answer.finish == "length"):
                 id_ = id_of(text)
@@ -114,12 +135,20 @@ def grow(
 
 
 def _shown(
-    seeds: Sequence[Shown], new: Sequence[Shown], count: int, seed: int, rounds: int, number: int
+    seeds: Sequence[Shown],
+    new: Sequence[Shown],
+    count: int,
+    seed: int,
+    rounds: int,
+    number: int,
 ) -> list[Shown]:
     """Examples of a request, ordered by the hashes that choose them."""
 
     def first(prompts: Sequence[Shown], limit: int) -> list[tuple[int, Shown]]:
-        keyed = [(seeded_key(seed, "shown", rounds, number, example.id), example) for example in prompts]
+        keyed = [
+            (seeded_key(seed, "shown", rounds, number, example.id), example)
+            for example in prompts
+        ]
         return sorted(keyed, key=lambda item: item[0])[:limit]
 
     chosen_new = first(new, count // NEW_SHARE)
@@ -127,7 +156,9 @@ def _shown(
     return [example for _, example in sorted(chosen, key=lambda item: item[0])]
 
 
-def _reason(text: str, id_: str, pool: Likeness, is_excluded: Callable[[str], bool]) -> str | None:
+def _reason(
+    text: str, id_: str, pool: Likeness, is_excluded: Callable[[str], bool]
+) -> str | None:
     if is_excluded(id_):
         return EXCLUDED
     if not FEWEST_WORDS <= len(text.split()) <= MOST_WORDS:
@@ -136,7 +167,8 @@ def _reason(text: str, id_: str, pool: Likeness, is_excluded: Callable[[str], bo
 
 
 def read_numbered(text: str, was_cut: bool = False) -> list[str]:
-    """Entries of a numbered list, `1. ...`, `2) ...` or `Task 3: ...`; text before the first entry is skipped.
+    """Entries of a numbered list, `1. ...`, `2) ...` or `Task 3: ...`; text before the
+    first entry is skipped.
 
     Args:
         text: a model's answer.
@@ -166,7 +198,9 @@ class Likeness:
         self._texts.append(words)
 
     def has_like(self, text: str) -> bool:
-        """Return True if a text is similar to one in the set. Only texts that share enough words are compared in full."""
+        """Return True if a text is similar to one in the set. Only texts that share
+        enough words are compared in full.
+        """
         words, shared = words_of(text), Counter[int]()
         for word, count in Counter(words).items():
             for number, text_count in self._counts_by_word.get(word, {}).items():
@@ -184,14 +218,17 @@ def words_of(text: str) -> list[str]:
 
 
 def rouge_l(one: Sequence[str], other: Sequence[str]) -> float:
-    """F-measure of the longest common subsequence of two texts' words (Lin 2004, section 3.1), with beta 1."""
+    """F-measure of the longest common subsequence of two texts' words (Lin 2004,
+    section 3.1), with beta 1.
+    """
     total = len(one) + len(other)
     return 2 * common_subsequence(one, other) / total if total else 0.0
 
 
 def common_subsequence(one: Sequence[str], other: Sequence[str]) -> int:
-    """Length of the longest common subsequence, one row of the table at a time as the bits of an integer (Hyyrö 2004,
-    "Bit-parallel LCS-length computation revisited")."""
+    """Length of the longest common subsequence, one row of the table at a time as the
+    bits of an integer (Hyyrö 2004, "Bit-parallel LCS-length computation revisited").
+    """
     places: defaultdict[str, int] = defaultdict(int)
     for index, word in enumerate(one):
         places[word] |= 1 << index

@@ -1,22 +1,30 @@
-"""Preferences from all input forms, as `prompt`, `chosen` and `rejected`, and an audit of a set of pairs.
+"""Preferences from all input forms, as `prompt`, `chosen` and `rejected`, and an audit
+of a set of pairs.
 
-    pairs         prompt, chosen and rejected, texts or messages; answers may repeat the prompt's messages, and without
-                  a prompt it is their common beginning. The prompt may be under conversations or messages, or be an
-                  instruction with its input, and an answer may be one message (LLaMA-Factory); whole dialogues may be
+    pairs         prompt, chosen and rejected, texts or messages; answers may repeat the
+    prompt's messages, and without
+                  a prompt it is their common beginning. The prompt may be under
+                  conversations or messages, or be an instruction with its input, and an
+                  answer may be one message (LLaMA-Factory); whole dialogues may be
                   under chosen_messages and rejected_messages
-    transcripts   chosen and rejected, whole dialogues as text with "\n\nHuman:" and "\n\nAssistant:" (HH-RLHF)
-    scored        prompt (or instruction) and several answers with scores: completions, responses or answers, a list of
-                  objects with a score each, or of texts beside a list `scores`; the best is chosen, the worst rejected
-                  (the first of equal ones)
-    labelled      prompt and completion (or response), texts or messages, and label (or kto_tag), true or false: a
-                  single answer that is desirable or not (KTO); or messages (conversations) whose last one is that
-                  answer, or instruction and output
+    transcripts   chosen and rejected, whole dialogues as text with "\n\nHuman:" and
+    "\n\nAssistant:" (HH-RLHF) scored        prompt (or instruction) and several answers
+    with scores: completions, responses or answers, a list of
+                  objects with a score each, or of texts beside a list `scores`; the
+                  best is chosen, the worst rejected (the first of equal ones)
+    labelled      prompt and completion (or response), texts or messages, and label (or
+    kto_tag), true or false: a
+                  single answer that is desirable or not (KTO); or messages
+                  (conversations) whose last one is that answer, or instruction and
+                  output
 
-Tool descriptions of a row (tools) are part of its prompt. Unless a manifest names the form, a row's keys determine it.
+Tool descriptions of a row (tools) are part of its prompt. Unless a manifest names the
+form, a row's keys determine it.
 
-Duplicates give a pair twice the weight; contradictions (the same two answers with the preference reversed) cancel out;
-if longer answers win, length is learned (Singhal et al. 2023, "A Long Way to Go"). Texts are compared without case and
-with whitespace collapsed.
+Duplicates give a pair twice the weight; contradictions (the same two answers with the
+preference reversed) cancel out; if longer answers win, length is learned (Singhal et
+al. 2023, "A Long Way to Go"). Texts are compared without case and with whitespace
+collapsed.
 """
 
 from __future__ import annotations
@@ -52,7 +60,9 @@ WHOLE = {"chosen": "chosen_messages", "rejected": "rejected_messages"}
 """Keys of the two dialogues in LLaMA-Factory's newer form."""
 LABELS = ("label", "kto_tag")
 SCORES = ("score", "overall_score", "rating", "reward")
-"""Keys of an answer's score in UltraFeedback, Nectar-like sets and reward models; the first one present counts."""
+"""Keys of an answer's score in UltraFeedback, Nectar-like sets and reward models; the
+first one present counts.
+"""
 _TURN = re.compile(r"\n\n(Human|Assistant):")
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 Row = Mapping[str, Any]
@@ -60,7 +70,8 @@ Pair = dict[str, list[Message]]
 
 
 def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
-    """Convert a row to a DPO example (without `id`), or to a labelled answer: prompt, completion, label.
+    """Convert a row to a DPO example (without `id`), or to a labelled answer: prompt,
+    completion, label.
 
     Either has `tools` if the row describes tools.
 
@@ -100,7 +111,9 @@ def preference_form_of(row: Row) -> str:
         return "labelled"
     if missing:
         absent = missing if _has_prompt_key(row) else ["prompt", *missing]
-        raise ValueError(f"lacks {', '.join(absent)}; its keys are {', '.join(row) or 'none'}")
+        raise ValueError(
+            f"lacks {', '.join(absent)}; its keys are {', '.join(row) or 'none'}"
+        )
     is_text = isinstance(row["chosen"], str) and isinstance(row["rejected"], str)
     return "transcripts" if is_text and not _has_prompt_key(row) else "pairs"
 
@@ -118,26 +131,42 @@ def _prompt(row: Row) -> list[Message]:
 
 
 def _pairs(row: Row) -> Pair:
-    names = WHOLE if "chosen" not in row and WHOLE["chosen"] in row else {key: key for key in WHOLE}
+    names = (
+        WHOLE
+        if "chosen" not in row and WHOLE["chosen"] in row
+        else {key: key for key in WHOLE}
+    )
     are_dialogues = all(isinstance(row.get(name), list) for name in names.values())
     if "prompt" not in row and (are_dialogues or not _has_prompt_key(row)):
-        return _split(*(turns(name, row.get(name), "assistant") for name in names.values()))
+        return _split(
+            *(turns(name, row.get(name), "assistant") for name in names.values())
+        )
     prompt = _prompt(row)
     answers = {}
     for key, name in names.items():
         messages = turns(name, row.get(name), "assistant")
-        answers[key] = messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
+        answers[key] = (
+            messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
+        )
     return {"prompt": prompt, **answers}
 
 
 def _split(chosen: list[Message], rejected: list[Message]) -> Pair:
-    """Split two dialogues into their common prefix and the two answers; shared assistant turns stay in the prompt."""
+    """Split two dialogues into their common prefix and the two answers; shared
+    assistant turns stay in the prompt.
+    """
     common = 0
-    while common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]:
+    while (
+        common < min(len(chosen), len(rejected)) and chosen[common] == rejected[common]
+    ):
         common += 1
     if common == len(chosen) == len(rejected):
         raise ValueError("chosen and rejected are the same")
-    return {"prompt": chosen[:common], "chosen": chosen[common:], "rejected": rejected[common:]}
+    return {
+        "prompt": chosen[:common],
+        "chosen": chosen[common:],
+        "rejected": rejected[common:],
+    }
 
 
 def _transcripts(row: Row) -> Pair:
@@ -147,29 +176,49 @@ def _transcripts(row: Row) -> Pair:
 def _dialogue(key: str, value: Any) -> list[Message]:
     preamble, *parts = _TURN.split(text(key, value))
     if preamble.strip() or not parts:
-        raise ValueError(f"{key} is not a transcript: it must begin with a blank line and Human:")
+        raise ValueError(
+            f"{key} is not a transcript: it must begin with a blank line and Human:"
+        )
     messages = [
-        {"role": _SPEAKERS[speaker], "content": text(f"{key}, turn {number} ({speaker})", content.strip())}
-        for number, (speaker, content) in enumerate(zip(parts[::2], parts[1::2], strict=True), start=1)
+        {
+            "role": _SPEAKERS[speaker],
+            "content": text(f"{key}, turn {number} ({speaker})", content.strip()),
+        }
+        for number, (speaker, content) in enumerate(
+            zip(parts[::2], parts[1::2], strict=True), start=1
+        )
     ]
     for number, (message, following) in enumerate(pairwise(messages), start=1):
         if message["role"] == following["role"]:
-            raise ValueError(f"{key}: turns {number} and {number + 1} are both the {message['role']}'s")
+            raise ValueError(
+                f"{key}: turns {number} and {number + 1} are both the "
+                f"{message['role']}'s"
+            )
     return messages
 
 
 def _scored(row: Row) -> Pair:
     key = next((key for key in ANSWER_LISTS if isinstance(row.get(key), list)), None)
     if key is None:
-        raise ValueError(f"lacks a list of answers, under one of {', '.join(ANSWER_LISTS)}")
+        raise ValueError(
+            f"lacks a list of answers, under one of {', '.join(ANSWER_LISTS)}"
+        )
     question = "prompt" if "prompt" in row else "instruction"
     prompt = turns(question, row.get(question), "user")
-    answers = [_answer(f"{key}, answer {number}", answer) for number, answer in enumerate(row[key], start=1)]
-    scores = [_score(f"{key}, answer {number}", score) for number, score in enumerate(_scores(row, key), start=1)]
+    answers = [
+        _answer(f"{key}, answer {number}", answer)
+        for number, answer in enumerate(row[key], start=1)
+    ]
+    scores = [
+        _score(f"{key}, answer {number}", score)
+        for number, score in enumerate(_scores(row, key), start=1)
+    ]
     if len(answers) != len(scores):
         raise ValueError(f"{len(answers)} {key}, but {len(scores)} scores")
     if len(set(scores)) < 2:
-        raise ValueError(f"all {len(scores)} {key} have the same score, so that none is preferred")
+        raise ValueError(
+            f"all {len(scores)} {key} have the same score, so that none is preferred"
+        )
     best, worst = scores.index(max(scores)), scores.index(min(scores))
     return {
         "prompt": prompt,
@@ -188,7 +237,11 @@ def _labelled(row: Row) -> dict[str, Any]:
     if not prompt:
         raise ValueError("there is no message in front of the answer")
     check_answered("the conversation", prompt + answer)
-    return {"prompt": with_system(row, prompt), "completion": answer, "label": row[label]}
+    return {
+        "prompt": with_system(row, prompt),
+        "completion": answer,
+        "label": row[label],
+    }
 
 
 def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
@@ -198,7 +251,10 @@ def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
         *prompt, answer_message = any_messages(dialogue, row[dialogue])
         return prompt, [answer_message]
     if key is None:
-        raise ValueError(f"has a label, but no answer under one of {', '.join((*ANSWER_KEYS, *DIALOGUES))}")
+        raise ValueError(
+            "has a label, but no answer under one of "
+            f"{', '.join((*ANSWER_KEYS, *DIALOGUES))}"
+        )
     prompt, answer = _prompt(row), turns(key, row[key], "assistant")
     answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
     if not answer:
@@ -219,14 +275,18 @@ def _scores(row: Row, key: str) -> list[Any]:
     if isinstance(row.get("scores"), list):
         return list(row["scores"])
     return [
-        next((answer[name] for name in SCORES if name in answer), None) if isinstance(answer, dict) else None
+        next((answer[name] for name in SCORES if name in answer), None)
+        if isinstance(answer, dict)
+        else None
         for answer in row[key]
     ]
 
 
 def _score(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise ValueError(f"{where} has no score ({', '.join(SCORES)}, or a list scores): {value!r}")
+        raise ValueError(
+            f"{where} has no score ({', '.join(SCORES)}, or a list scores): {value!r}"
+        )
     return float(value)
 
 
@@ -242,8 +302,10 @@ Example = Mapping[str, Any]
 SAME = "chosen and rejected are the same"
 """Reason for quarantining such records."""
 LARGEST_BIAS = 0.2
-"""Largest distance from a half, without a warning, of the share of pairs whose longer answer is preferred. Our choice:
-human preferences are biased too (0.446 in the test split of HH-RLHF's harmless half)."""
+"""Largest distance from a half, without a warning, of the share of pairs whose longer
+answer is preferred. Our choice: human preferences are biased too (0.446 in the test
+split of HH-RLHF's harmless half).
+"""
 
 
 def audit(examples: Sequence[Example]) -> dict[str, Any]:
@@ -253,16 +315,26 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
         examples: `prompt`, `chosen`, `rejected`, each a list of messages.
 
     Returns:
-        `pairs`; `duplicates`: pairs after the first with the same prompt and answers; `contradictions`: pairs whose
-        opposite is in the set; `prompts`: distinct prompts; `longer_chosen`: share of pairs in which the longer answer is
-        preferred, with ties counted half (None without pairs); `mean_characters` of both answers; `near_identical`: pairs
-        whose answers differ only in case and whitespace.
+        `pairs`; `duplicates`: pairs after the first with the same prompt and answers;
+        `contradictions`: pairs whose opposite is in the set; `prompts`: distinct
+        prompts; `longer_chosen`: share of pairs in which the longer answer is
+        preferred, with ties counted half (None without pairs); `mean_characters` of
+        both answers; `near_identical`: pairs whose answers differ only in case and
+        whitespace.
     """
     keys = [
-        tuple(normalised(all_said(example[part])) for part in ("prompt", "chosen", "rejected")) for example in examples
+        tuple(
+            normalised(all_said(example[part]))
+            for part in ("prompt", "chosen", "rejected")
+        )
+        for example in examples
     ]
     lengths = np.array(
-        [[len(all_said(example[part])) for part in ("chosen", "rejected")] for example in examples], dtype=np.int64
+        [
+            [len(all_said(example[part])) for part in ("chosen", "rejected")]
+            for example in examples
+        ],
+        dtype=np.int64,
     ).reshape(-1, 2)
     distinct = set(keys)
     preference = np.sign(lengths[:, 0] - lengths[:, 1])
@@ -272,7 +344,8 @@ def audit(examples: Sequence[Example]) -> dict[str, Any]:
         "prompts": len({prompt for prompt, _, _ in keys}),
         "duplicates": sum(number - 1 for number in Counter(keys).values()),
         "contradictions": sum(
-            (prompt, rejected, chosen) in distinct and chosen != rejected for prompt, chosen, rejected in keys
+            (prompt, rejected, chosen) in distinct and chosen != rejected
+            for prompt, chosen, rejected in keys
         ),
         "near_identical": sum(chosen == rejected for _, chosen, rejected in keys),
         "longer_chosen": longer,
@@ -288,7 +361,10 @@ def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     pairs, warnings = found["pairs"], []
     for key, description in (
         ("duplicates", "repeat another pair, so it counts twice"),
-        ("contradictions", "have their opposite in the set: both are trained on and cancel out"),
+        (
+            "contradictions",
+            "have their opposite in the set: both are trained on and cancel out",
+        ),
         ("near_identical", "have two answers that differ in case and blanks alone"),
         ("same_answers", "have the same answer twice and are quarantined"),
     ):
@@ -297,17 +373,18 @@ def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     for evaluation_set, leak in (found.get("leaks") or {}).items():
         if leak["texts"]:
             warnings.append(
-                f"{name}: {leak['texts']:,} of {pairs:,} pairs hold an item of the evaluation set "
-                f"{evaluation_set} in prompt or chosen answer ({leak['leaked']:,} of its {leak['items']:,} "
-                "items), so that scores on it are too high; drop them with dpo.prepare: "
-                "[decontaminate: ...]"
+                f"{name}: {leak['texts']:,} of {pairs:,} pairs hold an item of the "
+                f"evaluation set {evaluation_set} in prompt or chosen answer "
+                f"({leak['leaked']:,} of its {leak['items']:,} items), so that scores "
+                "on it are too high; drop them with dpo.prepare: [decontaminate: ...]"
             )
     longer = found["longer_chosen"]
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:
         warnings.append(
-            f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is preferred in "
-            f"{max(longer, 1 - longer):.0%} of the pairs, ties counted half: the model will learn length; compare "
-            "with dpo.loss sigmoid_norm or simpo, which take means over tokens"
+            f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is "
+            f"preferred in {max(longer, 1 - longer):.0%} of the pairs, ties counted "
+            "half: the model will learn length; compare with dpo.loss sigmoid_norm or "
+            "simpo, which take means over tokens"
         )
     return warnings
 

@@ -1,12 +1,14 @@
-"""Stages `sft_prepare` and `dpo_prepare`: run the stages that prepare documents on examples.
+"""Stages `sft_prepare` and `dpo_prepare`: run the stages that prepare documents on
+examples.
 
 Output:
 
-    documents/<view>/part-*.parquet    examples as documents, one view per text that steps judge (`view_text`); all
+    documents/<view>/part-*.parquet    examples as documents, one view per text that
+    steps judge (`view_text`); all
                                        views have the same rows
-    records/part-*.parquet             the examples, row by row: `id`, `set`, `record` (JSON)
-    <step>/                            output of each step: annotations, clusters, matches
-    refused.jsonl                      records that are not examples
+    records/part-*.parquet             the examples, row by row: `id`, `set`, `record`
+    (JSON) <step>/                            output of each step: annotations,
+    clusters, matches refused.jsonl                      records that are not examples
     prepared.json                      steps in their order, and counts per set
 
 The id of a document is that of its example; repeated examples get ids of their own.
@@ -38,7 +40,14 @@ from gristmill.dataprep.examples.kept_examples import (
     set_names,
     write_quarantined,
 )
-from gristmill.dataprep.examples.read_examples import Example, ExamplesError, ExampleSet, Kind, made_path, read_set
+from gristmill.dataprep.examples.read_examples import (
+    Example,
+    ExamplesError,
+    ExampleSet,
+    Kind,
+    made_path,
+    read_set,
+)
 from gristmill.dataprep.llm.judge_pairs import pair_text
 from gristmill.dataprep.reading.records import metadata_json
 from gristmill.mixtures.posttraining import Instructions, PreferencePairs
@@ -51,19 +60,22 @@ BOTH = "-of-both"
 
 
 def view_of(step: ExampleStep, kind: Kind) -> str:
-    """Name of the view that a step judges: `answer` or `conversation`, with BOTH for deduplicating pairs, or PAIRS."""
+    """Name of the view that a step judges: `answer` or `conversation`, with BOTH for
+    deduplicating pairs, or PAIRS.
+    """
     if step.stage == PAIRS:
         return PAIRS
     return step.judged + (BOTH if kind == "dpo" and step.stage == "dedup" else "")
 
 
 def view_text(view: str, example: Mapping[str, Any]) -> str:
-    """Text of an example: all its messages, or those of the assistant's answers, separated by blank lines.
+    """Text of an example: all its messages, or those of the assistant's answers,
+    separated by blank lines.
 
     Args:
         view: name from `view_of`.
-        example: `messages` of instructions; `prompt`, `chosen` and `rejected` of pairs; `prompt`, `completion` and
-            `label` of single answers.
+        example: `messages` of instructions; `prompt`, `chosen` and `rejected` of pairs;
+            `prompt`, `completion` and `label` of single answers.
     """
     if view == PAIRS:
         prompt = _text(example["prompt"])
@@ -74,7 +86,13 @@ def view_text(view: str, example: Mapping[str, Any]) -> str:
         )
     with_rejected = view.endswith(BOTH)
     if view.removesuffix(BOTH) == "answer":
-        text = _text([message for message in _answers(example, with_rejected) if message["role"] == "assistant"])
+        text = _text(
+            [
+                message
+                for message in _answers(example, with_rejected)
+                if message["role"] == "assistant"
+            ]
+        )
     else:
         text = _text([*example.get("prompt", []), *_answers(example, with_rejected)])
     # The same answer with the opposite label is not a duplicate.
@@ -85,10 +103,14 @@ def view_text(view: str, example: Mapping[str, Any]) -> str:
     )
 
 
-def _answers(example: Mapping[str, Any], with_rejected: bool) -> Sequence[Mapping[str, Any]]:
+def _answers(
+    example: Mapping[str, Any], with_rejected: bool
+) -> Sequence[Mapping[str, Any]]:
     if "chosen" in example:
         return [*example["chosen"], *(example["rejected"] if with_rejected else [])]
-    answers: Sequence[Mapping[str, Any]] = example["completion" if "label" in example else "messages"]
+    answers: Sequence[Mapping[str, Any]] = example[
+        "completion" if "label" in example else "messages"
+    ]
     return answers
 
 
@@ -109,38 +131,55 @@ SHARD_BYTES = 16_000_000
 SHOWN_REASONS = 3
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Read all sets, and run the steps on them.
 
     Args:
         inputs: generated sets.
-        config: `kind` (sft or dpo), `data` (the sets) and `prepare` (the steps) of that section.
+        config: `kind` (sft or dpo), `data` (the sets) and `prepare` (the steps) of that
+            section.
         out: output folder, see the module.
         context: of the stage.
 
     Returns:
-        `sets`: per set `name`, `path`, `records`, `refused` (with reasons), `beyond_limit`, `dropped` (rule -> number),
-        `quarantined` and `kept`; `steps`: per step its `stage`, the view that it `judges`, and its summary.
+        `sets`: per set `name`, `path`, `records`, `refused` (with reasons),
+        `beyond_limit`, `dropped` (rule -> number), `quarantined` and `kept`; `steps`:
+        per step its `stage`, the view that it `judges`, and its summary.
 
     Raises:
-        ExamplesError: too many records of a set are quarantined, a step names an unknown set, or a set is left empty.
+        ExamplesError: too many records of a set are quarantined, a step names an
+            unknown set, or a set is left empty.
         ConservationError: records were lost or counted twice.
     """
     kind: Kind = config["kind"]
     section = Instructions if kind == "sft" else PreferencePairs
     data = [section.model_validate(item) for item in config["data"]]
     steps = [
-        ExampleStep.model_validate({key: value for key, value in step.items() if value is not None})
+        ExampleStep.model_validate(
+            {key: value for key, value in step.items() if value is not None}
+        )
         for step in config["prepare"]
     ]
     names = set_names([entry.path for entry in data])
     check_sources(kind, steps, names)
     read = [
-        read_set(made_path(entry.path, inputs), kind, entry.format, entry.limit, entry.max_quarantined)
+        read_set(
+            made_path(entry.path, inputs),
+            kind,
+            entry.format,
+            entry.limit,
+            entry.max_quarantined,
+        )
         for entry in data
     ]
     write_quarantined(
-        out / QUARANTINED, ((name, example_set.quarantined) for name, example_set in zip(names, read, strict=True))
+        out / QUARANTINED,
+        (
+            (name, example_set.quarantined)
+            for name, example_set in zip(names, read, strict=True)
+        ),
     )
     views = [view_of(step, kind) for step in steps]
     write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))
@@ -156,26 +195,46 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     ]
     for set_summary in sets:
         check_set(kind, set_summary)
-    step_views = [{"stage": step.stage, "judges": view} for step, view in zip(steps, views, strict=True)]
+    step_views = [
+        {"stage": step.stage, "judges": view}
+        for step, view in zip(steps, views, strict=True)
+    ]
     write_json(out / PREPARED, {"steps": step_views, "sets": sets})
-    return {"sets": sets, "steps": [{**step, **summary} for step, summary in zip(step_views, summaries, strict=True)]}
+    return {
+        "sets": sets,
+        "steps": [
+            {**step, **summary}
+            for step, summary in zip(step_views, summaries, strict=True)
+        ],
+    }
 
 
-def check_sources(kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]) -> None:
+def check_sources(
+    kind: Kind, steps: Sequence[ExampleStep], names: Sequence[str]
+) -> None:
     """Raise ExamplesError if a step names an unknown set."""
     for number, step in enumerate(steps):
-        rule_sources = step.filter.rule_sources.values() if step.filter is not None else ()
-        step_sources = [*(step.config.sources or ()), *(name for rule_sets in rule_sources for name in rule_sets)]
+        rule_sources = (
+            step.filter.rule_sources.values() if step.filter is not None else ()
+        )
+        step_sources = [
+            *(step.config.sources or ()),
+            *(name for rule_sets in rule_sources for name in rule_sets),
+        ]
         unknown = [name for name in step_sources if name not in names]
         if unknown:
             raise ExamplesError(
-                f"{kind}.prepare[{number}].{step.stage}: there is no set {unknown[0]!r} (sets, by "
-                f"their files: {', '.join(names)})"
+                f"{kind}.prepare[{number}].{step.stage}: there is no set "
+                f"{unknown[0]!r} (sets, by their files: {', '.join(names)})"
             )
 
 
-def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[str]) -> None:
-    """Write the examples of all sets as documents, and their records; rows are ordered by set and id."""
+def write_documents(
+    out: Path, sets: Mapping[str, ExampleSet], views: Sequence[str]
+) -> None:
+    """Write the examples of all sets as documents, and their records; rows are ordered
+    by set and id.
+    """
     occurrences: dict[str, int] = {}
     for number, rows in enumerate(_shards(sets)):
         ids = [_document_id(example["id"], occurrences) for _, _, example, _ in rows]
@@ -186,14 +245,22 @@ def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[s
             "locator": [place for _, place, _, _ in rows],
         }
         metadata = [
-            metadata_json({key: value for key, value in (("example", example["id"]), ("url", url)) if value})
+            metadata_json(
+                {
+                    key: value
+                    for key, value in (("example", example["id"]), ("url", url))
+                    if value
+                }
+            )
             for _, _, example, url in rows
         ]
         for view in views:
             texts = [view_text(view, example) for _, _, example, _ in rows]
             write_table(
                 out / DOCUMENTS / view / shard,
-                pa.table({**columns, "text": texts, "metadata": metadata}).cast(DOCUMENT_SCHEMA),
+                pa.table({**columns, "text": texts, "metadata": metadata}).cast(
+                    DOCUMENT_SCHEMA
+                ),
             )
         write_table(
             out / RECORDS / shard,
@@ -201,7 +268,10 @@ def write_documents(out: Path, sets: Mapping[str, ExampleSet], views: Sequence[s
                 {
                     "id": columns["id"],
                     "set": columns["source"],
-                    "record": [json.dumps(example, ensure_ascii=False) for _, _, example, _ in rows],
+                    "record": [
+                        json.dumps(example, ensure_ascii=False)
+                        for _, _, example, _ in rows
+                    ],
                 }
             ).cast(RECORDS_SCHEMA),
         )
@@ -215,7 +285,9 @@ def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[Row]]:
     rows: list[Row] = []
     size = 0
     for name, example_set in sets.items():
-        for example, origin in zip(example_set.examples, example_set.origins, strict=True):
+        for example, origin in zip(
+            example_set.examples, example_set.origins, strict=True
+        ):
             rows.append((name, origin.place, example, origin.url))
             size += len(json.dumps(example))
             if size >= SHARD_BYTES:
@@ -226,20 +298,26 @@ def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[Row]]:
 
 
 def _document_id(example: str, occurrences: dict[str, int]) -> bytes:
-    """Id of a document: the example's id for the first occurrence, otherwise a hash of it and the earlier occurrences."""
+    """Id of a document: the example's id for the first occurrence, otherwise a hash of
+    it and the earlier occurrences.
+    """
     earlier = occurrences.get(example, 0)
     occurrences[example] = earlier + 1
     return (
         bytes.fromhex(example)
         if not earlier
-        else hashlib.blake2b(f"{example}/{earlier}".encode(), digest_size=ID_BYTES).digest()
+        else hashlib.blake2b(
+            f"{example}/{earlier}".encode(), digest_size=ID_BYTES
+        ).digest()
     )
 
 
 def run_steps(
     steps: Sequence[ExampleStep], views: Sequence[str], out: Path, context: Context
 ) -> Iterator[dict[str, Any]]:
-    """Run every step on the documents that earlier steps kept; yield their summaries."""
+    """Run every step on the documents that earlier steps kept; yield their
+    summaries.
+    """
     outputs: dict[str, Path] = {}
     for step, view in zip(steps, views, strict=True):
         work = context.work / step.stage
@@ -254,11 +332,19 @@ def run_steps(
         outputs[step.stage] = out / step.stage
 
 
-def _kept_and_dropped(name: str, summaries: Sequence[Mapping[str, Any]], read: int) -> dict[str, Any]:
-    """Numbers of a set's examples that each rule dropped, that raised an error, and that are left."""
+def _kept_and_dropped(
+    name: str, summaries: Sequence[Mapping[str, Any]], read: int
+) -> dict[str, Any]:
+    """Numbers of a set's examples that each rule dropped, that raised an error, and
+    that are left.
+    """
     counts = [summary["counts"]["sources"].get(name, {}) for summary in summaries]
     return {
-        "dropped": {rule: number for step_counts in counts for rule, number in step_counts.get("dropped", {}).items()},
+        "dropped": {
+            rule: number
+            for step_counts in counts
+            for rule, number in step_counts.get("dropped", {}).items()
+        },
         "quarantined": sum(step_counts.get("quarantined", 0) for step_counts in counts),
         "kept": counts[-1].get("kept", 0) if counts else read,
     }
@@ -272,16 +358,24 @@ def check_set(kind: Kind, found: Mapping[str, Any]) -> None:
         ExamplesError: no examples are left.
     """
     dropped = sum(found["dropped"].values())
-    accounted = found["refused"] + found["beyond_limit"] + dropped + found["quarantined"] + found["kept"]
+    accounted = (
+        found["refused"]
+        + found["beyond_limit"]
+        + dropped
+        + found["quarantined"]
+        + found["kept"]
+    )
     if accounted != found["records"]:
         raise ConservationError(
-            f"{kind}_prepare: {found['path']}: {found['records']} records were read but "
-            f"{accounted} are accounted for; nothing was committed"
+            f"{kind}_prepare: {found['path']}: {found['records']} records were read "
+            f"but {accounted} are accounted for; nothing was committed"
         )
     if not found["kept"]:
-        most_frequent = sorted(found["dropped"].items(), key=lambda item: (-item[1], item[0]))[:SHOWN_REASONS]
+        most_frequent = sorted(
+            found["dropped"].items(), key=lambda item: (-item[1], item[0])
+        )[:SHOWN_REASONS]
         reasons = ", ".join(f"{rule} {number}" for rule, number in most_frequent)
         raise ExamplesError(
-            f"{found['path']}: {kind}.prepare leaves none of its {found['records']} records: "
-            f"{reasons}; loosen these rules, or remove the set"
+            f"{found['path']}: {kind}.prepare leaves none of its {found['records']} "
+            f"records: {reasons}; loosen these rules, or remove the set"
         )

@@ -1,16 +1,20 @@
-"""Reader of instructions (SFT), preferences (DPO) and prompts (RL): one shape for all input forms.
+"""Reader of instructions (SFT), preferences (DPO) and prompts (RL): one shape for all
+input forms.
 
-    prompts       prompt or question, a text or messages; the reference answer under `answer`, if any
-    any of SFT    the messages before the last answer are the prompt; that answer is the reference, unless a row has an
+    prompts       prompt or question, a text or messages; the reference answer under
+    `answer`, if any any of SFT    the messages before the last answer are the prompt;
+    that answer is the reference, unless a row has an
                   `answer`
 
 Unless a manifest names the form, a row's keys determine it.
 
-An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen", "rejected"}`, a prompt
-`{"id", "prompt"}`, with `answer` if it has one; each has `tools` if it describes tools. `id` is the hash of the other
-fields; `messages`, `prompt`, `chosen` and `rejected` are lists of messages (`conversations.py`). The input forms are in
-`conversations.py` and `preferences.py`; rows come from JSON lines (optionally compressed), a `.json` file with one
-list, or Parquet. `python-docs://` derives all kinds from the docstrings of the standard library.
+An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen",
+"rejected"}`, a prompt `{"id", "prompt"}`, with `answer` if it has one; each has `tools`
+if it describes tools. `id` is the hash of the other fields; `messages`, `prompt`,
+`chosen` and `rejected` are lists of messages (`conversations.py`). The input forms are
+in `conversations.py` and `preferences.py`; rows come from JSON lines (optionally
+compressed), a `.json` file with one list, or Parquet. `python-docs://` derives all
+kinds from the docstrings of the standard library.
 
 No record is lost: records = examples + quarantined records + records beyond the limit.
 """
@@ -41,10 +45,19 @@ from gristmill.dataprep.examples.conversations import (
     with_system,
 )
 from gristmill.dataprep.examples.preferences import dpo_example
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, Unended
+from gristmill.dataprep.reading.compression import (
+    CorruptFileError,
+    RecordTooLongError,
+    Unended,
+)
 from gristmill.dataprep.reading.json_array import json_lines
 from gristmill.dataprep.reading.json_lines import parse_json
-from gristmill.dataprep.reading.pythondocs import DOCS, QUESTIONS_VERSION, preferences, questions
+from gristmill.dataprep.reading.pythondocs import (
+    DOCS,
+    QUESTIONS_VERSION,
+    preferences,
+    questions,
+)
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.mixtures.reinforcement import RecordColumns
@@ -60,9 +73,13 @@ Row = Mapping[str, Any]
 
 
 def prompt_example(
-    row: Row, form: str = "auto", answer: str = ANSWER, columns: RecordColumns = NO_COLUMNS
+    row: Row,
+    form: str = "auto",
+    answer: str = ANSWER,
+    columns: RecordColumns = NO_COLUMNS,
 ) -> dict[str, Any]:
-    """Convert a row to a prompt: `prompt`, messages that await an answer, and `answer`, a text, if it has one.
+    """Convert a row to a prompt: `prompt`, messages that await an answer, and `answer`,
+    a text, if it has one.
 
     Args:
         row: as read.
@@ -71,7 +88,8 @@ def prompt_example(
         columns: keys whose values are kept under `columns`.
 
     Raises:
-        ValueError: its form is unknown or is not `form`, or it lacks one of the columns; the message says why.
+        ValueError: its form is unknown or is not `form`, or it lacks one of the
+            columns; the message says why.
     """
     refuse_media("the record", row)
     form = prompt_form_of(row) if form == "auto" else form
@@ -95,13 +113,24 @@ def prompt_example(
 def _columns(row: Row, columns: RecordColumns) -> dict[str, Any]:
     missing = [name for name in columns.needed if name not in row]
     if missing:
-        raise ValueError(f"has no {missing[0]!r}, which rl.rewards takes; its keys are {', '.join(row)}")
+        raise ValueError(
+            f"has no {missing[0]!r}, which rl.rewards takes; its keys "
+            f"are {', '.join(row)}"
+        )
     try:
         canonical_json({name: row[name] for name in columns.needed})
     except (TypeError, ValueError) as error:
-        raise ValueError(f"columns of rl.rewards hold what JSON cannot: {error}") from error
-    optional = [name for name in row if name in columns.optional or (columns.all and name not in PROMPT_COLUMNS)]
-    names = dict.fromkeys((*columns.needed, *(name for name in optional if _is_json_value(row[name]))))
+        raise ValueError(
+            f"columns of rl.rewards hold what JSON cannot: {error}"
+        ) from error
+    optional = [
+        name
+        for name in row
+        if name in columns.optional or (columns.all and name not in PROMPT_COLUMNS)
+    ]
+    names = dict.fromkeys(
+        (*columns.needed, *(name for name in optional if _is_json_value(row[name])))
+    )
     return {name: row[name] for name in names}
 
 
@@ -119,14 +148,18 @@ def prompt_form_of(row: Row) -> str:
     Raises:
         ValueError: the keys match no form.
     """
-    if any(key in row for key in PROMPT_KEYS) and "completion" not in row and "response" not in row:
+    if (
+        any(key in row for key in PROMPT_KEYS)
+        and "completion" not in row
+        and "response" not in row
+    ):
         return "prompts"
     try:
         return form_of(row)
     except ValueError:
         raise ValueError(
-            f"no known form: its keys are {', '.join(row) or 'none'}; needed are prompt (or question), "
-            "or messages, or what instructions have"
+            f"no known form: its keys are {', '.join(row) or 'none'}; needed are "
+            "prompt (or question), or messages, or what instructions have"
         ) from None
 
 
@@ -145,11 +178,22 @@ def _answer(key: str, value: Any) -> str | None:
     raise ValueError(f"{key} must be a text or a number, not {value!r}")
 
 
-__all__ = ["Example", "ExampleSet", "ExamplesError", "Kind", "Message", "Quarantined", "read_examples", "read_set"]
+__all__ = [
+    "Example",
+    "ExampleSet",
+    "ExamplesError",
+    "Kind",
+    "Message",
+    "Quarantined",
+    "read_examples",
+    "read_set",
+]
 SHOWN_REASONS, SHOWN_PLACES = 10, 4
 OWN_ID = re.compile(r"[0-9a-f]{32}")
 VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
-"""Values in a reason, quoted or numeric; reasons that differ only in them are of one kind."""
+"""Values in a reason, quoted or numeric; reasons that differ only in them are of one
+kind.
+"""
 
 Kind = Literal["sft", "dpo", "prompts"]
 Example = dict[str, Any]
@@ -212,7 +256,9 @@ class ExampleSet:
         return {id: origin.place for id, origin in zip(ids, self.origins, strict=True)}
 
     def counts(self) -> dict[str, Any]:
-        """`records`, `refused` with the most frequent reasons, and `beyond_limit`; all other records are examples."""
+        """`records`, `refused` with the most frequent reasons, and `beyond_limit`; all
+        other records are examples.
+        """
         reasons = Counter(record.reason for record in self.quarantined)
         return {
             "records": self.records,
@@ -223,7 +269,9 @@ class ExampleSet:
 
 
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
-    """Read the examples of a set, none of whose records may be quarantined; see `read_set`."""
+    """Read the examples of a set, none of whose records may be quarantined; see
+    `read_set`.
+    """
     return list(read_set(path, kind, limit=limit).examples)
 
 
@@ -239,7 +287,8 @@ def read_set(
     """Read all examples of a file, glob, folder, URL or `python-docs://`.
 
     Args:
-        path: JSON lines or a JSON array (.json, .jsonl, .gz, .zst, .bz2), Parquet, or `python-docs://`.
+        path: JSON lines or a JSON array (.json, .jsonl, .gz, .zst, .bz2), Parquet, or
+            `python-docs://`.
         kind: `sft`, `dpo` or `prompts`.
         form: one of SFT_FORMS or DPO_FORMS, or `auto`: determined by each row's keys.
         limit: number of examples to keep, the first by id.
@@ -248,12 +297,13 @@ def read_set(
         columns: for prompts, the keys to keep.
 
     Raises:
-        ExamplesError: there are no examples, too many records are quarantined (lists them by reason), or a file is
-            truncated or damaged.
+        ExamplesError: there are no examples, too many records are quarantined (lists
+            them by reason), or a file is truncated or damaged.
     """
     if path == DOCS:
         contents = [
-            (content, Origin(f"{path}{number}")) for number, content in enumerate(_made(kind, columns), start=1)
+            (content, Origin(f"{path}{number}"))
+            for number, content in enumerate(_made(kind, columns), start=1)
         ]
         quarantined = list[Quarantined]()
     else:
@@ -263,24 +313,34 @@ def read_set(
         raise ExamplesError(f"{path}: holds no examples")
     if len(quarantined) > max_quarantined * records or not contents:
         raise ExamplesError(
-            f"{path}: {len(quarantined)} of {records} records are no {kind} examples; correct or remove them, or "
+            f"{path}: {len(quarantined)} of {records} records are no {kind} "
+            "examples; correct or remove them, or "
             f"raise, beside its path, max_quarantined from {max_quarantined}:\n  "
             + "\n  ".join(_by_reason(quarantined))
         )
-    examples = [({"id": example_id(content), **content}, origin) for content, origin in contents]
+    examples = [
+        ({"id": example_id(content), **content}, origin) for content, origin in contents
+    ]
     examples.sort(key=lambda item: item[0]["id"])
     kept = examples[:limit]
-    return ExampleSet([example for example, _ in kept], [origin for _, origin in kept], quarantined, records)
+    return ExampleSet(
+        [example for example, _ in kept],
+        [origin for _, origin in kept],
+        quarantined,
+        records,
+    )
 
 
 def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the unconverted records of a file, glob, folder or URL, each with its place.
+    """Yield the unconverted records of a file, glob, folder or URL, each with its
+    place.
 
     Args:
         path: as of `read_set`.
 
     Raises:
-        ExamplesError: a record is not an object or cannot be read, or the path matches nothing.
+        ExamplesError: a record is not an object or cannot be read, or the path matches
+            nothing.
     """
     for file in _files(path):
         for number, row in _rows(file):
@@ -291,14 +351,22 @@ def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _by_reason(quarantined: Sequence[Quarantined]) -> Iterator[str]:
-    """One line per kind of reason, the most frequent first; reasons of one kind differ only in values."""
+    """One line per kind of reason, the most frequent first; reasons of one kind differ
+    only in values.
+    """
     kinds: dict[str, list[Quarantined]] = {}
     for record in quarantined:
         kinds.setdefault(VALUES.sub("", record.reason), []).append(record)
     for records in sorted(kinds.values(), key=len, reverse=True)[:SHOWN_REASONS]:
         places = ", ".join(record.place for record in records[1:SHOWN_PLACES])
-        similar_note = f" (and {len(records) - 1:,} like it: {places}{' ...' if len(records) > SHOWN_PLACES else ''})"
-        yield f"{records[0].place}: {records[0].reason}{similar_note if len(records) > 1 else ''}"
+        similar_note = (
+            f" (and {len(records) - 1:,} like it: "
+            f"{places}{' ...' if len(records) > SHOWN_PLACES else ''})"
+        )
+        yield (
+            f"{records[0].place}: "
+            f"{records[0].reason}{similar_note if len(records) > 1 else ''}"
+        )
     if len(kinds) > SHOWN_REASONS:
         yield f"and {len(kinds) - SHOWN_REASONS} other reasons"
 
@@ -320,22 +388,30 @@ def _form_of(kind: Kind, form: str, answer: str, columns: RecordColumns) -> Form
 
 
 def examples_listing(path: str) -> list[dict[str, Any]]:
-    """Listing that fingerprints a set of examples: `path`, `size`, `stamp` of each file; Python's version; or only the
-    name of a generated set.
+    """Listing that fingerprints a set of examples: `path`, `size`, `stamp` of each
+    file; Python's version; or only the name of a generated set.
 
     Raises:
         ExamplesError: the path matches nothing.
     """
-    if path.startswith(MADE):  # the fingerprint of the generating stage covers its content
+    # the fingerprint of the generating stage covers its content
+    if path.startswith(MADE):
         return [{"path": path, "size": 0, "stamp": ""}]
     if path == DOCS:
         stamps = {"python": sys.version, "questions": str(QUESTIONS_VERSION)}
-        return [{"path": name, "size": 0, "stamp": stamp} for name, stamp in stamps.items()]
-    return [{"path": file.name, "size": file.size, "stamp": file.stamp} for file in _files(path)]
+        return [
+            {"path": name, "size": 0, "stamp": stamp} for name, stamp in stamps.items()
+        ]
+    return [
+        {"path": file.name, "size": file.size, "stamp": file.stamp}
+        for file in _files(path)
+    ]
 
 
 def made_path(path: str, inputs: Mapping[str, Path]) -> str:
-    """Path of a set: for a generated set, its file among a stage's inputs; otherwise unchanged."""
+    """Path of a set: for a generated set, its file among a stage's inputs; otherwise
+    unchanged.
+    """
     if not path.startswith(MADE):
         return path
     name = path.removeprefix(MADE)
@@ -348,7 +424,9 @@ def example_id(content: Mapping[str, Any]) -> str:
 
 
 def _files(path: str) -> list[SourceFile]:
-    """Files of a set: the JSON and Parquet files of a folder, or all files that the path matches."""
+    """Files of a set: the JSON and Parquet files of a folder, or all files that the
+    path matches.
+    """
     files: dict[str, SourceFile] = {}
     errors = []
     for form in ("jsonl", "parquet"):
@@ -365,17 +443,22 @@ def _files(path: str) -> list[SourceFile]:
     return [files[name] for name in sorted(files)]
 
 
-def _read_files(path: str, form: Form) -> tuple[list[tuple[Example, Origin]], list[Quarantined]]:
+def _read_files(
+    path: str, form: Form
+) -> tuple[list[tuple[Example, Origin]], list[Quarantined]]:
     examples: list[tuple[Example, Origin]] = []
     quarantined: list[Quarantined] = []
     for file in _files(path):
         for number, row in _rows(file):
             try:
                 record = _record(row)
-                examples.append((form(record), _origin(f"{file.name}:{number}", record)))
+                examples.append(
+                    (form(record), _origin(f"{file.name}:{number}", record))
+                )
             except CorruptFileError as error:
                 raise ExamplesError(
-                    f"{file.name}:{number}: {error}; the number of records lost after it is unknown: replace the file"
+                    f"{file.name}:{number}: {error}; the number of records lost "
+                    "after it is unknown: replace the file"
                 ) from error
             except ValueError as error:
                 quarantined.append(Quarantined(f"{file.name}:{number}", str(error)))
@@ -393,13 +476,18 @@ def _record(row: Any) -> dict[str, Any]:
 
 
 def _origin(place: str, record: Row) -> Origin:
-    url, licence = record.get("url"), next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
+    url, licence = (
+        record.get("url"),
+        next((record[key] for key in LICENCE_KEYS if record.get(key)), None),
+    )
     record_id = record.get("id")
     return Origin(
         place,
         url if isinstance(url, str) else None,
         None if licence is None else str(licence),
-        record_id if isinstance(record_id, str) and OWN_ID.fullmatch(record_id) else None,
+        record_id
+        if isinstance(record_id, str) and OWN_ID.fullmatch(record_id)
+        else None,
     )
 
 
@@ -408,7 +496,9 @@ def _parse(line: bytes) -> Any:
         return parse_json(line)
     except ValueError as error:
         if isinstance(line, Unended):
-            raise CorruptFileError(f"the file is cut off in its last line: {error}") from error
+            raise CorruptFileError(
+                f"the file is cut off in its last line: {error}"
+            ) from error
         raise
 
 
@@ -423,7 +513,9 @@ def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
 def _line_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     number = 0
     try:
-        for number, line in enumerate(json_lines(as_path(file.location), file.compression), start=1):
+        for number, line in enumerate(
+            json_lines(as_path(file.location), file.compression), start=1
+        ):
             if isinstance(line, RecordTooLongError) or (line and not line.isspace()):
                 yield number, line
     except CorruptFileError as error:

@@ -1,4 +1,5 @@
-"""Croissant metadata of exported documents: JSON-LD that describes a dataset to search engines and loaders.
+"""Croissant metadata of exported documents: JSON-LD that describes a dataset to search
+engines and loaders.
 
 Vocabulary: https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
 """
@@ -56,9 +57,15 @@ PARQUET = "application/x-parquet"
 """Media type of Parquet in the hub's own metadata and mlcroissant."""
 
 
-def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) -> dict[str, Any]:
-    """Content of `croissant.json`: every file with its checksum, and the columns of the rows."""
-    licences = sorted({source["licence"] or "not stated" for source in exported.sources})
+def croissant(
+    about: Mapping[str, Any], section: Documents, exported: Exported
+) -> dict[str, Any]:
+    """Content of `croissant.json`: every file with its checksum, and the columns of the
+    rows.
+    """
+    licences = sorted(
+        {source["licence"] or "not stated" for source in exported.sources}
+    )
     sources = [source["name"] for source in about["sources"]]
     selection = "dropped by the steps" if section.dropped else "kept by every step"
     files = [
@@ -85,8 +92,10 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
         "@type": "sc:Dataset",
         "conformsTo": CONFORMS_TO,
         "name": about["name"],
-        "description": f"{exported.documents:,} documents {selection} of the gristmill run {about['name']}, with "
-        f"{exported.text_bytes:,} bytes of text from {', '.join(sources)}; see README.md.",
+        "description": f"{exported.documents:,} documents {selection} of the "
+        f"gristmill run {about['name']}, with "
+        f"{exported.text_bytes:,} bytes of text from {', '.join(sources)}; see "
+        "README.md.",
         "license": licences,
         "url": "README.md",
         "keywords": ["text", "language modelling", *exported.languages],
@@ -97,7 +106,8 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
                 "@type": "cr:RecordSet",
                 "@id": "documents",
                 "name": "documents",
-                "description": "One record for each document, in the order of the sources.",
+                "description": "One record for each document, in the order of the "
+                "sources.",
                 "key": {"@id": "documents/id"},
                 "field": [_field(column) for column in exported.columns],
             }
@@ -107,7 +117,9 @@ def croissant(about: Mapping[str, Any], section: Documents, exported: Exported) 
 
 def _field(column: Mapping[str, Any]) -> dict[str, Any]:
     name = column["name"]
-    measured_by = "" if column["step"] is None else f", measured by the step {column['step']}"
+    measured_by = (
+        "" if column["step"] is None else f", measured by the step {column['step']}"
+    )
     return {
         "@type": "cr:Field",
         "@id": f"documents/{name}",
@@ -124,4 +136,8 @@ def data_type(kind: str) -> str:
         return "sc:Boolean"
     if re.fullmatch(r"u?int\d+", kind):
         return "sc:Integer"
-    return "sc:Float" if re.fullmatch(r"float|double|halffloat|float\d+", kind) else "sc:Text"
+    return (
+        "sc:Float"
+        if re.fullmatch(r"float|double|halffloat|float\d+", kind)
+        else "sc:Text"
+    )

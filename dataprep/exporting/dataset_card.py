@@ -1,4 +1,5 @@
-"""Dataset card of exported documents: a README.md for Hugging Face's hub, with its YAML header.
+"""Dataset card of exported documents: a README.md for Hugging Face's hub, with its YAML
+header.
 
 Keys of the header: https://github.com/huggingface/hub-docs/blob/main/datasetcard.md
 """
@@ -41,9 +42,11 @@ HUB_LICENCES = {
 }
 """Common spellings -> names of the hub."""
 KNOWN_LICENCES = frozenset(
-    "apache-2.0 mit cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-4.0 "
-    "cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 odc-by odbl pddl gpl-2.0 gpl-3.0 lgpl-3.0 agpl-3.0 bsd-2-clause "
-    "bsd-3-clause mpl-2.0 gfdl unlicense artistic-2.0 cdla-permissive-1.0 cdla-permissive-2.0 cdla-sharing-1.0".split()
+    "apache-2.0 mit cc cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 "
+    "cc-by-sa-4.0 cc-by-nc-4.0 cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-nc-nd-4.0 odc-by "
+    "odbl pddl gpl-2.0 gpl-3.0 lgpl-3.0 agpl-3.0 bsd-2-clause bsd-3-clause mpl-2.0 "
+    "gfdl unlicense artistic-2.0 cdla-permissive-1.0 cdla-permissive-2.0 "
+    "cdla-sharing-1.0".split()
 )
 """Licences of texts among https://huggingface.co/docs/hub/repositories-licenses."""
 LANGUAGE_CODE = re.compile(r"^[a-z]{2,3}$")
@@ -51,7 +54,8 @@ MOST_LANGUAGES = 30
 MOST_SETTINGS_CHARS = 160
 LIMITS = {
     "cluster": "Duplicates were not looked for.",
-    "contamination": "No evaluation set was searched for: benchmark items may be in the text.",
+    "contamination": "No evaluation set was searched for: benchmark items may be in "
+    "the text.",
     "language": "Languages were not determined.",
 }
 """Column -> sentence of the card if no step measured it."""
@@ -64,8 +68,10 @@ class Exported:
     Attributes:
         documents, text_bytes: number of documents, and size of their texts in UTF-8.
         columns: per column `name`, `type` (Arrow's) and `step`, which measured it.
-        sources: `source`, `licence`, `documents` and `text_bytes` per source and licence.
-        funnel: per step `step`, `read`, `dropped` (reason -> documents) and `kept`, of all documents of the run.
+        sources: `source`, `licence`, `documents` and `text_bytes` per source and
+            licence.
+        funnel: per step `step`, `read`, `dropped` (reason -> documents) and `kept`, of
+            all documents of the run.
         measured: columns that the steps measured, exported or not.
         languages: language -> exported documents; empty if no step determined it.
         files: name -> `documents`, `text_bytes`, `bytes` and `sha256`.
@@ -103,11 +109,15 @@ def card(about: Mapping[str, Any], section: Documents, exported: Exported) -> st
 
 
 def hub_licence(licence: str | None) -> str:
-    """Hub name of a licence: `unknown` if it is None, `other` if the hub has no name for it."""
+    """Hub name of a licence: `unknown` if it is None, `other` if the hub has no name
+    for it.
+    """
     if licence is None:
         return "unknown"
     spelling = re.sub(r"[\s_]+", "-", licence.strip().lower())
-    name = HUB_LICENCES.get(spelling.replace(".", "-"), HUB_LICENCES.get(spelling, spelling))
+    name = HUB_LICENCES.get(
+        spelling.replace(".", "-"), HUB_LICENCES.get(spelling, spelling)
+    )
     return name if name in KNOWN_LICENCES else "other"
 
 
@@ -117,8 +127,12 @@ def size_category(documents: int) -> str:
 
 
 def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
-    licences = sorted({hub_licence(source["licence"]) for source in exported.sources}) or ["unknown"]
-    languages = [language for language in exported.languages if LANGUAGE_CODE.match(language)]
+    licences = sorted(
+        {hub_licence(source["licence"]) for source in exported.sources}
+    ) or ["unknown"]
+    languages = [
+        language for language in exported.languages if LANGUAGE_CODE.match(language)
+    ]
     header: dict[str, Any] = {
         "pretty_name": about["name"],
         "license": licences[0] if len(licences) == 1 else licences,
@@ -126,24 +140,42 @@ def _header(about: Mapping[str, Any], exported: Exported) -> list[str]:
         "size_categories": [size_category(exported.documents)],
         "task_categories": ["text-generation"],
         "tags": ["gristmill"],
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train-*.parquet"}]}],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": "train", "path": "data/train-*.parquet"}],
+            }
+        ],
     }
-    return ["---", yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip(), "---"]
+    return [
+        "---",
+        yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
+    ]
 
 
-def _introduction(about: Mapping[str, Any], section: Documents, exported: Exported) -> Iterator[str]:
+def _introduction(
+    about: Mapping[str, Any], section: Documents, exported: Exported
+) -> Iterator[str]:
     yield f"# {about['name']}\n"
-    selection = "that were dropped, each with its reason," if section.dropped else "that every step kept"
+    selection = (
+        "that were dropped, each with its reason,"
+        if section.dropped
+        else "that every step kept"
+    )
     plural = "document" if exported.documents == 1 else "documents"
     yield (
-        f"{exported.documents:,} {plural} {selection} with {_megabytes(exported.text_bytes)} of text, prepared with "
-        "gristmill. Texts are as the steps below have edited them, in the order of the sources; a document's `id` "
+        f"{exported.documents:,} {plural} {selection} with "
+        f"{_megabytes(exported.text_bytes)} of text, prepared with "
+        "gristmill. Texts are as the steps below have edited them, in the order of "
+        "the sources; a document's `id` "
         "is a hash of its source, its place there and its original text.\n"
     )
     if section.where is not None:
         yield f"Only documents that meet `{section.where}`.\n"
     yield (
-        '```python\nfrom datasets import load_dataset\n\ndocuments = load_dataset("PATH/OF/THIS/FOLDER", '
+        "```python\nfrom datasets import load_dataset\n\ndocuments = "
+        'load_dataset("PATH/OF/THIS/FOLDER", '
         'split="train")\n```\n'
     )
 
@@ -164,8 +196,8 @@ def _sources(exported: Exported) -> Iterator[str]:
         numeric=2,
     )
     yield (
-        "The licence is a document's own where its metadata has one, otherwise what the manifest says of its "
-        "source; nobody has checked either.\n"
+        "The licence is a document's own where its metadata has one, otherwise what "
+        "the manifest says of its source; nobody has checked either.\n"
     )
 
 
@@ -174,17 +206,30 @@ def _steps(about: Mapping[str, Any]) -> Iterator[str]:
     if not about["steps"]:
         yield "They are as they were read; no step judged or changed them.\n"
         return
-    yield "Each step saw what the ones before it had kept. Its settings, defaults included:\n"
+    yield (
+        "Each step saw what the ones before it had kept. Its settings, defaults "
+        "included:\n"
+    )
     for number, step in enumerate(about["steps"], 1):
         stage = "" if step["stage"] == step["name"] else f" (`{step['stage']}`)"
         yield f"{number}. **{step['name']}**{stage}"
-        yield from (f"   - `{key}`: {_shorten(value)}" for key, value in step["settings"])
+        yield from (
+            f"   - `{key}`: {_shorten(value)}" for key, value in step["settings"]
+        )
     yield ""
 
 
 def _shorten(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
-    text = text if len(text) <= MOST_SETTINGS_CHARS else f"{text[:MOST_SETTINGS_CHARS]} ..."
+    text = (
+        value
+        if isinstance(value, str)
+        else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    )
+    text = (
+        text
+        if len(text) <= MOST_SETTINGS_CHARS
+        else f"{text[:MOST_SETTINGS_CHARS]} ..."
+    )
     return f"`{_one_line(text).replace('`', chr(39))}`"
 
 
@@ -198,7 +243,9 @@ def _funnel(section: Documents, exported: Exported) -> Iterator[str]:
                 f"{step['kept']:,}",
                 ", ".join(
                     f"{reason} {number:,}"
-                    for reason, number in sorted(step["dropped"].items(), key=lambda item: (-item[1], item[0]))
+                    for reason, number in sorted(
+                        step["dropped"].items(), key=lambda item: (-item[1], item[0])
+                    )
                 )
                 or "nothing",
             ]
@@ -214,7 +261,11 @@ def _languages(exported: Exported) -> Iterator[str]:
         return
     yield "## Languages\n"
     most_frequent = list(exported.languages.items())[:MOST_LANGUAGES]
-    yield from _table(["language", "documents"], [[name, f"{number:,}"] for name, number in most_frequent], numeric=1)
+    yield from _table(
+        ["language", "documents"],
+        [[name, f"{number:,}"] for name, number in most_frequent],
+        numeric=1,
+    )
     if len(exported.languages) > len(most_frequent):
         yield f"and {len(exported.languages) - len(most_frequent)} more.\n"
 
@@ -223,15 +274,31 @@ def _columns(exported: Exported) -> Iterator[str]:
     yield "## Columns\n"
     yield from _table(
         ["column", "type", "measured by"],
-        [[f"`{column['name']}`", column["type"], column["step"] or ""] for column in exported.columns],
+        [
+            [f"`{column['name']}`", column["type"], column["step"] or ""]
+            for column in exported.columns
+        ],
     )
-    yield "A value is null where the step did not see the document, or the measure does not apply.\n"
+    yield (
+        "A value is null where the step did not see the document, or the measure "
+        "does not apply.\n"
+    )
 
 
-def _limits(about: Mapping[str, Any], section: Documents, exported: Exported) -> Iterator[str]:
+def _limits(
+    about: Mapping[str, Any], section: Documents, exported: Exported
+) -> Iterator[str]:
     yield "## Known limits\n"
-    yield from (f"- {sentence}" for column, sentence in LIMITS.items() if column not in exported.measured)
-    masks = any(key.partition(".")[0] == "mask" for step in about["steps"] for key, _ in step["settings"])
+    yield from (
+        f"- {sentence}"
+        for column, sentence in LIMITS.items()
+        if column not in exported.measured
+    )
+    masks = any(
+        key.partition(".")[0] == "mask"
+        for step in about["steps"]
+        for key, _ in step["settings"]
+    )
     yield (
         "- Personal data were masked by patterns, which miss what they do not know."
         if masks
@@ -243,36 +310,76 @@ def _limits(about: Mapping[str, Any], section: Documents, exported: Exported) ->
         yield "- Languages are what a model says, and wrong more often for short texts."
     failed = sum(step["dropped"].get("quarantine", 0) for step in exported.funnel)
     if failed:
-        yield f"- {failed:,} documents could not be judged by a step and are counted as dropped (`quarantine`)."
+        yield (
+            f"- {failed:,} documents could not be judged by a step and are counted "
+            "as dropped (`quarantine`)."
+        )
     if section.dropped:
-        yield "- These documents were dropped: they are for looking at the rules, not for training."
+        yield (
+            "- These documents were dropped: they are for looking at the rules, "
+            "not for training."
+        )
     yield "- The rules are heuristics: they keep some bad text and drop some good.\n"
 
 
 def _rebuild(about: Mapping[str, Any], section: Documents) -> Iterator[str]:
     yield "## How to rebuild it\n"
-    yield f"`{about['name']}.yaml`, the part of the manifest that shapes these documents:\n"
+    yield (
+        f"`{about['name']}.yaml`, the part of the manifest that shapes these "
+        "documents:\n"
+    )
     yield f"```yaml\n{about['manifest'].rstrip()}\n```\n"
     for module in about["code"]:
-        yield f"`{module['file']}`, beside it:\n\n```python\n{module['source'].rstrip()}\n```\n"
+        yield (
+            f"`{module['file']}`, beside "
+            f"it:\n\n```python\n{module['source'].rstrip()}\n```\n"
+        )
     last = about["steps"][-1]["name"] if about["steps"] else "ingest"
-    options = [f"--format {section.format}", "--out DIR", *(["--dropped"] if section.dropped else [])]
-    options += [f"--where {json.dumps(section.where, ensure_ascii=False)}"] if section.where is not None else []
-    options += [f"--columns {','.join(section.columns)}"] if section.columns is not None else []
-    options += [f"--shard-size {section.shard_bytes}"] if section.shard_bytes != Documents().shard_bytes else []
-    yield (
-        f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill export-documents {about['name']}.yaml "
-        f"{' '.join(options)}\n```\n"
+    options = [
+        f"--format {section.format}",
+        "--out DIR",
+        *(["--dropped"] if section.dropped else []),
+    ]
+    options += (
+        [f"--where {json.dumps(section.where, ensure_ascii=False)}"]
+        if section.where is not None
+        else []
     )
-    yield "The same sources give the same bytes. `_documents.json` has the SHA-256 of every file."
+    options += (
+        [f"--columns {','.join(section.columns)}"]
+        if section.columns is not None
+        else []
+    )
+    options += (
+        [f"--shard-size {section.shard_bytes}"]
+        if section.shard_bytes != Documents().shard_bytes
+        else []
+    )
+    yield (
+        f"```\ngristmill run {about['name']}.yaml --until {last}\ngristmill "
+        f"export-documents {about['name']}.yaml {' '.join(options)}\n```\n"
+    )
+    yield (
+        "The same sources give the same bytes. `_documents.json` has the SHA-256 "
+        "of every file."
+    )
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[Any]], numeric: int | Sequence[int] = ()) -> Iterator[str]:
-    """Markdown table. Columns in `numeric`, or from index `numeric` on, are right-aligned."""
+def _table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    numeric: int | Sequence[int] = (),
+) -> Iterator[str]:
+    """Markdown table. Columns in `numeric`, or from index `numeric` on, are
+    right-aligned.
+    """
     right_aligned = range(numeric, len(header)) if isinstance(numeric, int) else numeric
     yield f"| {' | '.join(header)} |"
     yield f"| {' | '.join('---:' if index in right_aligned else '---' for index in range(len(header)))} |"
-    yield from (f"| {' | '.join(_one_line(str(cell)).replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    yield from (
+        f"| {' | '.join(_one_line(str(cell)).replace('|', chr(92) + '|') for cell in row)} |"
+        for row in rows
+    )
     yield ""
 
 

@@ -1,13 +1,16 @@
-"""Stage `documents`, and `gristmill export-documents`: a run's documents as files in common formats.
+"""Stage `documents`, and `gristmill export-documents`: a run's documents as files in
+common formats.
 
-    parquet    documents-00000-of-00003.parquet ...       zstd
-    jsonl      documents-00000-of-00003.jsonl.zst ...     one object per line
-    hf         data/train-00000-of-00003.parquet ..., README.md (the dataset card), croissant.json
+    parquet    documents-00000-of-00003.parquet ...       zstd jsonl
+    documents-00000-of-00003.jsonl.zst ...     one object per line hf
+    data/train-00000-of-00003.parquet ..., README.md (the dataset card), croissant.json
 
-Each also has `_documents.json`, written last: the selection, and every file with its documents, bytes and SHA-256.
+Each also has `_documents.json`, written last: the selection, and every file with its
+documents, bytes and SHA-256.
 
 1. measure: per document shard, select documents and measure their texts.
-2. write: the sizes determine the documents of each file, so that the files do not depend on how tasks are scheduled.
+2. write: the sizes determine the documents of each file, so that the files do not
+   depend on how tasks are scheduled.
 """
 
 from __future__ import annotations
@@ -38,13 +41,23 @@ from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.sources import INGEST
 
 LIST = "_documents.json"
-"""Name of the list of files: Arrow, Spark and pandas skip names with a leading underscore in a folder of Parquet."""
-NAMES = {"parquet": ("documents", ".parquet"), "jsonl": ("documents", ".jsonl.zst"), "hf": ("data/train", ".parquet")}
+"""Name of the list of files: Arrow, Spark and pandas skip names with a leading
+underscore in a folder of Parquet.
+"""
+NAMES = {
+    "parquet": ("documents", ".parquet"),
+    "jsonl": ("documents", ".jsonl.zst"),
+    "hf": ("data/train", ".parquet"),
+}
 """Format -> prefix and suffix of its files."""
 ROW_GROUP_BYTES = 64_000_000
-"""Size in memory, before compression: a reader holds one row group (Hugging Face's viewer: at most 300 MB)."""
+"""Size in memory, before compression: a reader holds one row group (Hugging Face's
+viewer: at most 300 MB).
+"""
 TASK_BYTES = 64_000_000
-"""Least text of a write task: it writes several small files, so that shards are not read once per file."""
+"""Least text of a write task: it writes several small files, so that shards are not
+read once per file.
+"""
 LANGUAGE = "language"
 
 
@@ -57,7 +70,8 @@ class Cut:
     """Documents of one file: a range of the selected documents, across shards.
 
     Attributes:
-        first, stop: (number of the shard, index among its selected documents); `stop` is exclusive.
+        first, stop: (number of the shard, index among its selected documents); `stop`
+            is exclusive.
         documents, text_bytes: number of documents, and size of their texts in UTF-8.
     """
 
@@ -67,16 +81,27 @@ class Cut:
     text_bytes: int
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Write the documents that all steps kept, or the dropped documents."""
     about = config["about"]
-    licences = {source["name"]: source["licence"] for source in about["sources"] if source["licence"] is not None}
-    export = export_documents(
-        Corpus(inputs, licences), Documents.model_validate(config["documents"]), about, out, context
-    )
-    return {key: export[key] for key in ("format", "documents", "text_bytes", "sources", "funnel")} | {
-        "files": len(export["files"])
+    licences = {
+        source["name"]: source["licence"]
+        for source in about["sources"]
+        if source["licence"] is not None
     }
+    export = export_documents(
+        Corpus(inputs, licences),
+        Documents.model_validate(config["documents"]),
+        about,
+        out,
+        context,
+    )
+    return {
+        key: export[key]
+        for key in ("format", "documents", "text_bytes", "sources", "funnel")
+    } | {"files": len(export["files"])}
 
 
 def export_documents(
@@ -112,7 +137,9 @@ def export_documents(
         partial(measure_shard, corpus=corpus, section=section, out=sizes),
         context,
     )
-    cuts = plan_files((_read_sizes(sizes, shard) for shard in corpus.shards), section.shard_bytes)
+    cuts = plan_files(
+        (_read_sizes(sizes, shard) for shard in corpus.shards), section.shard_bytes
+    )
     tasks = write_tasks(cuts)
     write_results = run_tasks(
         "write",
@@ -121,7 +148,11 @@ def export_documents(
         context,
         holds_gil=section.format == "jsonl",
     )
-    files = {name: entry for result in write_results for name, entry in result["files"].items()}
+    files = {
+        name: entry
+        for result in write_results
+        for name, entry in result["files"].items()
+    }
     exported = _exported(corpus, section, columns, measure_results, files)
     _check_conservation(exported, cuts)
     if section.format == "hf":
@@ -140,28 +171,54 @@ def export_documents(
 
 
 def measure_shard(task: Task, corpus: Corpus, section: Documents, out: Path) -> Done:
-    """Count drops and sources of a shard's documents, and write the sizes of the selected texts."""
+    """Count drops and sources of a shard's documents, and write the sizes of the
+    selected texts.
+    """
     outcomes = corpus.read(task.name, ["source", "dropped_by", "reason"], kept=None)
-    language = next((name for name, (_, column) in reversed(corpus.measured.items()) if column == LANGUAGE), None)
+    language = next(
+        (
+            name
+            for name, (_, column) in reversed(corpus.measured.items())
+            if column == LANGUAGE
+        ),
+        None,
+    )
     columns = ["source", "licence", TEXT, *([language] if language else [])]
     selected = corpus.read(task.name, columns, not section.dropped, section.where)
     lengths = pc.binary_length(selected[TEXT]).to_numpy().astype(np.int64)
     with atomic_write(out / f"{task.name}.npy") as sink:
         sink.write(array_bytes(lengths))
-    drops = Counter(zip(outcomes["dropped_by"].to_pylist(), outcomes["reason"].to_pylist(), strict=True))
+    drops = Counter(
+        zip(
+            outcomes["dropped_by"].to_pylist(),
+            outcomes["reason"].to_pylist(),
+            strict=True,
+        )
+    )
     per_source: dict[tuple[str, str], list[int]] = {}
     for source, licence, length in zip(
-        selected["source"].to_pylist(), selected["licence"].to_pylist(), lengths.tolist(), strict=True
+        selected["source"].to_pylist(),
+        selected["licence"].to_pylist(),
+        lengths.tolist(),
+        strict=True,
     ):
         entry = per_source.setdefault((source, licence or ""), [0, 0])
         entry[0] += 1
         entry[1] += length
-    languages = Counter(code for code in selected[language].to_pylist() if code is not None) if language else {}
+    languages = (
+        Counter(code for code in selected[language].to_pylist() if code is not None)
+        if language
+        else {}
+    )
     return Done(
         [out / f"{task.name}.npy"],
         {
             "read": len(outcomes),
-            "drops": [[*outcome, number] for outcome, number in drops.items() if outcome[0] is not None],
+            "drops": [
+                [*outcome, number]
+                for outcome, number in drops.items()
+                if outcome[0] is not None
+            ],
             "sources": [[*key, *entry] for key, entry in per_source.items()],
             "languages": dict(languages),
         },
@@ -169,12 +226,15 @@ def measure_shard(task: Task, corpus: Corpus, section: Documents, out: Path) -> 
 
 
 def _read_sizes(folder: Path, shard: str) -> np.ndarray:
-    lengths: np.ndarray = np.load(io.BytesIO((folder / f"{shard}.npy").read_bytes()), allow_pickle=False)
+    lengths: np.ndarray = np.load(
+        io.BytesIO((folder / f"{shard}.npy").read_bytes()), allow_pickle=False
+    )
     return lengths
 
 
 def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
-    """Split the selected documents, in order, into files of at most `shard_bytes` of text, and at least one document.
+    """Split the selected documents, in order, into files of at most `shard_bytes` of
+    text, and at least one document.
 
     Args:
         sizes: int64 per shard, the bytes of each selected text.
@@ -189,10 +249,20 @@ def plan_files(sizes: Iterable[np.ndarray], shard_bytes: int) -> list[Cut]:
         ends, position = np.cumsum(lengths), 0
         while position < len(lengths):
             bytes_before = int(ends[position - 1]) if position else 0
-            stop = max(int(np.searchsorted(ends, bytes_before + shard_bytes - text_bytes, side="right")), position)
+            stop = max(
+                int(
+                    np.searchsorted(
+                        ends, bytes_before + shard_bytes - text_bytes, side="right"
+                    )
+                ),
+                position,
+            )
             stop = stop if documents or stop > position else position + 1
             if stop > position:
-                documents, text_bytes = documents + stop - position, text_bytes + int(ends[stop - 1]) - bytes_before
+                documents, text_bytes = (
+                    documents + stop - position,
+                    text_bytes + int(ends[stop - 1]) - bytes_before,
+                )
             if stop < len(lengths):
                 cuts.append(Cut(first, (number, stop), documents, text_bytes))
                 first, documents, text_bytes = (number, stop), 0, 0
@@ -217,7 +287,9 @@ def write_tasks(cuts: Sequence[Cut]) -> list[Task]:
     return tasks
 
 
-def write_files(task: Task, corpus: Corpus, section: Documents, out: Path, total: int) -> Done:
+def write_files(
+    task: Task, corpus: Corpus, section: Documents, out: Path, total: int
+) -> Done:
     """Write consecutive files, reading every shard once."""
     columns = list(section.columns or corpus.columns)
     schema = pa.schema([corpus.schema.field(name) for name in columns])
@@ -227,20 +299,33 @@ def write_files(task: Task, corpus: Corpus, section: Documents, out: Path, total
     def shard(number: int) -> pa.Table:
         if number not in read:
             read.clear()
-            read[number] = corpus.read(corpus.shards[number], columns, not section.dropped, section.where)
+            read[number] = corpus.read(
+                corpus.shards[number], columns, not section.dropped, section.where
+            )
         return read[number]
 
     files: dict[str, dict[str, Any]] = {}
     for number, payload in enumerate(task.payload["cuts"], task.payload["first"]):
-        cut = Cut(**{**payload, "first": tuple(payload["first"]), "stop": tuple(payload["stop"])})
+        cut = Cut(
+            **{
+                **payload,
+                "first": tuple(payload["first"]),
+                "stop": tuple(payload["stop"]),
+            }
+        )
         name = f"{prefix}-{number:05d}-of-{total:05d}{ending}"
-        pieces = (shard(place).slice(begin, length) for place, begin, length in _places(cut, lambda n: len(shard(n))))
+        pieces = (
+            shard(place).slice(begin, length)
+            for place, begin, length in _places(cut, lambda n: len(shard(n)))
+        )
         files[name] = _write_file(out / name, ending, schema, pieces)
     return Done([out / name for name in files], {"files": files})
 
 
 def _places(cut: Cut, selected_count: Any) -> Iterator[tuple[int, int, int]]:
-    """Ranges of shards in a file: shard, first position, length; `chosen(shard)` is the number of selected documents."""
+    """Ranges of shards in a file: shard, first position, length; `chosen(shard)` is the
+    number of selected documents.
+    """
     (first, first_position), (last, stop_position) = cut.first, cut.stop
     for number in range(first, last + (stop_position > 0)):
         start = first_position if number == first else 0
@@ -249,19 +334,27 @@ def _places(cut: Cut, selected_count: Any) -> Iterator[tuple[int, int, int]]:
             yield number, start, length
 
 
-def _write_file(path: Path, ending: str, schema: pa.Schema, pieces: Iterable[pa.Table]) -> dict[str, Any]:
+def _write_file(
+    path: Path, ending: str, schema: pa.Schema, pieces: Iterable[pa.Table]
+) -> dict[str, Any]:
     """Write one file; return its documents, bytes of text, bytes and SHA-256."""
     counts = {"documents": 0, "text_bytes": 0}
 
     def counted() -> Iterator[pa.Table]:
         for piece in pieces:
             counts["documents"] += len(piece)
-            counts["text_bytes"] += pc.sum(pc.binary_length(piece[TEXT])).as_py() if TEXT in schema.names else 0
+            counts["text_bytes"] += (
+                pc.sum(pc.binary_length(piece[TEXT])).as_py()
+                if TEXT in schema.names
+                else 0
+            )
             yield piece
 
     with atomic_write(path) as sink:
         hashed = _HashingSink(sink)
-        (_write_parquet if ending == ".parquet" else _write_json_lines)(hashed, schema, counted())
+        (_write_parquet if ending == ".parquet" else _write_json_lines)(
+            hashed, schema, counted()
+        )
     return {**counts, "bytes": hashed.size, "sha256": hashed.digest.hexdigest()}
 
 
@@ -285,14 +378,24 @@ class _HashingSink(io.RawIOBase):
         return self.size
 
 
-def _write_parquet(sink: _HashingSink, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
-    with pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True, write_page_index=True) as writer:
+def _write_parquet(
+    sink: _HashingSink, schema: pa.Schema, pieces: Iterable[pa.Table]
+) -> None:
+    with pq.ParquetWriter(
+        sink,
+        schema,
+        compression="zstd",
+        write_page_checksum=True,
+        write_page_index=True,
+    ) as writer:
         for group in _row_groups(schema, pieces):
             writer.write_table(group, row_group_size=max(len(group), 1))
 
 
 def _row_groups(schema: pa.Schema, pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Concatenate pieces into tables of at least ROW_GROUP_BYTES; the last one may be smaller."""
+    """Concatenate pieces into tables of at least ROW_GROUP_BYTES; the last one may be
+    smaller.
+    """
     pending: list[pa.Table] = []
     for piece in pieces:
         pending.append(piece)
@@ -303,11 +406,15 @@ def _row_groups(schema: pa.Schema, pieces: Iterable[pa.Table]) -> Iterator[pa.Ta
         yield pa.concat_tables(pending)
 
 
-def _write_json_lines(sink: _HashingSink, schema: pa.Schema, pieces: Iterable[pa.Table]) -> None:
+def _write_json_lines(
+    sink: _HashingSink, schema: pa.Schema, pieces: Iterable[pa.Table]
+) -> None:
     import zstandard
 
     encode = json.JSONEncoder(ensure_ascii=False, default=str).encode
-    with zstandard.ZstdCompressor().stream_writer(cast(IO[bytes], sink), closefd=False) as compressed:
+    with zstandard.ZstdCompressor().stream_writer(
+        cast(IO[bytes], sink), closefd=False
+    ) as compressed:
         for piece in pieces:
             for row in _finite(piece).to_pylist():
                 compressed.write(encode(row).encode() + b"\n")
@@ -319,7 +426,9 @@ def _finite(table: pa.Table) -> pa.Table:
         if pa.types.is_floating(field.type):
             values = table[field.name]
             table = table.set_column(
-                index, field, pc.if_else(pc.is_finite(values), values, pa.scalar(None, field.type))
+                index,
+                field,
+                pc.if_else(pc.is_finite(values), values, pa.scalar(None, field.type)),
             )
     return table
 
@@ -336,24 +445,47 @@ def _exported(
     languages: Counter[str] = Counter()
     for shard in measure_results:
         languages.update(shard["languages"])
-        drops.update({(step, reason): number for step, reason, number in shard["drops"]})
+        drops.update(
+            {(step, reason): number for step, reason, number in shard["drops"]}
+        )
         for source, licence, documents, size in shard["sources"]:
             entry = sources.setdefault((source, licence), [0, 0])
             entry[0], entry[1] = entry[0] + documents, entry[1] + size
     remaining, funnel = sum(shard["read"] for shard in measure_results), []
     for step in corpus.steps:
-        dropped = {reason: number for (dropping_step, reason), number in sorted(drops.items()) if dropping_step == step}
-        funnel.append({"step": step, "read": remaining, "dropped": dropped, "kept": remaining - sum(dropped.values())})
+        dropped = {
+            reason: number
+            for (dropping_step, reason), number in sorted(drops.items())
+            if dropping_step == step
+        }
+        funnel.append(
+            {
+                "step": step,
+                "read": remaining,
+                "dropped": dropped,
+                "kept": remaining - sum(dropped.values()),
+            }
+        )
         remaining = funnel[-1]["kept"]
     kinds = {name: str(corpus.schema.field(name).type) for name in columns}
     return Exported(
         documents=sum(file["documents"] for file in files.values()),
         text_bytes=sum(size for _, size in sources.values()),
         columns=[
-            {"name": name, "type": kinds[name], "step": corpus.measured.get(name, (None,))[0]} for name in columns
+            {
+                "name": name,
+                "type": kinds[name],
+                "step": corpus.measured.get(name, (None,))[0],
+            }
+            for name in columns
         ],
         sources=[
-            {"source": source, "licence": licence or None, "documents": entry[0], "text_bytes": entry[1]}
+            {
+                "source": source,
+                "licence": licence or None,
+                "documents": entry[0],
+                "text_bytes": entry[1],
+            }
             for (source, licence), entry in sorted(sources.items())
         ],
         funnel=funnel,
@@ -364,17 +496,21 @@ def _exported(
 
 
 def _check_conservation(exported: Exported, cuts: Sequence[Cut]) -> None:
-    """Raise ConservationError unless every file has exactly the documents selected for it."""
+    """Raise ConservationError unless every file has exactly the documents selected for
+    it.
+    """
     has_text = TEXT in [column["name"] for column in exported.columns]
     for (name, entry), cut in zip(exported.files.items(), cuts, strict=True):
         size = entry["text_bytes"] if has_text else cut.text_bytes
         if (entry["documents"], size) != (cut.documents, cut.text_bytes):
             raise ConservationError(
-                f"documents: {name} has {entry['documents']} documents with {size} bytes of text, but "
-                f"{cut.documents} with {cut.text_bytes} were chosen; nothing was committed"
+                f"documents: {name} has {entry['documents']} documents with {size} "
+                f"bytes of text, but {cut.documents} with {cut.text_bytes} were "
+                "chosen; nothing was committed"
             )
     selected = sum(source["documents"] for source in exported.sources)
     if exported.documents != selected:
         raise ConservationError(
-            f"documents: {exported.documents} were written, but {selected} were chosen; nothing was committed"
+            f"documents: {exported.documents} were written, but {selected} were "
+            "chosen; nothing was committed"
         )

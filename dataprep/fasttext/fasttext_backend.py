@@ -1,4 +1,6 @@
-"""Predictors with fastText models: our kernels, or fastText itself for models that the kernels do not support."""
+"""Predictors with fastText models: our kernels, or fastText itself for models that the
+kernels do not support.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,17 @@ from gristmill.dataprep.fasttext.fasttext_files import (
     path_to,
     read_model,
 )
-from gristmill.dataprep.fasttext.fasttext_predict import find_shares, find_tops, multiply_rows
-from gristmill.dataprep.fasttext.fasttext_words import Cache, Lines, average_rows, make_cache
+from gristmill.dataprep.fasttext.fasttext_predict import (
+    find_shares,
+    find_tops,
+    multiply_rows,
+)
+from gristmill.dataprep.fasttext.fasttext_words import (
+    Cache,
+    Lines,
+    average_rows,
+    make_cache,
+)
 
 BATCH_LINES = 4096
 """Lines whose averaged rows are in memory at once."""
@@ -34,16 +45,20 @@ class Predictor(Protocol):
     """Reason for predicting with fastText itself; empty for our kernels."""
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-        """Likeliest label's index, int32, and its probability, float64, for n lines; -1 and 0 if there is none."""
+        """Likeliest label's index, int32, and its probability, float64, for n lines; -1
+        and 0 if there is none.
+        """
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """Probability of one label for n lines: float64 of shape (n,)."""
 
 
 class KernelPredictor:
-    """Predictor with our kernels; every thread has a cache of at most `fasttext_words.MOST_CACHE_BYTES`.
+    """Predictor with our kernels; every thread has a cache of at most
+    `fasttext_words.MOST_CACHE_BYTES`.
 
-    `shares` is for classifiers, mostly of two labels: products with the outputs replace their rows (`multiply_rows`).
+    `shares` is for classifiers, mostly of two labels: products with the outputs replace
+    their rows (`multiply_rows`).
     """
 
     fallback = ""
@@ -54,14 +69,21 @@ class KernelPredictor:
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
         """See Predictor."""
-        labels, shares = np.empty(len(lines.begins), np.int32), np.empty(len(lines.begins), np.float64)
+        labels, shares = (
+            np.empty(len(lines.begins), np.int32),
+            np.empty(len(lines.begins), np.float64),
+        )
         for batch, hidden, counts in self._rows.averages(lines):
             find_tops(self._rows.weights, hidden, counts, labels[batch], shares[batch])
         return labels, shares
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
-        shares, number, rows = np.empty(len(lines.begins), np.float64), self.labels.index(label), self._outputs
+        shares, number, rows = (
+            np.empty(len(lines.begins), np.float64),
+            self.labels.index(label),
+            self._outputs,
+        )
         path = path_to(rows.weights, number)
         for batch, hidden, counts in rows.averages(lines):
             find_shares(rows.weights, hidden, counts, number, path, shares[batch])
@@ -81,11 +103,17 @@ class _Rows:
         self._of_thread = threading.local()
 
     def averages(self, lines: Lines) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield averaged rows batch by batch: the slice of lines, and the arrays that `average_rows` fills."""
+        """Yield averaged rows batch by batch: the slice of lines, and the arrays that
+        `average_rows` fills.
+        """
         for first in range(0, len(lines.begins), BATCH_LINES):
             batch_slice = slice(first, first + BATCH_LINES)
-            batch = Lines(lines.data, lines.begins[batch_slice], lines.ends[batch_slice])
-            hidden = np.empty((len(batch.begins), self.weights.rows.shape[1]), np.float32)
+            batch = Lines(
+                lines.data, lines.begins[batch_slice], lines.ends[batch_slice]
+            )
+            hidden = np.empty(
+                (len(batch.begins), self.weights.rows.shape[1]), np.float32
+            )
             counts = np.empty(len(batch.begins), np.int64)
             average_rows(self.weights, self._cache(), batch, hidden, counts)
             yield batch_slice, hidden, counts
@@ -111,14 +139,21 @@ class FastTextPredictor:
             (self.labels.index(names[0]), shares[0]) if names else (-1, 0.0)
             for names, shares in self._predict(lines, 1)
         ]
-        labels, shares = [label for label, _ in predictions], [share for _, share in predictions]
+        labels, shares = (
+            [label for label, _ in predictions],
+            [share for _, share in predictions],
+        )
         return np.array(labels, np.int32), np.array(shares, np.float64)
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         """See Predictor."""
         predictions = self._predict(lines, len(self.labels))
         return np.array(
-            [dict(zip(*line_prediction, strict=True)).get(label, 0.0) for line_prediction in predictions], np.float64
+            [
+                dict(zip(*line_prediction, strict=True)).get(label, 0.0)
+                for line_prediction in predictions
+            ],
+            np.float64,
         )
 
     def _predict(self, lines: Lines, k: int) -> list[tuple[Any, Any]]:
@@ -126,7 +161,8 @@ class FastTextPredictor:
             lines.data[begin:end].tobytes().decode("utf-8").replace("\n", " ")
             for begin, end in zip(lines.begins, lines.ends, strict=True)
         ]
-        return list(zip(*self._model.predict(texts, k), strict=True))  # with one string, 0.9.3 fails on NumPy 2
+        # with one string, 0.9.3 fails on NumPy 2
+        return list(zip(*self._model.predict(texts, k), strict=True))
 
 
 @lru_cache(maxsize=4)
@@ -156,7 +192,8 @@ def _load(path: Path) -> Predictor:
             import fasttext
         except ImportError as missing:
             raise UnknownModelError(
-                f"{error}; fastText itself may know it, which is not installed; install it, with a "
+                f"{error}; fastText itself may know it, which is not installed; "
+                "install it, with a "
                 "C++ compiler at hand, with: pip install 'gristmill[fasttext]'"
             ) from missing
 

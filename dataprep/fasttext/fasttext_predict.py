@@ -1,9 +1,11 @@
 """Outputs of a fastText model: label probabilities from the averaged rows of a line.
 
-fastText 0.9.3 (`loss.cc`) takes the logarithm of every share plus 1e-5 and, in a tree (hierarchical softmax; Morin &
-Bengio 2005), adds logarithms along the path to a label. Here shares plus 1e-5 are multiplied in double precision, which
-is equivalent and needs no logarithm per node. All other differences only save work: products of sixteen numbers at
-once, and the likelier child of a node first, so that most of the tree is never visited.
+fastText 0.9.3 (`loss.cc`) takes the logarithm of every share plus 1e-5 and, in a tree
+(hierarchical softmax; Morin & Bengio 2005), adds logarithms along the path to a label.
+Here shares plus 1e-5 are multiplied in double precision, which is equivalent and needs
+no logarithm per node. All other differences only save work: products of sixteen numbers
+at once, and the likelier child of a node first, so that most of the tree is never
+visited.
 """
 
 from __future__ import annotations
@@ -33,16 +35,24 @@ STEP = 4
 ADDED = 1e-5
 """fastText's addition to a share before the logarithm (`std_log`)."""
 LEAST_SHARE = ADDED
-"""Share below which nodes are skipped: fastText's threshold is 0, plus the same addition."""
+"""Share below which nodes are skipped: fastText's threshold is 0, plus the same
+addition.
+"""
 NEAR = 0.99
-"""Least ratio of shares whose order may depend on the order of the walk: each step adds 1e-5."""
+"""Least ratio of shares whose order may depend on the order of the walk: each step adds
+1e-5.
+"""
 CLEARLY_LESS = np.float32(0.999)
 """Ratio of shares that guarantees a smaller logarithm, in single precision too."""
 
 
-def lines_of(texts: pa.Array | Sequence[str], max_characters: int | None = None) -> Lines:
+def lines_of(
+    texts: pa.Array | Sequence[str], max_characters: int | None = None
+) -> Lines:
     """Texts as lines, truncated to their first `max_characters`."""
-    data, offsets = text_buffers(texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string()))
+    data, offsets = text_buffers(
+        texts if isinstance(texts, pa.Array) else pa.array(texts, pa.large_string())
+    )
     if max_characters is None:
         return Lines(data, offsets[:-1], offsets[1:])
     return Lines(data, offsets[:-1], find_heads(data, offsets, max_characters))
@@ -70,46 +80,75 @@ def find_heads(data: np.ndarray, offsets: np.ndarray, characters: int) -> np.nda
 def multiply_rows(weights: Weights) -> Weights:
     """Replace a model's rows by their products with the outputs if these are shorter.
 
-    An output is the product of the averaged rows with a vector, which equals the average of the rows' products: with two
-    labels and 32 dimensions an eighth of the memory is read. Results differ in the last bits.
+    An output is the product of the averaged rows with a vector, which equals the
+    average of the rows' products: with two labels and 32 dimensions an eighth of the
+    memory is read. Results differ in the last bits.
 
     Returns:
-        a model with the same probabilities; `weights` themselves if the products need more than half of the rows' memory.
+        a model with the same probabilities; `weights` themselves if the products need
+        more than half of the rows' memory.
     """
     d, n = weights.rows.shape[1], len(weights.norms)
     width = -(-n // STEP) * STEP
     if 2 * width > d:
         return weights
     is_tree = weights.loss == HIERARCHICAL
-    rows, output = aligned((len(weights.rows), width), np.float32), np.eye(width, n, dtype=np.float32)
-    multiply(weights.rows, np.ascontiguousarray(weights.output.T) if is_tree else weights.output, weights.norms, rows)
+    rows, output = (
+        aligned((len(weights.rows), width), np.float32),
+        np.eye(width, n, dtype=np.float32),
+    )
+    multiply(
+        weights.rows,
+        np.ascontiguousarray(weights.output.T) if is_tree else weights.output,
+        weights.norms,
+        rows,
+    )
     return weights._replace(
-        rows=rows, output=np.ascontiguousarray(output.T) if is_tree else output, norms=np.ones(n, np.float32)
+        rows=rows,
+        output=np.ascontiguousarray(output.T) if is_tree else output,
+        norms=np.ones(n, np.float32),
     )
 
 
 @kernel
-def multiply(rows: np.ndarray, output: np.ndarray, norms: np.ndarray, products: np.ndarray) -> None:
-    """Multiply rows (m, d) with outputs (d, n) and their norms into the first n columns of `products` (m, ...)."""
+def multiply(
+    rows: np.ndarray, output: np.ndarray, norms: np.ndarray, products: np.ndarray
+) -> None:
+    """Multiply rows (m, d) with outputs (d, n) and their norms into the first n columns
+    of `products` (m, ...).
+    """
     for row in range(len(rows)):
         for label in range(len(norms)):
             total = 0.0
             for column in range(rows.shape[1]):
-                total += np.float64(rows[row, column]) * np.float64(output[column, label])
+                total += np.float64(rows[row, column]) * np.float64(
+                    output[column, label]
+                )
             products[row, label] = np.float32(total * np.float64(norms[label]))
 
 
 @kernel
-def find_tops(weights: Weights, hidden: np.ndarray, counts: np.ndarray, labels: np.ndarray, shares: np.ndarray) -> None:
+def find_tops(
+    weights: Weights,
+    hidden: np.ndarray,
+    counts: np.ndarray,
+    labels: np.ndarray,
+    shares: np.ndarray,
+) -> None:
     """Find the likeliest label of n lines.
 
     Args:
         hidden, counts: from `average_rows`.
         labels: int32 of shape (n,), filled: -1 for a line without known tokens.
-        shares: float64 of shape (n,), filled: the label's probability; 0 without a label.
+        shares: float64 of shape (n,), filled: the label's probability; 0 without a
+            label.
     """
     n = len(weights.norms)
-    nodes, scores, outputs = np.empty(n + 1, np.int32), np.empty(n + 1, np.float64), np.empty(n, np.float32)
+    nodes, scores, outputs = (
+        np.empty(n + 1, np.int32),
+        np.empty(n + 1, np.float64),
+        np.empty(n, np.float32),
+    )
     _find_tops(weights, hidden, counts, labels, shares, nodes, scores, outputs)
 
 
@@ -124,7 +163,12 @@ def _find_tops(
     scores: np.ndarray,
     outputs: np.ndarray,
 ) -> None:
-    loss, output, norms, table = weights.loss, weights.output, weights.norms, weights.sigmoid
+    loss, output, norms, table = (
+        weights.loss,
+        weights.output,
+        weights.norms,
+        weights.sigmoid,
+    )
     left_children, right_children = weights.left, weights.right
     for line in range(len(counts)):
         labels[line], shares[line] = -1, 0.0
@@ -132,11 +176,27 @@ def _find_tops(
             continue
         if loss == HIERARCHICAL:
             label, share, next_share = find_leaf(
-                left_children, right_children, output, norms, hidden, line, nodes, scores, True
+                left_children,
+                right_children,
+                output,
+                norms,
+                hidden,
+                line,
+                nodes,
+                scores,
+                True,
             )
             if next_share > NEAR * share:
                 label, share, next_share = find_leaf(
-                    left_children, right_children, output, norms, hidden, line, nodes, scores, False
+                    left_children,
+                    right_children,
+                    output,
+                    norms,
+                    hidden,
+                    line,
+                    nodes,
+                    scores,
+                    False,
                 )
         else:
             find_outputs(output, norms, table, loss == SOFTMAX, hidden[line], outputs)
@@ -148,7 +208,12 @@ def _find_tops(
 
 @kernel
 def find_shares(
-    weights: Weights, hidden: np.ndarray, counts: np.ndarray, label: int, path: np.ndarray, shares: np.ndarray
+    weights: Weights,
+    hidden: np.ndarray,
+    counts: np.ndarray,
+    label: int,
+    path: np.ndarray,
+    shares: np.ndarray,
 ) -> None:
     """Find the probability of one label for n lines.
 
@@ -157,7 +222,13 @@ def find_shares(
         path: int32, with a tree: the nodes from the root to the label.
         shares: float64 of shape (n,), filled: 0 if the model has no answer.
     """
-    n, loss, output, norms, table = len(weights.norms), weights.loss, weights.output, weights.norms, weights.sigmoid
+    n, loss, output, norms, table = (
+        len(weights.norms),
+        weights.loss,
+        weights.output,
+        weights.norms,
+        weights.sigmoid,
+    )
     right_children, outputs = weights.right, np.empty(n, np.float32)
     for line in range(len(counts)):
         shares[line] = 0.0
@@ -196,7 +267,8 @@ def find_leaf(
         left, right, output, norms: of the Weights.
         hidden: from `average_rows`; only row `line` is read.
         nodes, scores: scratch space of the number of labels plus one.
-        likelier_first: visit the likelier child first; False for always the first child, as fastText.
+        likelier_first: visit the likelier child first; False for always the first
+            child, as fastText.
 
     Returns:
         the leaf, or -1; its share; the share of the best skipped node.
@@ -215,7 +287,9 @@ def find_leaf(
             next_share = max(next_share, best_share)
             best, best_share = node, share
             continue
-        right_probability = share_of_right(output, norms, hidden, line, node - len(norms))
+        right_probability = share_of_right(
+            output, norms, hidden, line, node - len(norms)
+        )
         left_share, right_share = (
             share * (of_other(right_probability) + ADDED),
             share * (np.float64(right_probability) + ADDED),
@@ -230,10 +304,18 @@ def find_leaf(
 
 
 @inner_kernel
-def share_of_right(output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, line: int, row: int) -> np.float32:
-    """Share of an inner node, identified by its row of `output`, that goes to its second child."""
+def share_of_right(
+    output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, line: int, row: int
+) -> np.float32:
+    """Share of an inner node, identified by its row of `output`, that goes to its
+    second child.
+    """
     d = hidden.shape[1]
-    product = dot_floats(address_of(output) + FLOAT_BYTES * d * row, address_of(hidden) + FLOAT_BYTES * d * line, d)
+    product = dot_floats(
+        address_of(output) + FLOAT_BYTES * d * row,
+        address_of(hidden) + FLOAT_BYTES * d * line,
+        d,
+    )
     return np.float32(1.0 / np.float64(np.float32(1) + math.exp(-product * norms[row])))
 
 
@@ -245,14 +327,25 @@ def of_other(share: np.float32) -> float:
 
 @inner_kernel
 def share_of_path(
-    right: np.ndarray, output: np.ndarray, norms: np.ndarray, hidden: np.ndarray, line: int, path: np.ndarray
+    right: np.ndarray,
+    output: np.ndarray,
+    norms: np.ndarray,
+    hidden: np.ndarray,
+    line: int,
+    path: np.ndarray,
 ) -> float:
-    """Share of the leaf at the end of a path from the root; below LEAST_SHARE if a node on the path is."""
+    """Share of the leaf at the end of a path from the root; below LEAST_SHARE if a node
+    on the path is.
+    """
     share = 1.0
     for step in range(len(path) - 1):
-        right_probability = share_of_right(output, norms, hidden, line, path[step] - len(norms))
+        right_probability = share_of_right(
+            output, norms, hidden, line, path[step] - len(norms)
+        )
         share *= (
-            np.float64(right_probability) if right[path[step]] == path[step + 1] else of_other(right_probability)
+            np.float64(right_probability)
+            if right[path[step]] == path[step + 1]
+            else of_other(right_probability)
         ) + ADDED
         if share < LEAST_SHARE:
             break
@@ -261,9 +354,16 @@ def share_of_path(
 
 @inner_kernel
 def find_outputs(
-    output: np.ndarray, norms: np.ndarray, table: np.ndarray, softmax: bool, hidden: np.ndarray, outputs: np.ndarray
+    output: np.ndarray,
+    norms: np.ndarray,
+    table: np.ndarray,
+    softmax: bool,
+    hidden: np.ndarray,
+    outputs: np.ndarray,
 ) -> None:
-    """Fill `outputs`, float32 of shape (n,), with label probabilities, by a softmax or independently."""
+    """Fill `outputs`, float32 of shape (n,), with label probabilities, by a softmax or
+    independently.
+    """
     n = len(outputs)
     outputs[:] = 0
     for row in range(len(hidden)):
@@ -293,12 +393,19 @@ def sigmoid(table: np.ndarray, x: np.float32) -> np.float32:
         return np.float32(0)
     if x > SIGMOID_BOUND:
         return np.float32(1)
-    return table[np.int64((x + np.float32(SIGMOID_BOUND)) * np.float32(SIGMOID_STEPS // (2 * SIGMOID_BOUND)))]
+    return table[
+        np.int64(
+            (x + np.float32(SIGMOID_BOUND))
+            * np.float32(SIGMOID_STEPS // (2 * SIGMOID_BOUND))
+        )
+    ]
 
 
 @inner_kernel
 def find_largest(outputs: np.ndarray) -> tuple[int, np.float32]:
-    """Label of the largest output, and its logarithm; the last label if logarithms are equal in single precision."""
+    """Label of the largest output, and its logarithm; the last label if logarithms are
+    equal in single precision.
+    """
     best, best_score, largest = -1, np.float32(0), np.float32(0)
     for label in range(len(outputs)):
         if best >= 0 and outputs[label] < CLEARLY_LESS * largest:

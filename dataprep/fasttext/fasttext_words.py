@@ -1,12 +1,14 @@
-"""Sums of a fastText model's rows for the words of a line, in one pass over the line's bytes.
+"""Sums of a fastText model's rows for the words of a line, in one pass over the line's
+bytes.
 
-Lines are read as in fastText 0.9.3 (`Dictionary::getLine`): ASCII whitespace separates words; a word contributes its own
-row, if the dictionary has it, and the rows of its character n-grams; the rows of the word n-grams follow those of all
-words.
+Lines are read as in fastText 0.9.3 (`Dictionary::getLine`): ASCII whitespace separates
+words; a word contributes its own row, if the dictionary has it, and the rows of its
+character n-grams; the rows of the word n-grams follow those of all words.
 
-Words repeat. The rows of a word are summed once, in fastText's order, and the sum is cached: a repeated word costs one
-look-up and one addition. If words have several rows, a line's sum thus differs in the last bits from fastText's, which
-adds row by row. It does not depend on the state of the cache: an uncached word is summed in the same order.
+Words repeat. The rows of a word are summed once, in fastText's order, and the sum is
+cached: a repeated word costs one look-up and one addition. If words have several rows,
+a line's sum thus differs in the last bits from fastText's, which adds row by row. It
+does not depend on the state of the cache: an uncached word is summed in the same order.
 """
 
 from __future__ import annotations
@@ -33,10 +35,21 @@ from gristmill.dataprep.fasttext.float_rows import (
     fetch_floats,
     set_floats,
 )
-from gristmill.dataprep.fasttext.ngram_rows import Ngrams, ask_for_ngrams, bucket_of, find_rows, reciprocal
+from gristmill.dataprep.fasttext.ngram_rows import (
+    Ngrams,
+    ask_for_ngrams,
+    bucket_of,
+    find_rows,
+    reciprocal,
+)
 from gristmill.dataprep.text.hashing import equal_bytes, first_bytes, load64
 from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel, kernel
-from gristmill.dataprep.text.simd import WIDTH, address_of, separators_of_64, trailing_zeros
+from gristmill.dataprep.text.simd import (
+    WIDTH,
+    address_of,
+    separators_of_64,
+    trailing_zeros,
+)
 from gristmill.dataprep.text.swar import HIGH_BITS, equal_to, first_of
 
 MOST_SLOTS = 1 << 18
@@ -49,7 +62,9 @@ WORD_COLUMNS, FOUND, ROWS = 6, 6, 7
 LONGEST_KEPT = 8 * WORD_COLUMNS
 """Longest word in bytes that is cached: longer words rarely repeat."""
 SKIPPED, LAST = np.uint64(1 << 32), np.uint64(1 << 33)
-"""Flags stored with a word's hash: it is a label, which is not a word of the text; it ends the line."""
+"""Flags stored with a word's hash: it is a label, which is not a word of the text; it
+ends the line.
+"""
 STRETCH = 64
 """N-grams whose buckets are computed before the first of their rows is added."""
 MOST_LATER = 1024
@@ -59,16 +74,30 @@ WORDS_AHEAD = 128
 HALF = np.uint64(32)
 LOW_HALF = np.uint64(0xFFFFFFFF)
 MASKS = np.array(
-    [[2 ** (8 * min(max(size - first, 0), 8)) - 1 for first in (0, 8)] for size in range(LONGEST_KEPT + 1)], np.uint64
+    [
+        [2 ** (8 * min(max(size - first, 0), 8)) - 1 for first in (0, 8)]
+        for size in range(LONGEST_KEPT + 1)
+    ],
+    np.uint64,
 )
 """By the size of a word: masks of its first eight bytes and of the next eight."""
 LABEL = np.frombuffer(LABEL_PREFIX, np.uint8)
 END_OF_LINE_HASH = np.uint32(0xD79C9359)
 """`hash_word` of END_OF_LINE."""
-_ODD, _OTHER_ODD, _TOP = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(64 - 18)
-"""2^64 divided by the golden ratio: the highest bits of a product depend on all bits of a number (Knuth, The Art of
-Computer Programming, volume 3, section 6.4); xxHash's second 64-bit prime (Collet, BSD); bits below those of a slot."""
-_LOW, _CONTROL, _BEYOND = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x7777777777777777), np.uint64(0x7272727272727272)
+_ODD, _OTHER_ODD, _TOP = (
+    np.uint64(0x9E3779B97F4A7C15),
+    np.uint64(0xC2B2AE3D27D4EB4F),
+    np.uint64(64 - 18),
+)
+"""2^64 divided by the golden ratio: the highest bits of a product depend on all bits of
+a number (Knuth, The Art of Computer Programming, volume 3, section 6.4); xxHash's
+second 64-bit prime (Collet, BSD); bits below those of a slot.
+"""
+_LOW, _CONTROL, _BEYOND = (
+    np.uint64(0x7F7F7F7F7F7F7F7F),
+    np.uint64(0x7777777777777777),
+    np.uint64(0x7272727272727272),
+)
 
 
 class Lines(NamedTuple):
@@ -85,17 +114,22 @@ class Lines(NamedTuple):
 class Cache(NamedTuple):
     """Cache of words' hashes and sums of rows; for one thread at a time.
 
-    A word's slot is determined by its bytes; if that slot is taken, its neighbour (the other slot of the pair) is used if
-    it is free, otherwise the word replaces the one in its own slot. One more slot at the end is for words that are too long
-    to be cached.
+    A word's slot is determined by its bytes; if that slot is taken, its neighbour (the
+    other slot of the pair) is used if it is free, otherwise the word replaces the one
+    in its own slot. One more slot at the end is for words that are too long to be
+    cached.
     """
 
     table: np.ndarray
-    """uint64 of shape (slots + 1, COLUMNS). First the word, padded with zeros, which words do not contain; FOUND: fastText's
-    hash, with the flags SKIPPED and LAST; ROWS: the number of its rows and, in the upper half, 1 + the row if it is a single
-    one, else 0."""
+    """uint64 of shape (slots + 1, COLUMNS). First the word, padded with zeros, which
+    words do not contain; FOUND: fastText's hash, with the flags SKIPPED and LAST; ROWS:
+    the number of its rows and, in the upper half, 1 + the row if it is a single one,
+    else 0.
+    """
     sums: np.ndarray
-    """float32 of shape (slots + 1, d): sums of rows, if words may have several; otherwise without columns."""
+    """float32 of shape (slots + 1, d): sums of rows, if words may have several;
+    otherwise without columns.
+    """
 
 
 class Words(NamedTuple):
@@ -135,16 +169,21 @@ def make_cache(weights: Weights) -> Cache:
     slots = MOST_SLOTS
     while slots * (8 * COLUMNS + FLOAT_BYTES * d) > MOST_CACHE_BYTES:
         slots //= 2
-    return Cache(aligned((slots + 1, COLUMNS), np.uint64), aligned((slots + 1, d), np.float32))
+    return Cache(
+        aligned((slots + 1, COLUMNS), np.uint64), aligned((slots + 1, d), np.float32)
+    )
 
 
 @kernel
-def average_rows(weights: Weights, cache: Cache, lines: Lines, hidden: np.ndarray, counts: np.ndarray) -> None:
+def average_rows(
+    weights: Weights, cache: Cache, lines: Lines, hidden: np.ndarray, counts: np.ndarray
+) -> None:
     """Average the rows of n lines.
 
     Args:
         hidden: float32 of shape (n, d), filled.
-        counts: int64 of shape (n,), filled: number of rows per line; `hidden` is 0 if it is 0.
+        counts: int64 of shape (n,), filled: number of rows per line; `hidden` is 0 if
+            it is 0.
     """
     longest = 0
     for line in range(len(lines.begins)):
@@ -152,7 +191,8 @@ def average_rows(weights: Weights, cache: Cache, lines: Lines, hidden: np.ndarra
     places = np.empty((3, WORDS_AHEAD), np.int64)
     eights = np.empty((2, WORDS_AHEAD), np.uint64)
     words = Words(places[0], places[1], places[2], eights[0], eights[1])
-    most_hashes = longest // 2 + 2 if weights.word_ngrams > 1 else 0  # with the end of the line
+    # with the end of the line
+    most_hashes = longest // 2 + 2 if weights.word_ngrams > 1 else 0
     room = Room(
         words,
         np.empty(WORDS_AHEAD + 1, np.int64),
@@ -166,9 +206,20 @@ def average_rows(weights: Weights, cache: Cache, lines: Lines, hidden: np.ndarra
 
 @inner_kernel
 def _average_rows(
-    weights: Weights, cache: Cache, lines: Lines, room: Room, hidden: np.ndarray, counts: np.ndarray
+    weights: Weights,
+    cache: Cache,
+    lines: Lines,
+    room: Room,
+    hidden: np.ndarray,
+    counts: np.ndarray,
 ) -> None:
-    table, data, words, hashes, d = cache.table, lines.data, room.words, room.hashes, hidden.shape[1]
+    table, data, words, hashes, d = (
+        cache.table,
+        lines.data,
+        room.words,
+        room.hashes,
+        hidden.shape[1],
+    )
     names, slots, d_kept = weights.dictionary, len(table) - 1, cache.sums.shape[1]
     ngrams = Ngrams(
         weights.kept,
@@ -179,14 +230,31 @@ def _average_rows(
         np.uint64(weights.buckets),
         reciprocal(np.uint64(weights.buckets)),
     )
-    rows_at, sums_at, hidden_at = address_of(weights.rows), address_of(cache.sums), address_of(hidden)
-    row_bytes, last, bigrams = FLOAT_BYTES * d, weights.end_of_line, weights.word_ngrams > 1
-    longest, first_at = np.uint64(weights.word_ngrams), rows_at + row_bytes * weights.words
+    rows_at, sums_at, hidden_at = (
+        address_of(weights.rows),
+        address_of(cache.sums),
+        address_of(hidden),
+    )
+    row_bytes, last, bigrams = (
+        FLOAT_BYTES * d,
+        weights.end_of_line,
+        weights.word_ngrams > 1,
+    )
+    longest, first_at = (
+        np.uint64(weights.word_ngrams),
+        rows_at + row_bytes * weights.words,
+    )
     sources, single = room.sources, np.uint64(1)
     for line in range(len(counts)):
         total = hidden_at + row_bytes * line
         set_floats(total, d)
-        count, number, at, end, ended = 0, np.uint64(0), lines.begins[line], lines.ends[line], False
+        count, number, at, end, ended = (
+            0,
+            np.uint64(0),
+            lines.begins[line],
+            lines.ends[line],
+            False,
+        )
         first_word, later = np.uint64(0), np.uint64(0)
         while at < end and not ended:
             word_count, at = find_words(data, at, end, words, cache)
@@ -198,20 +266,41 @@ def _average_rows(
                     if place < slots and is_at(table, neighbour, words, word, data):
                         place = neighbour
                     else:
-                        add_rows(total, sources, pending, d)  # the slot may be that of a pending word
+                        # the slot may be that of a pending word
+                        add_rows(total, sources, pending, d)
                         pending = np.uint64(0)
-                        if place < slots and table[np.uint64(place), 0] and not table[np.uint64(neighbour), 0]:
+                        if (
+                            place < slots
+                            and table[np.uint64(place), 0]
+                            and not table[np.uint64(neighbour), 0]
+                        ):
                             place = neighbour
                         begin, stop = words.begins[word], words.ends[word]
-                        row, is_open = look_up(names, table, place, data, begin, stop, weights.words, d_kept > 0)
+                        row, is_open = look_up(
+                            names,
+                            table,
+                            place,
+                            data,
+                            begin,
+                            stop,
+                            weights.words,
+                            d_kept > 0,
+                        )
                         if is_open:
                             sum_at = sums_at + row_bytes * place
                             table[np.uint64(place), ROWS] = add_up(
                                 ngrams, room, data, begin, stop, rows_at, row, sum_at, d
                             )
-                rows, hash_and_flags = table[np.uint64(place), ROWS], table[np.uint64(place), FOUND]
+                rows, hash_and_flags = (
+                    table[np.uint64(place), ROWS],
+                    table[np.uint64(place), FOUND],
+                )
                 row = int(np.int64(rows >> HALF))
-                sources[pending] = rows_at + row_bytes * (row - 1) if row else sums_at + row_bytes * place
+                sources[pending] = (
+                    rows_at + row_bytes * (row - 1)
+                    if row
+                    else sums_at + row_bytes * place
+                )
                 pending += np.uint64(rows != 0)
                 count += int(np.int64(rows & LOW_HALF))
                 if bigrams:
@@ -219,7 +308,15 @@ def _average_rows(
                     number += np.uint64(hash_and_flags & SKIPPED == 0)
                     if first_word + longest <= number and later < MOST_LATER:
                         later = ask_for_ngrams(
-                            ngrams, longest, hashes, room.later, first_word, number, later, first_at, d
+                            ngrams,
+                            longest,
+                            hashes,
+                            room.later,
+                            first_word,
+                            number,
+                            later,
+                            first_at,
+                            d,
                         )
                         first_word += single
                 if hash_and_flags & LAST:
@@ -235,7 +332,17 @@ def _average_rows(
                 number += single
         while first_word < number or later:
             while first_word < number and later < MOST_LATER:
-                later = ask_for_ngrams(ngrams, longest, hashes, room.later, first_word, number, later, first_at, d)
+                later = ask_for_ngrams(
+                    ngrams,
+                    longest,
+                    hashes,
+                    room.later,
+                    first_word,
+                    number,
+                    later,
+                    first_at,
+                    d,
+                )
                 first_word += single
             add_rows(total, room.later, later, d)
             count, later = count + int(np.int64(later)), np.uint64(0)
@@ -247,7 +354,9 @@ def _average_rows(
 
 
 @inlined_kernel
-def find_words(data: np.ndarray, at: int, end: int, words: Words, cache: Cache) -> tuple[int, int]:
+def find_words(
+    data: np.ndarray, at: int, end: int, words: Words, cache: Cache
+) -> tuple[int, int]:
     """Find the next words of a line, and prefetch their slots.
 
     Args:
@@ -266,7 +375,14 @@ def find_words(data: np.ndarray, at: int, end: int, words: Words, cache: Cache) 
             if not ends:
                 break
             last = trailing_zeros(ends)
-            note_word(data, at + int(np.int64(first)), at + int(np.int64(last)), words, number, cache)
+            note_word(
+                data,
+                at + int(np.int64(first)),
+                at + int(np.int64(last)),
+                words,
+                number,
+                cache,
+            )
             number += np.uint64(1)
             word_bits = word_bits >> last << last
         if word_bits == np.uint64(0):
@@ -283,7 +399,9 @@ def find_words(data: np.ndarray, at: int, end: int, words: Words, cache: Cache) 
 
 @inlined_kernel
 def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
-    """Bit per byte of the next WIDTH bytes, set for separators of words and after the end of the line."""
+    """Bit per byte of the next WIDTH bytes, set for separators of words and after the
+    end of the line.
+    """
     bits = ~np.uint64(0) << np.uint64(end - at) if end - at < WIDTH else np.uint64(0)
     if at + WIDTH <= len(data):
         return bits | separators_of_64(address_of(data) + at)
@@ -293,15 +411,29 @@ def separators_from(data: np.ndarray, at: int, end: int) -> np.uint64:
 
 
 @inlined_kernel
-def note_word(data: np.ndarray, begin: int, end: int, words: Words, number: np.uint64, cache: Cache) -> None:
+def note_word(
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    words: Words,
+    number: np.uint64,
+    cache: Cache,
+) -> None:
     """Record the key of a word, and prefetch its slot."""
     size, slots, d = end - begin, len(cache.table) - 1, cache.sums.shape[1]
-    first, second, place = ~np.uint64(0), np.uint64(0), slots  # no word begins with these bytes
+    # no word begins with these bytes
+    first, second, place = ~np.uint64(0), np.uint64(0), slots
     if size <= LONGEST_KEPT:
         if begin + 16 <= len(data):
-            first, second = load64(data, begin) & MASKS[size, 0], load64(data, begin + 8) & MASKS[size, 1]
+            first, second = (
+                load64(data, begin) & MASKS[size, 0],
+                load64(data, begin + 8) & MASKS[size, 1],
+            )
         else:
-            first, second = first_bytes(data, begin, size), first_bytes(data, begin + 8, max(size - 8, 0))
+            first, second = (
+                first_bytes(data, begin, size),
+                first_bytes(data, begin + 8, max(size - 8, 0)),
+            )
         value = first * _ODD ^ second * _OTHER_ODD
         for at in range(begin + 16, end, 8):
             value = (value ^ value >> HALF ^ first_bytes(data, at, end - at)) * _ODD
@@ -314,7 +446,9 @@ def note_word(data: np.ndarray, begin: int, end: int, words: Words, number: np.u
 
 @inner_kernel
 def is_space(byte: int) -> bool:
-    """Return True for separators of words: a space, a control character from tab to carriage return, or zero."""
+    """Return True for separators of words: a space, a control character from tab to
+    carriage return, or zero.
+    """
     return byte == 0x20 or 0x09 <= byte <= 0x0D or byte == 0
 
 
@@ -325,7 +459,11 @@ def word_end(data: np.ndarray, begin: int, end: int) -> int:
     while at + 8 <= len(data):
         eight = load64(data, at)
         low = eight & _LOW
-        spaces = (low + _CONTROL) & ~(low + _BEYOND) & ~eight & HIGH_BITS | equal_to(eight, 0x20) | equal_to(eight, 0)
+        spaces = (
+            (low + _CONTROL) & ~(low + _BEYOND) & ~eight & HIGH_BITS
+            | equal_to(eight, 0x20)
+            | equal_to(eight, 0)
+        )
         if spaces:
             return min(end, at + int(np.int64(first_of(spaces))))
         at += 8
@@ -337,7 +475,9 @@ def word_end(data: np.ndarray, begin: int, end: int) -> int:
 
 
 @inlined_kernel
-def is_at(table: np.ndarray, place: int, words: Words, word: np.uint64, data: np.ndarray) -> bool:
+def is_at(
+    table: np.ndarray, place: int, words: Words, word: np.uint64, data: np.ndarray
+) -> bool:
     """Return True if a slot holds a word."""
     slot, column, at = np.uint64(place), np.uint64(2), words.begins[word] + 16
     if table[slot, 0] != words.firsts[word] or table[slot, 1] != words.seconds[word]:
@@ -365,7 +505,8 @@ def look_up(
     """Put a word into a slot.
 
     Returns:
-        its row, or -1; and True if it has character n-grams, so that ROWS is still to be set.
+        its row, or -1; and True if it has character n-grams, so that ROWS is still to
+        be set.
     """
     slot, size, value = np.uint64(place), end - begin, hash_word(data, begin, end)
     entry = find_entry(names, value, data, begin, end)
@@ -377,7 +518,11 @@ def look_up(
     hash_and_flags = np.uint64(value)
     if entry >= words or (entry < 0 and _begins_with(data, begin, end, LABEL)):
         hash_and_flags |= SKIPPED
-    if value == END_OF_LINE_HASH and size == len(END_OF_LINE) and _begins_with(data, begin, end, END_OF_LINE):
+    if (
+        value == END_OF_LINE_HASH
+        and size == len(END_OF_LINE)
+        and _begins_with(data, begin, end, END_OF_LINE)
+    ):
         hash_and_flags |= LAST
     table[slot, FOUND] = hash_and_flags
     row = entry if entry < words else -1
@@ -389,14 +534,25 @@ def look_up(
 
 @inner_kernel
 def _begins_with(data: np.ndarray, begin: int, end: int, beginning: np.ndarray) -> bool:
-    return end - begin >= len(beginning) and equal_bytes(data, begin, beginning, 0, len(beginning))
+    return end - begin >= len(beginning) and equal_bytes(
+        data, begin, beginning, 0, len(beginning)
+    )
 
 
 @inner_kernel
 def add_up(
-    ngrams: Ngrams, room: Room, data: np.ndarray, begin: int, end: int, rows_at: int, row: int, total: int, d: int
+    ngrams: Ngrams,
+    room: Room,
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    rows_at: int,
+    row: int,
+    total: int,
+    d: int,
 ) -> np.uint64:
-    """Sum a word's own row, unless it is -1, and those of its n-grams of code points, except single boundary marks.
+    """Sum a word's own row, unless it is -1, and those of its n-grams of code points,
+    except single boundary marks.
 
     Args:
         rows_at: address of the model's rows.
@@ -405,7 +561,12 @@ def add_up(
     Returns:
         number of rows.
     """
-    word, buckets, size, high = room.marked, room.buckets, np.uint64(end - begin + 2), np.uint8(0)
+    word, buckets, size, high = (
+        room.marked,
+        room.buckets,
+        np.uint64(end - begin + 2),
+        np.uint8(0),
+    )
     for step in range(np.uint64(end - begin)):
         byte = data[np.uint64(begin) + step]
         word[step + np.uint64(1)] = byte

@@ -1,7 +1,8 @@
-"""Operations on float32 rows by address: sixteen numbers per step, in a fixed order of addition on all machines.
+"""Operations on float32 rows by address: sixteen numbers per step, in a fixed order of
+addition on all machines.
 
-A loop over the columns of an array is ten times slower for a row of 16 numbers: numba's LLVM compiles it for rows of
-any length, and checks for an overlap first.
+A loop over the columns of an array is ten times slower for a row of 16 numbers: numba's
+LLVM compiles it for rows of any length, and checks for an overlap first.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def add_floats(target: int, source: int, size: int) -> None:
 
 @inlined_kernel
 def add_rows(target: int, sources: np.ndarray, number: np.uint64, size: int) -> None:
-    """Add rows of `size` numbers to the sum, one row after another, as `add_floats` for each of them.
+    """Add rows of `size` numbers to the sum, one row after another, as `add_floats` for
+    each of them.
 
     A part of the sum stays in registers while that part of all rows is added.
 
@@ -72,7 +74,12 @@ def set_floats(typing: Any, target: Any, size: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         target = builder.inttoptr(arguments[0], cgutils.voidptr_t)
-        cgutils.memset(builder, target, builder.mul(arguments[1], ir.Constant(ir.IntType(64), FLOAT_BYTES)), 0)
+        cgutils.memset(
+            builder,
+            target,
+            builder.mul(arguments[1], ir.Constant(ir.IntType(64), FLOAT_BYTES)),
+            0,
+        )
         return context.get_dummy_value()
 
     return types.void(target, size), generate
@@ -103,17 +110,27 @@ def fetch_floats(address: int, size: int) -> None:
 
 def _load(builder: Any, address: Any, width: int) -> Any:
     lanes = ir.VectorType(ir.FloatType(), width)
-    return builder.load(builder.inttoptr(address, lanes.as_pointer()), align=FLOAT_BYTES)
+    return builder.load(
+        builder.inttoptr(address, lanes.as_pointer()), align=FLOAT_BYTES
+    )
 
 
 def _adds(width: int) -> Callable[[int, int], None]:
-    """Create an intrinsic that adds `width` numbers at one address to those at another."""
+    """Create an intrinsic that adds `width` numbers at one address to those at
+    another.
+    """
 
     @intrinsic
     def add(typing: Any, target: Any, source: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            total = builder.fadd(*(_load(builder, address, width) for address in arguments))
-            builder.store(total, builder.inttoptr(arguments[0], total.type.as_pointer()), align=FLOAT_BYTES)
+            total = builder.fadd(
+                *(_load(builder, address, width) for address in arguments)
+            )
+            builder.store(
+                total,
+                builder.inttoptr(arguments[0], total.type.as_pointer()),
+                align=FLOAT_BYTES,
+            )
             return context.get_dummy_value()
 
         return types.void(target, source), generate
@@ -122,7 +139,9 @@ def _adds(width: int) -> Callable[[int, int], None]:
 
 
 def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
-    """Create an intrinsic that adds `width` numbers at an offset of rows to those at an address."""
+    """Create an intrinsic that adds `width` numbers at an offset of rows to those at an
+    address.
+    """
 
     @intrinsic
     def add(typing: Any, target: Any, first: Any, beyond: Any, offset: Any) -> Any:
@@ -130,13 +149,19 @@ def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
             target, first, beyond, offset = arguments
             total = cgutils.alloca_once_value(builder, _load(builder, target, width))
             address, size = ir.IntType(64), ir.Constant(ir.IntType(64), 8)
-            with cgutils.for_range(builder, builder.udiv(builder.sub(beyond, first), size)) as loop:
+            with cgutils.for_range(
+                builder, builder.udiv(builder.sub(beyond, first), size)
+            ) as loop:
                 source = builder.add(first, builder.mul(loop.index, size))
                 row = builder.load(builder.inttoptr(source, address.as_pointer()))
                 part = _load(builder, builder.add(row, offset), width)
                 builder.store(builder.fadd(builder.load(total), part), total)
             lanes = ir.VectorType(ir.FloatType(), width)
-            builder.store(builder.load(total), builder.inttoptr(target, lanes.as_pointer()), align=FLOAT_BYTES)
+            builder.store(
+                builder.load(total),
+                builder.inttoptr(target, lanes.as_pointer()),
+                align=FLOAT_BYTES,
+            )
             return context.get_dummy_value()
 
         return types.void(target, first, beyond, offset), generate
@@ -145,21 +170,29 @@ def _adds_of_rows(width: int) -> Callable[[int, int, int, int], None]:
 
 
 def _dots(width: int) -> Callable[[int, int], np.float32]:
-    """Create an intrinsic for the dot product of `width` numbers; it adds halves of the products until one is left."""
+    """Create an intrinsic for the dot product of `width` numbers; it adds halves of the
+    products until one is left.
+    """
 
     @intrinsic
     def dot(typing: Any, first: Any, second: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             lanes_left, index = width, ir.IntType(32)
-            products = builder.fmul(*(_load(builder, address, width) for address in arguments))
+            products = builder.fmul(
+                *(_load(builder, address, width) for address in arguments)
+            )
             while lanes_left > 1:
                 lanes_left //= 2
                 low, high = (
-                    ir.Constant(ir.VectorType(index, lanes_left), list(range(first, first + lanes_left)))
+                    ir.Constant(
+                        ir.VectorType(index, lanes_left),
+                        list(range(first, first + lanes_left)),
+                    )
                     for first in (0, lanes_left)
                 )
                 products = builder.fadd(
-                    builder.shuffle_vector(products, products, low), builder.shuffle_vector(products, products, high)
+                    builder.shuffle_vector(products, products, low),
+                    builder.shuffle_vector(products, products, high),
                 )
             return builder.extract_element(products, ir.Constant(index, 0))
 
@@ -169,7 +202,9 @@ def _dots(width: int) -> Callable[[int, int], np.float32]:
 
 
 _add_16, _add_4, _add_1 = _adds(16), _adds(4), _adds(1)
-_add_rows_64, _add_rows_32, _add_rows_16, _add_rows_4, _add_rows_1 = map(_adds_of_rows, (64, 32, 16, 4, 1))
+_add_rows_64, _add_rows_32, _add_rows_16, _add_rows_4, _add_rows_1 = map(
+    _adds_of_rows, (64, 32, 16, 4, 1)
+)
 _dot_16, _dot_4, _dot_1 = _dots(16), _dots(4), _dots(1)
 
 
@@ -180,6 +215,8 @@ def high_half(typing: Any, one: Any, other: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(128)
         product = builder.mul(*(builder.zext(argument, wide) for argument in arguments))
-        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+        return builder.trunc(
+            builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64)
+        )
 
     return types.uint64(types.uint64, types.uint64), generate

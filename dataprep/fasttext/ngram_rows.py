@@ -1,4 +1,6 @@
-"""Rows of a fastText model for character and word n-grams: hash buckets, and prefetching of their rows."""
+"""Rows of a fastText model for character and word n-grams: hash buckets, and
+prefetching of their rows.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from gristmill.dataprep.fasttext.float_rows import FLOAT_BYTES, fetch_floats, hi
 from gristmill.dataprep.text.kernels import inlined_kernel, inner_kernel
 
 WORD_STEP = np.uint64(116_049_371)
-"""Factor of a word n-gram's hash for each further word (`Dictionary::addWordNgrams`)."""
+"""Factor of a word n-gram's hash for each further word
+(`Dictionary::addWordNgrams`).
+"""
 WORD_SIZE = np.uint64(WORD_BITS)
 
 
@@ -29,17 +33,21 @@ class Ngrams(NamedTuple):
 
 
 @inlined_kernel
-def find_rows(ngrams: Ngrams, found: np.ndarray, number: np.uint64, first_at: int, d: int) -> np.uint64:
+def find_rows(
+    ngrams: Ngrams, found: np.ndarray, number: np.uint64, first_at: int, d: int
+) -> np.uint64:
     """Find the rows of n-gram buckets, and prefetch them.
 
-    Rows are scattered over a large matrix: all are prefetched before the first of them is added.
+    Rows are scattered over a large matrix: all are prefetched before the first of them
+    is added.
 
     Args:
         found: the buckets; replaced by the addresses of their rows.
         first_at: address of the first bucket's row.
 
     Returns:
-        number of rows, without the buckets that a pruned model dropped (`Dictionary::pushHash`).
+        number of rows, without the buckets that a pruned model dropped
+        (`Dictionary::pushHash`).
     """
     if len(ngrams.kept):
         kept_number = np.uint64(0)
@@ -68,7 +76,8 @@ def ask_for_ngrams(
     first_at: int,
     d: int,
 ) -> np.uint64:
-    """Find the rows of the n-grams of two or more words that begin at a word of a line, and prefetch them.
+    """Find the rows of the n-grams of two or more words that begin at a word of a line,
+    and prefetch them.
 
     Args:
         longest: words of the longest n-grams.
@@ -105,7 +114,9 @@ def is_kept(ngrams: Ngrams, bucket: np.uint64) -> np.uint64:
 @inlined_kernel
 def place_of(ngrams: Ngrams, bucket: np.uint64) -> np.uint64:
     """Number of buckets that a pruned model kept before a bucket."""
-    bits = ngrams.kept[bucket // WORD_SIZE] & ((np.uint64(1) << bucket % WORD_SIZE) - np.uint64(1))
+    bits = ngrams.kept[bucket // WORD_SIZE] & (
+        (np.uint64(1) << bucket % WORD_SIZE) - np.uint64(1)
+    )
     return np.uint64(ngrams.kept_before[bucket // WORD_SIZE]) + count_bits(bits)
 
 
@@ -114,13 +125,17 @@ def reciprocal(number: np.uint64) -> np.uint64:
     """2^64 divided by a number, rounded down; for 1, which would overflow, one less."""
     largest = ~np.uint64(0)
     return (
-        largest if number <= np.uint64(1) else largest // number + np.uint64(largest % number == number - np.uint64(1))
+        largest
+        if number <= np.uint64(1)
+        else largest // number + np.uint64(largest % number == number - np.uint64(1))
     )
 
 
 @inlined_kernel
 def bucket_of(ngrams: Ngrams, value: np.uint64) -> np.uint64:
-    """Remainder of a hash by the number of buckets, without a division: the quotient is at most one too small."""
+    """Remainder of a hash by the number of buckets, without a division: the quotient is
+    at most one too small.
+    """
     remainder = value - high_half(value, ngrams.reciprocal) * ngrams.buckets
     return remainder - ngrams.buckets if remainder >= ngrams.buckets else remainder
 
@@ -129,6 +144,8 @@ def bucket_of(ngrams: Ngrams, value: np.uint64) -> np.uint64:
 def count_bits(number: np.uint64) -> np.uint64:
     """Number of set bits (Warren, Hacker's Delight, section 5-1)."""
     number -= number >> np.uint64(1) & np.uint64(0x5555555555555555)
-    number = (number & np.uint64(0x3333333333333333)) + (number >> np.uint64(2) & np.uint64(0x3333333333333333))
+    number = (number & np.uint64(0x3333333333333333)) + (
+        number >> np.uint64(2) & np.uint64(0x3333333333333333)
+    )
     number = (number + (number >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
     return number * np.uint64(0x0101010101010101) >> np.uint64(56)

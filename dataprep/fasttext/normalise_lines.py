@@ -1,4 +1,6 @@
-"""Texts as input of fastText's classifiers, in one pass: one line each, with spaces for all kinds of whitespace."""
+"""Texts as input of fastText's classifiers, in one pass: one line each, with spaces for
+all kinds of whitespace.
+"""
 
 from __future__ import annotations
 
@@ -18,36 +20,57 @@ from gristmill.dataprep.text.simd import (
     write_64,
     write_64_lower,
 )
-from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    code_point_flags,
+    decode,
+    lower_case,
+)
 
 CAPITAL_SIGMA, CAPITAL_I_WITH_DOT = 0x3A3, 0x130
 """Code points whose lower case depends on context, or is two code points."""
 
 
-def one_line_each(texts: pa.Array, max_characters: int | None, lower: bool, marks: bool) -> tuple[Lines, np.ndarray]:
-    """Make each of n texts one line of the words of `text[:max_characters].lower().split()`, separated by spaces.
+def one_line_each(
+    texts: pa.Array, max_characters: int | None, lower: bool, marks: bool
+) -> tuple[Lines, np.ndarray]:
+    """Make each of n texts one line of the words of
+    `text[:max_characters].lower().split()`, separated by spaces.
 
     Args:
         lower: convert texts to lower case.
-        marks: allow fastText's own marks in texts, a label's prefix or the end of a line; otherwise such texts are
-            skipped.
+        marks: allow fastText's own marks in texts, a label's prefix or the end of a
+            line; otherwise such texts are skipped.
 
     Returns:
-        the lines; and bool of shape (n,), True for skipped texts: those with marks, and the few whose lower case takes
-        another number of bytes. Their lines are empty, as are those of texts without words.
+        the lines; and bool of shape (n,), True for skipped texts: those with marks, and
+        the few whose lower case takes another number of bytes. Their lines are empty,
+        as are those of texts without words.
     """
     data, offsets = text_buffers(texts)
-    ends = offsets[1:] if max_characters is None else find_heads(data, offsets, max_characters)
+    ends = (
+        offsets[1:]
+        if max_characters is None
+        else find_heads(data, offsets, max_characters)
+    )
     lowered = lower_case() if lower else np.empty(0, np.uint32)
-    *lines, skipped = make_lines(data, offsets[:-1], ends, code_point_flags(), lowered, marks)
+    *lines, skipped = make_lines(
+        data, offsets[:-1], ends, code_point_flags(), lowered, marks
+    )
     return Lines(*lines), skipped
 
 
 @kernel
 def make_lines(
-    data: np.ndarray, begins: np.ndarray, ends: np.ndarray, flags: np.ndarray, lowered: np.ndarray, marks: bool
+    data: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    flags: np.ndarray,
+    lowered: np.ndarray,
+    marks: bool,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Bytes of all lines, offsets of each line's begin and end (int64), and flags of skipped texts; see `one_line_each`.
+    """Bytes of all lines, offsets of each line's begin and end (int64), and flags of
+    skipped texts; see `one_line_each`.
 
     Args:
         flags: `unicode_tables.code_point_flags`.
@@ -57,11 +80,17 @@ def make_lines(
     for text in range(n):
         capacity += ends[text] - begins[text]
     lines = np.empty(capacity + WIDTH, np.uint8)
-    starts, stops, skipped = np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(n, np.bool_)
+    starts, stops, skipped = (
+        np.empty(n, np.int64),
+        np.empty(n, np.int64),
+        np.zeros(n, np.bool_),
+    )
     filled = 0
     for text in range(n):
         start, stop = filled, filled + ends[text] - begins[text]
-        skipped[text] = not _make_line(data, begins[text], flags, lowered, marks, lines, start, stop)
+        skipped[text] = not _make_line(
+            data, begins[text], flags, lowered, marks, lines, start, stop
+        )
         while start < stop and (skipped[text] or lines[start] == 0x20):
             start += 1
         starts[text], stops[text], filled = start, stop, stop
@@ -79,7 +108,8 @@ def _make_line(
     start: int,
     stop: int,
 ) -> bool:
-    """Write a line of the same size as its text, which begins at `at`; return False if the text must be skipped.
+    """Write a line of the same size as its text, which begins at `at`; return False if
+    the text must be skipped.
 
     Up to 63 bytes after the line are overwritten.
     """
@@ -102,7 +132,11 @@ def _make_line(
             elif not _write(lines, filled, code, width, lowered):
                 return False
             at, filled = at + width, filled + width
-            if not marks and (code == 0x3E or code == 0x5F) and _ends_in_mark(lines, start, filled):
+            if (
+                not marks
+                and (code == 0x3E or code == 0x5F)
+                and _ends_in_mark(lines, start, filled)
+            ):
                 return False
     return True
 
@@ -122,11 +156,17 @@ def _has_mark(lines: np.ndarray, start: int, begin: int, size: int) -> bool:
 
 
 @inner_kernel
-def _write(lines: np.ndarray, at: int, code: int, width: int, lowered: np.ndarray) -> bool:
-    """Write a code point of `width` bytes, lower-cased if there is a table; return False if its width would change."""
+def _write(
+    lines: np.ndarray, at: int, code: int, width: int, lowered: np.ndarray
+) -> bool:
+    """Write a code point of `width` bytes, lower-cased if there is a table; return
+    False if its width would change.
+    """
     if len(lowered):
         lower = int(lowered[code])
-        if code in (CAPITAL_SIGMA, CAPITAL_I_WITH_DOT) or (lower != code and _width(lower) != width):
+        if code in (CAPITAL_SIGMA, CAPITAL_I_WITH_DOT) or (
+            lower != code and _width(lower) != width
+        ):
             return False
         code = lower
     place = np.uint64(at)
@@ -148,6 +188,8 @@ def _width(code: int) -> int:
 @inner_kernel
 def _ends_in_mark(lines: np.ndarray, start: int, end: int) -> bool:
     for mark in (LABEL, END_OF_LINE):
-        if end - start >= len(mark) and equal_bytes(lines, end - len(mark), mark, 0, len(mark)):
+        if end - start >= len(mark) and equal_bytes(
+            lines, end - len(mark), mark, 0, len(mark)
+        ):
             return True
     return False

@@ -1,8 +1,9 @@
-"""The stage `filter`: heuristic rules drop documents, and every value that they examined is recorded.
+"""The stage `filter`: heuristic rules drop documents, and every value that they
+examined is recorded.
 
-Rules that differ by language (`by_language`) judge the documents of each language together, so that the kernels get as
-many texts at a time as without. A language's rule has its own name, `de/gopher_quality/min_words`; general rules keep
-theirs.
+Rules that differ by language (`by_language`) judge the documents of each language
+together, so that the kernels get as many texts at a time as without. A language's rule
+has its own name, `de/gopher_quality/min_words`; general rules keep theirs.
 """
 
 from __future__ import annotations
@@ -27,48 +28,71 @@ from gristmill.dataprep.documents import (
     write_table,
 )
 from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS, edges
-from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, measure
+from gristmill.dataprep.filtering.rule_sets import (
+    columns_read,
+    configured_sets,
+    measure,
+)
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
-from gristmill.dataprep.whatif_thresholds import Columns, Rule, remember_last, threshold_rules
+from gristmill.dataprep.whatif_thresholds import (
+    Columns,
+    Rule,
+    remember_last,
+    threshold_rules,
+)
 from gristmill.dataprep.words.language_words import load_words
 from gristmill.mixtures.steps.filter import GENERAL_RULES, RULES_LANGUAGE, Filter
 from gristmill.mixtures.steps.rules import Rules
 
 UNLISTED = "unlisted_language"
-"""Reason of `unlisted: drop`, and the key of documents that pass unjudged in the counts by language."""
+"""Reason of `unlisted: drop`, and the key of documents that pass unjudged in the counts
+by language.
+"""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Judge every kept document by the configured rules.
 
-    Writes one annotation table per document shard, with a column for each statistic of a configured rule set (see
-    `rule_sets.py`), null for documents that were not judged. With `by_language` all of them are float64, and
-    `rules_language` names the rules that judged a document.
+    Writes one annotation table per document shard, with a column for each statistic of
+    a configured rule set (see `rule_sets.py`), null for documents that were not judged.
+    With `by_language` all of them are float64, and `rules_language` names the rules
+    that judged a document.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `filter` section (`mixtures.steps.filter.Filter`).
 
     Returns:
-        `counts`; `rules`: per rule the number of documents that fail it, and that fail only it; `histograms`: per
-        statistic; `histograms_by_source`: per source and statistic; with `by_language` also `by_language`: entry ->
-        number of documents `read` and `kept`.
+        `counts`; `rules`: per rule the number of documents that fail it, and that fail
+        only it; `histograms`: per statistic; `histograms_by_source`: per source and
+        statistic; with `by_language` also `by_language`: entry -> number of documents
+        `read` and `kept`.
 
     Raises:
         ConservationError: the counts do not balance.
         QuarantineError: more documents than allowed raised an error.
-        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language` without a library that it needs.
+        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language`
+            without a library that it needs.
     """
     section = Filter.model_validate(config)
     for language, rules in rules_by_entry(section).items():
         load_words(rules, None if language == GENERAL_RULES else language)
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(filter_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out)
+    process = partial(
+        filter_shard,
+        inputs=dict(inputs),
+        config=section.model_dump(mode="json"),
+        out=out,
+    )
     results = run_tasks("filter", tasks, process, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    by_source = histograms.add_by_source(result["histograms_by_source"] for result in results)
+    by_source = histograms.add_by_source(
+        result["histograms_by_source"] for result in results
+    )
     summary = {
         "counts": counts,
         "rules": add_counts(result["rules"] for result in results),
@@ -80,20 +104,34 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     return summary
 
 
-def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path) -> Done:
+def filter_shard(
+    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path
+) -> Done:
     """Judge one document shard and write its annotations."""
     section = Filter.model_validate(config)
     language_columns = ["language", "script"] if section.by_language else []
-    column_names = dict.fromkeys(["id", "source", "text", *columns_read(section.rule_sets), *language_columns])
+    column_names = dict.fromkeys(
+        ["id", "source", "text", *columns_read(section.rule_sets), *language_columns]
+    )
     shard = read_shard(inputs, task.name, list(column_names))
     documents = shard.documents
     rows = shard.rows
     judged = judged_rows(documents, rows, section.sources)
     judged_documents = judge(documents.take(judged), section)
-    columns = {name: spread(values, judged_documents.errors) for name, values in judged_documents.statistics.items()}
+    columns = {
+        name: spread(values, judged_documents.errors)
+        for name, values in judged_documents.statistics.items()
+    }
     if section.by_language:
         columns[RULES_LANGUAGE] = pa.array(judged_documents.entries, pa.string())
-    table, counts = annotate(documents, rows, judged, judged_documents.reasons, columns, judged_documents.errors)
+    table, counts = annotate(
+        documents,
+        rows,
+        judged,
+        judged_documents.reasons,
+        columns,
+        judged_documents.errors,
+    )
     write_table(out / task.name, table)
     good = judged[[error is None for error in judged_documents.errors]]
     sources = documents["source"].take(pa.array(good)).cast(pa.string()).to_numpy()
@@ -104,7 +142,11 @@ def filter_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any],
         }
         for source in np.unique(sources).tolist()
     }
-    result = {"counts": counts, "rules": judged_documents.rules, "histograms_by_source": histograms_by_source}
+    result = {
+        "counts": counts,
+        "rules": judged_documents.rules,
+        "histograms_by_source": histograms_by_source,
+    }
     if section.by_language:
         result["by_language"] = _count_by_entry(judged_documents)
     return Done([out / task.name], result)
@@ -119,7 +161,8 @@ class Judged:
         errors: per document the reason why it could not be measured, or None.
         reasons: per document the rule that drops it, or None.
         rules: see `count_failures`.
-        entries: with `by_language`, per document the entry whose rules judged it; None if it was not judged.
+        entries: with `by_language`, per document the entry whose rules judged it; None
+            if it was not judged.
     """
 
     statistics: dict[str, np.ndarray]
@@ -133,8 +176,8 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
     """Judge n documents, those of each language by its own rules.
 
     Args:
-        rows: `text`, the columns of `columns_read`, `source` with `rule_sources`, and `language` and `script`
-            with `by_language`.
+        rows: `text`, the columns of `columns_read`, `source` with `rule_sources`, and
+            `language` and `script` with `by_language`.
     """
     if not section.by_language:
         return _judge_by(rows, section.rules, section)
@@ -147,7 +190,9 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
         places = np.flatnonzero(entries == entry)
         if len(places) == 0:
             continue
-        judged = _judge_by(rows.take(pa.array(places)), rules, section, prefix_of(entry))
+        judged = _judge_by(
+            rows.take(pa.array(places)), rules, section, prefix_of(entry)
+        )
         errors[places], reasons[places] = judged.errors, judged.reasons
         good = places[[error is None for error in judged.errors]]
         for name, values in judged.statistics.items():
@@ -165,11 +210,16 @@ def judge(rows: pa.Table, section: Filter) -> Judged:
     )
 
 
-def _judge_by(rows: pa.Table, rules: Rules, section: Filter, prefix: str = "") -> Judged:
+def _judge_by(
+    rows: pa.Table, rules: Rules, section: Filter, prefix: str = ""
+) -> Judged:
     """Judge documents by the same rules, whose names get a prefix."""
     measure_rows = partial(measure, rules=rules, rule_sources=section.rule_sources)
     statistics, errors = measure_texts(rows, measure_rows)
-    failed = {prefix + rule: mask for rule, mask in failures(statistics, configured_sets(rules)).items()}
+    failed = {
+        prefix + rule: mask
+        for rule, mask in failures(statistics, configured_sets(rules)).items()
+    }
     good = np.flatnonzero([error is None for error in errors])
     reasons: list[str | None] = [None] * len(rows)
     for row, reason in zip(good, first_failures(failed, len(good)), strict=True):
@@ -178,7 +228,9 @@ def _judge_by(rows: pa.Table, rules: Rules, section: Filter, prefix: str = "") -
 
 
 def rules_by_entry(section: Filter) -> dict[str, Rules]:
-    """Return the rules of each entry: of each language and, if they judge any document, the general ones."""
+    """Return the rules of each entry: of each language and, if they judge any document,
+    the general ones.
+    """
     entries = dict(section.by_language)
     if not section.by_language or section.unlisted == "general":
         entries[GENERAL_RULES] = section.rules
@@ -186,20 +238,32 @@ def rules_by_entry(section: Filter) -> dict[str, Rules]:
 
 
 def prefix_of(entry: str) -> str:
-    """Return the prefix of the names of an entry's rules; empty for the general ones."""
+    """Return the prefix of the names of an entry's rules; empty for the general
+    ones.
+    """
     return "" if entry == GENERAL_RULES else f"{entry}/"
 
 
 def entries_of(rows: pa.Table, section: Filter) -> np.ndarray:
-    """Return the entry whose rules judge each of n documents: objects of shape (n,), None if no rules do."""
-    entry_of_label = {str(parse_label(language)): language for language in section.by_language}
+    """Return the entry whose rules judge each of n documents: objects of shape (n,),
+    None if no rules do.
+    """
+    entry_of_label = {
+        str(parse_label(language)): language for language in section.by_language
+    }
     fallback = GENERAL_RULES if section.unlisted == "general" else None
     entry_of_language: dict[tuple[str | None, str | None], str | None] = {}
     entries = np.full(len(rows), None, object)
-    for row, language in enumerate(zip(rows["language"].to_pylist(), rows["script"].to_pylist(), strict=True)):
+    for row, language in enumerate(
+        zip(rows["language"].to_pylist(), rows["script"].to_pylist(), strict=True)
+    ):
         if language not in entry_of_language:
             code, script = language
-            match = None if code is None else best_match(Language(code, script or ""), entry_of_label)
+            match = (
+                None
+                if code is None
+                else best_match(Language(code, script or ""), entry_of_label)
+            )
             entry_of_language[language] = fallback if match is None else match
         entries[row] = entry_of_language[language]
     return entries
@@ -208,37 +272,62 @@ def entries_of(rows: pa.Table, section: Filter) -> np.ndarray:
 def _count_by_entry(judged: Judged) -> dict[str, dict[str, int]]:
     """Return the number of documents that each entry's rules read and kept."""
     counts_by_entry: dict[str, dict[str, int]] = {}
-    for entry, reason, error in zip(judged.entries, judged.reasons, judged.errors, strict=True):
-        entry_counts = counts_by_entry.setdefault(entry or UNLISTED, {"read": 0, "kept": 0})
+    for entry, reason, error in zip(
+        judged.entries, judged.reasons, judged.errors, strict=True
+    ):
+        entry_counts = counts_by_entry.setdefault(
+            entry or UNLISTED, {"read": 0, "kept": 0}
+        )
         entry_counts["read"] += 1
         entry_counts["kept"] += reason is None and error is None
     return counts_by_entry
 
 
-def rules(stage: str, section: Filter, measured_columns: Collection[str]) -> Iterator[Rule]:
+def rules(
+    stage: str, section: Filter, measured_columns: Collection[str]
+) -> Iterator[Rule]:
     """Yield the thresholds of the chosen rule sets, for replaying."""
     rules_of_entry = {**section.by_language, GENERAL_RULES: section.rules}
     numbers = {entry: number for number, entry in enumerate(rules_of_entry)}
 
     @remember_last
     def judged_by(columns: Columns) -> np.ndarray:
-        """Return the number of the entry whose rules judged each document; -1 if no rules did."""
-        return np.array([numbers.get(entry, -1) for entry in columns[RULES_LANGUAGE]], np.int64)
+        """Return the number of the entry whose rules judged each document; -1 if no
+        rules did.
+        """
+        return np.array(
+            [numbers.get(entry, -1) for entry in columns[RULES_LANGUAGE]], np.int64
+        )
 
     for entry, entry_rules in rules_of_entry.items():
-        location = f"{stage}.rules" if entry == GENERAL_RULES else f"{stage}.by_language.{entry}"
+        location = (
+            f"{stage}.rules"
+            if entry == GENERAL_RULES
+            else f"{stage}.by_language.{entry}"
+        )
         for name, thresholds in configured_sets(entry_rules).items():
-            for rule in threshold_rules(thresholds, f"{location}.{name}", prefix_of(entry) + name):
+            for rule in threshold_rules(
+                thresholds, f"{location}.{name}", prefix_of(entry) + name
+            ):
                 if not section.by_language:
                     yield rule
                     continue
-                fails_in_entry = partial(_fails_in_entry, judged_by, numbers[entry], rule.fails)
-                yield replace(rule, fails=fails_in_entry, reads=(*rule.reads, RULES_LANGUAGE))
+                fails_in_entry = partial(
+                    _fails_in_entry, judged_by, numbers[entry], rule.fails
+                )
+                yield replace(
+                    rule, fails=fails_in_entry, reads=(*rule.reads, RULES_LANGUAGE)
+                )
 
 
 def _fails_in_entry(
-    judged_by: Callable[[Columns], np.ndarray], number: int, fails: Callable[[Columns], np.ndarray], columns: Columns
+    judged_by: Callable[[Columns], np.ndarray],
+    number: int,
+    fails: Callable[[Columns], np.ndarray],
+    columns: Columns,
 ) -> np.ndarray:
-    """Return True for the documents that an entry's rules have judged and that fail a rule."""
+    """Return True for the documents that an entry's rules have judged and that fail a
+    rule.
+    """
     failed: np.ndarray = fails(columns) & (judged_by(columns) == number)
     return failed

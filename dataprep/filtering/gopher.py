@@ -1,7 +1,9 @@
-"""The statistics that Gopher's rules judge a document by, one value per document and statistic.
+"""The statistics that Gopher's rules judge a document by, one value per document and
+statistic.
 
-The paper (Rae et al. 2021, section A1.1 and table A1) names the rules but not how to count. Each project that has them
-counts in its own way, a dialect, and so one threshold draws five different lines:
+The paper (Rae et al. 2021, section A1.1 and table A1) names the rules but not how to
+count. Each project that has them counts in its own way, a dialect, and so one threshold
+draws five different lines:
 
 | | dclm | datatrove | dolma | curator | redpajama |
 |---|---|---|---|---|---|
@@ -21,8 +23,9 @@ counts in its own way, a dialect, and so one threshold draws five different line
 | duplicate n-grams | words covered | later copies, greedy | n-gram masses | later copies + spaces | words covered |
 | n-grams / | chars of words | text | masses of all n-grams | text | chars of words |
 
-`gopher_dclm.py` and so on have each definition in full, with its source. NaN stands for a statistic that a dialect
-does not have or that says nothing about a text; it passes every threshold (`thresholds.py`).
+`gopher_dclm.py` and so on have each definition in full, with its source. NaN stands for
+a statistic that a dialect does not have or that says nothing about a text; it passes
+every threshold (`thresholds.py`).
 """
 
 from __future__ import annotations
@@ -33,9 +36,18 @@ from typing import get_args
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering import gopher_curator, gopher_datatrove, gopher_dclm, gopher_dolma, gopher_redpajama
+from gristmill.dataprep.filtering import (
+    gopher_curator,
+    gopher_datatrove,
+    gopher_dclm,
+    gopher_dolma,
+    gopher_redpajama,
+)
 from gristmill.dataprep.filtering.gopher_words import Texts, cut_words, stop_words_of
-from gristmill.dataprep.filtering.rule_columns import QUALITY_STATISTICS, REPETITION_STATISTICS
+from gristmill.dataprep.filtering.rule_columns import (
+    QUALITY_STATISTICS,
+    REPETITION_STATISTICS,
+)
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import code_point_flags, lower_case
 from gristmill.dataprep.words.language_words import language_names, language_words
@@ -43,7 +55,9 @@ from gristmill.mixtures.steps.rules import Dialect, GopherRules, Rules
 
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 BATCH_BYTES = 500_000
-"""Text bytes measured at a time (at least one text), so that their words stay in the cache."""
+"""Text bytes measured at a time (at least one text), so that their words stay in the
+cache.
+"""
 DCLM = GopherRules()
 _MEASURES = {
     "datatrove": gopher_datatrove.measure,
@@ -63,7 +77,8 @@ def measure(rows: pa.Table, rules: Rules) -> Columns:
     """Measure the statistics of the configured Gopher rule sets.
 
     Args:
-        rows: n rows with `text`, `language` (null if unknown) and, for `words: language`, `script`.
+        rows: n rows with `text`, `language` (null if unknown) and, for `words:
+            language`, `script`.
         rules: with `gopher_quality`, `gopher_repetition` or both.
 
     Returns:
@@ -71,13 +86,27 @@ def measure(rows: pa.Table, rules: Rules) -> Columns:
     """
     quality, repetition = rules.gopher_quality, rules.gopher_repetition
     stop_words = None if quality is None else quality.stop_words
-    if quality is not None and repetition is not None and counted_alike(quality, repetition):
-        return statistics(rows["text"], quality, _languages(rows, quality), stop_words=stop_words)
+    if (
+        quality is not None
+        and repetition is not None
+        and counted_alike(quality, repetition)
+    ):
+        return statistics(
+            rows["text"], quality, _languages(rows, quality), stop_words=stop_words
+        )
     columns: Columns = {}
     if quality is not None:
-        columns |= statistics(rows["text"], quality, _languages(rows, quality), repetition=False, stop_words=stop_words)
+        columns |= statistics(
+            rows["text"],
+            quality,
+            _languages(rows, quality),
+            repetition=False,
+            stop_words=stop_words,
+        )
     if repetition is not None:
-        columns |= statistics(rows["text"], repetition, _languages(rows, repetition), quality=False)
+        columns |= statistics(
+            rows["text"], repetition, _languages(rows, repetition), quality=False
+        )
     return columns
 
 
@@ -87,8 +116,13 @@ def _languages(rows: pa.Table, counting: GopherRules) -> list[str | None]:
 
 
 def counted_alike(first: GopherRules, second: GopherRules) -> bool:
-    """Return True if two rule sets need the same counting, so that one pass serves both."""
-    return all(getattr(first, name) == getattr(second, name) for name in GopherRules.model_fields)
+    """Return True if two rule sets need the same counting, so that one pass serves
+    both.
+    """
+    return all(
+        getattr(first, name) == getattr(second, name)
+        for name in GopherRules.model_fields
+    )
 
 
 def statistics(
@@ -104,7 +138,8 @@ def statistics(
     Args:
         texts: n strings; null counts as empty.
         counting: the dialect, its words and the language.
-        languages: one code per text, for `language: auto`; None, or a text's None, means English.
+        languages: one code per text, for `language: auto`; None, or a text's None,
+            means English.
         stop_words: instead of those of each text's language.
 
     Returns:
@@ -112,16 +147,24 @@ def statistics(
 
     Raises:
         pa.ArrowInvalid: a text is not UTF-8.
-        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the package spacy.
-        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language` without what it needs.
+        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the
+            package spacy.
+        gristmill.dataprep.words.language_words.NoTokenizerError: `words: language`
+            without what it needs.
     """
     data, offsets = text_buffers(texts)
     if counting.dialect == "dclm" and stop_words is not None:  # DCLM ignores case
         stop_words = tuple(word.lower() for word in stop_words)
     num_texts = len(offsets) - 1
-    text_languages = [counting.language] * num_texts if counting.language != "auto" else languages or [None] * num_texts
+    text_languages = (
+        [counting.language] * num_texts
+        if counting.language != "auto"
+        else languages or [None] * num_texts
+    )
     quality_values = np.zeros((num_texts if quality else 0, len(QUALITY_STATISTICS)))
-    repetition_values = np.zeros((num_texts if repetition else 0, len(REPETITION_STATISTICS)))
+    repetition_values = np.zeros(
+        (num_texts if repetition else 0, len(REPETITION_STATISTICS))
+    )
     for rows in _batches(offsets):
         _measure(
             data,
@@ -144,7 +187,10 @@ def statistics(
 def _batches(offsets: np.ndarray) -> Iterator[slice]:
     begin, number = 0, len(offsets) - 1
     while begin < number:
-        end = int(np.searchsorted(offsets, offsets[begin] + BATCH_BYTES, side="right")) - 1
+        end = (
+            int(np.searchsorted(offsets, offsets[begin] + BATCH_BYTES, side="right"))
+            - 1
+        )
         end = min(max(end, begin + 1), number)
         yield slice(begin, end)
         begin = end
@@ -171,13 +217,24 @@ def _measure(
             np.ones(len(languages), np.uint8),
         )
     else:
-        texts = Texts(data, offsets, code_point_flags(), *cut_words(data, offsets, counting, languages))
+        texts = Texts(
+            data,
+            offsets,
+            code_point_flags(),
+            *cut_words(data, offsets, counting, languages),
+        )
     stop_words = stop_words_of(languages, custom_stop_words)
     if counting.dialect in _MEASURES_OF_TWO_CUTS:
         measure = _MEASURES_OF_TWO_CUTS[counting.dialect]
         measure(texts, counting, languages, stop_words, quality, repetition)
     else:
-        _MEASURES[counting.dialect](texts, stop_words, lower_case(), quality, repetition)
+        _MEASURES[counting.dialect](
+            texts, stop_words, lower_case(), quality, repetition
+        )
     if len(quality):
-        quality[stop_words.languages < 0, QUALITY_STATISTICS.index("stop_words")] = np.nan
-        quality[texts.per_word > 1, QUALITY_STATISTICS.index("mean_word_length")] = np.nan
+        quality[stop_words.languages < 0, QUALITY_STATISTICS.index("stop_words")] = (
+            np.nan
+        )
+        quality[texts.per_word > 1, QUALITY_STATISTICS.index("mean_word_length")] = (
+            np.nan
+        )

@@ -1,5 +1,5 @@
-"""Gopher's statistics as NeMo Curator counts them (nemo_curator/stages/text/filters/heuristic/string.py and
-repetition/repetition.py).
+"""Gopher's statistics as NeMo Curator counts them
+(nemo_curator/stages/text/filters/heuristic/string.py and repetition/repetition.py).
 
 | statistic | definition |
 |---|---|
@@ -15,18 +15,27 @@ repetition/repetition.py).
 | top_n-gram_char_ratio | the most frequent n-gram, joined by single spaces: its occurrences in the *text* (across word borders too, not overlapping) x code points / code points of the text. No n-gram has to be repeated; 1 with fewer than n words |
 | duplicate_n-gram_char_ratio | code points of the words that n-grams cover which were there before, each word once, plus the spaces between them / code points of the text; 1 with fewer than n words |
 
-Lines lie between newlines (U+000A); blank ones do not count, the others are compared as they are, and stripped where
-bullets and ellipses are looked for. Paragraphs lie between two newlines (`str.split("\\n\\n")`); empty ones count.
-Curator asks for the share that is *left* without copies (0.7, 0.8); here it is the share that goes. Where Curator
-divides by zero (a text without lines or of newlines alone) the share is 0. Of equally frequent n-grams Curator takes
-one by Python's hash seed; here it is the first in the text.
+Lines lie between newlines (U+000A); blank ones do not count, the others are compared as
+they are, and stripped where bullets and ellipses are looked for. Paragraphs lie between
+two newlines (`str.split("\\n\\n")`); empty ones count. Curator asks for the share that
+is *left* without copies (0.7, 0.8); here it is the share that goes. Where Curator
+divides by zero (a text without lines or of newlines alone) the share is 0. Of equally
+frequent n-grams Curator takes one by Python's hash seed; here it is the first in the
+text.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_words import StopWords, Texts, count_flag, find_stop_words, share, text_words
+from gristmill.dataprep.filtering.gopher_words import (
+    StopWords,
+    Texts,
+    count_flag,
+    find_stop_words,
+    share,
+    text_words,
+)
 from gristmill.dataprep.filtering.lines_and_sentences import (
     EACH_NEWLINE,
     EACH_TWO_NEWLINES,
@@ -56,7 +65,11 @@ _MARK_ENDS = np.cumsum([0, *(len(mark.encode()) for mark in ELLIPSES)]).astype(n
 
 @kernel
 def measure(
-    texts: Texts, stop_words: StopWords, lower: np.ndarray, quality: np.ndarray, repetition: np.ndarray
+    texts: Texts,
+    stop_words: StopWords,
+    lower: np.ndarray,
+    quality: np.ndarray,
+    repetition: np.ndarray,
 ) -> None:
     """Measure n texts; the arguments are those of `gopher_dclm.measure`."""
     data = texts.data
@@ -67,7 +80,9 @@ def measure(
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, False)
         if len(quality):
             row = quality[text]
-            occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower[:0])
+            occurrences, _ = find_stop_words(
+                data, starts, ends, chars, stop_words, text, lower[:0]
+            )
             symbols, bullets, ellipses = 0, 0, 0
             for word in range(len(starts)):
                 symbols += _is_symbol(data, starts[word], ends[word], chars[word])
@@ -80,32 +95,42 @@ def measure(
             row[2] = share(symbols, len(starts), 1.0)
             row[3] = share(bullets, len(lines), 1.0)
             row[4] = share(ellipses, len(lines), 1.0)
-            row[5] = share(count_flag(word_flags, ALPHABETIC_PROPERTY), len(starts), 0.0)
+            row[5] = share(
+                count_flag(word_flags, ALPHABETIC_PROPERTY), len(starts), 0.0
+            )
             row[6] = occurrences
         if len(repetition):
             row = repetition[text]
             row[0], row[1] = _later_copies(data, lines, line_ends)
-            paragraphs, paragraph_ends = split_segments(data, begin, end, EACH_TWO_NEWLINES)
+            paragraphs, paragraph_ends = split_segments(
+                data, begin, end, EACH_TWO_NEWLINES
+            )
             row[2], row[3] = _later_copies(data, paragraphs, paragraph_ends)
-            _ngram_shares(data, begin, end, starts, ends, chars, texts.per_word[text], row[4:])
+            _ngram_shares(
+                data, begin, end, starts, ends, chars, texts.per_word[text], row[4:]
+            )
 
 
 @kernel
 def _is_symbol(data: np.ndarray, begin: int, end: int, chars: int) -> bool:
     byte = data[end - 1]
-    if byte == 0x23:  # runs are more than half only if they alternate with single other characters, at both ends
+    # runs are more than half only if they alternate with single other characters, at
+    # both ends
+    if byte == 0x23:
         runs = 0
         for at in range(begin, end):
             runs += data[at] == 0x23 and (at == begin or data[at - 1] != 0x23)
         return 2 * runs > chars
-    return (byte == 0x2E or byte >= 0x80 or byte == 0x29 or byte == 0x5D) and _mark_at_end(data, begin, end) == (
-        end - begin
-    )
+    return (
+        byte == 0x2E or byte >= 0x80 or byte == 0x29 or byte == 0x5D
+    ) and _mark_at_end(data, begin, end) == (end - begin)
 
 
 @kernel
 def _mark_at_end(data: np.ndarray, begin: int, end: int) -> int:
-    """Return the bytes of the longest ellipsis mark with which a range ends; 0 without one."""
+    """Return the bytes of the longest ellipsis mark with which a range ends; 0 without
+    one.
+    """
     longest = 0
     for mark in range(len(_MARK_ENDS) - 1):
         length = _MARK_ENDS[mark + 1] - _MARK_ENDS[mark]
@@ -121,7 +146,9 @@ def _mark_at_end(data: np.ndarray, begin: int, end: int) -> int:
 
 
 @kernel
-def _later_copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
+def _later_copies(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[float, float]:
     chars = segment_chars(data, starts, ends)
     number, length = copied_segments(data, starts, ends, False)
     return share(number, len(starts), 0.0), share(length, chars.sum(), 0.0)
@@ -152,14 +179,18 @@ def _ngram_shares(
             top, number = top_ngram(at, group, copies, chars, size, False)
             top = 0 if number == 0 else top
             length = chars[top : top + size].sum() + spaces * (size - 1)
-            joined = _join(data, starts[top : top + size], ends[top : top + size], spaces)
+            joined = _join(
+                data, starts[top : top + size], ends[top : top + size], spaces
+            )
             shares[n - 2] = length * count_occurrences(data, begin, end, joined) / total
         else:
             shares[n - 2] = _duplicate_chars(at, group, chars, size, spaces) / total
 
 
 @kernel
-def _join(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int) -> np.ndarray:
+def _join(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int
+) -> np.ndarray:
     """Return the bytes of some words, joined by one space or by nothing."""
     joined = np.empty((ends - starts).sum() + spaces * (len(starts) - 1), np.uint8)
     count = 0
@@ -174,8 +205,11 @@ def _join(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, spaces: int) -
 
 
 @kernel
-def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarray) -> int:
-    """Return the number of occurrences of a byte pattern, from the left and not overlapping, like `str.count`.
+def count_occurrences(
+    data: np.ndarray, begin: int, end: int, pattern: np.ndarray
+) -> int:
+    """Return the number of occurrences of a byte pattern, from the left and not
+    overlapping, like `str.count`.
 
     Knuth, Morris and Pratt (1977): linear in the bytes for every pattern.
     """
@@ -187,10 +221,19 @@ def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarra
         matched += pattern[step] == pattern[matched]
         back[step] = matched
     count, matched, at = 0, 0, begin
-    opening, bits = first_bytes(pattern, 0, len(pattern)), np.uint64(64 - 8 * min(len(pattern), 8))
+    opening, bits = (
+        first_bytes(pattern, 0, len(pattern)),
+        np.uint64(64 - 8 * min(len(pattern), 8)),
+    )
     while at < end:
-        # Most places are skipped, since the bytes there differ from the beginning of the pattern.
-        while matched == 0 and at + 8 <= len(data) and at < end and (load64(data, at) ^ opening) << bits != 0:
+        # Most places are skipped, since the bytes there differ from the beginning of
+        # the pattern.
+        while (
+            matched == 0
+            and at + 8 <= len(data)
+            and at < end
+            and (load64(data, at) ^ opening) << bits != 0
+        ):
             at += 1
         if at == end:
             break
@@ -205,13 +248,17 @@ def count_occurrences(data: np.ndarray, begin: int, end: int, pattern: np.ndarra
 
 
 @kernel
-def _duplicate_chars(at: np.ndarray, group: np.ndarray, chars: np.ndarray, n: int, spaces: int) -> int:
+def _duplicate_chars(
+    at: np.ndarray, group: np.ndarray, chars: np.ndarray, n: int, spaces: int
+) -> int:
     total, last, next_group = 0, -n, 0
     for step in range(len(at)):
         if group[step] == next_group:  # the first copy
             next_group += 1
             continue
         overlap = max(n - (at[step] - last), 0)
-        total += chars[at[step] + overlap : at[step] + n].sum() + spaces * min(n - overlap, n - 1)
+        total += chars[at[step] + overlap : at[step] + n].sum() + spaces * min(
+            n - overlap, n - 1
+        )
         last = at[step]
     return total

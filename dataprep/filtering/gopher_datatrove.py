@@ -1,5 +1,6 @@
-"""Gopher's statistics as datatrove counts them (pipeline/filters/gopher_quality_filter.py, gopher_repetition_filter.py
-and utils/text.py of version 0.10).
+"""Gopher's statistics as datatrove counts them
+(pipeline/filters/gopher_quality_filter.py, gopher_repetition_filter.py and
+utils/text.py of version 0.10).
 
 | statistic | definition |
 |---|---|
@@ -15,16 +16,19 @@ and utils/text.py of version 0.10).
 | top_n-gram_char_ratio | of the most frequent n-grams the first: copies x (code points + n - 1) / code points of the text. No n-gram has to be repeated |
 | duplicate_n-gram_char_ratio | walking through the words: an n-gram that was seen before counts and is jumped over, any other is noted, and one step on; the code points of those that count / code points of the text. Two are equal if their words are without spaces between them, so that `to day` equals `today` |
 
-Lines of the quality rules are those of `str.splitlines()`, empty ones included, stripped where marks are looked for.
-Lines of the repetition rules lie between runs of newlines (U+000A), so that only the first and the last can be empty;
-paragraphs lie between runs of two or more newlines in the stripped text. Nothing is stripped before it is compared.
-An empty text, which datatrove drops as `empty`, is all repetition: every share of it is 1. Otherwise a share of
-nothing is 0.
+Lines of the quality rules are those of `str.splitlines()`, empty ones included,
+stripped where marks are looked for. Lines of the repetition rules lie between runs of
+newlines (U+000A), so that only the first and the last can be empty; paragraphs lie
+between runs of two or more newlines in the stripped text. Nothing is stripped before it
+is compared. An empty text, which datatrove drops as `empty`, is all repetition: every
+share of it is 1. Otherwise a share of nothing is 0.
 
-Words are those of spaCy's blank English tokeniser with `words: exact`, and then every verdict and its reason is that of
-datatrove's filters. By default they are those of `punctuated_words.take_apart`, which needs no package: given equal
-words all values are equal, and 99.9 % of the words are. Of 5,009 passages of books, web pages, posts, reviews, Python's
-proposals and TeX sections one got another verdict, which exact words drop.
+Words are those of spaCy's blank English tokeniser with `words: exact`, and then every
+verdict and its reason is that of datatrove's filters. By default they are those of
+`punctuated_words.take_apart`, which needs no package: given equal words all values are
+equal, and 99.9 % of the words are. Of 5,009 passages of books, web pages, posts,
+reviews, Python's proposals and TeX sections one got another verdict, which exact words
+drop.
 """
 
 from __future__ import annotations
@@ -71,14 +75,28 @@ DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), 
 
 @kernel
 def measure(
-    texts: Texts, stop_words: StopWords, lower: np.ndarray, quality: np.ndarray, repetition: np.ndarray
+    texts: Texts,
+    stop_words: StopWords,
+    lower: np.ndarray,
+    quality: np.ndarray,
+    repetition: np.ndarray,
 ) -> None:
     """Measure n texts; the arguments are those of `gopher_dclm.measure`."""
     for text in range(len(texts.offsets) - 1):
         begin, end = texts.offsets[text], texts.offsets[text + 1]
         starts, ends, chars, word_flags = text_words(texts, text)
         if len(quality):
-            _quality(texts, text, starts, ends, chars, word_flags, stop_words, lower, quality[text])
+            _quality(
+                texts,
+                text,
+                starts,
+                ends,
+                chars,
+                word_flags,
+                stop_words,
+                lower,
+                quality[text],
+            )
         if len(repetition) and begin == end:
             repetition[text, :] = 1.0
         elif len(repetition):
@@ -108,8 +126,12 @@ def _quality(
     for line in range(len(lines)):
         first, last = strip(data, lines[line], line_ends[line], texts.flags)
         bullets += starts_with(data, first, last, BULLETS)
-        ellipses += ends_with(data, first, last, DOTS) or ends_with(data, first, last, ELLIPSIS)
-    _, different = find_stop_words(data, starts, ends, chars, stop_words, text, lower[:0])
+        ellipses += ends_with(data, first, last, DOTS) or ends_with(
+            data, first, last, ELLIPSIS
+        )
+    _, different = find_stop_words(
+        data, starts, ends, chars, stop_words, text, lower[:0]
+    )
     symbols = max(count_hashes(data, begin, end), count_ellipses(data, begin, end))
     row[0] = words
     row[1] = share(length, words, 0.0)
@@ -122,9 +144,19 @@ def _quality(
 
 @kernel
 def _repetition(
-    texts: Texts, text: int, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, row: np.ndarray
+    texts: Texts,
+    text: int,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    row: np.ndarray,
 ) -> None:
-    data, begin, end, per_word = texts.data, texts.offsets[text], texts.offsets[text + 1], texts.per_word[text]
+    data, begin, end, per_word = (
+        texts.data,
+        texts.offsets[text],
+        texts.offsets[text + 1],
+        texts.per_word[text],
+    )
     total, spaces = count_code_points(data, begin, end), 1 if per_word == 1 else 0
     row[0], row[1] = _later_copies(data, begin, end, NEWLINE_RUNS, total)
     first, last = strip(data, begin, end, texts.flags)
@@ -139,17 +171,23 @@ def _repetition(
         if number == 0:
             top, number = 0, 1
         if len(starts) >= size:
-            row[n + 2] = number * (chars[top : top + size].sum() + spaces * (size - 1)) / total
+            row[n + 2] = (
+                number * (chars[top : top + size].sum() + spaces * (size - 1)) / total
+            )
     joined, offsets = join_words(data, starts, ends)
     shared = shared_starts(joined, offsets)
     candidates = np.arange(len(starts)).astype(np.int32)
     for n in DUPLICATE_NGRAMS:
         candidates = likely_copies(offsets, shared, candidates, n * per_word)
-        row[n + 2] = copied_chars(joined, offsets, candidates, chars, n * per_word) / total
+        row[n + 2] = (
+            copied_chars(joined, offsets, candidates, chars, n * per_word) / total
+        )
 
 
 @kernel
-def _later_copies(data: np.ndarray, begin: int, end: int, separator: int, total: int) -> tuple[float, float]:
+def _later_copies(
+    data: np.ndarray, begin: int, end: int, separator: int, total: int
+) -> tuple[float, float]:
     starts, ends = split_segments(data, begin, end, separator)
     number, length = copied_segments(data, starts, ends, False)
     return number / len(starts), length / total

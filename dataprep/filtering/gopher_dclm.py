@@ -1,10 +1,13 @@
-"""Gopher's statistics as DCLM counts them (mlfoundations/dclm at 361714b, baselines/mappers/filters/content_filters.py,
-as baselines_configs/dclm_baseline_refinedweb.yaml calls it). DCLM cuts a text into words in three ways:
+"""Gopher's statistics as DCLM counts them (mlfoundations/dclm at 361714b,
+baselines/mappers/filters/content_filters.py, as
+baselines_configs/dclm_baseline_refinedweb.yaml calls it). DCLM cuts a text into words
+in three ways:
 
-- tokens: between the seven bytes at which fastText's tokenizer cuts (space, tab, CR, LF, VT, FF, NUL), of which those
-  that begin with a letter or digit count;
+- tokens: between the seven bytes at which fastText's tokenizer cuts (space, tab, CR,
+  LF, VT, FF, NUL), of which those that begin with a letter or digit count;
 - words: whitespace words (`str.split()`);
-- segments: words of Unicode's rules (UAX #29) that begin with a letter or digit (`word_breaks.py`).
+- segments: words of Unicode's rules (UAX #29) that begin with a letter or digit
+  (`word_breaks.py`).
 
 | statistic | definition |
 |---|---|
@@ -20,12 +23,12 @@ as baselines_configs/dclm_baseline_refinedweb.yaml calls it). DCLM cuts a text i
 | top_n-gram_char_ratio | of the most frequent n-grams of segments the longest: copies (overlapping ones too) x code points / code points of all segments; 0 where no n-gram is repeated |
 | duplicate_n-gram_char_ratio | code points of the segments that repeated n-grams cover, the first copy included, each segment once / code points of all segments |
 
-Lines lie between newlines (U+000A), paragraphs between two of them; both are stripped, and empty ones do not count.
-A text without a line, which DCLM drops, is all repetition: its shares of lines and paragraphs are 1. Otherwise a share
-of nothing is 0.
+Lines lie between newlines (U+000A), paragraphs between two of them; both are stripped,
+and empty ones do not count. A text without a line, which DCLM drops, is all repetition:
+its shares of lines and paragraphs are 1. Otherwise a share of nothing is 0.
 
-In scripts without spaces, which DCLM does not judge, and with `words: unicode`, tokens, words and segments are all
-those of `unspaced_words`.
+In scripts without spaces, which DCLM does not judge, and with `words: unicode`, tokens,
+words and segments are all those of `unspaced_words`.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ DOTS, ELLIPSIS = np.frombuffer(b"...", np.uint8), np.frombuffer("…".encode(), 
 SPACED_DOTS = np.frombuffer(b". . .", np.uint8)
 TOKEN_SEPARATORS = np.zeros(256, np.bool_)
 TOKEN_SEPARATORS[list(b" \n\r\t\v\f\0")] = True
-"""Bytes at which fastText's `Dictionary::readWord` cuts (src/dictionary.cc of fastText 0.9)."""
+"""Bytes at which fastText's `Dictionary::readWord` cuts (src/dictionary.cc of fastText
+0.9).
+"""
 UNDERSCORE = 0x5F
 
 
@@ -86,12 +91,18 @@ def measure_segmented(
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
-    """Measure n texts; the arguments are those of `measure` and of `gopher_words.cut_words`."""
+    """Measure n texts; the arguments are those of `measure` and of
+    `gopher_words.cut_words`.
+    """
     segments = texts
     if len(repetition):
-        words, places, per_word = cut_words(texts.data, texts.offsets, counting, languages, segmented_words)
+        words, places, per_word = cut_words(
+            texts.data, texts.offsets, counting, languages, segmented_words
+        )
         segments = texts._replace(words=words, places=places, per_word=per_word)
-    has_spaces = np.array([not is_cut_by_characters(counting, language) for language in languages], bool)
+    has_spaces = np.array(
+        [not is_cut_by_characters(counting, language) for language in languages], bool
+    )
     measure(texts, segments, has_spaces, stop_words, lower_case(), quality, repetition)
 
 
@@ -113,7 +124,8 @@ def measure(
         has_spaces: bool of shape (n,): True if tokens are counted instead of words.
         lower: `unicode_tables.lower_case()`.
         quality: float64 of shape (n, 7) for `gopher.QUALITY_STATISTICS`, or (0, 7).
-        repetition: float64 of shape (n, 13) for `gopher.REPETITION_STATISTICS`, or (0, 13).
+        repetition: float64 of shape (n, 13) for `gopher.REPETITION_STATISTICS`, or (0,
+            13).
     """
     data = texts.data
     for text in range(len(texts.offsets) - 1):
@@ -123,16 +135,24 @@ def measure(
         lines, line_ends = drop_blank(data, lines, line_ends, texts.flags, True)
         if len(quality):
             row = quality[text]
-            occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower)
+            occurrences, _ = find_stop_words(
+                data, starts, ends, chars, stop_words, text, lower
+            )
             symbols = count_hashes(data, begin, end) + count_ellipses(data, begin, end)
             symbols += count_spaced_dots(data, begin, end)
             bullets, ellipses = 0, 0
             for line in range(len(lines)):
                 first, last = lines[line], line_ends[line]
                 bullets += starts_with(data, first, last, BULLETS)
-                dots = ends_with(data, first, last, DOTS) or ends_with(data, first, last, SPACED_DOTS)
+                dots = ends_with(data, first, last, DOTS) or ends_with(
+                    data, first, last, SPACED_DOTS
+                )
                 ellipses += dots or ends_with(data, first, last, ELLIPSIS)
-            row[0] = count_tokens(data, begin, end, texts.flags) if has_spaces[text] else len(starts)
+            row[0] = (
+                count_tokens(data, begin, end, texts.flags)
+                if has_spaces[text]
+                else len(starts)
+            )
             row[1] = share(chars.sum(), len(starts), 0.0)
             row[2] = share(symbols, len(starts), 0.0)
             row[3] = share(bullets, len(lines), 0.0)
@@ -142,11 +162,17 @@ def measure(
         if len(repetition):
             row = repetition[text]
             row[0], row[1] = _copies(data, lines, line_ends)
-            paragraphs, paragraph_ends = split_segments(data, begin, end, EACH_TWO_NEWLINES)
-            paragraphs, paragraph_ends = drop_blank(data, paragraphs, paragraph_ends, texts.flags, True)
+            paragraphs, paragraph_ends = split_segments(
+                data, begin, end, EACH_TWO_NEWLINES
+            )
+            paragraphs, paragraph_ends = drop_blank(
+                data, paragraphs, paragraph_ends, texts.flags, True
+            )
             row[2], row[3] = _copies(data, paragraphs, paragraph_ends)
             starts, ends, chars, _ = text_words(segments, text)
-            ngram_shares(data, starts, ends, chars, segments.per_word[text], True, row[4:])
+            ngram_shares(
+                data, starts, ends, chars, segments.per_word[text], True, row[4:]
+            )
 
 
 @kernel
@@ -164,10 +190,14 @@ def count_tokens(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> i
 
 @kernel
 def count_spaced_dots(data: np.ndarray, begin: int, end: int) -> int:
-    """Return the number of occurrences of `. . .`, from the left and not overlapping."""
+    """Return the number of occurrences of `. . .`, from the left and not
+    overlapping.
+    """
     count, at = 0, begin
     while at + len(SPACED_DOTS) <= end:
-        if data[at] == SPACED_DOTS[0] and ends_with(data, at, at + len(SPACED_DOTS), SPACED_DOTS):
+        if data[at] == SPACED_DOTS[0] and ends_with(
+            data, at, at + len(SPACED_DOTS), SPACED_DOTS
+        ):
             count, at = count + 1, at + len(SPACED_DOTS)
         else:
             at += 1
@@ -175,7 +205,9 @@ def count_spaced_dots(data: np.ndarray, begin: int, end: int) -> int:
 
 
 @kernel
-def _copies(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[float, float]:
+def _copies(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[float, float]:
     chars = segment_chars(data, starts, ends)
     number, length = copied_segments(data, starts, ends, True)
     return share(number, len(starts), 1.0), share(length, chars.sum(), 1.0)
@@ -191,11 +223,13 @@ def ngram_shares(
     longest: bool,
     shares: np.ndarray,
 ) -> None:
-    """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's words.
+    """Write the shares of top (2 to 4) and duplicate (5 to 10) n-grams of one text's
+    words.
 
     Args:
         per_word: number of these words that n-grams count as one word.
-        longest: if several n-grams are equally frequent, take the longest as the top one instead of the first.
+        longest: if several n-grams are equally frequent, take the longest as the top
+            one instead of the first.
         shares: float64 of shape (9,), zeros; n-gram n goes to shares[n - 2].
     """
     total = chars.sum()

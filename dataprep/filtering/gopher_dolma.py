@@ -1,4 +1,5 @@
-"""Gopher's statistics as Dolma counts them (python/dolma/taggers/gopher.py, tagger `gopher_v1`).
+"""Gopher's statistics as Dolma counts them (python/dolma/taggers/gopher.py, tagger
+`gopher_v1`).
 
 | statistic | definition |
 |---|---|
@@ -15,17 +16,30 @@
 | top_n-gram_char_ratio | of the most frequent n-grams the first: copies x code points / code points of all words. No n-gram has to be repeated: a text of n words scores 1 |
 | duplicate_n-gram_char_ratio | code points of all repeated n-grams / those of all n-grams; words count once for every n-gram that they are in |
 
-Lines lie between newlines (U+000A) and are not stripped; empty ones count, as lines and as copies of each other. A
-share of nothing is 0. Dolma's own mixing configurations cut `duplicate_line_char_ratio` at 0.30 (Gopher: 0.20), and
-those of v1.5 and v1.6 name the top n-grams in a way that no tagger wrote, so that there these three rules never fire.
+Lines lie between newlines (U+000A) and are not stripped; empty ones count, as lines and
+as copies of each other. A share of nothing is 0. Dolma's own mixing configurations cut
+`duplicate_line_char_ratio` at 0.30 (Gopher: 0.20), and those of v1.5 and v1.6 name the
+top n-grams in a way that no tagger wrote, so that there these three rules never fire.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from gristmill.dataprep.filtering.gopher_words import StopWords, Texts, count_flag, find_stop_words, share, text_words
-from gristmill.dataprep.filtering.lines_and_sentences import EACH_NEWLINE, ends_with, split_segments, starts_with
+from gristmill.dataprep.filtering.gopher_words import (
+    StopWords,
+    Texts,
+    count_flag,
+    find_stop_words,
+    share,
+    text_words,
+)
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    EACH_NEWLINE,
+    ends_with,
+    split_segments,
+    starts_with,
+)
 from gristmill.dataprep.filtering.repetition import (
     LONGEST_NGRAM,
     LONGEST_TOP,
@@ -44,7 +58,11 @@ COUNTED_LENGTHS = 64
 
 @kernel
 def measure(
-    texts: Texts, stop_words: StopWords, lower: np.ndarray, quality: np.ndarray, repetition: np.ndarray
+    texts: Texts,
+    stop_words: StopWords,
+    lower: np.ndarray,
+    quality: np.ndarray,
+    repetition: np.ndarray,
 ) -> None:
     """Measure n texts; the arguments are those of `gopher_dclm.measure`."""
     data = texts.data
@@ -58,7 +76,9 @@ def measure(
         lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
         if len(quality):
             row = quality[text]
-            occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower[:0])
+            occurrences, _ = find_stop_words(
+                data, starts, ends, chars, stop_words, text, lower[:0]
+            )
             bullets, ellipses = 0, 0
             for line in range(len(lines)):
                 bullets += starts_with(data, lines[line], line_ends[line], BULLETS)
@@ -102,7 +122,12 @@ def median_length(chars: np.ndarray) -> float:
 
 @kernel
 def _ngram_shares(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, chars: np.ndarray, per_word: int, shares: np.ndarray
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    chars: np.ndarray,
+    per_word: int,
+    shares: np.ndarray,
 ) -> None:
     total = chars.sum()
     at, group, copies = repeated_words(data, starts, ends)
@@ -122,6 +147,9 @@ def _ngram_shares(
             repeated, mass = 0, 0
             for start in at:
                 repeated += chars[start : start + size].sum()
-            for word in range(len(chars)):  # times the number of n-grams that contain the word
-                mass += chars[word] * min(size, word + 1, len(chars) - word, len(chars) - size + 1)
+            # times the number of n-grams that contain the word
+            for word in range(len(chars)):
+                mass += chars[word] * min(
+                    size, word + 1, len(chars) - word, len(chars) - size + 1
+                )
             shares[n - 2] = repeated / mass

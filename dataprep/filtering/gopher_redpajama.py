@@ -1,8 +1,10 @@
-"""Gopher's statistics as RedPajama-Data v2 counts them (app/src/core/quality_signals and core/document.py).
+"""Gopher's statistics as RedPajama-Data v2 counts them (app/src/core/quality_signals
+and core/document.py).
 
-Normalised words are the whitespace words of the text without ASCII punctuation (`string.punctuation` goes first, so
-that `don't` is `dont` and `and/or` is `andor`), in lower case and in Unicode's form NFD. Raw words are those of NLTK's
-WordPunctTokenizer, `\\w+|[^\\w\\s]+`.
+Normalised words are the whitespace words of the text without ASCII punctuation
+(`string.punctuation` goes first, so that `don't` is `dont` and `and/or` is `andor`), in
+lower case and in Unicode's form NFD. Raw words are those of NLTK's WordPunctTokenizer,
+`\\w+|[^\\w\\s]+`.
 
 | statistic | definition |
 |---|---|
@@ -17,8 +19,9 @@ WordPunctTokenizer, `\\w+|[^\\w\\s]+`.
 | top_n-gram_char_ratio | of the most frequent n-grams of normalised words the first: copies x code points / code points of all normalised words; 0 where no n-gram is repeated |
 | duplicate_n-gram_char_ratio | code points of the normalised words that repeated n-grams cover, the first copy included, each word once / code points of all normalised words |
 
-Lines end with a newline (U+000A); empty ones count, and they are stripped where marks are looked for. Shares and mean
-lengths are rounded to eight decimal places, before they meet a threshold.
+Lines end with a newline (U+000A); empty ones count, and they are stripped where marks
+are looked for. Shares and mean lengths are rounded to eight decimal places, before they
+meet a threshold.
 """
 
 from __future__ import annotations
@@ -42,7 +45,12 @@ from gristmill.dataprep.filtering.gopher_words import (
     share,
     text_words,
 )
-from gristmill.dataprep.filtering.lines_and_sentences import EACH_NEWLINE, ends_with, split_segments, starts_with
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    EACH_NEWLINE,
+    ends_with,
+    split_segments,
+    starts_with,
+)
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import strip
 from gristmill.dataprep.text.unicode_tables import LATIN, lower_case
@@ -64,7 +72,9 @@ def measure_normalized(
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
-    """Measure n texts; the arguments are those of `measure` and of `gopher_words.cut_words`."""
+    """Measure n texts; the arguments are those of `measure` and of
+    `gopher_words.cut_words`.
+    """
     data, offsets = normalize(texts.data, texts.offsets)
     words = cut_words(data, offsets, counting, languages, whitespace_words)
     normalized = Texts(data, offsets, texts.flags, *words)
@@ -75,10 +85,14 @@ def measure_normalized(
 
 
 def normalize(data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return texts without ASCII punctuation, in lower case and NFD; arguments and result are those of
-    `text_buffers`."""
+    """Return texts without ASCII punctuation, in lower case and NFD; arguments and
+    result are those of `text_buffers`.
+    """
     texts = [
-        unicodedata.normalize("NFD", data[begin:end].tobytes().translate(None, _PUNCTUATION).decode().lower()).encode()
+        unicodedata.normalize(
+            "NFD",
+            data[begin:end].tobytes().translate(None, _PUNCTUATION).decode().lower(),
+        ).encode()
         for begin, end in pairwise(offsets.tolist())
     ]
     lengths = np.cumsum([0, *map(len, texts)]).astype(np.int64)
@@ -94,7 +108,8 @@ def measure(
     quality: np.ndarray,
     repetition: np.ndarray,
 ) -> None:
-    """Measure n texts, without rounding; the arguments are those of `gopher_dclm.measure`.
+    """Measure n texts, without rounding; the arguments are those of
+    `gopher_dclm.measure`.
 
     Args:
         texts: the texts and their raw words.
@@ -109,11 +124,21 @@ def measure(
             _raw_quality(texts, text, stop_words, lower, row)
         if len(repetition):
             repetition[text, :4] = np.nan
-            ngram_shares(normalized.data, starts, ends, chars, normalized.per_word[text], False, repetition[text, 4:])
+            ngram_shares(
+                normalized.data,
+                starts,
+                ends,
+                chars,
+                normalized.per_word[text],
+                False,
+                repetition[text, 4:],
+            )
 
 
 @kernel
-def _raw_quality(texts: Texts, text: int, stop_words: StopWords, lower: np.ndarray, row: np.ndarray) -> None:
+def _raw_quality(
+    texts: Texts, text: int, stop_words: StopWords, lower: np.ndarray, row: np.ndarray
+) -> None:
     data, begin, end = texts.data, texts.offsets[text], texts.offsets[text + 1]
     starts, ends, chars, word_flags = text_words(texts, text)
     lines, line_ends = split_segments(data, begin, end, EACH_NEWLINE)
@@ -123,9 +148,17 @@ def _raw_quality(texts: Texts, text: int, stop_words: StopWords, lower: np.ndarr
     for line in range(len(lines)):
         first, last = strip(data, lines[line], line_ends[line], texts.flags)
         bullets += starts_with(data, first, last, BULLETS)
-        ellipses += ends_with(data, first, last, DOTS) or ends_with(data, first, last, ELLIPSIS)
-    occurrences, _ = find_stop_words(data, starts, ends, chars, stop_words, text, lower[:0])
-    row[2] = share(count_hashes(data, begin, end) + count_ellipses(data, begin, end), len(starts), np.nan)
+        ellipses += ends_with(data, first, last, DOTS) or ends_with(
+            data, first, last, ELLIPSIS
+        )
+    occurrences, _ = find_stop_words(
+        data, starts, ends, chars, stop_words, text, lower[:0]
+    )
+    row[2] = share(
+        count_hashes(data, begin, end) + count_ellipses(data, begin, end),
+        len(starts),
+        np.nan,
+    )
     row[3] = share(bullets, len(lines), np.nan)
     row[4] = share(ellipses, len(lines), np.nan)
     row[5] = share(count_flag(word_flags, LATIN), len(starts), np.nan)

@@ -1,14 +1,18 @@
-"""Inputs of all Gopher dialects: the words of a text, by dialect, manifest and language; and its stop words.
+"""Inputs of all Gopher dialects: the words of a text, by dialect, manifest and
+language; and its stop words.
 
-Running text has at least two of the most frequent function words of its language. English has the eight words of Gopher
-(Rae et al. 2021, section A1.1). The other lists hold about twelve words of the closed classes (articles, prepositions,
-conjunctions, pronouns, auxiliaries) that nearly every paragraph has. Nine in ten of them are among the stop words of
-spaCy 3.8 (`spacy/lang/*/stop_words.py`) if it has the language; the others, and those of other languages, are the most
-common such words of the language's grammar.
+Running text has at least two of the most frequent function words of its language.
+English has the eight words of Gopher (Rae et al. 2021, section A1.1). The other lists
+hold about twelve words of the closed classes (articles, prepositions, conjunctions,
+pronouns, auxiliaries) that nearly every paragraph has. Nine in ten of them are among
+the stop words of spaCy 3.8 (`spacy/lang/*/stop_words.py`) if it has the language; the
+others, and those of other languages, are the most common such words of the language's
+grammar.
 
-Languages are ISO 639-1 codes, or 639-3 if there is none, as fastText's lid.176 names them. A list may hold words of
-several scripts and spellings. Chinese and Japanese words are single characters, since `word_cuts.unspaced_words` makes
-each a word. Thai, Lao, Khmer and Burmese have no list: by that rule their function words are not words.
+Languages are ISO 639-1 codes, or 639-3 if there is none, as fastText's lid.176 names
+them. A list may hold words of several scripts and spellings. Chinese and Japanese words
+are single characters, since `word_cuts.unspaced_words` makes each a word. Thai, Lao,
+Khmer and Burmese have no list: by that rule their function words are not words.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ from gristmill.dataprep.words.tokenise_words import (
 from gristmill.mixtures.steps.rules import GopherRules
 
 PLACES = 128
-"""Slots of a language's table of short stop words: more than twice its number of such words."""
+"""Slots of a language's table of short stop words: more than twice its number of such
+words.
+"""
 _HIGH_BITS = np.uint64(0x8080808080808080)
 _BELOW_A, _BEYOND_Z = np.uint64(0x3F3F3F3F3F3F3F3F), np.uint64(0x2525252525252525)
 
@@ -54,7 +60,9 @@ class Texts(NamedTuple):
     places: np.ndarray
     """int64 of shape (n,): the position of each text in `words`."""
     per_word: np.ndarray
-    """uint8 of shape (n,): number of words that n-grams count as one; with more than one they contain no spaces."""
+    """uint8 of shape (n,): number of words that n-grams count as one; with more than
+    one they contain no spaces.
+    """
 
 
 class StopWords(NamedTuple):
@@ -63,7 +71,9 @@ class StopWords(NamedTuple):
     languages: np.ndarray
     """int32 of shape (n,): index of the text's language, or -1 without one."""
     begins: np.ndarray
-    """int32, one more than languages: the range of stop words of each language (at most 63)."""
+    """int32, one more than languages: the range of stop words of each language (at most
+    63).
+    """
     offsets: np.ndarray
     """int32, one more than stop words: the range of code points of each word."""
     codes: np.ndarray
@@ -71,19 +81,32 @@ class StopWords(NamedTuple):
     lengths: np.ndarray
     """uint64, one per language: bit k is set if a stop word has k code points."""
     initials: np.ndarray
-    """uint64, one per language: bit k is set if a stop word's first code point is k modulo 64."""
+    """uint64, one per language: bit k is set if a stop word's first code point is k
+    modulo 64.
+    """
     keys: np.ndarray
-    """uint64 of shape (languages, PLACES): a hash table of the stop words of up to eight bytes, by `first_bytes`."""
+    """uint64 of shape (languages, PLACES): a hash table of the stop words of up to
+    eight bytes, by `first_bytes`.
+    """
     numbers: np.ndarray
     """int32 of the same shape: the number of the stop word in a slot, or -1."""
 
 
 @kernel
-def text_words(texts: Texts, text: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16); see `word_cuts.Words`."""
+def text_words(
+    texts: Texts, text: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return the words of a text: starts, ends (int64), chars (int32), flags (uint16);
+    see `word_cuts.Words`.
+    """
     words, place = texts.words, texts.places[text]
     first, last = words.offsets[place], words.offsets[place + 1]
-    return words.starts[first:last], words.ends[first:last], words.chars[first:last], words.seen[first:last]
+    return (
+        words.starts[first:last],
+        words.ends[first:last],
+        words.chars[first:last],
+        words.seen[first:last],
+    )
 
 
 @kernel
@@ -99,7 +122,8 @@ def find_stop_words(
     """Count the stop words among the words of a text.
 
     Args:
-        lower: the lower-case form of every code point, uint32; empty to compare words as they are.
+        lower: the lower-case form of every code point, uint32; empty to compare words
+            as they are.
 
     Returns:
         occurrences, and the number of different stop words.
@@ -113,7 +137,12 @@ def find_stop_words(
         start, size = starts[word], ends[word] - starts[word]
         key = first_bytes(data, start, size)
         if size <= 8 and (len(lower) == 0 or key & _HIGH_BITS == 0):
-            number = _look_up(lower_ascii(key) if len(lower) else key, chars[word], stop_words, language)
+            number = _look_up(
+                lower_ascii(key) if len(lower) else key,
+                chars[word],
+                stop_words,
+                language,
+            )
         elif chars[word] > 63 or lengths >> np.uint64(chars[word]) & bit == 0:
             continue
         else:
@@ -130,7 +159,9 @@ def find_stop_words(
 
 @kernel
 def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -> int:
-    """Return the number of the stop word with this key and number of code points; -1 if there is none."""
+    """Return the number of the stop word with this key and number of code points; -1 if
+    there is none.
+    """
     keys, numbers = stop_words.keys[language], stop_words.numbers[language]
     place = table_place(key)
     number = numbers[place]
@@ -140,7 +171,11 @@ def _look_up(key: np.uint64, chars: int, stop_words: StopWords, language: int) -
     if number < 0:
         return -1
     # A word may end in zero bytes, which the key does not show.
-    return number if stop_words.offsets[number + 1] - stop_words.offsets[number] == chars else -1
+    return (
+        number
+        if stop_words.offsets[number + 1] - stop_words.offsets[number] == chars
+        else -1
+    )
 
 
 @kernel
@@ -157,8 +192,17 @@ def lower_ascii(key: np.uint64) -> np.uint64:
 
 
 @kernel
-def _compare(data: np.ndarray, start: int, chars: int, stop_words: StopWords, language: int, lower: np.ndarray) -> int:
-    """Return the number of the stop word that a word with this number of code points spells; -1 if there is none."""
+def _compare(
+    data: np.ndarray,
+    start: int,
+    chars: int,
+    stop_words: StopWords,
+    language: int,
+    lower: np.ndarray,
+) -> int:
+    """Return the number of the stop word that a word with this number of code points
+    spells; -1 if there is none.
+    """
     code, _ = decode(data, start)
     if len(lower):
         code = int(lower[code])
@@ -166,13 +210,22 @@ def _compare(data: np.ndarray, start: int, chars: int, stop_words: StopWords, la
         return -1
     for number in range(stop_words.begins[language], stop_words.begins[language + 1]):
         first, last = stop_words.offsets[number], stop_words.offsets[number + 1]
-        if last - first == chars and _spells(data, start, stop_words.codes, first, last, lower):
+        if last - first == chars and _spells(
+            data, start, stop_words.codes, first, last, lower
+        ):
             return number
     return -1
 
 
 @kernel
-def _spells(data: np.ndarray, at: int, codes: np.ndarray, first: int, last: int, lower: np.ndarray) -> bool:
+def _spells(
+    data: np.ndarray,
+    at: int,
+    codes: np.ndarray,
+    first: int,
+    last: int,
+    lower: np.ndarray,
+) -> bool:
     for step in range(first, last):
         code, width = decode(data, at)
         if len(lower):
@@ -200,7 +253,9 @@ def count_hashes(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def count_ellipses(data: np.ndarray, begin: int, end: int) -> int:
-    """Return the number of occurrences of `...` (from the left, not overlapping) and of `…`."""
+    """Return the number of occurrences of `...` (from the left, not overlapping) and of
+    `…`.
+    """
     if not _has_ellipsis(data, begin, end):
         return 0
     count, dots = 0, 0
@@ -227,12 +282,20 @@ def _has_ellipsis(data: np.ndarray, begin: int, end: int) -> bool:
         dots, leads = equal_to(eight, 0x2E), equal_to(eight, 0xE2)
         if dots & dots >> one_byte & dots >> two_bytes != 0:
             return True
-        if leads != 0 and leads & equal_to(eight, 0x80) >> one_byte & equal_to(eight, 0xA6) >> two_bytes != 0:
+        if (
+            leads != 0
+            and leads
+            & equal_to(eight, 0x80) >> one_byte
+            & equal_to(eight, 0xA6) >> two_bytes
+            != 0
+        ):
             return True
         at += np.uint64(6)
     for place in range(np.int64(at), end - 2):
         dots = data[place] == data[place + 1] == data[place + 2] == 0x2E
-        if dots or (data[place] == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6):
+        if dots or (
+            data[place] == 0xE2 and data[place + 1] == 0x80 and data[place + 2] == 0xA6
+        ):
             return True
     return False
 
@@ -328,7 +391,9 @@ DEFAULT_LANGUAGE = "en"
 
 
 def language_index(language: str | None) -> int:
-    """Return the number of a language in `stop_words_of`; -1 without a list, English's if the language is unknown."""
+    """Return the number of a language in `stop_words_of`; -1 without a list, English's
+    if the language is unknown.
+    """
     code = parse_label(language or DEFAULT_LANGUAGE).code
     return _INDEX.get(ALIASES.get(code, code), -1)
 
@@ -339,11 +404,15 @@ def is_unspaced(language: str | None) -> bool:
 
 
 def is_cut_by_characters(counting: GopherRules, language: str | None) -> bool:
-    """Return True if a text is split by `unspaced_words` instead of the dialect's words."""
+    """Return True if a text is split by `unspaced_words` instead of the dialect's
+    words.
+    """
     return counting.words == "unicode" or is_unspaced(language)
 
 
-def stop_words_of(languages: Sequence[str | None], custom: tuple[str, ...] | None = None) -> StopWords:
+def stop_words_of(
+    languages: Sequence[str | None], custom: tuple[str, ...] | None = None
+) -> StopWords:
     """Return the stop words of n texts for the kernels.
 
     Args:
@@ -365,13 +434,20 @@ def _tables(of_languages: tuple[tuple[str, ...], ...]) -> tuple[np.ndarray, ...]
     words = [word for list_words in lists for word in list_words]
     begins = np.cumsum([0, *map(len, lists)]).astype(np.int32)
     offsets = np.cumsum([0, *map(len, words)]).astype(np.int32)
-    codes = np.array([ord(character) for word in words for character in word], np.uint32)
+    codes = np.array(
+        [ord(character) for word in words for character in word], np.uint32
+    )
     lengths = np.array([_bits(map(len, list_words)) for list_words in lists], np.uint64)
-    initials = np.array([_bits(ord(word[0]) & 63 for word in list_words) for list_words in lists], np.uint64)
+    initials = np.array(
+        [_bits(ord(word[0]) & 63 for word in list_words) for list_words in lists],
+        np.uint64,
+    )
     return begins, offsets, codes, lengths, initials, *_short_words(words, begins)
 
 
-def _short_words(words: Sequence[str], begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _short_words(
+    words: Sequence[str], begins: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the hash tables of `StopWords`: keys and numbers."""
     keys = np.zeros((len(begins) - 1, PLACES), np.uint64)
     numbers = np.full((len(begins) - 1, PLACES), -1, np.int32)
@@ -405,7 +481,9 @@ CUTS: dict[str, Cut] = {
     "curator": whitespace_words,
     "redpajama": word_punct_words,
 }
-"""Splitting of the text itself into words in each dialect (RedPajama has another for the normalised text)."""
+"""Splitting of the text itself into words in each dialect (RedPajama has another for
+the normalised text).
+"""
 
 
 def cut_words(
@@ -424,25 +502,38 @@ def cut_words(
         cut: for texts in scripts with spaces, instead of the dialect's function.
 
     Returns:
-        words; places: int64 of shape (n,), the position of each text in the words; and per_word: uint8 of shape (n,),
-            the number of words that n-grams count as one (more than one in scripts without spaces).
+        words; places: int64 of shape (n,), the position of each text in the words; and
+        per_word: uint8 of shape (n,),
+            the number of words that n-grams count as one (more than one in scripts
+            without spaces).
 
     Raises:
-        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the package spacy.
+        gristmill.dataprep.words.spacy_words.NoSpacyError: `words: exact` without the
+            package spacy.
     """
     num_texts, flags = len(offsets) - 1, code_point_flags()
     if counting.words == "exact":
         from gristmill.dataprep.words.spacy_words import spacy_words
 
-        return spacy_words(data, offsets), np.arange(num_texts), np.ones(num_texts, np.uint8)
-    unspaced = np.array([is_cut_by_characters(counting, language) for language in languages], bool)
+        return (
+            spacy_words(data, offsets),
+            np.arange(num_texts),
+            np.ones(num_texts, np.uint8),
+        )
+    unspaced = np.array(
+        [is_cut_by_characters(counting, language) for language in languages], bool
+    )
     spaced_texts, unspaced_texts = np.flatnonzero(~unspaced), np.flatnonzero(unspaced)
     parts, per_word = [], np.ones(num_texts, np.uint8)
     if len(spaced_texts):
-        parts.append((cut or CUTS[counting.dialect])(data, offsets, flags, spaced_texts))
+        parts.append(
+            (cut or CUTS[counting.dialect])(data, offsets, flags, spaced_texts)
+        )
     if len(unspaced_texts):
         parts.append(unspaced_words(data, offsets, flags, unspaced_texts))
-        per_word[unspaced_texts] = characters_per_word(data, offsets, flags, unspaced_texts)
+        per_word[unspaced_texts] = characters_per_word(
+            data, offsets, flags, unspaced_texts
+        )
     places = np.empty(num_texts, np.int64)
     places[np.concatenate([spaced_texts, unspaced_texts])] = np.arange(num_texts)
     return _concatenate(parts), places, per_word
@@ -453,4 +544,10 @@ def _concatenate(parts: Sequence[Words]) -> Words:
         return parts[0]
     first, second = parts
     offsets = np.concatenate([first.offsets, second.offsets[1:] + first.offsets[-1]])
-    return Words(offsets, *(np.concatenate(columns) for columns in zip(first[1:], second[1:], strict=True)))
+    return Words(
+        offsets,
+        *(
+            np.concatenate(columns)
+            for columns in zip(first[1:], second[1:], strict=True)
+        ),
+    )

@@ -1,26 +1,31 @@
 """Parts of a text: code points by class, lines and paragraphs, and sentences.
 
-The table of classes comes from Python's own `str` methods and `unicodedata`, so that it agrees with them on every code
-point. Terminal marks are the exception, since no module of Python has that Unicode property.
+The table of classes comes from Python's own `str` methods and `unicodedata`, so that it
+agrees with them on every code point. Terminal marks are the exception, since no module
+of Python has that Unicode property.
 
-Lines and paragraphs are split as by Python's `str.split`, `re.split` and `str.splitlines`. A segment is a range of
-bytes. All kernels take time linear in the bytes. `spans.find_segments` finds stripped segments in one pass.
+Lines and paragraphs are split as by Python's `str.split`, `re.split` and
+`str.splitlines`. A segment is a range of bytes. All kernels take time linear in the
+bytes. `spans.find_segments` finds stripped segments in one pass.
 
-Counting sentences needs no trained model, so that it gives the same result on every machine. Lines are those of
-`str.splitlines()`. A sentence ends at a run of terminal marks (TERMINAL_RANGES, and U+2026) and the closing marks
-after it, if
+Counting sentences needs no trained model, so that it gives the same result on every
+machine. Lines are those of `str.splitlines()`. A sentence ends at a run of terminal
+marks (TERMINAL_RANGES, and U+2026) and the closing marks after it, if
 
-- the line ends, or whitespace follows, or the run has a mark other than `.`, `?`, `!` and `…` (scripts that write no
-  space there), and
-- within a line, the run is not one full stop after an abbreviation (ABBREVIATIONS, in any case) or a single
-  letter other than I (an initial),
-- and the run is not an ellipsis (it has `.` or `…`, and is not one full stop) followed by lower case.
+- the line ends, or whitespace follows, or the run has a mark other than `.`, `?`, `!`
+  and `…` (scripts that write no space there), and
+- within a line, the run is not one full stop after an abbreviation (ABBREVIATIONS, in
+  any case) or a single letter other than I (an initial),
+- and the run is not an ellipsis (it has `.` or `…`, and is not one full stop) followed
+  by lower case.
 
-The remainder of a line after its last sentence end is a sentence if it has anything but whitespace. C4 uses NLTK's
-Punkt (Kiss and Strunk 2006) with a model trained on newspapers, and datatrove spaCy's `sentencizer`. On paragraphs of
-English books and posts this rule finds as many sentences as Punkt, trained on the same text, in 95 of 100, and agrees
-on C4's three sentences in 99 of 100; the sentencizer agrees as often. Punkt without training knows no abbreviations:
-83 and 96 of 100 (tests/referees/test_punkt.py).
+The remainder of a line after its last sentence end is a sentence if it has anything but
+whitespace. C4 uses NLTK's Punkt (Kiss and Strunk 2006) with a model trained on
+newspapers, and datatrove spaCy's `sentencizer`. On paragraphs of English books and
+posts this rule finds as many sentences as Punkt, trained on the same text, in 95 of
+100, and agrees on C4's three sentences in 99 of 100; the sentencizer agrees as often.
+Punkt without training knows no abbreviations: 83 and 96 of 100
+(tests/referees/test_punkt.py).
 """
 
 from __future__ import annotations
@@ -33,8 +38,20 @@ import numpy as np
 from gristmill.dataprep.text.hashing import load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import NEWLINE, count_code_points, strip
-from gristmill.dataprep.text.swar import controls_of, count_byte, equal_to, find_byte, first_of, number_of
-from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES, decode, flag_code_points, single
+from gristmill.dataprep.text.swar import (
+    controls_of,
+    count_byte,
+    equal_to,
+    find_byte,
+    first_of,
+    number_of,
+)
+from gristmill.dataprep.text.unicode_tables import (
+    UNSPACED_RANGES,
+    decode,
+    flag_code_points,
+    single,
+)
 
 SPACE = np.uint8(1)
 """Flag: `str.isspace()`."""
@@ -43,15 +60,21 @@ BREAK = np.uint8(2)
 TERMINAL = np.uint8(4)
 """Flag: ends sentences; see `TERMINAL_RANGES`."""
 CLOSER = np.uint8(8)
-"""Flag: may stand between the end of a sentence and the space after it; see `CLOSERS`."""
+"""Flag: may stand between the end of a sentence and the space after it; see
+`CLOSERS`.
+"""
 LOWER = np.uint8(16)
 """Flag: `str.islower()`."""
 LETTER = np.uint8(32)
 """Flag: `str.isalpha()`."""
 WORD = np.uint8(64)
-"""Flag: part of a word: `str.isalnum()`, the underscore, combining marks (category M) and format characters (Cf)."""
+"""Flag: part of a word: `str.isalnum()`, the underscore, combining marks (category M)
+and format characters (Cf).
+"""
 ALONE = np.uint8(128)
-"""Flag: belongs to a script that is written without spaces, so that each code point counts as a word."""
+"""Flag: belongs to a script that is written without spaces, so that each code point
+counts as a word.
+"""
 
 TERMINAL_RANGES = (
     (0x21, 0x21),
@@ -139,9 +162,9 @@ TERMINAL_RANGES = (
 )
 """Marks that end a sentence: FineWeb's set of 159 (datatrove, utils/text.py).
 
-It is Unicode's property Sentence_Terminal (PropList.txt, version 15.0), plus three signs of Khmer (U+17D6, U+17D9,
-U+17DA), minus the one dot leader (U+2024), those of Old Nubian (U+2CF9 to U+2CFB) and the vertical presentation forms
-(U+FE12, U+FE15, U+FE16).
+It is Unicode's property Sentence_Terminal (PropList.txt, version 15.0), plus three
+signs of Khmer (U+17D6, U+17D9, U+17DA), minus the one dot leader (U+2024), those of Old
+Nubian (U+2CF9 to U+2CFB) and the vertical presentation forms (U+FE12, U+FE15, U+FE16).
 """
 
 CLOSERS = "\"')]}’”»›」』）】*_"
@@ -153,8 +176,17 @@ def text_classes() -> np.ndarray:
     """Return the flags of every code point: uint8 of shape (CODE_POINTS,)."""
     flags = flag_code_points(
         np.uint8,
-        ((SPACE, str.isspace), (LOWER, str.islower), (LETTER, str.isalpha), (WORD, _is_in_words)),
-        ((TERMINAL, TERMINAL_RANGES), (ALONE, UNSPACED_RANGES), (CLOSER, single(CLOSERS))),
+        (
+            (SPACE, str.isspace),
+            (LOWER, str.islower),
+            (LETTER, str.isalpha),
+            (WORD, _is_in_words),
+        ),
+        (
+            (TERMINAL, TERMINAL_RANGES),
+            (ALONE, UNSPACED_RANGES),
+            (CLOSER, single(CLOSERS)),
+        ),
     )
     for code in np.flatnonzero(flags & SPACE).tolist():
         if len(f"a{chr(code)}b".splitlines()) == 2:
@@ -163,16 +195,22 @@ def text_classes() -> np.ndarray:
 
 
 def _is_in_words(character: str) -> bool:
-    return character == "_" or character.isalnum() or unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
+    return (
+        character == "_"
+        or character.isalnum()
+        or unicodedata.category(character) in ("Mn", "Mc", "Me", "Cf")
+    )
 
 
 @kernel
 def count_words(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
-    """Return the number of words and marks of `data[begin:end]`, close to the count of a linguistic tokenizer.
+    """Return the number of words and marks of `data[begin:end]`, close to the count of
+    a linguistic tokenizer.
 
-    A word is a run of code points with the flag WORD; a single full stop or apostrophe between two such runs joins
-    them (`it's`, `3.14`, `e.g`). A code point with the flag ALONE is a word, and so is a run of any one other code
-    point that is not whitespace (`,`, `----`). On English prose this is within 2 % of spaCy's count, which datatrove
+    A word is a run of code points with the flag WORD; a single full stop or apostrophe
+    between two such runs joins them (`it's`, `3.14`, `e.g`). A code point with the flag
+    ALONE is a word, and so is a run of any one other code point that is not whitespace
+    (`,`, `----`). On English prose this is within 2 % of spaCy's count, which datatrove
     uses, on Markdown and tables within 10 %.
     """
     count, in_word, mark, at = 0, False, -1, begin
@@ -185,7 +223,11 @@ def count_words(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> 
             count, in_word, mark = count + 1, False, -1
         elif flags & WORD:
             count, in_word, mark = count + (not in_word), True, -1
-        elif in_word and (code == 0x2E or code == 0x27 or code == 0x2019) and _is_word(data, at + width, end, classes):
+        elif (
+            in_word
+            and (code == 0x2E or code == 0x27 or code == 0x2019)
+            and _is_word(data, at + width, end, classes)
+        ):
             mark = -1
         else:
             count, in_word, mark = count + (code != mark), False, code
@@ -202,12 +244,17 @@ def _is_word(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
 
 
 EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES, TWO_NEWLINE_RUNS = 1, 2, 3, 4
-"""Separators of segments: `\\n`, `\\n+`, `\\n\\n` (from the left, not overlapping), `\\n\\n+`."""
+"""Separators of segments: `\\n`, `\\n+`, `\\n\\n` (from the left, not overlapping),
+`\\n\\n+`.
+"""
 
 
 @kernel
-def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split a text at newlines (U+000A only), like `str.split` and `re.split`: one segment more than separators.
+def split_segments(
+    data: np.ndarray, begin: int, end: int, separator: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split a text at newlines (U+000A only), like `str.split` and `re.split`: one
+    segment more than separators.
 
     Args:
         separator: EACH_NEWLINE, NEWLINE_RUNS, EACH_TWO_NEWLINES or TWO_NEWLINE_RUNS.
@@ -236,8 +283,11 @@ def split_segments(data: np.ndarray, begin: int, end: int, separator: int) -> tu
 
 
 @kernel
-def split_lines(data: np.ndarray, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split a text into lines like `str.splitlines()`: at any line boundary of Unicode, without an empty last line.
+def split_lines(
+    data: np.ndarray, begin: int, end: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split a text into lines like `str.splitlines()`: at any line boundary of Unicode,
+    without an empty last line.
 
     Returns:
         starts, ends: int64 byte positions, including empty lines.
@@ -265,8 +315,9 @@ def _most_boundaries(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def _likely_boundaries(eight: np.uint64) -> np.uint64:
-    """Return the high bits of bytes that may begin a line boundary: controls, and the lead bytes of U+0085 and
-    U+2028."""
+    """Return the high bits of bytes that may begin a line boundary: controls, and the
+    lead bytes of U+0085 and U+2028.
+    """
     return controls_of(eight) | equal_to(eight, 0xC2) | equal_to(eight, 0xE2)
 
 
@@ -297,7 +348,9 @@ def _is_boundary(data: np.ndarray, at: int, end: int) -> bool:
 
 @kernel
 def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
-    """Return the bytes of the line boundary here: LF, VT, FF, CR, CR LF, FS, GS, RS, U+0085, U+2028, U+2029; or 0."""
+    """Return the bytes of the line boundary here: LF, VT, FF, CR, CR LF, FS, GS, RS,
+    U+0085, U+2028, U+2029; or 0.
+    """
     if at == end:
         return 0
     byte = data[at]
@@ -314,9 +367,15 @@ def _boundary_bytes(data: np.ndarray, at: int, end: int) -> int:
 
 @kernel
 def drop_blank(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, flags: np.ndarray, stripped: bool
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    flags: np.ndarray,
+    stripped: bool,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the segments with anything but whitespace, unchanged or stripped like `str.strip()`."""
+    """Return the segments with anything but whitespace, unchanged or stripped like
+    `str.strip()`.
+    """
     kept_starts, kept_ends = np.empty_like(starts), np.empty_like(ends)
     count = 0
     for segment in range(len(starts)):
@@ -365,17 +424,22 @@ def ends_with(data: np.ndarray, begin: int, end: int, suffix: np.ndarray) -> boo
 
 
 ABBREVIATIONS = tuple(
-    "mr mrs ms dr prof st rev gen col capt lt sgt sen rep gov hon jr sr vs etc e.g i.e cf al fig figs vol pp eds inc "
-    "ltd co corp dept univ jan feb aug sep sept oct nov dec mt ave blvd a.m p.m u.s u.k ph.d approx".split()
+    "mr mrs ms dr prof st rev gen col capt lt sgt sen rep gov hon jr sr vs etc e.g i.e "
+    "cf al fig figs vol pp eds inc ltd co corp dept univ jan feb aug sep sept oct nov "
+    "dec mt ave blvd a.m p.m u.s u.k ph.d approx".split()
 )
-"""English titles, months, places and scholarly abbreviations, without their last full stop.
+"""English titles, months, places and scholarly abbreviations, without their last full
+stop.
 
-The ones that occur in English books and essays are those that Punkt finds when it is trained on these.
+The ones that occur in English books and essays are those that Punkt finds when it is
+trained on these.
 """
 OPENERS = "\"'([{“‘«*_"
 """Marks that may precede the word that a full stop ends."""
 
-_PACKED = np.array([int.from_bytes(word.encode(), "big") for word in ABBREVIATIONS], np.int64)
+_PACKED = np.array(
+    [int.from_bytes(word.encode(), "big") for word in ABBREVIATIONS], np.int64
+)
 _LONGEST = max(map(len, ABBREVIATIONS))
 _OPENERS = np.array([ord(opener) for opener in OPENERS], np.int64)
 _ELLIPSIS = 0x2026
@@ -383,7 +447,9 @@ _ELLIPSIS = 0x2026
 
 @kernel
 def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> int:
-    """Return the number of sentences of `data[begin:end]`, valid UTF-8; `classes` is `text_classes()`."""
+    """Return the number of sentences of `data[begin:end]`, valid UTF-8; `classes` is
+    `text_classes()`.
+    """
     count, at, word, open_sentence = 0, begin, begin, False
     while at < end:
         code, width = decode(data, at)
@@ -412,8 +478,12 @@ def count_sentences(data: np.ndarray, begin: int, end: int, classes: np.ndarray)
 
 
 @kernel
-def _skip_marks(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> tuple[int, bool, bool]:
-    """Return the end of a run of marks, if it has `.` or `…`, and if it has others than `.`, `?`, `!` and `…`."""
+def _skip_marks(
+    data: np.ndarray, at: int, end: int, classes: np.ndarray
+) -> tuple[int, bool, bool]:
+    """Return the end of a run of marks, if it has `.` or `…`, and if it has others than
+    `.`, `?`, `!` and `…`.
+    """
     dots, foreign = False, False
     while at < end:
         code, width = decode(data, at)
@@ -444,7 +514,9 @@ def _space_follows(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> 
 
 
 @kernel
-def _is_abbreviation(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> bool:
+def _is_abbreviation(
+    data: np.ndarray, begin: int, end: int, classes: np.ndarray
+) -> bool:
     while begin < end:
         code, width = decode(data, begin)
         if not np.any(code == _OPENERS):
@@ -466,7 +538,9 @@ def _is_abbreviation(data: np.ndarray, begin: int, end: int, classes: np.ndarray
 
 @kernel
 def _lower_follows(data: np.ndarray, at: int, end: int, classes: np.ndarray) -> bool:
-    """Return True if the next code point of this line that is not whitespace is lower case."""
+    """Return True if the next code point of this line that is not whitespace is lower
+    case.
+    """
     while at < end:
         code, width = decode(data, at)
         flags = classes[code]

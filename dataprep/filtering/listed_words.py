@@ -1,8 +1,10 @@
-"""Search for listed words and phrases in text: many words at once, fixed phrases in any case, and the user's lists.
+"""Search for listed words and phrases in text: many words at once, fixed phrases in any
+case, and the user's lists.
 
-Many words are found by the automaton of Aho and Corasick (1975) as a table, over lower-case UTF-8 bytes. Each fixed
-phrase is searched only at its rarest letter, so that a text without `k` and `v` takes one pass of table look-ups
-however many phrases there are. A list has one entry per line; long lists are kept as small sets of hashes.
+Many words are found by the automaton of Aho and Corasick (1975) as a table, over
+lower-case UTF-8 bytes. Each fixed phrase is searched only at its rarest letter, so that
+a text without `k` and `v` takes one pass of table look-ups however many phrases there
+are. A list has one entry per line; long lists are kept as small sets of hashes.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ class Automaton:
 
     Attributes:
         following: int32 of shape (states, 256), the state after a byte.
-        length: int32 of shape (states,), bytes of the entry that ends in a state; 0 if none does.
-        shorter: int32 of shape (states,), the state of the next shorter entry that ends here too; 0 if none does.
+        length: int32 of shape (states,), bytes of the entry that ends in a state; 0 if
+            none does.
+        shorter: int32 of shape (states,), the state of the next shorter entry that ends
+            here too; 0 if none does.
     """
 
     following: np.ndarray
@@ -42,12 +46,16 @@ class Automaton:
 
 
 def lower(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return texts in lower case, code point by code point, the form in which entries and texts are compared."""
+    """Return texts in lower case, code point by code point, the form in which entries
+    and texts are compared.
+    """
     return pc.utf8_lower(texts)
 
 
 def build(words: Iterable[str]) -> Automaton:
-    """Return the automaton of a list; empty entries are ignored, and case does not matter."""
+    """Return the automaton of a list; empty entries are ignored, and case does not
+    matter.
+    """
     entries = sorted(set(lower(pa.array(list(words), pa.string())).to_pylist()) - {""})
     children: list[dict[int, int]] = [{}]
     lengths = [0]
@@ -69,24 +77,35 @@ def build(words: Iterable[str]) -> Automaton:
         following[state] = following[suffix[state]]
         for byte, child in children[state].items():
             suffix[child] = following[suffix[state], byte] if state else 0
-            shorter[child] = suffix[child] if length[suffix[child]] else shorter[suffix[child]]
+            shorter[child] = (
+                suffix[child] if length[suffix[child]] else shorter[suffix[child]]
+            )
             following[state, byte] = child
             queue.append(child)
     return Automaton(following, length, shorter)
 
 
-def count(texts: pa.Array | pa.ChunkedArray, automaton: Automaton, whole_words: bool) -> tuple[np.ndarray, np.ndarray]:
+def count(
+    texts: pa.Array | pa.ChunkedArray, automaton: Automaton, whole_words: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Count entries in n texts that are in lower case.
 
     Args:
         whole_words: count only entries without a word character (`\\w`) on either side.
 
     Returns:
-        places where at least one entry ends, and bytes that belong to entries: two int64 arrays of shape (n,).
+        places where at least one entry ends, and bytes that belong to entries: two
+        int64 arrays of shape (n,).
     """
     data, offsets = text_buffers(texts)
     places, covered = _count(
-        data, offsets, automaton.following, automaton.length, automaton.shorter, code_point_flags(), whole_words
+        data,
+        offsets,
+        automaton.following,
+        automaton.length,
+        automaton.shorter,
+        code_point_flags(),
+        whole_words,
     )
     return places, covered
 
@@ -109,11 +128,20 @@ def _count(
         for at in range(begin, end):
             state = following[state, data[at]]
             entry = state if length[state] else shorter[state]
-            if entry and whole_words and at + 1 < end and flags[decode(data, at + 1)[0]] & WORD:
+            if (
+                entry
+                and whole_words
+                and at + 1 < end
+                and flags[decode(data, at + 1)[0]] & WORD
+            ):
                 continue
             while entry:
                 first = at + 1 - length[entry]
-                if not whole_words or first == begin or flags[_code_before(data, first)] & WORD == 0:
+                if (
+                    not whole_words
+                    or first == begin
+                    or flags[_code_before(data, first)] & WORD == 0
+                ):
                     places[text] += 1
                     covered[text] += at + 1 - max(covered_end, first)
                     covered_end = at + 1
@@ -131,7 +159,9 @@ def _code_before(data: np.ndarray, at: int) -> int:
 
 
 RAREST_FIRST = "zqjxkvbpgwyfmculdhrsnioate"
-"""Letters of English by their frequency (Lewand, Cryptological Mathematics, 2000), the rarest first."""
+"""Letters of English by their frequency (Lewand, Cryptological Mathematics, 2000), the
+rarest first.
+"""
 
 
 class Phrases(NamedTuple):
@@ -160,15 +190,21 @@ def prepare_phrases(phrases: Sequence[str]) -> Phrases:
     for number, phrase in enumerate(phrases):
         letters = [letter for letter in RAREST_FIRST if letter in phrase]
         if phrase != phrase.lower() or not letters:
-            raise ValueError(f"a phrase is lower case and has a letter from a to z, not {phrase!r}")
+            raise ValueError(
+                f"a phrase is lower case and has a letter from a to z, not {phrase!r}"
+            )
         anchors[number] = phrase.encode().index(letters[0].encode())
         for byte in (ord(letters[0]), ord(letters[0].upper())):
             # Both cases of a letter share the chain, so it is linked once.
             chain[number] = heads[byte] if byte == ord(letters[0]) else chain[number]
             heads[byte] = number
     encoded = [phrase.encode() for phrase in phrases]
-    offsets = np.concatenate([[0], np.cumsum([len(phrase) for phrase in encoded])]).astype(np.int64)
-    return Phrases(np.frombuffer(b"".join(encoded), np.uint8), offsets, anchors, heads, chain)
+    offsets = np.concatenate(
+        [[0], np.cumsum([len(phrase) for phrase in encoded])]
+    ).astype(np.int64)
+    return Phrases(
+        np.frombuffer(b"".join(encoded), np.uint8), offsets, anchors, heads, chain
+    )
 
 
 @kernel
@@ -180,14 +216,20 @@ def count_phrases(data: np.ndarray, begin: int, end: int, phrases: Phrases) -> i
         while phrase >= 0:
             first, last = phrases.offsets[phrase], phrases.offsets[phrase + 1]
             start = at - phrases.anchors[phrase]
-            if start >= begin and start + last - first <= end and _is_at(data, start, phrases.text, first, last):
+            if (
+                start >= begin
+                and start + last - first <= end
+                and _is_at(data, start, phrases.text, first, last)
+            ):
                 count += 1
             phrase = phrases.chain[phrase]
     return count
 
 
 @kernel
-def _is_at(data: np.ndarray, start: int, text: np.ndarray, first: int, last: int) -> bool:
+def _is_at(
+    data: np.ndarray, start: int, text: np.ndarray, first: int, last: int
+) -> bool:
     for step in range(last - first):
         byte = data[start + step]
         if 0x41 <= byte <= 0x5A:
@@ -206,7 +248,8 @@ class WordListError(ValueError):
 
 
 def read_list(path: str) -> Iterator[str]:
-    """Yield the entries of a list, stripped, without empty lines and lines that begin with `#`.
+    """Yield the entries of a list, stripped, without empty lines and lines that begin
+    with `#`.
 
     Args:
         path: a UTF-8 file, gzipped if its name ends in `.gz`.
@@ -216,15 +259,18 @@ def read_list(path: str) -> Iterator[str]:
     """
     location = as_path(path)
     try:
-        with location.open("rb") as raw, gzip.open(raw) if path.endswith(".gz") else raw as stream:
+        with (
+            location.open("rb") as raw,
+            gzip.open(raw) if path.endswith(".gz") else raw as stream,
+        ):
             for line in io.TextIOWrapper(stream, encoding="utf-8-sig"):
                 entry = line.strip()
                 if entry and not entry.startswith(COMMENT):
                     yield entry
     except (OSError, UnicodeDecodeError, EOFError) as error:
         raise WordListError(
-            f"the list {path} cannot be read: {error}; it must be UTF-8 text with one entry per line, "
-            "gzipped if its name ends in .gz"
+            f"the list {path} cannot be read: {error}; it must be UTF-8 text with one "
+            "entry per line, gzipped if its name ends in .gz"
         ) from error
 
 
@@ -232,8 +278,9 @@ def read_list(path: str) -> Iterator[str]:
 def hashed_list(path: str, normalise: Callable[[str], str]) -> np.ndarray:
     """Return the 64-bit hashes of a list's entries, sorted: uint64 of shape (n,).
 
-    Each entry takes eight bytes, however long it is: a list of five million domains takes 40 MB. The probability that
-    any of a billion strings has the hash of one of a million entries by chance is below one in ten thousand.
+    Each entry takes eight bytes, however long it is: a list of five million domains
+    takes 40 MB. The probability that any of a billion strings has the hash of one of a
+    million entries by chance is below one in ten thousand.
 
     Args:
         path: see `read_list`.

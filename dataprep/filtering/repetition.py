@@ -1,16 +1,20 @@
-"""Repeated segments and word n-grams of a text, which the Gopher dialects count in different ways.
+"""Repeated segments and word n-grams of a text, which the Gopher dialects count in
+different ways.
 
-A word, segment or n-gram is repeated if the text has it at least twice, byte for byte. Collisions are impossible: equal
-hashes are compared byte by byte, and an n-gram is identified by the exact numbers of its two (n-1)-grams. It can only
-be repeated if both of those are, so each n only examines what remains of the previous one. Time is linear in the words
-for every text.
+A word, segment or n-gram is repeated if the text has it at least twice, byte for byte.
+Collisions are impossible: equal hashes are compared byte by byte, and an n-gram is
+identified by the exact numbers of its two (n-1)-grams. It can only be repeated if both
+of those are, so each n only examines what remains of the previous one. Time is linear
+in the words for every text.
 
-The repeated n-grams of a text are three int32 arrays: `at`, the word positions at which one begins, ascending;
-`group`, its number, from 0 in the order of first copies; `copies`, the number of copies of each.
+The repeated n-grams of a text are three int32 arrays: `at`, the word positions at which
+one begins, ascending; `group`, its number, from 0 in the order of first copies;
+`copies`, the number of copies of each.
 
-datatrove compares repeated n-grams by the text of their words without separators: `to day x y z` and
-`today x y z !` are then equal, so these exact numbers do not suffice. But equal n-grams begin with the same bytes, so
-only positions that share their first bytes with another one must be examined; those are compared byte by byte.
+datatrove compares repeated n-grams by the text of their words without separators: `to
+day x y z` and `today x y z !` are then equal, so these exact numbers do not suffice.
+But equal n-grams begin with the same bytes, so only positions that share their first
+bytes with another one must be examined; those are compared byte by byte.
 """
 
 from __future__ import annotations
@@ -18,7 +22,13 @@ from __future__ import annotations
 import numpy as np
 
 from gristmill.dataprep.filtering.rule_columns import DUPLICATE_NGRAMS, TOP_NGRAMS
-from gristmill.dataprep.text.hashing import first_bytes, hash_bytes, load64, same_bytes, store64
+from gristmill.dataprep.text.hashing import (
+    first_bytes,
+    hash_bytes,
+    load64,
+    same_bytes,
+    store64,
+)
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.spans import count_code_points
 
@@ -39,13 +49,18 @@ def table_size(entries: int) -> int:
 
 @kernel
 def empty_table(entries: int) -> np.ndarray:
-    """Return a hash table (open addressing, int32 entry numbers, -1 is free) of which the entries fill at most half."""
+    """Return a hash table (open addressing, int32 entry numbers, -1 is free) of which
+    the entries fill at most half.
+    """
     return np.full(table_size(entries), -1, np.int32)
 
 
 @kernel
-def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Number spans so that equal bytes have equal numbers, from 0 in the order of first copies.
+def number_spans(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Number spans so that equal bytes have equal numbers, from 0 in the order of first
+    copies.
 
     Returns:
         numbers: int32, one per span; copies: int32, one per number.
@@ -59,15 +74,20 @@ def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
     for span in range(spans):
         start, length = starts[span], ends[span] - starts[span]
         # Up to eight bytes are their own key; longer spans are compared.
-        key = first_bytes(data, start, length) if length <= 8 else hash_bytes(data, start, start + length)
+        key = (
+            first_bytes(data, start, length)
+            if length <= 8
+            else hash_bytes(data, start, start + length)
+        )
         value = (key ^ np.uint64(length)) * _ODD
         slot = (value ^ value >> np.uint64(32)) & mask
-        # Record the span as if it were new: a free slot then stands for it, without a branch that half of the words of
-        # a
-        # text would take.
+        # Record the span as if it were new: a free slot then stands for it, without a
+        # branch that half of the words of a text would take.
         keys[num_distinct], firsts[num_distinct] = key, span
         number = min(np.uint32(table[slot]), np.uint32(num_distinct))
-        while keys[number] != key or not _is_copy(data, starts, ends, firsts[number], span):
+        while keys[number] != key or not _is_copy(
+            data, starts, ends, firsts[number], span
+        ):
             slot = (slot + np.uint64(1)) & mask
             number = min(np.uint32(table[slot]), np.uint32(num_distinct))
         table[slot] = number
@@ -78,8 +98,12 @@ def number_spans(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tupl
 
 
 @kernel
-def _is_copy(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int, span: int) -> bool:
-    """Return True if a span with the key of an earlier one, or of itself, has its bytes."""
+def _is_copy(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int, span: int
+) -> bool:
+    """Return True if a span with the key of an earlier one, or of itself, has its
+    bytes.
+    """
     start, first_start = starts[span], starts[np.uint32(first)]
     length = ends[span] - start
     same = ends[np.uint32(first)] - first_start == length
@@ -87,8 +111,12 @@ def _is_copy(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first: int,
 
 
 @kernel
-def keep_repeated(at: np.ndarray, numbers: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Keep n-grams whose number occurs more than once, and renumber them in the same order."""
+def keep_repeated(
+    at: np.ndarray, numbers: np.ndarray, copies: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Keep n-grams whose number occurs more than once, and renumber them in the same
+    order.
+    """
     renumbered = np.empty(len(copies), np.int32)
     groups = 0
     for number in range(len(copies)):
@@ -108,15 +136,21 @@ def keep_repeated(at: np.ndarray, numbers: np.ndarray, copies: np.ndarray) -> tu
 
 
 @kernel
-def repeated_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def repeated_words(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the repeated words of a text, as n-grams of one word."""
     numbers, copies = number_spans(data, starts, ends)
     return keep_repeated(np.arange(len(starts)).astype(np.int32), numbers, copies)
 
 
 @kernel
-def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the repeated (n+1)-grams from the repeated n-grams, where two overlap in all but one word."""
+def extend_ngrams(
+    at: np.ndarray, group: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the repeated (n+1)-grams from the repeated n-grams, where two overlap in
+    all but one word.
+    """
     steps, keys = _likely_pairs(at, group)
     table = empty_table(len(steps))
     mask = np.uint64(len(table) - 1)
@@ -140,9 +174,11 @@ def extend_ngrams(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @kernel
 def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return n-grams that overlap with the next in all but one word and whose pair may be repeated.
+    """Return n-grams that overlap with the next in all but one word and whose pair may
+    be repeated.
 
-    All repeated pairs are included. The loop has no branch that depends on the text, since it would be unpredictable.
+    All repeated pairs are included. The loop has no branch that depends on the text,
+    since it would be unpredictable.
 
     Returns:
         steps: int32, indices of the first of two; keys: uint64, their two groups.
@@ -150,7 +186,10 @@ def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.nda
     steps, keys = np.empty(len(at), np.int32), np.empty(len(at), np.uint64)
     count = 0
     for step in range(len(at) - 1):
-        steps[count], keys[count] = step, np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1])
+        steps[count], keys[count] = (
+            step,
+            np.uint64(group[step]) << np.uint64(32) | np.uint64(group[step + 1]),
+        )
         count += at[step] + 1 == at[step + 1]
     counts = np.zeros(table_size(4 * count), np.uint8)
     mask = np.uint64(len(counts) - 1)
@@ -167,13 +206,19 @@ def _likely_pairs(at: np.ndarray, group: np.ndarray) -> tuple[np.ndarray, np.nda
 
 @kernel
 def top_ngram(
-    at: np.ndarray, group: np.ndarray, copies: np.ndarray, chars: np.ndarray, n: int, longest: bool
+    at: np.ndarray,
+    group: np.ndarray,
+    copies: np.ndarray,
+    chars: np.ndarray,
+    n: int,
+    longest: bool,
 ) -> tuple[int, int]:
-    """Return the most frequent repeated n-gram; of several the one with most code points, or else the first in the
-    text.
+    """Return the most frequent repeated n-gram; of several the one with most code
+    points, or else the first in the text.
 
     Returns:
-        the word position of its first copy, and its number of copies; (-1, 0) if no n-gram is repeated.
+        the word position of its first copy, and its number of copies; (-1, 0) if no
+        n-gram is repeated.
     """
     best_at, best_copies, best_chars, next_group = -1, 0, -1, 0
     for step in range(len(at)):
@@ -191,7 +236,9 @@ def top_ngram(
 
 @kernel
 def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
-    """Return the code points of the words that n-grams at these positions cover, counting each word once."""
+    """Return the code points of the words that n-grams at these positions cover,
+    counting each word once.
+    """
     covered, total = 0, 0
     for start in at:
         for word in range(max(start, covered), start + n):
@@ -201,7 +248,9 @@ def covered_chars(at: np.ndarray, chars: np.ndarray, n: int) -> int:
 
 
 @kernel
-def copied_segments(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool) -> tuple[int, int]:
+def copied_segments(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, first_counts: bool
+) -> tuple[int, int]:
     """Return number and code points of the segments that occur several times.
 
     Args:
@@ -221,11 +270,14 @@ def copied_segments(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, firs
 
 
 @kernel
-def likely_copied(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the spans that may equal another one, by length, first and last eight bytes.
+def likely_copied(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the spans that may equal another one, by length, first and last eight
+    bytes.
 
-    Every span that does equal another is included. Most spans differ from all others, so the bytes between are not
-    read.
+    Every span that does equal another is included. Most spans differ from all others,
+    so the bytes between are not read.
     """
     table = np.zeros(table_size(4 * len(starts)), np.uint8)
     mask = np.uint64(len(table) - 1)
@@ -233,7 +285,9 @@ def likely_copied(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tup
     for span in range(len(starts)):
         start, length = starts[span], ends[span] - starts[span]
         last = load64(data, ends[span] - 8) if length > 8 else np.uint64(0)
-        value = ((first_bytes(data, start, length) ^ np.uint64(length)) * _ODD ^ last) * _OTHER_ODD
+        value = (
+            (first_bytes(data, start, length) ^ np.uint64(length)) * _ODD ^ last
+        ) * _OTHER_ODD
         slot = (value ^ value >> np.uint64(32)) & mask
         slots[span] = slot
         table[slot] = min(table[slot] + 1, 2)
@@ -247,17 +301,22 @@ def likely_copied(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tup
 
 
 MOST_SHARED = 40
-"""Number of bytes at the beginning of an n-gram that are compared before the whole of it."""
+"""Number of bytes at the beginning of an n-gram that are compared before the whole of
+it.
+"""
 PADDING = MOST_SHARED
 """Bytes after the last word, so that `MOST_SHARED` bytes can be read at any word."""
 
 
 @kernel
-def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def join_words(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the bytes of n words without separators.
 
     Returns:
-        joined: uint8, and PADDING zeros; offsets: int64 of shape (n + 1,), the begin of each word.
+        joined: uint8, and PADDING zeros; offsets: int64 of shape (n + 1,), the begin of
+            each word.
     """
     offsets = np.empty(len(starts) + 1, np.int64)
     offsets[0] = 0
@@ -266,7 +325,8 @@ def join_words(data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> tuple[
     joined = np.empty(offsets[-1] + PADDING, np.uint8)
     for word in range(len(starts)):
         start, to = starts[word], offsets[word]
-        if ends[word] - start <= 16 and start + 16 <= len(data):  # the next word overwrites excess bytes
+        # the next word overwrites excess bytes
+        if ends[word] - start <= 16 and start + 16 <= len(data):
             store64(joined, to, load64(data, start))
             store64(joined, to + 8, load64(data, start + 8))
         else:
@@ -281,13 +341,16 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """Return how many bytes from each word on probably occur from another word on too.
 
     Returns:
-        uint8, one value per word: 0, 16, 24, 32 or 40 (MOST_SHARED, which may be more); never too few.
+        uint8, one value per word: 0, 16, 24, 32 or 40 (MOST_SHARED, which may be more);
+        never too few.
     """
     words = len(offsets) - 1
     shift = np.uint64(_shift(words))
     counts, values = np.zeros(1 << 64 - shift, np.uint8), np.empty(words, np.uint64)
     for word in range(words):
-        value = (load64(joined, offsets[word]) * _ODD ^ load64(joined, offsets[word] + 8)) * _OTHER_ODD
+        value = (
+            load64(joined, offsets[word]) * _ODD ^ load64(joined, offsets[word] + 8)
+        ) * _OTHER_ODD
         values[word] = value
         counts[value >> shift] = min(counts[value >> shift] + 1, 2)
     shared, likely = np.zeros(words, np.uint8), np.empty(words, np.int32)
@@ -305,13 +368,23 @@ def shared_starts(joined: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 @kernel
 def _share_more(
-    joined: np.ndarray, offsets: np.ndarray, words: np.ndarray, values: np.ndarray, length: int
+    joined: np.ndarray,
+    offsets: np.ndarray,
+    words: np.ndarray,
+    values: np.ndarray,
+    length: int,
 ) -> np.ndarray:
-    """Return the words, sharing eight bytes less, that probably share `length` bytes; `values` are their hashes."""
+    """Return the words, sharing eight bytes less, that probably share `length` bytes;
+    `values` are their hashes.
+    """
     shift = np.uint64(_shift(len(words)))
     counts = np.zeros(1 << 64 - shift, np.uint8)
     for word in words:
-        value = values[word] ^ values[word] >> np.uint64(32) ^ load64(joined, offsets[word] + length - 8)
+        value = (
+            values[word]
+            ^ values[word] >> np.uint64(32)
+            ^ load64(joined, offsets[word] + length - 8)
+        )
         values[word] = value * _ODD
         counts[values[word] >> shift] = min(counts[values[word] >> shift] + 1, 2)
     likely = np.empty(len(words), np.int32)
@@ -324,7 +397,9 @@ def _share_more(
 
 @kernel
 def _shift(entries: int) -> int:
-    """Return the shift of a 64-bit hash for a table of at least eight slots per entry."""
+    """Return the shift of a 64-bit hash for a table of at least eight slots per
+    entry.
+    """
     bits = 6
     while 1 << bits < 8 * entries:
         bits += 1
@@ -332,15 +407,19 @@ def _shift(entries: int) -> int:
 
 
 @kernel
-def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int) -> np.ndarray:
-    """Return the word positions at which an n-gram may equal that at another position, including all that do.
+def likely_copies(
+    offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n: int
+) -> np.ndarray:
+    """Return the word positions at which an n-gram may equal that at another position,
+    including all that do.
 
     An n-gram of sixteen bytes or more must share its bytes; shorter ones are rare.
 
     Args:
         offsets: offsets from `join_words`.
         shared: result of `shared_starts`.
-        before: int32 positions, ascending: the result of this function for a smaller n, or all positions.
+        before: int32 positions, ascending: the result of this function for a smaller n,
+            or all positions.
     """
     words = len(offsets) - 1
     positions = np.empty(len(before), np.int32)
@@ -355,16 +434,24 @@ def likely_copies(offsets: np.ndarray, shared: np.ndarray, before: np.ndarray, n
 
 
 @kernel
-def _alike(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: int) -> np.ndarray:
-    """Return positions of n-grams whose length and first bytes (at most sixteen) probably equal another's."""
+def _alike(
+    joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: int
+) -> np.ndarray:
+    """Return positions of n-grams whose length and first bytes (at most sixteen)
+    probably equal another's.
+    """
     shift = np.uint64(_shift(len(candidates)))
-    counts, values = np.zeros(1 << 64 - shift, np.uint8), np.empty(len(candidates), np.uint64)
+    counts, values = (
+        np.zeros(1 << 64 - shift, np.uint8),
+        np.empty(len(candidates), np.uint64),
+    )
     for number in range(len(candidates)):
         start = offsets[candidates[number]]
         length = offsets[candidates[number] + n] - start
         beyond_8, beyond_16 = 8 - min(length, 8), 16 - max(min(length, 16), 8)
         first = load64(joined, start) << np.uint64(8 * beyond_8)
-        half = np.uint64(4 * beyond_16)  # a number cannot be shifted by all of its 64 bits at once
+        # a number cannot be shifted by all of its 64 bits at once
+        half = np.uint64(4 * beyond_16)
         second = load64(joined, start + 8) << half << half
         value = ((first ^ np.uint64(length)) * _ODD ^ second) * _OTHER_ODD
         values[number] = value
@@ -377,8 +464,15 @@ def _alike(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, n: i
 
 
 @kernel
-def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray, chars: np.ndarray, n: int) -> int:
-    """Return the code points of n-grams that occurred before, in one walk that jumps over each of them.
+def copied_chars(
+    joined: np.ndarray,
+    offsets: np.ndarray,
+    candidates: np.ndarray,
+    chars: np.ndarray,
+    n: int,
+) -> int:
+    """Return the code points of n-grams that occurred before, in one walk that jumps
+    over each of them.
 
     Args:
         candidates: result of `likely_copies` for this n.
@@ -401,7 +495,10 @@ def copied_chars(joined: np.ndarray, offsets: np.ndarray, candidates: np.ndarray
         is_copy = False
         while table[slot] >= 0 and not is_copy:
             earlier = candidates[table[slot]]
-            same = hashes[table[slot]] == value and offsets[earlier + n] - offsets[earlier] == end - start
+            same = (
+                hashes[table[slot]] == value
+                and offsets[earlier + n] - offsets[earlier] == end - start
+            )
             is_copy = same and same_bytes(joined, offsets[earlier], start, end - start)
             slot = (slot + np.uint64(1)) & mask
         if is_copy:

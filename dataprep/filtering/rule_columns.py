@@ -1,6 +1,7 @@
 """Columns of each rule set, and the edges of their histograms.
 
-Code that only needs the columns imports no kernel. Each module of rules fills the columns that it defines here.
+Code that only needs the columns imports no kernel. Each module of rules fills the
+columns that it defines here.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ REPETITION_STATISTICS = (
     *(f"top_{n}gram_char_ratio" for n in TOP_NGRAMS),
     *(f"duplicate_{n}gram_char_ratio" for n in DUPLICATE_NGRAMS),
 )
-"""Statistics of Gopher's two rule sets. `words` is int64; `stop_words`, which can be NaN, is float64 like the
-others."""
+"""Statistics of Gopher's two rule sets. `words` is int64; `stop_words`, which can be
+NaN, is float64 like the others.
+"""
 C4_STATISTICS = ("document_characters", "sentences", "lorem_ipsum", "curly_brackets")
 FINEWEB_STATISTICS = (
     "filled_lines",
@@ -56,8 +58,16 @@ CURATOR_SHARES = (
     "boilerplate_paragraph_ratio",
     "unended_line_ratio",
 )
-CODE_INTEGERS = ("generated_markers", "minified", "code_lines", "longest_encoded_characters", "code_tokens")
-"""Columns of `code` that are whole numbers and never null (int64); all its others are float64."""
+CODE_INTEGERS = (
+    "generated_markers",
+    "minified",
+    "code_lines",
+    "longest_encoded_characters",
+    "code_tokens",
+)
+"""Columns of `code` that are whole numbers and never null (int64); all its others are
+float64.
+"""
 CODE_COUNTS = (
     *CODE_INTEGERS,
     "xml_header",
@@ -68,8 +78,19 @@ CODE_COUNTS = (
     "longest_markup_line_characters",
     "html_visible_characters",
 )
-CODE_SHARES = ("alphanumeric_ratio", "alphabetic_ratio", "encoded_ratio", "html_visible_ratio")
-URL_STATISTICS = ("url_blocked_domain", "url_blocked_page", "url_hard_words", "url_soft_words", "url_strict_words")
+CODE_SHARES = (
+    "alphanumeric_ratio",
+    "alphabetic_ratio",
+    "encoded_ratio",
+    "html_visible_ratio",
+)
+URL_STATISTICS = (
+    "url_blocked_domain",
+    "url_blocked_page",
+    "url_hard_words",
+    "url_soft_words",
+    "url_strict_words",
+)
 
 
 def shares(*names: str) -> dict[str, Edges]:
@@ -93,7 +114,11 @@ RULE_COLUMNS: Mapping[str, Mapping[str, Edges]] = {
     "mc4": counts("long_paragraphs"),
     "fineweb": {**shares(*FINEWEB_STATISTICS), **counts("filled_lines")},
     "curator": {**shares(*CURATOR_SHARES), **counts("longest_word_characters")},
-    "running_text": {**shares(*RUNNING_TEXT_STATISTICS), **counts("placeholder_phrases"), "eflaw": LENGTH_EDGES},
+    "running_text": {
+        **shares(*RUNNING_TEXT_STATISTICS),
+        **counts("placeholder_phrases"),
+        "eflaw": LENGTH_EDGES,
+    },
     "code": {**shares(*CODE_SHARES), **counts(*CODE_COUNTS)},
     "urls": counts(*URL_STATISTICS),
     "bad_words": {**counts("bad_words"), **shares("bad_word_ratio")},
@@ -104,4 +129,6 @@ RULE_COLUMNS: Mapping[str, Mapping[str, Edges]] = {
 
 def edges(statistic: str) -> Edges:
     """Return the histogram edges of a column."""
-    return next(columns[statistic] for columns in RULE_COLUMNS.values() if statistic in columns)
+    return next(
+        columns[statistic] for columns in RULE_COLUMNS.values() if statistic in columns
+    )

@@ -1,13 +1,18 @@
-"""Statistics of C4's and mC4's rules for documents (Raffel et al. 2020, section 2.2; Xue et al. 2021, section 3.1).
+"""Statistics of C4's and mC4's rules for documents (Raffel et al. 2020, section 2.2;
+Xue et al. 2021, section 3.1).
 
-The definitions are those of the released code (TensorFlow Datasets, text/c4_utils.py), which applies all but the first
-after its rules for lines: so run the stage `clean` with `lines: [c4]` before `filter`.
+The definitions are those of the released code (TensorFlow Datasets, text/c4_utils.py),
+which applies all but the first after its rules for lines: so run the stage `clean` with
+`lines: [c4]` before `filter`.
 
-- document_characters: code points. C4's code applies this rule to the page as it was read.
-- sentences: as `lines_and_sentences.py` counts them; C4's code adds up Punkt's sentences of each line.
+- document_characters: code points. C4's code applies this rule to the page as it was
+  read.
+- sentences: as `lines_and_sentences.py` counts them; C4's code adds up Punkt's
+  sentences of each line.
 - lorem_ipsum: occurrences of that phrase, ASCII letters in any case.
 - curly_brackets: occurrences of `{`.
-- long_paragraphs (mC4): lines, between newlines alone and not stripped, of at least `paragraph_characters` code points.
+- long_paragraphs (mC4): lines, between newlines alone and not stripped, of at least
+  `paragraph_characters` code points.
 """
 
 from __future__ import annotations
@@ -15,8 +20,15 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.lines_and_sentences import count_sentences, text_classes
-from gristmill.dataprep.filtering.listed_words import Phrases, count_phrases, prepare_phrases
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    count_sentences,
+    text_classes,
+)
+from gristmill.dataprep.filtering.listed_words import (
+    Phrases,
+    count_phrases,
+    prepare_phrases,
+)
 from gristmill.dataprep.filtering.rule_columns import C4_STATISTICS
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import count_code_points, skip_to_newlines
@@ -42,7 +54,9 @@ def c4_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarray]:
     return dict(zip(C4_STATISTICS, values.T.copy()))
 
 
-def mc4_statistics(texts: pa.Array | pa.ChunkedArray, paragraph_characters: int) -> dict[str, np.ndarray]:
+def mc4_statistics(
+    texts: pa.Array | pa.ChunkedArray, paragraph_characters: int
+) -> dict[str, np.ndarray]:
     """Measure `long_paragraphs` of every text; like `c4_statistics`."""
     data, offsets = text_buffers(texts)
     return {"long_paragraphs": _count_long_lines(data, offsets, paragraph_characters)}
@@ -50,7 +64,11 @@ def mc4_statistics(texts: pa.Array | pa.ChunkedArray, paragraph_characters: int)
 
 @kernel
 def _measure_texts(
-    data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, placeholder: Phrases, values: np.ndarray
+    data: np.ndarray,
+    offsets: np.ndarray,
+    classes: np.ndarray,
+    placeholder: Phrases,
+    values: np.ndarray,
 ) -> None:
     for text in range(len(offsets) - 1):
         begin, end = offsets[text], offsets[text + 1]
@@ -70,13 +88,18 @@ def _count_byte(data: np.ndarray, begin: int, end: int, value: int) -> int:
 
 
 @kernel
-def _count_long_lines(data: np.ndarray, offsets: np.ndarray, min_characters: int) -> np.ndarray:
+def _count_long_lines(
+    data: np.ndarray, offsets: np.ndarray, min_characters: int
+) -> np.ndarray:
     counts = np.zeros(len(offsets) - 1, np.int64)
     for text in range(len(counts)):
         line, end = offsets[text], offsets[text + 1]
         while line <= end:
             stop = skip_to_newlines(data, line, end, 1)
             # A line has at most as many code points as bytes.
-            counts[text] += stop - line >= min_characters and count_code_points(data, line, stop) >= min_characters
+            counts[text] += (
+                stop - line >= min_characters
+                and count_code_points(data, line, stop) >= min_characters
+            )
             line = stop + 1
     return counts

@@ -1,25 +1,28 @@
-"""Statistics of NeMo Curator's heuristics besides Gopher's rules (stages/text/filters/heuristic/string.py, 1.3).
+"""Statistics of NeMo Curator's heuristics besides Gopher's rules
+(stages/text/filters/heuristic/string.py, 1.3).
 
 Shares of all code points of the text:
 
-- non_alphanumeric_ratio: all but ASCII letters and digits, newlines and `?`, `!`, `,`, `.`.
+- non_alphanumeric_ratio: all but ASCII letters and digits, newlines and `?`, `!`, `,`,
+  `.`.
 - digit_ratio: ASCII digits.
-- url_char_ratio: matches of `http://` or `https://` followed by at least one of ASCII letters and digits, the
-  characters `$-_@.&+!*(),` and percent-encoded bytes. A slash is not among them: a URL counts up to the end of its
-  host, as in Curator's code.
+- url_char_ratio: matches of `http://` or `https://` followed by at least one of ASCII
+  letters and digits, the characters `$-_@.&+!*(),` and percent-encoded bytes. A slash
+  is not among them: a URL counts up to the end of its host, as in Curator's code.
 - whitespace_ratio: space, tab, newline, carriage return and backspace.
 - bracket_ratio: the characters `()[]{}⟨⟩`.
 
 Shares of parts of the text:
 
-- boilerplate_paragraph_ratio: paragraphs (between double newlines, including empty ones) that have one of
-  BOILERPLATE, ASCII letters in any case; 1 if the text has `lorem ipsum`. Curator also lists five cookie notices in
-  full; two of them contain a phrase of BOILERPLATE, and the beginnings of the other three are in it.
-- unended_line_ratio: lines (with anything but whitespace, between newlines) whose last character, ignoring trailing
-  whitespace, is not one of `.`, `?`, `!`, `"` and `'`.
+- boilerplate_paragraph_ratio: paragraphs (between double newlines, including empty
+  ones) that have one of BOILERPLATE, ASCII letters in any case; 1 if the text has
+  `lorem ipsum`. Curator also lists five cookie notices in full; two of them contain a
+  phrase of BOILERPLATE, and the beginnings of the other three are in it.
+- unended_line_ratio: lines (with anything but whitespace, between newlines) whose last
+  character, ignoring trailing whitespace, is not one of `.`, `?`, `!`, `"` and `'`.
 
-And longest_word_characters: code points of the longest word between whitespace. For a text without any code point, or
-line, the shares are 1, so that it is dropped.
+And longest_word_characters: code points of the longest word between whitespace. For a
+text without any code point, or line, the shares are 1, so that it is dropped.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.filtering.lines_and_sentences import SPACE, text_classes
-from gristmill.dataprep.filtering.listed_words import Phrases, count_phrases, prepare_phrases
+from gristmill.dataprep.filtering.listed_words import (
+    Phrases,
+    count_phrases,
+    prepare_phrases,
+)
 from gristmill.dataprep.filtering.rule_columns import CURATOR_SHARES
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import skip_to_newlines, strip
@@ -46,18 +53,24 @@ BOILERPLATE = (
     "privacy and cookies policy",
     "necessary cookies are absolutely essential for the website to function properly.",
     "any cookies that may not be particularly necessary for the website to function",
-    "if you continue to browse this site without changing your cookie settings, you agree to this use.",
+    "if you continue to browse this site without changing your cookie settings, you "
+    "agree to this use.",
 )
 
 _BOILERPLATE = prepare_phrases(BOILERPLATE)
 _PLACEHOLDER = prepare_phrases(["lorem ipsum"])
 
-_ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (np.uint8(1 << bit) for bit in range(5))
+_ALPHANUMERIC, _DIGIT, _WHITESPACE, _BRACKET, _IN_URL = (
+    np.uint8(1 << bit) for bit in range(5)
+)
 
 
 def _byte_classes() -> np.ndarray:
     """Return the flags of every ASCII character: uint8 of shape (128,)."""
-    letters, digits = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
+    letters, digits = (
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ",
+        "0123456789",
+    )
     classes = np.zeros(128, np.uint8)
     for flag, members in (
         (_ALPHANUMERIC, letters + digits + "\n?!,."),
@@ -89,8 +102,13 @@ def curator_statistics(texts: pa.Array | pa.ChunkedArray) -> dict[str, np.ndarra
     data, offsets = text_buffers(texts)
     values = np.ones((len(offsets) - 1, len(CURATOR_SHARES)))
     longest = np.zeros(len(offsets) - 1, np.int64)
-    _measure_texts(data, offsets, text_classes(), _BOILERPLATE, _PLACEHOLDER, values, longest)
-    return {**dict(zip(CURATOR_SHARES, values.T.copy())), "longest_word_characters": longest}
+    _measure_texts(
+        data, offsets, text_classes(), _BOILERPLATE, _PLACEHOLDER, values, longest
+    )
+    return {
+        **dict(zip(CURATOR_SHARES, values.T.copy())),
+        "longest_word_characters": longest,
+    }
 
 
 @kernel
@@ -114,7 +132,9 @@ def _measure_texts(
 
 
 @kernel
-def _measure_characters(data: np.ndarray, begin: int, end: int, classes: np.ndarray, row: np.ndarray) -> int:
+def _measure_characters(
+    data: np.ndarray, begin: int, end: int, classes: np.ndarray, row: np.ndarray
+) -> int:
     """Write the shares of code points; return the code points of the longest word."""
     total, alphanumeric, digits, white, brackets, in_urls = 0, 0, 0, 0, 0, 0
     word, longest, url_end, at = 0, 0, begin, begin
@@ -135,27 +155,43 @@ def _measure_characters(data: np.ndarray, begin: int, end: int, classes: np.ndar
             url_end = _end_of_url(data, at, end)
             in_urls += url_end - at
         at += width
-    row[0], row[1], row[2] = (total - alphanumeric) / total, digits / total, in_urls / total
+    row[0], row[1], row[2] = (
+        (total - alphanumeric) / total,
+        digits / total,
+        in_urls / total,
+    )
     row[3], row[4] = white / total, brackets / total
     return longest
 
 
 @kernel
 def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
-    """Return the end of the URL that begins here; `at` if there is none. URLs are ASCII."""
+    """Return the end of the URL that begins here; `at` if there is none. URLs are
+    ASCII.
+    """
     scheme = at + 4
     for step in range(4):
         if at + step >= end or data[at + step] != (0x68, 0x74, 0x74, 0x70)[step]:
             return at
     if scheme < end and data[scheme] == 0x73:
         scheme += 1
-    if end - scheme < 4 or data[scheme] != 0x3A or data[scheme + 1] != 0x2F or data[scheme + 2] != 0x2F:
+    if (
+        end - scheme < 4
+        or data[scheme] != 0x3A
+        or data[scheme + 1] != 0x2F
+        or data[scheme + 2] != 0x2F
+    ):
         return at
     first = stop = scheme + 3
     while stop < end:
         if data[stop] < 0x80 and _BYTE_CLASSES[data[stop]] & _IN_URL:
             stop += 1
-        elif data[stop] == 0x25 and stop + 2 < end and _IS_HEX[data[stop + 1]] and _IS_HEX[data[stop + 2]]:
+        elif (
+            data[stop] == 0x25
+            and stop + 2 < end
+            and _IS_HEX[data[stop + 1]]
+            and _IS_HEX[data[stop + 2]]
+        ):
             stop += 3
         else:
             break
@@ -163,7 +199,9 @@ def _end_of_url(data: np.ndarray, at: int, end: int) -> int:
 
 
 @kernel
-def _boilerplate_ratio(data: np.ndarray, begin: int, end: int, boilerplate: Phrases) -> float:
+def _boilerplate_ratio(
+    data: np.ndarray, begin: int, end: int, boilerplate: Phrases
+) -> float:
     paragraphs, matching, paragraph = 0, 0, begin
     while paragraph <= end:
         stop = skip_to_newlines(data, paragraph, end, 2)
@@ -174,7 +212,9 @@ def _boilerplate_ratio(data: np.ndarray, begin: int, end: int, boilerplate: Phra
 
 
 @kernel
-def _unended_ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray) -> float:
+def _unended_ratio(
+    data: np.ndarray, begin: int, end: int, classes: np.ndarray
+) -> float:
     lines, unended, line = 0, 0, begin
     while line < end:
         stop = skip_to_newlines(data, line, end, 1)
@@ -182,6 +222,12 @@ def _unended_ratio(data: np.ndarray, begin: int, end: int, classes: np.ndarray) 
         if first < last:
             lines += 1
             mark = data[last - 1]
-            unended += not (mark == 0x2E or mark == 0x3F or mark == 0x21 or mark == 0x22 or mark == 0x27)
+            unended += not (
+                mark == 0x2E
+                or mark == 0x3F
+                or mark == 0x21
+                or mark == 0x22
+                or mark == 0x27
+            )
         line = stop + 1
     return unended / lines if lines else 1.0

@@ -1,16 +1,20 @@
-"""Statistics of FineWeb's own rules (Penedo et al. 2024, section 3.6; datatrove, filters/fineweb_quality_filter.py).
+"""Statistics of FineWeb's own rules (Penedo et al. 2024, section 3.6; datatrove,
+filters/fineweb_quality_filter.py).
 
-- filled_lines: lines with anything but whitespace. Lines are those of `text.split("\\n")`, and are not stripped.
-- terminal_line_ratio: filled lines whose last code point is one of FineWeb's 159 terminal marks
-  (TERMINAL_RANGES in `lines_and_sentences.py`; quotation marks are not among them, and a trailing space counts as the
-  last code point) / filled lines.
-- short_line_ratio: filled lines of at most `short_line_characters` code points / filled lines.
-- repeated_line_char_ratio: code points of filled lines that the text had before, the first copy not counted / code
-  points of the text without its newlines.
-- newline_word_ratio: newlines / words. datatrove counts the tokens of spaCy's English tokenizer; here they are those of
-  `lines_and_sentences.count_words`, and with `words: language` those of datatrove's tokenizer for the text's language.
-  Given equal words, all five are bit-equal to datatrove's; with its own it reached the same verdict on each of 300
-  posts and PEPs.
+- filled_lines: lines with anything but whitespace. Lines are those of
+  `text.split("\\n")`, and are not stripped.
+- terminal_line_ratio: filled lines whose last code point is one of FineWeb's 159
+  terminal marks (TERMINAL_RANGES in `lines_and_sentences.py`; quotation marks are not
+  among them, and a trailing space counts as the last code point) / filled lines.
+- short_line_ratio: filled lines of at most `short_line_characters` code points / filled
+  lines.
+- repeated_line_char_ratio: code points of filled lines that the text had before, the
+  first copy not counted / code points of the text without its newlines.
+- newline_word_ratio: newlines / words. datatrove counts the tokens of spaCy's English
+  tokenizer; here they are those of `lines_and_sentences.count_words`, and with `words:
+  language` those of datatrove's tokenizer for the text's language. Given equal words,
+  all five are bit-equal to datatrove's; with its own it reached the same verdict on
+  each of 300 posts and PEPs.
 
 A share of nothing is 0.
 """
@@ -22,7 +26,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.filtering.lines_and_sentences import TERMINAL, count_words, text_classes
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    TERMINAL,
+    count_words,
+    text_classes,
+)
 from gristmill.dataprep.filtering.repetition import copied_segments
 from gristmill.dataprep.filtering.rule_columns import FINEWEB_STATISTICS
 from gristmill.dataprep.text.kernels import kernel, text_buffers
@@ -32,7 +40,9 @@ from gristmill.dataprep.words.language_words import language_words
 
 
 def fineweb_statistics(
-    texts: pa.Array | pa.ChunkedArray, short_line_characters: int, languages: Sequence[str | None] | None = None
+    texts: pa.Array | pa.ChunkedArray,
+    short_line_characters: int,
+    languages: Sequence[str | None] | None = None,
 ) -> dict[str, np.ndarray]:
     """Measure FINEWEB_STATISTICS of every text.
 
@@ -56,9 +66,14 @@ def fineweb_statistics(
 
 
 def _count_other_words(
-    data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None], values: np.ndarray
+    data: np.ndarray,
+    offsets: np.ndarray,
+    languages: Sequence[str | None],
+    values: np.ndarray,
 ) -> None:
-    """Write newlines per word of the language's tokenizer, for texts with a filled line."""
+    """Write newlines per word of the language's tokenizer, for texts with a filled
+    line.
+    """
     segmented = language_words(data, offsets, languages)
     counts = np.diff(segmented.words.offsets)[segmented.places]
     for text in np.flatnonzero(values[:, 0]):
@@ -67,11 +82,20 @@ def _count_other_words(
 
 
 @kernel
-def _measure_texts(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, short: int, values: np.ndarray) -> None:
+def _measure_texts(
+    data: np.ndarray,
+    offsets: np.ndarray,
+    classes: np.ndarray,
+    short: int,
+    values: np.ndarray,
+) -> None:
     for text in range(len(offsets) - 1):
         begin, end = offsets[text], offsets[text + 1]
         newlines = _count_newlines(data, begin, end)
-        starts, ends = np.empty(newlines + 1, np.int64), np.empty(newlines + 1, np.int64)
+        starts, ends = (
+            np.empty(newlines + 1, np.int64),
+            np.empty(newlines + 1, np.int64),
+        )
         filled, terminal, short_lines, all_chars, line = 0, 0, 0, 0, begin
         while line <= end:
             stop = skip_to_newlines(data, line, end, 1)
@@ -89,7 +113,10 @@ def _measure_texts(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray, s
         _, repeated = copied_segments(data, starts[:filled], ends[:filled], False)
         row = values[text]
         row[0], row[1], row[2] = filled, terminal / filled, short_lines / filled
-        row[3], row[4] = repeated / all_chars, newlines / count_words(data, begin, end, classes)
+        row[3], row[4] = (
+            repeated / all_chars,
+            newlines / count_words(data, begin, end, classes),
+        )
 
 
 @kernel
@@ -102,7 +129,9 @@ def _count_newlines(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def _ends_in_terminal_mark(data: np.ndarray, end: int, classes: np.ndarray) -> bool:
-    """Return True if the last code point before `end`, which exists, is a terminal mark."""
+    """Return True if the last code point before `end`, which exists, is a terminal
+    mark.
+    """
     last = end - 1
     while data[last] & 0xC0 == 0x80:
         last -= 1

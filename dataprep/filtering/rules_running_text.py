@@ -1,23 +1,29 @@
-"""Statistics that separate running English from placeholder text and from words in a random order.
+"""Statistics that separate running English from placeholder text and from words in a
+random order.
 
 Of every text:
 
 - placeholder_phrases: occurrences of `lorem ipsum`, ASCII letters in any case.
-- lettered_word_ratio: whitespace words with a letter / words. Words without a letter are not counted if they mark an
-  item of a list (the first one or two words of a line: `1.`, `-`, `• 200`), belong to arithmetic (in a line with `=`),
-  or are numbers in a sentence (in a line with at least as many words with a letter). NaN if no word counts.
+- lettered_word_ratio: whitespace words with a letter / words. Words without a letter
+  are not counted if they mark an item of a list (the first one or two words of a line:
+  `1.`, `-`, `• 200`), belong to arithmetic (in a line with `=`), or are numbers in a
+  sentence (in a line with at least as many words with a letter). NaN if no word counts.
 
-Of texts in English, or in an unknown language (NaN for others), on the words of `word_breaks.segmented_words`:
+Of texts in English, or in an unknown language (NaN for others), on the words of
+`word_breaks.segmented_words`:
 
-- eflaw: McAlpine's EFLAW score, (words + words of at most three code points) / sentences, which GneissWeb calls
-  readability (Gohari et al. 2025, section 3.2). Sentences are those of `lines_and_sentences.py`, words those of
-  UAX #29; GneissWeb takes both from textstat.
+- eflaw: McAlpine's EFLAW score, (words + words of at most three code points) /
+  sentences, which GneissWeb calls readability (Gohari et al. 2025, section 3.2).
+  Sentences are those of `lines_and_sentences.py`, words those of UAX #29; GneissWeb
+  takes both from textstat.
 - function_word_ratio: words in FUNCTION_WORDS, in any case / words.
-- stray_determiner_ratio: of the words in DETERMINERS that one space or newline and a word follow, those whose
-  next word is one of NEVER_NEXT and not the first part of a compound (`the in-crowd`). NaN below LEAST_DETERMINERS.
+- stray_determiner_ratio: of the words in DETERMINERS that one space or newline and a
+  word follow, those whose next word is one of NEVER_NEXT and not the first part of a
+  compound (`the in-crowd`). NaN below LEAST_DETERMINERS.
 
-Words in a random order have their function words in each other's places, which no grammatical sentence has. A chain in
-which every word follows its predecessor as often as in prose has the pairs of prose: these statistics do not see it.
+Words in a random order have their function words in each other's places, which no
+grammatical sentence has. A chain in which every word follows its predecessor as often
+as in prose has the pairs of prose: these statistics do not see it.
 """
 
 from __future__ import annotations
@@ -28,8 +34,15 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.filtering.gopher_words import lower_ascii
-from gristmill.dataprep.filtering.lines_and_sentences import count_sentences, text_classes
-from gristmill.dataprep.filtering.listed_words import Phrases, count_phrases, prepare_phrases
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    count_sentences,
+    text_classes,
+)
+from gristmill.dataprep.filtering.listed_words import (
+    Phrases,
+    count_phrases,
+    prepare_phrases,
+)
 from gristmill.dataprep.filtering.rule_columns import RUNNING_TEXT_STATISTICS
 from gristmill.dataprep.langid.language_codes import parse_label
 from gristmill.dataprep.text.hashing import first_bytes
@@ -42,36 +55,52 @@ from gristmill.dataprep.words.word_breaks import segmented_words
 
 DETERMINERS = "the a an my your our their every".split()
 NEVER_NEXT = (
-    "the a an of and or to in is are was were be with that for by from at as have has had it they he she we i if than "
-    "but which these those this"
+    "the a an of and or to in is are was were be with that for by from at as have has "
+    "had it they he she we i if than but which these those this"
 ).split()
 FUNCTION_WORDS = (
-    "a about after all also an and any are as at be because been before being between both but by can could did do does "
-    "down each for from had has have he her here him his how i if in into is it its just may me might more most must my "
-    "no not now of off on one only or other our out over own same she should so some such than that the their them then "
-    "there these they this those through to too under until up us very was we were what when where which while who why "
-    "will with would you your"
+    "a about after all also an and any are as at be because been before being between "
+    "both but by can could did do does down each for from had has have he her here him "
+    "his how i if in into is it its just may me might more most must my no not now of "
+    "off on one only or other our out over own same she should so some such than that "
+    "the their them then there these they this those through to too under until up us "
+    "very was we were what when where which while who why will with would you your"
 ).split()
-"""Articles, pronouns, prepositions, conjunctions and auxiliaries: the closed classes of English."""
+"""Articles, pronouns, prepositions, conjunctions and auxiliaries: the closed classes of
+English.
+"""
 LEAST_DETERMINERS = 8
-"""Smallest number of determiners; with fewer, one slip of the pen would exceed the threshold."""
+"""Smallest number of determiners; with fewer, one slip of the pen would exceed the
+threshold.
+"""
 LONGEST_MINI_WORD = 3
 LONGEST_MARKER = 2
-"""Number of words without a letter at the beginning of a line: the marker of an item, and an amount."""
+"""Number of words without a letter at the beginning of a line: the marker of an item,
+and an amount.
+"""
 LONGEST_LISTED = 8
 """Bytes of the longest listed word: the capacity of a key."""
 ENGLISH = "en"
-HYPHEN, SPACE, NEWLINE, EQUALS = np.uint8(0x2D), np.uint8(0x20), np.uint8(0x0A), np.uint8(0x3D)
+HYPHEN, SPACE, NEWLINE, EQUALS = (
+    np.uint8(0x2D),
+    np.uint8(0x20),
+    np.uint8(0x0A),
+    np.uint8(0x3D),
+)
 _PLACEHOLDER = prepare_phrases(["lorem ipsum"])
 
 
 def _keys(words: Sequence[str]) -> np.ndarray:
     """Return words of ASCII as sorted keys of `first_bytes`."""
-    return np.sort(np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64))
+    return np.sort(
+        np.array([int.from_bytes(word.encode(), "little") for word in words], np.uint64)
+    )
 
 
 _DETERMINERS, _NEVER_NEXT = _keys(DETERMINERS), _keys(NEVER_NEXT)
-_FUNCTION_WORDS = _keys([word for word in FUNCTION_WORDS if len(word) <= LONGEST_LISTED])
+_FUNCTION_WORDS = _keys(
+    [word for word in FUNCTION_WORDS if len(word) <= LONGEST_LISTED]
+)
 
 
 def running_text_statistics(
@@ -94,7 +123,13 @@ def running_text_statistics(
     flags = code_point_flags()
     words = segmented_words(data, offsets, flags, np.arange(number))
     values = np.full((number, len(RUNNING_TEXT_STATISTICS)), np.nan)
-    english = np.array([language is None or parse_label(language).code == ENGLISH for language in languages], bool)
+    english = np.array(
+        [
+            language is None or parse_label(language).code == ENGLISH
+            for language in languages
+        ],
+        bool,
+    )
     _measure_texts(
         data,
         offsets,
@@ -145,7 +180,11 @@ def _measure_texts(
                 followed += 1
                 compound = stop < end and data[stop] == HYPHEN
                 stray += not compound and _is_listed(key, never_next)
-            joined = word + 1 < last and words.starts[word + 1] == stop + 1 and data[stop] in (SPACE, NEWLINE)
+            joined = (
+                word + 1 < last
+                and words.starts[word + 1] == stop + 1
+                and data[stop] in (SPACE, NEWLINE)
+            )
             after_determiner = joined and _is_listed(key, determiners)
         number = last - first
         row[2] = (number + mini) / max(count_sentences(data, begin, end, classes), 1)

@@ -1,13 +1,19 @@
-"""Statistics of the rule set `urls`: matches of a document's URL, or of words in it, with the user's lists.
+"""Statistics of the rule set `urls`: matches of a document's URL, or of words in it,
+with the user's lists.
 
-- url_blocked_domain: 1 if the host, or the host without some of its first labels, is in `block_domains`.
-- url_blocked_page: 1 if the normalised URL (`urls.normalise_url`) is that of an entry of `block_urls`.
-- url_hard_words, url_soft_words: distinct entries whose words occur consecutively in the URL. Words are maximal runs of
-  ASCII letters and digits, in the URL and in an entry.
-- url_strict_words: places of the URL, without its `-` and `.`, where an entry (without them) ends.
+- url_blocked_domain: 1 if the host, or the host without some of its first labels, is in
+  `block_domains`.
+- url_blocked_page: 1 if the normalised URL (`urls.normalise_url`) is that of an entry
+  of `block_urls`.
+- url_hard_words, url_soft_words: distinct entries whose words occur consecutively in
+  the URL. Words are maximal runs of ASCII letters and digits, in the URL and in an
+  entry.
+- url_strict_words: places of the URL, without its `-` and `.`, where an entry (without
+  them) ends.
 
-All in lower case, unlike the words of the URL in datatrove (`filters/url_filter.py`). Words and parts are searched in
-the document's URL as it is, without its scheme. Everything is NaN for a document without a URL.
+All in lower case, unlike the words of the URL in datatrove (`filters/url_filter.py`).
+Words and parts are searched in the document's URL as it is, without its scheme.
+Everything is NaN for a document without a URL.
 """
 
 from __future__ import annotations
@@ -18,7 +24,12 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.cleaning.urls import document_urls, normalise_host, normalise_url, url_host
+from gristmill.dataprep.cleaning.urls import (
+    document_urls,
+    normalise_host,
+    normalise_url,
+    url_host,
+)
 from gristmill.dataprep.filtering.listed_words import (
     Automaton,
     build,
@@ -37,7 +48,9 @@ _UNSTRICT = str.maketrans("", "", "-.")
 
 
 def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
-    """Measure URL_STATISTICS of n documents (columns `locator`, `metadata`): float64 of shape (n,); NaN without URL."""
+    """Measure URL_STATISTICS of n documents (columns `locator`, `metadata`): float64 of
+    shape (n,); NaN without URL.
+    """
     all_urls = document_urls(rows)
     has_url = np.array([url is not None for url in all_urls], bool)
     urls = [url for url in all_urls if url is not None]
@@ -56,7 +69,9 @@ def url_statistics(rows: pa.Table, options: Urls) -> dict[str, np.ndarray]:
 
 
 def listed_domain(entry: str) -> str:
-    """Return an entry of a list of domains as a host; lists may write `*.a.org` or `.a.org` for `a.org`."""
+    """Return an entry of a list of domains as a host; lists may write `*.a.org` or
+    `.a.org` for `a.org`.
+    """
     return normalise_host(entry.lstrip("*."))
 
 
@@ -65,14 +80,24 @@ def _blocked_domains(urls: list[str], path: str | None) -> np.ndarray:
     if path is None:
         return blocked
     hosts = [url_host(url) for url in urls]
-    names = [(row, host[at:]) for row, host in enumerate(hosts) for at in _label_starts(host)]
-    is_listed = contained(hash_strings([name for _, name in names]), hashed_list(path, listed_domain))
-    blocked[[row for (row, _), listed in zip(names, is_listed, strict=True) if listed]] = 1
+    names = [
+        (row, host[at:]) for row, host in enumerate(hosts) for at in _label_starts(host)
+    ]
+    is_listed = contained(
+        hash_strings([name for _, name in names]), hashed_list(path, listed_domain)
+    )
+    blocked[
+        [row for (row, _), listed in zip(names, is_listed, strict=True) if listed]
+    ] = 1
     return blocked
 
 
 def _label_starts(host: str) -> list[int]:
-    return [0, *(at + 1 for at, character in enumerate(host) if character == ".")] if host else []
+    return (
+        [0, *(at + 1 for at, character in enumerate(host) if character == ".")]
+        if host
+        else []
+    )
 
 
 def _blocked_pages(urls: list[str], path: str | None) -> np.ndarray:
@@ -85,8 +110,12 @@ def _blocked_pages(urls: list[str], path: str | None) -> np.ndarray:
 @lru_cache(maxsize=8)
 def _entries(path: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Entries of one word, and those of several with single spaces."""
-    entries = {" ".join(_WORDS.findall(entry.lower())) for entry in read_list(path)} - {""}
-    return frozenset(entry for entry in entries if " " not in entry), tuple(entry for entry in entries if " " in entry)
+    entries = {" ".join(_WORDS.findall(entry.lower())) for entry in read_list(path)} - {
+        ""
+    }
+    return frozenset(entry for entry in entries if " " not in entry), tuple(
+        entry for entry in entries if " " in entry
+    )
 
 
 def _count_words(urls: list[str], path: str | None) -> np.ndarray:
@@ -97,7 +126,9 @@ def _count_words(urls: list[str], path: str | None) -> np.ndarray:
     for row, url in enumerate(urls):
         words = _WORDS.findall(url)
         joined = f" {' '.join(words)} "
-        counts[row] = len(single.intersection(words)) + sum(f" {entry} " in joined for entry in several)
+        counts[row] = len(single.intersection(words)) + sum(
+            f" {entry} " in joined for entry in several
+        )
     return counts
 
 
@@ -109,4 +140,8 @@ def _parts(path: str) -> Automaton:
 def _count_parts(urls: list[str], path: str | None) -> np.ndarray:
     if path is None:
         return np.zeros(len(urls), np.int64)
-    return count(pa.array([url.translate(_UNSTRICT) for url in urls], pa.large_string()), _parts(path), False)[0]
+    return count(
+        pa.array([url.translate(_UNSTRICT) for url in urls], pa.large_string()),
+        _parts(path),
+        False,
+    )[0]

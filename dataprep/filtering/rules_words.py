@@ -1,13 +1,17 @@
 """Statistics of the rule sets `bad_words` and `toxicity`.
 
-- bad_words: places of the text where at least one entry of its language's list ends. Text and entries are in lower
-  case, code point by code point; in languages that are not `unspaced` no word character may be next to the entry, as in
-  the pattern of C4, which stops at the first place.
-- bad_word_ratio: bytes that belong to entries / bytes of the text in lower case; 0 for empty text.
-- toxicity: probability that a fastText model gives a label, of the text with each run of whitespace as one space.
+- bad_words: places of the text where at least one entry of its language's list ends.
+  Text and entries are in lower case, code point by code point; in languages that are
+  not `unspaced` no word character may be next to the entry, as in the pattern of C4,
+  which stops at the first place.
+- bad_word_ratio: bytes that belong to entries / bytes of the text in lower case; 0 for
+  empty text.
+- toxicity: probability that a fastText model gives a label, of the text with each run
+  of whitespace as one space.
 
-The language is the one that the stage `langid` measured, up to a hyphen, or else the option `language`. Both statistics
-of a document whose language has no list are NaN, as is the toxicity of a text without a word.
+The language is the one that the stage `langid` measured, up to a hyphen, or else the
+option `language`. Both statistics of a document whose language has no list are NaN, as
+is the toxicity of a text without a word.
 """
 
 from __future__ import annotations
@@ -21,7 +25,13 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path, sha256_file
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.normalise_lines import one_line_each
-from gristmill.dataprep.filtering.listed_words import Automaton, build, count, lower, read_list
+from gristmill.dataprep.filtering.listed_words import (
+    Automaton,
+    build,
+    count,
+    lower,
+    read_list,
+)
 from gristmill.mixtures.steps.rules import BadWords, Toxicity
 
 
@@ -30,16 +40,25 @@ class ToxicityModelError(ValueError):
 
 
 def bad_word_statistics(rows: pa.Table, options: BadWords) -> dict[str, np.ndarray]:
-    """Measure `bad_words` and `bad_word_ratio` of n documents (columns `text`, `language`): float64 of shape (n,)."""
+    """Measure `bad_words` and `bad_word_ratio` of n documents (columns `text`,
+    `language`): float64 of shape (n,).
+    """
     languages = [
-        options.language if language is None else language.split("-")[0] for language in rows["language"].to_pylist()
+        options.language if language is None else language.split("-")[0]
+        for language in rows["language"].to_pylist()
     ]
     places, shares = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    for language in sorted({language for language in languages if language in options.lists}):
+    for language in sorted(
+        {language for language in languages if language in options.lists}
+    ):
         rows_of_language = np.flatnonzero([code == language for code in languages])
         texts = lower(rows["text"].take(pa.array(rows_of_language)))
-        entries = bad_word_automaton(options.lists[language], options.allowed.get(language, ()))
-        places[rows_of_language], covered = count(texts, entries, language not in options.unspaced)
+        entries = bad_word_automaton(
+            options.lists[language], options.allowed.get(language, ())
+        )
+        places[rows_of_language], covered = count(
+            texts, entries, language not in options.unspaced
+        )
         sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         shares[rows_of_language] = covered / np.maximum(sizes, 1)
     return {"bad_words": places, "bad_word_ratio": shares}
@@ -52,7 +71,8 @@ def bad_word_automaton(path: str, allowed: tuple[str, ...]) -> Automaton:
 
 
 def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarray]:
-    """Measure `toxicity` of n documents (column `text`): float64 of shape (n,), NaN for a text without a word.
+    """Measure `toxicity` of n documents (column `text`): float64 of shape (n,), NaN for
+    a text without a word.
 
     Raises:
         ToxicityModelError: the model does not have the label.
@@ -60,10 +80,13 @@ def toxicity_statistics(rows: pa.Table, options: Toxicity) -> dict[str, np.ndarr
     model = load_model(options.model, _fingerprint(options.model))
     if options.label not in model.labels:
         raise ToxicityModelError(
-            f"{options.model} has no label {options.label!r}; it has {', '.join(sorted(model.labels)[:10])}; "
+            f"{options.model} has no label {options.label!r}; it has "
+            f"{', '.join(sorted(model.labels)[:10])}; "
             "name one of them as toxicity.label"
         )
-    lines, _ = one_line_each(rows["text"].combine_chunks(), None, lower=False, marks=True)
+    lines, _ = one_line_each(
+        rows["text"].combine_chunks(), None, lower=False, marks=True
+    )
     values = np.clip(model.shares(lines, options.label), 0.0, 1.0)
     return {"toxicity": np.where(lines.ends > lines.begins, values, np.nan)}
 

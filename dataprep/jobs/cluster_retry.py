@@ -1,7 +1,8 @@
-"""Jobs on a cluster: a probe of its workers and their access to the store, and retries if the runner gives up.
+"""Jobs on a cluster: a probe of its workers and their access to the store, and retries
+if the runner gives up.
 
-The probe is one small task before any work. A worker without access to the store would write its results elsewhere or
-fail, and the job would end without results.
+The probe is one small task before any work. A worker without access to the store would
+write its results elsewhere or fail, and the job would end without results.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ ATTEMPTS = 2
 """Maximum number of consecutive failures of a runner without another finished task."""
 STARTS_MACHINES = ("dataflow", "DataflowRunner")
 """Engines that start machines for each job, which takes minutes."""
-REFUSAL = re.compile(rf"(?:^|RuntimeError: )({worker_bootstrap.REFUSES}.*?)(?: \[while running.*)?$", re.MULTILINE)
+REFUSAL = re.compile(
+    rf"(?:^|RuntimeError: )({worker_bootstrap.REFUSES}.*?)(?: \[while running.*)?$",
+    re.MULTILINE,
+)
 """Pattern of the error of a worker that cannot start, within an engine's error."""
 
 _met: set[str] = set()
@@ -34,9 +38,12 @@ def meet_workers(context: Context) -> None:
     """Check once per process that a worker can read and write the work folder.
 
     Raises:
-        WorkerError: no worker takes a task in time or answers, or a worker reports an error.
+        WorkerError: no worker takes a task in time or answers, or a worker reports an
+            error.
     """
-    cluster = f"{context.runner}{'' if context.address is None else f' at {context.address}'}"
+    cluster = (
+        f"{context.runner}{'' if context.address is None else f' at {context.address}'}"
+    )
     key = f"{cluster} {sorted(context.options.items())} {context.work}"
     if key in _met:
         return
@@ -47,12 +54,17 @@ def meet_workers(context: Context) -> None:
         write_json(question, token, durable=False)
         seconds = None if context.runner in STARTS_MACHINES else context.worker_seconds
         run_there(
-            "probe", context, partial(answer_probe, str(question), str(answer)), [[("probe", token)]], seconds=seconds
+            "probe",
+            context,
+            partial(answer_probe, str(question), str(answer)),
+            [[("probe", token)]],
+            seconds=seconds,
         )
         answered = answer.exists() and read_json(answer) == token
     except TimeoutError as error:
         raise WorkerError(
-            f"{cluster}: no worker has done a task after {context.worker_seconds:g} s (engine.worker_seconds); start "
+            f"{cluster}: no worker has done a task after {context.worker_seconds:g} "
+            "s (engine.worker_seconds); start "
             "some, or see their log for why they do not come"
         ) from error
     except Exception as error:
@@ -65,13 +77,16 @@ def meet_workers(context: Context) -> None:
         answer.unlink(missing_ok=True)
     if not answered:
         raise WorkerError(
-            f"{cluster}: a worker does not see what this machine writes to {context.work}, or cannot "
-            "write there; put the store where all have it under one name: a shared folder, or s3://"
+            f"{cluster}: a worker does not see what this machine writes to "
+            f"{context.work}, or cannot write there; put the store where all have it "
+            "under one name: a shared folder, or s3://"
         )
     _met.add(key)
 
 
-def answer_probe(question: str, answer: str, group: Sequence[Element]) -> Iterator[Mapping[str, Any]]:
+def answer_probe(
+    question: str, answer: str, group: Sequence[Element]
+) -> Iterator[Mapping[str, Any]]:
     """Answer a probe on a worker if it can read the question."""
     for _, token in group:
         try:
@@ -90,9 +105,11 @@ def run_on_cluster(
     left: Callable[[], Sequence[Sequence[Element]]],
     receive: Receive | None = None,
 ) -> None:
-    """Run a job (`runner.run_there`), and retry it if the runner gives up because a worker was lost.
+    """Run a job (`runner.run_there`), and retry it if the runner gives up because a
+    worker was lost.
 
-    Most engines repeat the tasks of a lost worker; Flink ends the job unless it has a restart strategy.
+    Most engines repeat the tasks of a lost worker; Flink ends the job unless it has a
+    restart strategy.
 
     Args:
         job, context, work, receive: see `runner.run_there`.
@@ -109,6 +126,13 @@ def run_on_cluster(
         except Exception as error:
             num_before, groups = sum(map(len, groups)), left()
             num_failures = 0 if sum(map(len, groups)) < num_before else num_failures + 1
-            if own_error(error) is not None or failure_path(records).exists() or num_failures == ATTEMPTS:
+            if (
+                own_error(error) is not None
+                or failure_path(records).exists()
+                or num_failures == ATTEMPTS
+            ):
                 raise
-            context.warn(f"{shorten(job, error)}; {context.runner} gave up, and is given what is missing again")
+            context.warn(
+                f"{shorten(job, error)}; {context.runner} gave up, and is "
+                "given what is missing again"
+            )

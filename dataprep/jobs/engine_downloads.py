@@ -1,9 +1,10 @@
 """Engines that are not Python dependencies: their names, versions and cache folders.
 
-`python -m gristmill.dataprep.jobs.engine_downloads` (`make engines`) fetches them into a cache outside of the repository,
-each by the client of its registry, which verifies the download: pip against the index's SHA-256 (Spark's is pinned
-below), Maven against the repository's checksums. An engine is not fetched again if its executable file has the recorded
-SHA-256.
+`python -m gristmill.dataprep.jobs.engine_downloads` (`make engines`) fetches them into
+a cache outside of the repository, each by the client of its registry, which verifies
+the download: pip against the index's SHA-256 (Spark's is pinned below), Maven against
+the repository's checksums. An engine is not fetched again if its executable file has
+the recorded SHA-256.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ from gristmill.dataprep.jobs.errors import WorkerError
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
 CACHE_VARIABLE = "GRISTMILL_ENGINES"
-"""Environment variable with the cache folder; by default it is in the user's cache folder."""
+"""Environment variable with the cache folder; by default it is in the user's cache
+folder.
+"""
 SPARK_VERSION = "3.5.9"
-"""Version of Spark's distribution, contained in the PyPI package `pyspark`; the last line that runs on Java 8 to 17."""
+"""Version of Spark's distribution, contained in the PyPI package `pyspark`; the last
+line that runs on Java 8 to 17.
+"""
 SPARK_SHA256 = "ea27adc39ddac9413b8951e45aa748cbed6c785971b81386efc41938f6243d93"
 """SHA-256 of its source archive on PyPI."""
 FLINK_VERSION = FLINK_VERSIONS[-1]
@@ -36,8 +41,9 @@ FLINK_VERSION = FLINK_VERSIONS[-1]
 JOB_SERVER = "org.apache.beam:beam-runners-flink-{line}-job-server:{beam}"
 """Maven coordinates of Beam's job server for Flink."""
 RUNNERS = {"1.19": "2.62.0"}
-"""Line of Flink -> Beam version of the runner from which a job server is assembled if the repository does not have it.
-Partial mirrors of Maven Central have this version with its dependencies; the tests run the installed Beam's jobs on it.
+"""Line of Flink -> Beam version of the runner from which a job server is assembled if
+the repository does not have it. Partial mirrors of Maven Central have this version with
+its dependencies; the tests run the installed Beam's jobs on it.
 """
 RUNNER_POM = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
@@ -88,9 +94,10 @@ RUNNER_POM = """\
   </plugin></plugins></build>
 </project>
 """
-"""POM that packs a runner and its dependencies into one jar, which starts as Beam's job server and goes to Flink with
-each job: without dependencies of an embedded Flink, ZooKeeper and Google's stores, and without the signatures of the
-original jars."""
+"""POM that packs a runner and its dependencies into one jar, which starts as Beam's job
+server and goes to Flink with each job: without dependencies of an embedded Flink,
+ZooKeeper and Google's stores, and without the signatures of the original jars.
+"""
 MAVEN = ("mvn", "--batch-mode", "--quiet", "--strict-checksums", "-Dstyle.color=never")
 DATAFLOW = (
     "google-cloud-dataflow-client==0.13.0",
@@ -132,8 +139,10 @@ class Part:
         folder: its folder in the cache, with its version.
         file: its executable file, below the folder.
         tool: the program that fetches it.
-        fetch: function that fills an empty folder; returns a note for the message, or None.
-        needs: part that this one requires; if that is missing, this one is fetched only if named explicitly.
+        fetch: function that fills an empty folder; returns a note for the message, or
+            None.
+        needs: part that this one requires; if that is missing, this one is fetched only
+            if named explicitly.
         instead: part to fetch if this one is unavailable and was not named explicitly.
     """
 
@@ -152,16 +161,28 @@ class Part:
 
 
 def cache_folder() -> Path:
-    """Cache folder of the engines: GRISTMILL_ENGINES, or `gristmill/engines` in the user's cache folder."""
+    """Cache folder of the engines: GRISTMILL_ENGINES, or `gristmill/engines` in the
+    user's cache folder.
+    """
     configured = os.environ.get(CACHE_VARIABLE)
     if configured:
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "engines"
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "gristmill"
+        / "engines"
+    )
 
 
 def spark() -> Part:
     """Spark's distribution."""
-    return Part("spark", f"spark-{SPARK_VERSION}", "bin/spark-submit", sys.executable, _fetch_spark)
+    return Part(
+        "spark",
+        f"spark-{SPARK_VERSION}",
+        "bin/spark-submit",
+        sys.executable,
+        _fetch_spark,
+    )
 
 
 def flink(line: str = FLINK_VERSION) -> Part:
@@ -178,7 +199,9 @@ def flink(line: str = FLINK_VERSION) -> Part:
 
 
 def flink_cluster(line: str = FLINK_VERSION) -> Part:
-    """Flink itself, to start a trial cluster: the distribution's jars, which the PyPI package contains."""
+    """Flink itself, to start a trial cluster: the distribution's jars, which the PyPI
+    package contains.
+    """
     return Part(
         f"flink-cluster-{line}",
         f"flink-cluster-{line}",
@@ -191,12 +214,29 @@ def flink_cluster(line: str = FLINK_VERSION) -> Part:
 
 
 def dataflow() -> Part:
-    """Packages of Beam's extra `gcp` with which its Dataflow runner can describe a job, but not store it."""
+    """Packages of Beam's extra `gcp` with which its Dataflow runner can describe a job,
+    but not store it.
+    """
 
     def fetch(folder: Path) -> None:
-        _call(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}", *DATAFLOW)
+        _call(
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            f"--target={folder}",
+            *DATAFLOW,
+        )
 
-    return Part("dataflow", f"dataflow-{beam_version()}", "google/cloud/dataflow/__init__.py", sys.executable, fetch)
+    return Part(
+        "dataflow",
+        f"dataflow-{beam_version()}",
+        "google/cloud/dataflow/__init__.py",
+        sys.executable,
+        fetch,
+    )
 
 
 PARTS: dict[str, Callable[[], Part]] = {
@@ -248,20 +288,27 @@ def fetch(part: Part) -> str:
     if _is_whole(folder):
         return f"{part.name}: is in {folder}"
     if shutil.which(part.tool) is None:
-        raise MissingEngineError(f"{part.name}: needs {part.tool}, which is not on this machine")
+        raise MissingEngineError(
+            f"{part.name}: needs {part.tool}, which is not on this machine"
+        )
     return _put(part, part.fetch)
 
 
 def lay(file: Path, part: Part) -> str:
-    """Install a single-file part from a local file, for a part that the registry lacks; returns a message.
+    """Install a single-file part from a local file, for a part that the registry lacks;
+    returns a message.
 
     Raises:
         MissingEngineError: the part has more than one file, or the file does not exist.
     """
     if "/" in part.file:
-        raise MissingEngineError(f"{part.name}: is more than one file, and is fetched whole")
+        raise MissingEngineError(
+            f"{part.name}: is more than one file, and is fetched whole"
+        )
     if not file.is_file():
-        raise MissingEngineError(f"{part.name}: cannot be taken from {file}, which is no file")
+        raise MissingEngineError(
+            f"{part.name}: cannot be taken from {file}, which is no file"
+        )
 
     def copy(folder: Path) -> None:
         shutil.copy(file, folder / part.file)
@@ -273,11 +320,15 @@ def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
     """Replace a part's folder atomically."""
     folder = cache_folder() / part.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{part.folder}.") as temporary:
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f"{part.folder}."
+    ) as temporary:
         staging = Path(temporary) / "made"
         staging.mkdir()
         note = fill(staging)
-        (staging / WHOLE).write_text(json.dumps({part.file: _sha256(staging / part.file)}))
+        (staging / WHOLE).write_text(
+            json.dumps({part.file: _sha256(staging / part.file)})
+        )
         shutil.rmtree(folder, ignore_errors=True)
         staging.rename(folder)
     return f"{part.name}: fetched into {folder}{note or ''}"
@@ -286,7 +337,9 @@ def _put(part: Part, fill: Callable[[Path], str | None]) -> str:
 def _is_whole(folder: Path) -> bool:
     try:
         sums = json.loads((folder / WHOLE).read_bytes())
-        return all(_sha256(folder / file) == expected for file, expected in sums.items())
+        return all(
+            _sha256(folder / file) == expected for file, expected in sums.items()
+        )
     except (OSError, ValueError):
         return False
 
@@ -300,7 +353,8 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
     """Run a tool and return its output.
 
     Raises:
-        MissingEngineError: the tool failed; the message has its first line about the cause.
+        MissingEngineError: the tool failed; the message has its first line about the
+            cause.
     """
     completed = subprocess.run(
         command,
@@ -314,10 +368,15 @@ def _call(*command: str, folder: Path | None = None, **environment: str) -> str:
     )
     if completed.returncode:
         lines = completed.stdout.strip().splitlines() or ["it printed nothing"]
-        reasons = [line.partition("Could not find")[1:] for line in lines if "Could not find" in line]
+        reasons = [
+            line.partition("Could not find")[1:]
+            for line in lines
+            if "Could not find" in line
+        ]
         errors = [line for line in lines if "error" in line.lower()] or lines
         raise MissingEngineError(
-            f"{' '.join(command[:2])} failed: {''.join(reasons[0]) if reasons else errors[0].strip()}"
+            f"{' '.join(command[:2])} failed: "
+            f"{''.join(reasons[0]) if reasons else errors[0].strip()}"
         )
     return completed.stdout
 
@@ -353,32 +412,45 @@ def _fetch_spark(folder: Path) -> None:
 
 
 def _fetch_flink(line: str, jar: str, folder: Path) -> str | None:
-    """Fetch Beam's job server for a line of Flink; if the repository lacks it, assemble it and return a note."""
+    """Fetch Beam's job server for a line of Flink; if the repository lacks it, assemble
+    it and return a note.
+    """
     artifact = JOB_SERVER.format(line=line, beam=beam_version())
     try:
         _call(*MAVEN, "dependency:get", f"-Dartifact={artifact}", "-Dtransitive=false")
     except MissingEngineError as error:
-        if not any(words in str(error) for words in ("was not found", "Could not find")):
+        if not any(
+            words in str(error) for words in ("was not found", "Could not find")
+        ):
             raise
         lacks = f"Maven's repository here has no {artifact}"
         if line not in RUNNERS:
             raise MissingEngineError(
-                f"flink-{line}: {lacks}; to take it from a file: `python -m {__spec__.name} flink-{line}=FILE`"
+                f"flink-{line}: {lacks}; to take it from a file: `python -m "
+                f"{__spec__.name} flink-{line}=FILE`"
             ) from error
         source = folder.parent / "source"
         source.mkdir()
-        (source / "pom.xml").write_text(RUNNER_POM.format(line=line, beam=RUNNERS[line]))
+        (source / "pom.xml").write_text(
+            RUNNER_POM.format(line=line, beam=RUNNERS[line])
+        )
         _call(*MAVEN, "package", folder=source)
         (source / "target" / "job-server-1.jar").rename(folder / jar)
         return f"; {lacks}, so that it was assembled from Beam {RUNNERS[line]}'s runner"
     _call(
-        *MAVEN, "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}", "-Dmdep.stripVersion=true"
+        *MAVEN,
+        "dependency:copy",
+        f"-Dartifact={artifact}",
+        f"-DoutputDirectory={folder}",
+        "-Dmdep.stripVersion=true",
     )
     return None
 
 
 def _fetch_flink_cluster(line: str, folder: Path) -> None:
-    """Arrange the jars of `apache-flink-libraries`, with the distribution's jar under a name without its version."""
+    """Arrange the jars of `apache-flink-libraries`, with the distribution's jar under a
+    name without its version.
+    """
     unpacked = folder.parent / "archive"
     unpacked.mkdir()
     _call(
@@ -401,16 +473,22 @@ def _fetch_flink_cluster(line: str, folder: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Fetch the named engines, or all, print a message for each, and return 1 if one is unavailable.
+    """Fetch the named engines, or all, print a message for each, and return 1 if one is
+    unavailable.
 
     Args:
-        names: names of parts; `NAME=FILE` installs a part from a local file, for a part that the registry lacks.
+        names: names of parts; `NAME=FILE` installs a part from a local file, for a part
+            that the registry lacks.
     """
     requests = [name.partition("=") for name in names]
     part_by_name = {**PARTS, **LINES}
     unknown = {name for name, _, _ in requests} - part_by_name.keys()
     if unknown:
-        print(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(part_by_name)}", file=sys.stderr)
+        print(
+            f"unknown: {', '.join(sorted(unknown))}; there are "
+            f"{', '.join(part_by_name)}",
+            file=sys.stderr,
+        )
         return 2
     requested_parts = [(part_by_name[name](), file) for name, _, file in requests] or [
         (part(), "") for part in PARTS.values()
@@ -420,7 +498,8 @@ def main(names: list[str]) -> int:
         try:
             if not names and part.needs is not None and not is_there(part.needs):
                 raise MissingEngineError(
-                    f"{part.name}: is not fetched, for {part.needs.name} is not there, without which it is of no use"
+                    f"{part.name}: is not fetched, for {part.needs.name} is not "
+                    "there, without which it is of no use"
                 )
             print(lay(Path(file), part) if file else fetch(part), flush=True)
         except MissingEngineError as error:

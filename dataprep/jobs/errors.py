@@ -1,7 +1,8 @@
 """Errors of jobs: failed workers, and exceptions of tasks.
 
-A task's exception reaches the process that started the job through a file in the work folder. Runners do not preserve
-exceptions: they lose the type, wrap them in kilobytes of their own traceback, or drop them.
+A task's exception reaches the process that started the job through a file in the work
+folder. Runners do not preserve exceptions: they lose the type, wrap them in kilobytes
+of their own traceback, or drop them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def failure_path(records: Path) -> Path:
 
 
 def note_failure(records: Path, task: str, error: Exception) -> None:
-    """Write a task's exception for `noted_failure`, which also stops pending tasks from starting.
+    """Write a task's exception for `noted_failure`, which also stops pending tasks from
+    starting.
 
     Raises:
         Exception: `error` itself, if it cannot be written.
@@ -55,10 +57,11 @@ def note_failure(records: Path, task: str, error: Exception) -> None:
 
 
 def noted_failure(job: str, records: Path) -> Exception | None:
-    """Rebuild the exception of a task with the same type and the task's name, or return None.
+    """Rebuild the exception of a task with the same type and the task's name, or return
+    None.
 
-    Its message is "job/task: type: message"; the worker's traceback is attached as a note. A type that cannot be built
-    from a message alone becomes a TaskError.
+    Its message is "job/task: type: message"; the worker's traceback is attached as a
+    note. A type that cannot be built from a message alone becomes a TaskError.
     """
     path = failure_path(records)
     if not path.exists():
@@ -72,7 +75,9 @@ def noted_failure(job: str, records: Path) -> Exception | None:
 
 
 def make_error(module: str, qualified_name: str, message: str) -> Exception:
-    """Build an exception of a type whose text is the message; a TaskError if the type does not allow it."""
+    """Build an exception of a type whose text is the message; a TaskError if the type
+    does not allow it.
+    """
     try:
         kind: Any = importlib.import_module(module)
         for part in qualified_name.split("."):
@@ -89,11 +94,14 @@ def make_error(module: str, qualified_name: str, message: str) -> Exception:
 
 
 def own_error(error: BaseException | None) -> BaseException | None:
-    """Find the cause of a job's end outside of its tasks: a worker's death, Ctrl-C, or the exit of this process.
+    """Find the cause of a job's end outside of its tasks: a worker's death, Ctrl-C, or
+    the exit of this process.
 
     Beam raises another exception from it, so the chain of causes is searched.
     """
-    while error is not None and not isinstance(error, WorkerError | KeyboardInterrupt | SystemExit):
+    while error is not None and not isinstance(
+        error, WorkerError | KeyboardInterrupt | SystemExit
+    ):
         error = error.__cause__ or error.__context__
     return error
 
@@ -106,5 +114,6 @@ def shorten(job: str, error: Exception) -> TaskError:
     details = getattr(error, "details", None)
     text = str(details() if callable(details) else error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    kind = "" if len(lines) > 1 else f"{type(error).__name__}: "  # a traceback's last line begins with the type
+    # a traceback's last line begins with the type
+    kind = "" if len(lines) > 1 else f"{type(error).__name__}: "
     return TaskError(f"{job}: {kind}{''.join(lines[-1:]).partition(BEAM_SUFFIX)[0]}")

@@ -1,7 +1,8 @@
-"""Job pipelines as plain data: input values and a chain of steps, for engines without a Beam runner.
+"""Job pipelines as plain data: input values and a chain of steps, for engines without a
+Beam runner.
 
-A job is one linear chain (`runner.check_linear`) of few kinds of steps. It becomes plain functions over iterators, for
-engines that distribute such functions (`spark.py`).
+A job is one linear chain (`runner.check_linear`) of few kinds of steps. It becomes
+plain functions over iterators, for engines that distribute such functions (`spark.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Chain:
 
     Attributes:
         values: input values.
-        stages: lists of steps between groupings by key; a step is a pickled DoFn with its arguments.
+        stages: lists of steps between groupings by key; a step is a pickled DoFn with
+            its arguments.
     """
 
     values: Sequence[Any] = ()
@@ -43,7 +45,8 @@ def read_chain(pipeline: Any) -> Chain:
     """Convert a linear Beam pipeline to a chain.
 
     Raises:
-        UnknownStepError: the pipeline has steps other than Create, ParDo, GroupByKey and Reshuffle.
+        UnknownStepError: the pipeline has steps other than Create, ParDo, GroupByKey
+            and Reshuffle.
     """
     from apache_beam import Create, GroupByKey, Impulse, ParDo, Reshuffle
     from apache_beam.internal import pickler
@@ -58,13 +61,17 @@ def read_chain(pipeline: Any) -> Chain:
             chain.values = [b""]
         elif isinstance(transform, ParDo):
             _check_parameters(transform)
-            chain.stages[-1].append(pickler.dumps((transform.fn, transform.args, transform.kwargs)))
+            chain.stages[-1].append(
+                pickler.dumps((transform.fn, transform.args, transform.kwargs))
+            )
         elif isinstance(transform, GroupByKey):
             chain.stages.append([])
         return isinstance(transform, Create | Impulse | ParDo | GroupByKey | Reshuffle)
 
     class Reader(PipelineVisitor):
-        """Visitor that takes supported composites as one step and descends into others."""
+        """Visitor that takes supported composites as one step and descends into
+        others.
+        """
 
         inside: Any = None
 
@@ -79,7 +86,8 @@ def read_chain(pipeline: Any) -> Chain:
         def visit_transform(self, node: Any) -> None:
             if self.inside is None and not take(node.transform):
                 raise UnknownStepError(
-                    f"the step {node.full_label!r} ({type(node.transform).__name__}) is none of "
+                    f"the step {node.full_label!r} ({type(node.transform).__name__}) "
+                    "is none of "
                     "Create, ParDo, GroupByKey and Reshuffle, which this engine can do"
                 )
 
@@ -88,19 +96,28 @@ def read_chain(pipeline: Any) -> Chain:
 
 
 def _check_parameters(transform: Any) -> None:
-    """Raise UnknownStepError if a DoFn takes more than its element from Beam: a window, a timer, a state."""
+    """Raise UnknownStepError if a DoFn takes more than its element from Beam: a window,
+    a timer, a state.
+    """
     from apache_beam.transforms.core import _DoFnParam
 
     unsupported = [
         name
-        for name, parameter in inspect.signature(transform.fn.process).parameters.items()
+        for name, parameter in inspect.signature(
+            transform.fn.process
+        ).parameters.items()
         if isinstance(parameter.default, _DoFnParam)
     ]
     if unsupported:
-        raise UnknownStepError(f"{transform.label!r} asks Beam for {', '.join(unsupported)}, which this engine has not")
+        raise UnknownStepError(
+            f"{transform.label!r} asks Beam for "
+            f"{', '.join(unsupported)}, which this engine has not"
+        )
 
 
-def do_steps(steps: Sequence[bytes], counter: Counter, values: Iterable[Any]) -> Iterator[Any]:
+def do_steps(
+    steps: Sequence[bytes], counter: Counter, values: Iterable[Any]
+) -> Iterator[Any]:
     """Apply steps to values, which form one bundle in Beam's terms.
 
     Args:
@@ -124,7 +141,10 @@ def do_steps(steps: Sequence[bytes], counter: Counter, values: Iterable[Any]) ->
 
 
 def _do_step(
-    function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], values: Iterable[Any]
+    function: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+    values: Iterable[Any],
 ) -> Iterator[Any]:
     function.setup()
     function.start_bundle()
@@ -145,7 +165,10 @@ class Counting:
         from apache_beam.metrics.cells import CounterCell
 
         if name.cell_type is CounterCell:
-            add_counts(self.counts, {(name.metric_name.namespace, name.metric_name.name): value})
+            add_counts(
+                self.counts,
+                {(name.metric_name.namespace, name.metric_name.name): value},
+            )
 
 
 def add_counts(total: Counts, more: Mapping[tuple[str, str], int]) -> Counts:
@@ -166,9 +189,14 @@ def as_metrics(counts: Mapping[tuple[str, str], int]) -> Any:
 
         def query(self, filter: Any = None) -> dict[str, list[Any]]:
             """Counters that match a Beam filter."""
-            results = [MetricResult(MetricKey("", MetricName(*key)), number, number) for key, number in counts.items()]
+            results = [
+                MetricResult(MetricKey("", MetricName(*key)), number, number)
+                for key, number in counts.items()
+            ]
             return {
-                "counters": [result for result in results if self.matches(filter, result.key)],
+                "counters": [
+                    result for result in results if self.matches(filter, result.key)
+                ],
                 "distributions": [],
                 "gauges": [],
                 "string_sets": [],

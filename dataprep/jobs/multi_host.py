@@ -1,12 +1,14 @@
 """Job sharing: several hosts run the tasks of a job, with only the store in common.
 
-The leading host of a stage offers a job in `work/offers/JOB.offer`. Every host, including the leader, claims a task by
-exclusively creating a file, runs it, and writes its record. Each host starts at a different position, so that they
-rarely compete for a task. Claims of a dead host are renewed by others. The offer is withdrawn once all tasks have
-records.
+The leading host of a stage offers a job in `work/offers/JOB.offer`. Every host,
+including the leader, claims a task by exclusively creating a file, runs it, and writes
+its record. Each host starts at a different position, so that they rarely compete for a
+task. Claims of a dead host are renewed by others. The offer is withdrawn once all tasks
+have records.
 
-If a host was wrongly taken for dead, two hosts run the same task and write the same bytes. An offer is pickled code, as
-are other files of unfinished stages: write access to the store implies code execution on its hosts.
+If a host was wrongly taken for dead, two hosts run the same task and write the same
+bytes. An offer is pickled code, as are other files of unfinished stages: write access
+to the store implies code execution on its hosts.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import as_path, atomic_write, create_exclusively, file_names, is_local
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    create_exclusively,
+    file_names,
+    is_local,
+)
 from gristmill.dataprep.jobs.errors import failure_path
 from gristmill.dataprep.jobs.pool import Element, Work
 
@@ -34,7 +42,9 @@ OFFERS = "offers"
 BEAT_SECONDS = 15.0
 """Interval of a host's heartbeats."""
 LOST_SECONDS = 90.0
-"""Time without a heartbeat after which a host counts as dead, by the clock of the observer."""
+"""Time without a heartbeat after which a host counts as dead, by the clock of the
+observer.
+"""
 LOOK_SECONDS, STORE_LOOK_SECONDS = 0.5, 10.0
 """Intervals between checks for other hosts' files: in a folder, in an object store."""
 log = logging.getLogger("gristmill.sharing")
@@ -63,7 +73,12 @@ class Offer:
 
 @contextmanager
 def offered(
-    job: str, folder: Path, records: Path, mode: str, work: Work, elements: Sequence[Element]
+    job: str,
+    folder: Path,
+    records: Path,
+    mode: str,
+    work: Work,
+    elements: Sequence[Element],
 ) -> Iterator[Offer]:
     """Context in which a job is offered to all hosts of a stage.
 
@@ -73,13 +88,21 @@ def offered(
     import cloudpickle
 
     file = folder / OFFERS / f"{job}.offer"
-    offer = Offer(str(file), str(folder / OFFERS / f"{job}-{uuid.uuid4().hex[:8]}"), str(records), mode, work, elements)
+    offer = Offer(
+        str(file),
+        str(folder / OFFERS / f"{job}-{uuid.uuid4().hex[:8]}"),
+        str(records),
+        mode,
+        work,
+        elements,
+    )
     with atomic_write(file, durable=False) as sink:
         sink.write(cloudpickle.dumps(offer))
     try:
         yield offer
     finally:
-        with suppress(OSError):  # for example a full disk, on which the stage has failed before
+        # for example a full disk, on which the stage has failed before
+        with suppress(OSError):
             file.unlink(missing_ok=True)
 
 
@@ -94,7 +117,8 @@ def read_offers(folder: Path) -> Iterator[Offer]:
 
 @contextmanager
 def taking_part(folder: Path) -> Iterator[str]:
-    """Context in which this host sends heartbeats to the others of a stage; yields its name for claims.
+    """Context in which this host sends heartbeats to the others of a stage; yields its
+    name for claims.
 
     Args:
         folder: the stage's `work/`.
@@ -123,15 +147,22 @@ def taking_part(folder: Path) -> Iterator[str]:
             beat.unlink(missing_ok=True)
 
 
-def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]], Any]) -> None:
-    """Run tasks of a job until all have records, one has failed, or the offer is withdrawn.
+def take_share(
+    offer: Offer, host: str, run: Callable[[Work, Sequence[Element]], Any]
+) -> None:
+    """Run tasks of a job until all have records, one has failed, or the offer is
+    withdrawn.
 
     Args:
         offer: the job.
         host: name of this host.
         run: runs elements on this host's workers and waits for them.
     """
-    records, claims, watch = as_path(offer.records), as_path(offer.claims), BeatWatch(as_path(offer.file).parent)
+    records, claims, watch = (
+        as_path(offer.records),
+        as_path(offer.claims),
+        BeatWatch(as_path(offer.file).parent),
+    )
     pause = LOOK_SECONDS if is_local(records) else STORE_LOOK_SECONDS
     share_start = zlib.crc32(host.encode()) / (1 << 32)
     done: set[str] = set()
@@ -139,7 +170,8 @@ def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]],
         done |= {name.removesuffix(".json") for name in file_names(records)}
         claimed = last_claims(claims)
         missing = [element for element in offer.elements if element[0] not in done]
-        # Check the offer last: after its withdrawal the records may be gone and all tasks look free.
+        # Check the offer last: after its withdrawal the records may be gone and all
+        # tasks look free.
         if not missing or not as_path(offer.file).exists():
             return
         free = [
@@ -150,17 +182,29 @@ def take_share(offer: Offer, host: str, run: Callable[[Work, Sequence[Element]],
         ]
         if free:
             begin = int(share_start * len(free))
-            run(partial(claim_and_do, offer.work, offer.claims, host, claimed), [*free[begin:], *free[:begin]])
+            run(
+                partial(claim_and_do, offer.work, offer.claims, host, claimed),
+                [*free[begin:], *free[:begin]],
+            )
         else:
             time.sleep(pause)
 
 
 def claim_and_do(
-    work: Work, claims: str, host: str, claimed: Mapping[str, int], name: str, payload: Mapping[str, Any]
+    work: Work,
+    claims: str,
+    host: str,
+    claimed: Mapping[str, int],
+    name: str,
+    payload: Mapping[str, Any],
 ) -> Any:
-    """Claim and run a task; returns empty counts if another host has claimed it meanwhile."""
+    """Claim and run a task; returns empty counts if another host has claimed it
+    meanwhile.
+    """
     number = claimed.get(name, 0) + 1
-    if not create_exclusively(as_path(claims) / f"{name}.claim-{number}", host.encode()):
+    if not create_exclusively(
+        as_path(claims) / f"{name}.claim-{number}", host.encode()
+    ):
         return {}
     return work(name, payload)
 
@@ -177,7 +221,8 @@ def last_claims(claims: Path) -> dict[str, int]:
 
 @dataclass
 class BeatWatch:
-    """Detector of dead hosts: those without a heartbeat file, or with an unchanged one for LOST_SECONDS.
+    """Detector of dead hosts: those without a heartbeat file, or with an unchanged one
+    for LOST_SECONDS.
 
     Attributes:
         folder: folder of the offers.

@@ -1,12 +1,15 @@
-"""Pools of local workers, threads or processes; a free worker takes the next task of a job.
+"""Pools of local workers, threads or processes; a free worker takes the next task of a
+job.
 
-Threads serve functions that release the GIL. Worker processes are forked from Python's fork server (`multiprocessing`),
-which imports their modules once for all jobs of a process (`pool_preload.py`). They end with their parent process, however
-it ends, and leave Ctrl-C to it.
+Threads serve functions that release the GIL. Worker processes are forked from Python's
+fork server (`multiprocessing`), which imports their modules once for all jobs of a
+process (`pool_preload.py`). They end with their parent process, however it ends, and
+leave Ctrl-C to it.
 
-Each worker process has a connection to the parent for tasks and answers, and a pipe for its output. A connection that
-closes without an answer reveals a dead worker immediately. (The process pool of `concurrent.futures` notices it only
-when another worker finishes a task, and does not report how the worker ended.)
+Each worker process has a connection to the parent for tasks and answers, and a pipe for
+its output. A connection that closes without an answer reveals a dead worker
+immediately. (The process pool of `concurrent.futures` notices it only when another
+worker finishes a task, and does not report how the worker ended.)
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ def in_threads(workers: int, work: Work, elements: Sequence[Element]) -> Iterato
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def in_processes(workers: int, work: Work, elements: Sequence[Element]) -> Iterator[Any]:
+def in_processes(
+    workers: int, work: Work, elements: Sequence[Element]
+) -> Iterator[Any]:
     """Run the tasks in worker processes, which end with the job.
 
     Raises:
@@ -81,15 +86,21 @@ def in_processes(workers: int, work: Work, elements: Sequence[Element]) -> Itera
 
 
 def start_fork_server(work: Work) -> None:
-    """Start the fork server, unless it is running, to import the workers' modules; returns immediately."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOADED, *modules_of(work)])
+    """Start the fork server, unless it is running, to import the workers' modules;
+    returns immediately.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        [PRELOADED, *modules_of(work)]
+    )
     multiprocessing.forkserver.ensure_running()
 
 
 def modules_of(function: Any) -> Iterable[str]:
-    """Modules of this package that define a function, including the functions that a `partial` binds.
+    """Modules of this package that define a function, including the functions that a
+    `partial` binds.
 
-    Only these modules are known not to start threads on import, which a fork would lose.
+    Only these modules are known not to start threads on import, which a fork would
+    lose.
     """
     if isinstance(function, partial):
         for part in (function.func, *function.args):
@@ -101,7 +112,9 @@ def modules_of(function: Any) -> Iterable[str]:
 
 
 def _share_out(workers: Sequence[Worker], elements: Sequence[Element]) -> Iterator[Any]:
-    """Give each worker a task, and another whenever it answers, until all tasks are done."""
+    """Give each worker a task, and another whenever it answers, until all tasks are
+    done.
+    """
     remaining = iter(elements)
     busy: dict[Any, Worker] = {}
 
@@ -136,10 +149,13 @@ class Worker:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         with theirs, output:
             self._process = context.Process(
-                target=serve, args=(theirs, output, told, dict(os.environ), [os.getcwd(), *sys.path])
+                target=serve,
+                args=(theirs, output, told, dict(os.environ), [os.getcwd(), *sys.path]),
             )
             self._process.start()
-        self._reader = threading.Thread(target=self._forward_output, args=(printed,), daemon=True)
+        self._reader = threading.Thread(
+            target=self._forward_output, args=(printed,), daemon=True
+        )
         self._reader.start()
 
     def tell(self, element: Element) -> None:
@@ -161,7 +177,9 @@ class Worker:
             self._process.join(CLOSE_SECONDS)
             self._reader.join(timeout=1)
             is_killed = self._process.exitcode == -signal.SIGKILL
-            raise (KilledWorkerError if is_killed else WorkerError)(self._describe_death()) from None
+            raise (KilledWorkerError if is_killed else WorkerError)(
+                self._describe_death()
+            ) from None
 
     def close(self) -> None:
         """Let an idle worker exit."""
@@ -178,11 +196,25 @@ class Worker:
     def _describe_death(self) -> str:
         tail = "".join(f"\n  {line}" for line in self._tail)
         death = describe_exit(self._process.exitcode)
-        return f"worker {self._number} (pid {self._process.pid}) {death}{'; it printed:' if tail else ''}{tail}"
+        return (
+            f"worker {self._number} (pid {self._process.pid}) "
+            f"{death}{'; it printed:' if tail else ''}{tail}"
+        )
 
     def _forward_output(self, printed: Connection) -> None:
-        """Forward the worker's output to standard error, because standard output is for events."""
-        with printed, open(printed.fileno(), encoding="utf-8", errors="replace", newline="\n", closefd=False) as stream:
+        """Forward the worker's output to standard error, because standard output is for
+        events.
+        """
+        with (
+            printed,
+            open(
+                printed.fileno(),
+                encoding="utf-8",
+                errors="replace",
+                newline="\n",
+                closefd=False,
+            ) as stream,
+        ):
             for raw in stream:
                 line = raw.rstrip("\n")
                 self._tail.append(line)
@@ -190,15 +222,26 @@ class Worker:
 
 
 def describe_exit(code: int | None) -> str:
-    """Describe an exit code in words; a negative one is the signal that ended the process."""
+    """Describe an exit code in words; a negative one is the signal that ended the
+    process.
+    """
     if code is None or code >= 0:
         return f"ended with exit code {code}"
     if code == -signal.SIGKILL:
-        return "was killed by signal 9, most likely out of memory; fewer engine.workers need less"
+        return (
+            "was killed by signal 9, most likely out of memory; fewer "
+            "engine.workers need less"
+        )
     return f"was killed by signal {-code} ({signal.Signals(-code).name})"
 
 
-def serve(line: Connection, output: Connection, told: bytes, environment: dict[str, str], path: list[str]) -> None:
+def serve(
+    line: Connection,
+    output: Connection,
+    told: bytes,
+    environment: dict[str, str],
+    path: list[str],
+) -> None:
     """Run a worker process: answer tasks until the connection closes.
 
     Args:

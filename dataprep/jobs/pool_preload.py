@@ -1,7 +1,9 @@
-"""Preloaded module of the fork server of `pool.py`, with the imports of all workers; not for import elsewhere.
+"""Preloaded module of the fork server of `pool.py`, with the imports of all workers;
+not for import elsewhere.
 
-The server ends with the process that started it, and its workers end with the server. It must not start threads, which
-forks do not inherit. (Its only native thread is that of Arrow's jemalloc, which supports forks.)
+The server ends with the process that started it, and its workers end with the server.
+It must not start threads, which forks do not inherit. (Its only native thread is that
+of Arrow's jemalloc, which supports forks.)
 """
 
 import gc
@@ -17,7 +19,14 @@ warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWa
 for variable in ONE_THREAD:
     os.environ.setdefault(variable, "1")
 gc.disable()
-for name in ("cloudpickle", "pyarrow", "gristmill.dataprep.jobs.tasks", "gristmill.dataprep.text.kernels"):
+for name in (
+    "cloudpickle",
+    "pyarrow",
+    "gristmill.dataprep.jobs.tasks",
+    "gristmill.dataprep.text.kernels",
+):
     importlib.import_module(name)
 gc.enable()
-gc.freeze()  # a garbage collection of the imported objects in a worker would copy all of their memory
+# a garbage collection of the imported objects in a worker would copy all of their
+# memory
+gc.freeze()

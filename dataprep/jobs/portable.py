@@ -16,21 +16,24 @@ from gristmill.dataprep.jobs.servers import job_server
 PROGRAM = "gristmill-worker"
 """Name of the installed program of `worker.py`."""
 UNLISTED = "disable_logging_submission_environment"
-"""Experiment that stops Beam from listing all installed packages for each job, which takes a second and leaves the list
-in the temporary folder."""
+"""Experiment that stops Beam from listing all installed packages for each job, which
+takes a second and leaves the list in the temporary folder.
+"""
 OURS = ("flink_version", "flink_job_server_jar", "job_server_jvm_properties")
 """Options for the start of the job server, which are not passed on to Beam."""
 
 
 def flink_options(address: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of Beam's portable runner for Flink: the job server's address and the worker program.
+    """Options of Beam's portable runner for Flink: the job server's address and the
+    worker program.
 
     Args:
         address: address of Flink's JobManager.
         options: the user's options. Without a `job_endpoint` a job server is started.
 
     Raises:
-        MissingEngineError: the job server, Java, or the worker program is not on this machine.
+        MissingEngineError: the job server, Java, or the worker program is not on this
+            machine.
         WorkerError: the job server does not start.
     """
     beam_options = {name: value for name, value in options.items() if name not in OURS}
@@ -49,24 +52,37 @@ def program() -> Path:
 
 
 def environment(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of the worker environment: the program of this installation, unless the options set another."""
+    """Options of the worker environment: the program of this installation, unless the
+    options set another.
+    """
     kind = options.get("environment_type", "PROCESS")
     if kind != "PROCESS" or "environment_config" in options:
         return {}
     if not program().exists():
-        raise MissingEngineError(f"{program()} is not there, which does the work; install gristmill again")
-    return {"environment_type": kind, "environment_config": json.dumps({"command": str(program())})}
+        raise MissingEngineError(
+            f"{program()} is not there, which does the work; install gristmill again"
+        )
+    return {
+        "environment_type": kind,
+        "environment_config": json.dumps({"command": str(program())}),
+    }
 
 
 def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
-    """Start Beam's job server for Flink, which submits jobs to the JobManager at `address`."""
+    """Start Beam's job server for Flink, which submits jobs to the JobManager at
+    `address`.
+    """
     line = str(options.get("flink_version", FLINK_VERSION))
-    jar = Path(options.get("flink_job_server_jar") or engine_downloads.find(engine_downloads.flink(line)))
+    jar = Path(
+        options.get("flink_job_server_jar")
+        or engine_downloads.find(engine_downloads.flink(line))
+    )
     _check_there(jar, "flink_job_server_jar")
     java = shutil.which("java")
     if java is None:
         raise MissingEngineError(
-            "Beam's job server for Flink needs Java, which is not on this machine; install a Java "
+            "Beam's job server for Flink needs Java, which is not on this machine; "
+            "install a Java "
             "of at least 11, or name a server that runs: engine.options.job_endpoint"
         )
 
@@ -89,4 +105,6 @@ def _start_job_server(address: str | None, options: Mapping[str, Any]) -> str:
 
 def _check_there(file: Path, option: str) -> None:
     if not file.is_file():
-        raise MissingEngineError(f"there is no file {file}; correct engine.options.{option}")
+        raise MissingEngineError(
+            f"there is no file {file}; correct engine.options.{option}"
+        )

@@ -1,12 +1,14 @@
-"""Beam pipelines of jobs: the runner of the manifest, and one linear chain that runs the tasks and may shuffle.
+"""Beam pipelines of jobs: the runner of the manifest, and one linear chain that runs
+the tasks and may shuffle.
 
-The local runner is Beam's own, in this process and a single thread: its step hands the tasks to the workers of this
-machine (`pool.py`). It is named explicitly, because Beam's default runner tries to download a binary first. Any other
-runner gets one element per task, or per several of many tasks, distributes them over its cluster, and groups the tasks'
-outputs by their numbers (`shuffle.py`).
+The local runner is Beam's own, in this process and a single thread: its step hands the
+tasks to the workers of this machine (`pool.py`). It is named explicitly, because Beam's
+default runner tries to download a binary first. Any other runner gets one element per
+task, or per several of many tasks, distributes them over its cluster, and groups the
+tasks' outputs by their numbers (`shuffle.py`).
 
-This module compensates for gaps of Beam's Dask runner, which returns before the work is done, never closes its
-connection, waits silently for workers, and does not count.
+This module compensates for gaps of Beam's Dask runner, which returns before the work is
+done, never closes its connection, waits silently for workers, and does not count.
 """
 
 from __future__ import annotations
@@ -50,8 +52,12 @@ ENDED = ("DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED")
 """Terminal states of a Beam job."""
 POLL_SECONDS = 0.05
 """Interval between checks of a job with a time limit."""
-GroupWork = Callable[[Sequence[Element]], Iterator[Mapping[str, Any] | tuple[int, bytes]]]
-"""Function that runs the tasks of an element and yields their counts and the data to shuffle."""
+GroupWork = Callable[
+    [Sequence[Element]], Iterator[Mapping[str, Any] | tuple[int, bytes]]
+]
+"""Function that runs the tasks of an element and yields their counts and the data to
+shuffle.
+"""
 Receive = Callable[[int, Iterable[bytes]], None]
 """Function that receives the data shuffled to one number."""
 RULE = "a job is one linear chain, because runners may silently lose anything else"
@@ -61,7 +67,9 @@ class NotLinearError(ValueError):
     """Error of a pipeline that is not one linear chain."""
 
 
-def run_here(job: str, stage: str, pool: Pool, work: Work, elements: Sequence[Element]) -> Any:
+def run_here(
+    job: str, stage: str, pool: Pool, work: Work, elements: Sequence[Element]
+) -> Any:
     """Run a job with the local runner; returns Beam's result, which has the counters.
 
     Args:
@@ -74,7 +82,12 @@ def run_here(job: str, stage: str, pool: Pool, work: Work, elements: Sequence[El
     beam = import_beam()
     pipeline = make_pipeline(LOCAL_OPTIONS)
     # beam.Create would add three steps.
-    _ = pipeline | beam.Impulse() | f"{job}: process" >> beam.FlatMap(partial(_do_all, stage, pool, work, elements))
+    _ = (
+        pipeline
+        | beam.Impulse()
+        | f"{job}: process"
+        >> beam.FlatMap(partial(_do_all, stage, pool, work, elements))
+    )
     return run_pipeline(pipeline)
 
 
@@ -90,11 +103,14 @@ def run_there(
 
     Args:
         job: name of the job.
-        context: the runner, its options, and the stage as the namespace of the counters.
-        work: runs the tasks of one element. Each mapping that it yields is counted; each pair of a number and bytes
-            goes to `receive` after all elements are done.
+        context: the runner, its options, and the stage as the namespace of the
+            counters.
+        work: runs the tasks of one element. Each mapping that it yields is counted;
+            each pair of a number and bytes goes to `receive` after all elements are
+            done.
         groups: all elements.
-        receive: receives a number and all bytes yielded with it, in any order; may be retried too.
+        receive: receives a number and all bytes yielded with it, in any order; may be
+            retried too.
         seconds: time limit of the job, or None.
 
     Raises:
@@ -111,7 +127,9 @@ def run_there(
         check_cluster(options, context.worker_seconds)
     endpoint = options.get("job_endpoint")
     if endpoint not in (None, EMBEDDED):
-        check_job_server(endpoint, float(options.get("job_server_timeout", ANSWER_SECONDS)))
+        check_job_server(
+            endpoint, float(options.get("job_server_timeout", ANSWER_SECONDS))
+        )
     if runner == "flink":
         from gristmill.dataprep.jobs.portable import flink_options
 
@@ -123,9 +141,9 @@ def run_there(
             else make_pipeline({**options, "runner": BEAM_NAMES.get(runner, runner)})
         )
         created = pipeline | f"{job}: shards" >> beam.Create(groups)
-        outputs = created | f"{job}: process" >> carry_step(partial(_do_group, context.stage, work)).with_output_types(
-            tuple[int, bytes]
-        )
+        outputs = created | f"{job}: process" >> carry_step(
+            partial(_do_group, context.stage, work)
+        ).with_output_types(tuple[int, bytes])
         if receive is not None:
             grouped = outputs | f"{job}: shuffle" >> beam.GroupByKey()
             _ = grouped | f"{job}: receive" >> carry_step(partial(_receive, receive))
@@ -138,10 +156,18 @@ def on_spark(context: Context) -> Any:
 
     from gristmill.dataprep.jobs.spark import ChainRunner
 
-    return without_folder(Pipeline(runner=ChainRunner(str(context.address), context.options, context.worker_seconds)))
+    return without_folder(
+        Pipeline(
+            runner=ChainRunner(
+                str(context.address), context.options, context.worker_seconds
+            )
+        )
+    )
 
 
-def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes) -> Iterator[None]:
+def _do_all(
+    stage: str, pool: Pool, work: Work, elements: Sequence[Element], _impulse: bytes
+) -> Iterator[None]:
     _stop_sampling()
     for counts in pool(work, elements):
         count(stage, counts)
@@ -149,7 +175,9 @@ def _do_all(stage: str, pool: Pool, work: Work, elements: Sequence[Element], _im
 
 
 def _stop_sampling() -> None:
-    """Stop Beam's state sampler: there is only one step, and its end waits up to 0.2 s for the last sample."""
+    """Stop Beam's state sampler: there is only one step, and its end waits up to 0.2 s
+    for the last sample.
+    """
     from apache_beam.runners.worker import statesampler
 
     if (sampler := statesampler.get_current_tracker()) is not None:
@@ -157,7 +185,9 @@ def _stop_sampling() -> None:
         statesampler.set_current_tracker(sampler)  # counters need it
 
 
-def _do_group(stage: str, work: GroupWork, group: Sequence[Element]) -> Iterator[tuple[int, bytes]]:
+def _do_group(
+    stage: str, work: GroupWork, group: Sequence[Element]
+) -> Iterator[tuple[int, bytes]]:
     for output in work(group):
         if isinstance(output, Mapping):
             count(stage, output)
@@ -171,7 +201,9 @@ def _receive(receive: Receive, grouped: tuple[int, Iterable[bytes]]) -> Iterator
 
 
 def count(stage: str, counts: Mapping[str, Any]) -> None:
-    """Add the decisions of a task to Beam counters: documents read, kept and quarantined, and dropped by each rule."""
+    """Add the decisions of a task to Beam counters: documents read, kept and
+    quarantined, and dropped by each rule.
+    """
     from apache_beam.metrics import Metrics
 
     for key in ("read", "kept", "quarantined"):
@@ -181,7 +213,8 @@ def count(stage: str, counts: Mapping[str, Any]) -> None:
 
 
 def import_beam() -> Any:
-    """Import Beam and silence its warnings about optional libraries and its logged tracebacks.
+    """Import Beam and silence its warnings about optional libraries and its logged
+    tracebacks.
 
     Errors reach the user by other means.
     """
@@ -204,7 +237,9 @@ def _is_no_advice(record: logging.LogRecord) -> bool:
 
 
 def _is_no_message(record: logging.LogRecord) -> bool:
-    """Filter out messages of a job server: the job's error has them, or they do not matter if the engine continues."""
+    """Filter out messages of a job server: the job's error has them, or they do not
+    matter if the engine continues.
+    """
     return record.module != "portable_runner"
 
 
@@ -213,12 +248,17 @@ def make_pipeline(options: Mapping[str, Any]) -> Any:
     from apache_beam import Pipeline
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    # Beam knows a runner's options only after importing it; options from a dictionary are parsed after that.
-    return without_folder(Pipeline(options=PipelineOptions.from_dictionary(dict(options))))
+    # Beam knows a runner's options only after importing it; options from a dictionary
+    # are parsed after that.
+    return without_folder(
+        Pipeline(options=PipelineOptions.from_dictionary(dict(options)))
+    )
 
 
 def without_folder(pipeline: Any) -> Any:
-    """Remove a pipeline's temporary folder for transforms in other languages, which a killed run would leave behind."""
+    """Remove a pipeline's temporary folder for transforms in other languages, which a
+    killed run would leave behind.
+    """
     Path(pipeline.local_tempdir).rmdir()
     return pipeline
 
@@ -238,13 +278,16 @@ def run_pipeline(pipeline: Any, seconds: float | None = None) -> Any:
 
 
 def check_linear(pipeline: Any) -> None:
-    """Raise NotLinearError unless every step of a Beam pipeline has one input, one output and one consumer.
+    """Raise NotLinearError unless every step of a Beam pipeline has one input, one
+    output and one consumer.
 
-    Beam's Dask runner, for example, computes only the last branch of a pipeline, sends all elements to every tagged
-    output, and drops elements that a DoFn yields in `finish_bundle`, all without an error.
+    Beam's Dask runner, for example, computes only the last branch of a pipeline, sends
+    all elements to every tagged output, and drops elements that a DoFn yields in
+    `finish_bundle`, all without an error.
 
     Raises:
-        NotLinearError: a second source, branch or sink; a tagged output; a side input; a DoFn that finishes bundles.
+        NotLinearError: a second source, branch or sink; a tagged output; a side input;
+            a DoFn that finishes bundles.
     """
     from apache_beam.pipeline import PipelineVisitor
 
@@ -266,7 +309,9 @@ def check_linear(pipeline: Any) -> None:
 
     pipeline.visit(Visitor())
     if len(sources) > 1:
-        raise NotLinearError(f"the pipeline has {len(sources)} sources ({', '.join(sources)}); {RULE}")
+        raise NotLinearError(
+            f"the pipeline has {len(sources)} sources ({', '.join(sources)}); {RULE}"
+        )
 
 
 def _check_step(step: Any) -> None:
@@ -275,12 +320,23 @@ def _check_step(step: Any) -> None:
     if len(step.inputs) > 1:
         _refuse(step, f"has {len(step.inputs)} inputs")
     if set(step.outputs) - {None, "None"}:
-        _refuse(step, f"has tagged outputs ({', '.join(sorted(str(tag) for tag in step.outputs))})")
+        _refuse(
+            step,
+            "has tagged outputs "
+            f"({', '.join(sorted(str(tag) for tag in step.outputs))})",
+        )
     if step.side_inputs:
         _refuse(step, "has side inputs")
     function = getattr(step.transform, "fn", None)
-    if isinstance(function, DoFn) and type(function).finish_bundle is not DoFn.finish_bundle:
-        _refuse(step, f"has a DoFn that finishes bundles ({type(function).__name__}.finish_bundle)")
+    if (
+        isinstance(function, DoFn)
+        and type(function).finish_bundle is not DoFn.finish_bundle
+    ):
+        _refuse(
+            step,
+            "has a DoFn that finishes bundles "
+            f"({type(function).__name__}.finish_bundle)",
+        )
 
 
 def _refuse(step: Any, why: str) -> NoReturn:
@@ -288,23 +344,30 @@ def _refuse(step: Any, why: str) -> NoReturn:
 
 
 def check_job_server(endpoint: str, seconds: float) -> None:
-    """Raise WorkerError unless a job server answers; Beam would wait five minutes without reporting it."""
+    """Raise WorkerError unless a job server answers; Beam would wait five minutes
+    without reporting it.
+    """
     if not answers(endpoint, seconds):
         raise WorkerError(
-            f"no job server answers at {endpoint} within {seconds:g} s; start it, or correct "
-            "engine.options.job_endpoint (job_server_timeout waits longer)"
+            f"no job server answers at {endpoint} within {seconds:g} s; start it, or "
+            "correct engine.options.job_endpoint (job_server_timeout waits longer)"
         )
 
 
 @contextmanager
 def loopback_only(options: Mapping[str, Any]) -> Iterator[None]:
-    """Context in which servers that Beam starts in this process listen on 127.0.0.1 only.
+    """Context in which servers that Beam starts in this process listen on 127.0.0.1
+    only.
 
-    A job server inside of this process (`job_endpoint: embed`) and workers inside of it (`environment_type: LOOPBACK`)
-    run any code sent to them. Beam binds both to all interfaces without authentication, and neither Beam nor gRPC has
-    an option for it, so `grpc.server` is replaced (docs/patched.md).
+    A job server inside of this process (`job_endpoint: embed`) and workers inside of it
+    (`environment_type: LOOPBACK`) run any code sent to them. Beam binds both to all
+    interfaces without authentication, and neither Beam nor gRPC has an option for it,
+    so `grpc.server` is replaced (docs/patched.md).
     """
-    if options.get("job_endpoint") != EMBEDDED and options.get("environment_type") != LOOPBACK:
+    if (
+        options.get("job_endpoint") != EMBEDDED
+        and options.get("environment_type") != LOOPBACK
+    ):
         yield
         return
     with listening_on("127.0.0.1"):
@@ -313,7 +376,9 @@ def loopback_only(options: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def listening_on(host: str) -> Iterator[None]:
-    """Context in which gRPC servers that bind to all interfaces listen on one address instead."""
+    """Context in which gRPC servers that bind to all interfaces listen on one address
+    instead.
+    """
     import grpc
 
     original: Callable[..., Any] = grpc.server
@@ -334,7 +399,8 @@ def listening_on(host: str) -> Iterator[None]:
 
 
 def wait_no_longer(result: Any, seconds: float) -> None:
-    """Wait for a pipeline with a time limit; returns immediately on Dask, which has no state before the end.
+    """Wait for a pipeline with a time limit; returns immediately on Dask, which has no
+    state before the end.
 
     Raises:
         TimeoutError: the pipeline did not end in time and was cancelled.
@@ -347,8 +413,12 @@ def wait_no_longer(result: Any, seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def dask_options(address: str | None, num_tasks: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of Beam's Dask runner: one partition per task instead of its default of one per 128."""
+def dask_options(
+    address: str | None, num_tasks: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Options of Beam's Dask runner: one partition per task instead of its default of
+    one per 128.
+    """
     address_option = {} if address is None else {"dask_client_address": address}
     return {**address_option, "dask_npartitions": num_tasks, **options}
 
@@ -364,39 +434,55 @@ def check_cluster(options: Mapping[str, Any], worker_seconds: float) -> None:
         from distributed import Client
     except ImportError as error:
         raise WorkerError(
-            "engine.runner is dask, which is not installed; install it with: pip install 'gristmill[engines]'"
+            "engine.runner is dask, which is not installed; install it with: pip "
+            "install 'gristmill[engines]'"
         ) from error
-    address, file = options.get("dask_client_address"), options.get("dask_scheduler_file")
+    address, file = (
+        options.get("dask_client_address"),
+        options.get("dask_scheduler_file"),
+    )
     where = address or file
     try:
-        client = Client(address=address, scheduler_file=file, timeout=CONNECT_SECONDS, set_as_default=False)
+        client = Client(
+            address=address,
+            scheduler_file=file,
+            timeout=CONNECT_SECONDS,
+            set_as_default=False,
+        )
     except (OSError, ValueError) as error:
         raise WorkerError(
-            f"no Dask scheduler answers at {where} ({type(error).__name__}: {error}); start one with `dask scheduler`, "
-            "or correct engine.address"
+            f"no Dask scheduler answers at {where} ({type(error).__name__}: {error}); "
+            "start one with `dask scheduler`, or correct engine.address"
         ) from error
     with client:
         try:
             client.wait_for_workers(1, timeout=worker_seconds)
         except TimeoutError as error:
             raise WorkerError(
-                f"the Dask scheduler at {where} has no worker after {worker_seconds:g} s (engine.worker_seconds); start "
-                f"some with `dask worker {where}`"
+                f"the Dask scheduler at {where} has no worker after {worker_seconds:g} "
+                f"s (engine.worker_seconds); start some with `dask worker {where}`"
             ) from error
 
 
 def wait_for(result: Any) -> None:
-    """Wait for the end of a pipeline, and disconnect from the Dask cluster if it ran there.
+    """Wait for the end of a pipeline, and disconnect from the Dask cluster if it ran
+    there.
 
     Raises:
-        WorkerError: the cluster gave up on a task after its workers died, or the scheduler ended.
+        WorkerError: the cluster gave up on a task after its workers died, or the
+            scheduler ended.
     """
     client = getattr(result, "client", None)
     try:
         result.wait_until_finish()
         # Beam treats a lost future as done.
-        if client is not None and any(future.status != "finished" for future in result.futures):
-            raise WorkerError("the Dask scheduler ended, or the job was cancelled there; rerun to do what is missing")
+        if client is not None and any(
+            future.status != "finished" for future in result.futures
+        ):
+            raise WorkerError(
+                "the Dask scheduler ended, or the job was cancelled "
+                "there; rerun to do what is missing"
+            )
     except (KeyboardInterrupt, SystemExit):
         if client is None:
             result.cancel()
@@ -404,7 +490,9 @@ def wait_for(result: Any) -> None:
     except Exception as error:
         if type(error).__name__ != "KilledWorker":
             raise
-        raise WorkerError(f"the Dask cluster gave up: {error} Most likely a shard needs more memory.") from error
+        raise WorkerError(
+            f"the Dask cluster gave up: {error} Most likely a shard needs more memory."
+        ) from error
     finally:
         if client is not None:
             client.cancel(result.futures)

@@ -1,4 +1,6 @@
-"""Job servers of portable engines, started by gristmill: one for all jobs of a process, which ends with it."""
+"""Job servers of portable engines, started by gristmill: one for all jobs of a process,
+which ends with it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,17 @@ from gristmill.core.processes import kill_child
 from gristmill.dataprep.jobs.errors import WorkerError
 
 START_SECONDS = 60.0
-"""Timeout for a job server's start; one in Java takes some seconds on a busy machine."""
+"""Timeout for a job server's start; one in Java takes some seconds on a busy
+machine.
+"""
 ENDING = (
     "import os, signal, sys; from gristmill.core.processes import end_with_parent; "
-    "end_with_parent(signal.SIGKILL, int(sys.argv[1])); os.execvp(sys.argv[2], sys.argv[2:])"
+    "end_with_parent(signal.SIGKILL, int(sys.argv[1])); os.execvp(sys.argv[2], "
+    "sys.argv[2:])"
 )
-"""Python code that executes a program which ends with its parent process, however that ends."""
+"""Python code that executes a program which ends with its parent process, however that
+ends.
+"""
 
 LOOK_SECONDS = 0.05
 """Interval between checks of a server's port and process."""
@@ -53,15 +60,20 @@ class Server:
     def answers(self, seconds: float) -> bool:
         """Wait until the server answers; False after `seconds`, or if its process ends.
 
-        A running process or an open port does not suffice: a killed server closes its connections shortly before its
-        process ends, and its port may accept connections until then.
+        A running process or an open port does not suffice: a killed server closes its
+        connections shortly before its process ends, and its port may accept connections
+        until then.
         """
         deadline = time.monotonic() + seconds
         while not self._listens():  # checks more often than gRPC tries to connect
             if self.process.poll() is not None or time.monotonic() > deadline:
                 return False
             time.sleep(LOOK_SECONDS)
-        return answers(self.address, deadline - time.monotonic(), lambda: self.process.poll() is None)
+        return answers(
+            self.address,
+            deadline - time.monotonic(),
+            lambda: self.process.poll() is None,
+        )
 
     def _listens(self) -> bool:
         try:
@@ -75,14 +87,18 @@ _running: dict[str, Server] = {}
 
 
 def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) -> str:
-    """Return the address of a running job server of this process, and start one if necessary.
+    """Return the address of a running job server of this process, and start one if
+    necessary.
 
     Args:
-        name: name of the engine, with everything that distinguishes this server from others.
-        make_command: makes the command of the server from its port and a folder for its files.
+        name: name of the engine, with everything that distinguishes this server from
+            others.
+        make_command: makes the command of the server from its port and a folder for its
+            files.
 
     Raises:
-        WorkerError: the server ended or does not answer; the message has its last line of output.
+        WorkerError: the server ended or does not answer; the message has its last line
+            of output.
     """
     if name in _running:
         if _running[name].answers(START_SECONDS):
@@ -91,17 +107,31 @@ def job_server(name: str, make_command: Callable[[int, Path], Sequence[str]]) ->
     server = _running[name] = _start(make_command)
     atexit.register(_end, name)
     if not server.answers(START_SECONDS):
-        failure = f"does not answer within {START_SECONDS:g} s" if server.process.poll() is None else "ended"
+        failure = (
+            f"does not answer within {START_SECONDS:g} s"
+            if server.process.poll() is None
+            else "ended"
+        )
         log_lines = (server.folder / "log").read_text(errors="replace").splitlines()
         _end(name)
         # Indented lines belong to a traceback; the last other line has the error.
-        last = next((line for line in reversed(log_lines) if line.strip() and not line[0].isspace()), "nothing")
+        last = next(
+            (
+                line
+                for line in reversed(log_lines)
+                if line.strip() and not line[0].isspace()
+            ),
+            "nothing",
+        )
         raise WorkerError(f"the job server of {name} {failure}; it said: {last}")
     return server.address
 
 
-def answers(endpoint: str, seconds: float, lives: Callable[[], bool] = lambda: True) -> bool:
-    """Wait until a server answers a call, even with an error about the method; False if it does not.
+def answers(
+    endpoint: str, seconds: float, lives: Callable[[], bool] = lambda: True
+) -> bool:
+    """Wait until a server answers a call, even with an error about the method; False if
+    it does not.
 
     Args:
         endpoint: HOST:PORT.
@@ -111,14 +141,20 @@ def answers(endpoint: str, seconds: float, lives: Callable[[], bool] = lambda: T
     import grpc
 
     deadline = time.monotonic() + seconds
-    # Use a new connection: one that Beam still has open may be broken without anyone having noticed.
-    with grpc.insecure_channel(endpoint, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+    # Use a new connection: one that Beam still has open may be broken without anyone
+    # having noticed.
+    with grpc.insecure_channel(
+        endpoint, options=[("grpc.use_local_subchannel_pool", 1)]
+    ) as channel:
         call = channel.unary_unary("/gristmill/Answer")
         while lives() and (remaining := deadline - time.monotonic()) > 0:
             try:
                 call(b"", timeout=min(remaining, TURN_SECONDS), wait_for_ready=True)
             except grpc.RpcError as error:
-                if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
+                if error.code() in (
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    grpc.StatusCode.UNAVAILABLE,
+                ):
                     time.sleep(min(remaining, LOOK_SECONDS))
                     continue
             return True
@@ -136,7 +172,13 @@ def _start(make_command: Callable[[int, Path], Sequence[str]]) -> Server:
     with open(folder / "log", "wb") as log:
         return Server(
             subprocess.Popen(
-                [sys.executable, "-c", ENDING, str(os.getpid()), *make_command(port, folder)],
+                [
+                    sys.executable,
+                    "-c",
+                    ENDING,
+                    str(os.getpid()),
+                    *make_command(port, folder),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,15 +1,20 @@
-"""Transfer of a job's code and local files to cluster workers, which share only the store with this machine.
+"""Transfer of a job's code and local files to cluster workers, which share only the
+store with this machine.
 
-A function of a job travels with the source of `worker_bootstrap.py`, which installs the package on the worker and calls the
-function. The store has everything else that it needs:
+A function of a job travels with the source of `worker_bootstrap.py`, which installs the
+package on the worker and calls the function. The store has everything else that it
+needs:
 
-    STORE/carried/<digest>/gristmill-<version>-py3-none-any.whl    this package, built from the files that run here
-    STORE/carried/files/<SHA-256>/<name>                           local files in the function's arguments
-    STORE/carried/kernels/<sources>/<kernel>.<key>                 machine code that the first worker compiled
+    STORE/carried/<digest>/gristmill-<version>-py3-none-any.whl    this package, built
+    from the files that run here STORE/carried/files/<SHA-256>/<name>
+    local files in the function's arguments
+    STORE/carried/kernels/<sources>/<kernel>.<key>                 machine code that the
+    first worker compiled
 
-A folder in the arguments is transferred file by file if it is a model's, with a config.json. Paths depend on contents,
-or on sources, so each is written once, and each worker fetches it once. The wheel is complete, so that images for
-workers can be built from it (`pip install`).
+A folder in the arguments is transferred file by file if it is a model's, with a
+config.json. Paths depend on contents, or on sources, so each is written once, and each
+worker fetches it once. The wheel is complete, so that images for workers can be built
+from it (`pip install`).
 """
 
 from __future__ import annotations
@@ -28,7 +33,13 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import as_path, atomic_write, carried_files, is_local, sha256_file
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    carried_files,
+    is_local,
+    sha256_file,
+)
 from gristmill.dataprep.encoders.model_folders import CONFIG_FILE
 from gristmill.dataprep.jobs import worker_bootstrap
 from gristmill.dataprep.text.jit_cache import FOLDER as KERNELS
@@ -38,13 +49,17 @@ FOLDER = "carried"
 """Folder below a store."""
 MOST_FILE_BYTES = 8 << 30
 EARLIEST = (1980, 1, 1, 0, 0, 0)
-"""Modification time of all files in the wheel, so that equal contents make equal wheels."""
+"""Modification time of all files in the wheel, so that equal contents make equal
+wheels.
+"""
 _store: ContextVar[Path | None] = ContextVar("store", default=None)
 
 
 @contextmanager
 def through(store: Path | None) -> Iterator[None]:
-    """Context in which jobs carry local code and files to their workers through a store; no effect without one."""
+    """Context in which jobs carry local code and files to their workers through a
+    store; no effect without one.
+    """
     token = _store.set(store)
     try:
         yield
@@ -53,7 +68,9 @@ def through(store: Path | None) -> Iterator[None]:
 
 
 def carry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that workers without this machine's files can call it; unchanged without a store."""
+    """Wrap a function so that workers without this machine's files can call it;
+    unchanged without a store.
+    """
     store = _store.get()
     if store is None:
         return function
@@ -62,7 +79,11 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
     digest, _ = package()
     wheel = _send_package(store)
     local_paths = sorted(set(_local_files(function, store)))
-    files = {str(path): _send_file(store, path, _stamp(path)) for path in local_paths if path.is_file()}
+    files = {
+        str(path): _send_file(store, path, _stamp(path))
+        for path in local_paths
+        if path.is_file()
+    }
     folders = {
         str(path): {
             str(file.relative_to(path)): _send_file(store, file, _stamp(file))
@@ -87,11 +108,17 @@ def carry(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def carry_step(function: Callable[..., Any]) -> Any:
-    """Make the Beam step that calls a function on each element and outputs all that it yields."""
+    """Make the Beam step that calls a function on each element and outputs all that it
+    yields.
+    """
     from apache_beam import FlatMap, ParDo
 
     carried = carry(function)
-    return ParDo(carried.step()) if isinstance(carried, worker_bootstrap.Carried) else FlatMap(function)
+    return (
+        ParDo(carried.step())
+        if isinstance(carried, worker_bootstrap.Carried)
+        else FlatMap(function)
+    )
 
 
 @cache
@@ -103,7 +130,9 @@ def _beginning() -> tuple[str, str]:
 
 @cache
 def _send_package(store: Path) -> str:
-    """Write the wheel to a store, once per process; returns its name below the store."""
+    """Write the wheel to a store, once per process; returns its name below the
+    store.
+    """
     digest, wheel = package()
     name = f"{FOLDER}/{digest}/gristmill-{_version()}-py3-none-any.whl"
     if not (store / name).exists():
@@ -127,7 +156,8 @@ def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
     """
     if path.stat().st_size > MOST_FILE_BYTES:
         raise ValueError(
-            f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all workers see it, and name it by its URL"
+            f"{path} has more than {MOST_FILE_BYTES >> 30} GiB: put it where all "
+            "workers see it, and name it by its URL"
         )
     sha256 = sha256_file(path)
     target = store / FOLDER / "files" / sha256 / path.name
@@ -139,13 +169,18 @@ def _send_file(store: Path, path: Path, stamp: tuple[int, ...]) -> str:
 
 
 def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
-    """Call the function of a job in a worker with the package, with local paths mapped to files of the store."""
+    """Call the function of a job in a worker with the package, with local paths mapped
+    to files of the store.
+    """
     store = as_path(job["store"])
     share(store / FOLDER / KERNELS)
     function = _loaded(job["function"])
 
     def in_store(files: Mapping[str, str]) -> dict[str, Path]:
-        return {path: store / FOLDER / "files" / sha256 / Path(path).name for path, sha256 in files.items()}
+        return {
+            path: store / FOLDER / "files" / sha256 / Path(path).name
+            for path, sha256 in files.items()
+        }
 
     files: dict[str, Path | Mapping[str, Path]] = {
         **in_store(job["files"]),
@@ -159,8 +194,12 @@ def call_here(job: Mapping[str, Any], *arguments: Any) -> Any:
     return _one_by_one(result, files) if isinstance(result, Iterator) else result
 
 
-def _one_by_one(results: Iterator[Any], files: Mapping[str, Path | Mapping[str, Path]]) -> Iterator[Any]:
-    """Yield the results of a generator, with the job's files set only while the generator runs."""
+def _one_by_one(
+    results: Iterator[Any], files: Mapping[str, Path | Mapping[str, Path]]
+) -> Iterator[Any]:
+    """Yield the results of a generator, with the job's files set only while the
+    generator runs.
+    """
     while True:
         token = carried_files.set(files)
         try:
@@ -181,7 +220,9 @@ def _loaded(function: bytes) -> Callable[..., Any]:
 
 
 def _local_files(value: Any, store: Path) -> Iterator[Path]:
-    """Local files and models' folders outside the store that are arguments of a function."""
+    """Local files and models' folders outside the store that are arguments of a
+    function.
+    """
     if isinstance(value, partial):
         yield from _local_files([value.args, value.keywords], store)
     elif isinstance(value, Mapping):
@@ -190,7 +231,9 @@ def _local_files(value: Any, store: Path) -> Iterator[Path]:
         for item in value:
             yield from _local_files(item, store)
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from _local_files([getattr(value, item.name) for item in fields(value)], store)
+        yield from _local_files(
+            [getattr(value, item.name) for item in fields(value)], store
+        )
     elif isinstance(value, str | Path) and str(value).startswith("/"):
         path = Path(str(value))
         if (
@@ -204,7 +247,9 @@ def _local_files(value: Any, store: Path) -> Iterator[Path]:
 @cache
 def package() -> tuple[str, bytes]:
     """Digest of this package as installed here, and a wheel of it."""
-    files = list(worker_bootstrap.files_of(list(sys.modules[worker_bootstrap.PACKAGE].__path__)))
+    files = list(
+        worker_bootstrap.files_of(list(sys.modules[worker_bootstrap.PACKAGE].__path__))
+    )
     digest = worker_bootstrap.digest_of(iter(files))
     contents = {name: path.read_bytes() for name, path in files}
     about = f"gristmill-{_version()}.dist-info"
@@ -215,18 +260,27 @@ def package() -> tuple[str, bytes]:
     contents[f"{about}/METADATA"] = (
         metadata or f"Metadata-Version: 2.1\nName: gristmill\nVersion: {_version()}\n"
     ).encode()
-    contents[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: gristmill\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    record = [f"{name},sha256={_urlsafe(content)},{len(content)}" for name, content in contents.items()]
+    contents[f"{about}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: gristmill\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    record = [
+        f"{name},sha256={_urlsafe(content)},{len(content)}"
+        for name, content in contents.items()
+    ]
     contents[f"{about}/RECORD"] = "\n".join([*record, f"{about}/RECORD,,", ""]).encode()
     sink = io.BytesIO()
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in contents.items():
-            archive.writestr(zipfile.ZipInfo(name, EARLIEST), content, zipfile.ZIP_DEFLATED)
+            archive.writestr(
+                zipfile.ZipInfo(name, EARLIEST), content, zipfile.ZIP_DEFLATED
+            )
     return digest, sink.getvalue()
 
 
 def _urlsafe(content: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    return (
+        base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+    )
 
 
 def _version() -> str:

@@ -1,21 +1,28 @@
-"""Shuffles: rows that the tasks of one job send to named partitions, and tasks of later jobs read.
+"""Shuffles: rows that the tasks of one job send to named partitions, and tasks of later
+jobs read.
 
-A task's function is a generator that yields `Sent` for its rows, under one or several names, and returns `engine.Done`.
-`run_shuffle` runs the tasks and returns their results and a `Shuffled` per name, from which tasks of later jobs read
-partitions, whole or in pieces and any number of times. Rows are always in the order of the tasks and, within a task, in
-the order of sending. There are two transports (`engine.shuffle` in the manifest) with the same results.
+A task's function is a generator that yields `Sent` for its rows, under one or several
+names, and returns `engine.Done`. `run_shuffle` runs the tasks and returns their results
+and a `Shuffled` per name, from which tasks of later jobs read partitions, whole or in
+pieces and any number of times. Rows are always in the order of the tasks and, within a
+task, in the order of sending. There are two transports (`engine.shuffle` in the
+manifest) with the same results.
 
-- `files`, the default on one machine: each `Sent` becomes an Arrow file with a record batch per partition, and a reader
-  takes its batch from all files. Runners do not hold the rows; the files are in the stage's work folder.
-- `engine`, the default on a cluster: the job is one linear chain (tasks, `GroupByKey`, reception), in which rows travel
-  as Arrow batches of BATCH_BYTES under the number of name and partition. The receiver of a partition writes it as one
-  file in the work folder, batch by batch in order of arrival, each with its place; the reader sorts them. A task thus
-  reads one file instead of a part of every file: for 10^4 files and 4,096 partitions that would be 4 x 10^7 requests to
-  a store.
+- `files`, the default on one machine: each `Sent` becomes an Arrow file with a record
+  batch per partition, and a reader takes its batch from all files. Runners do not hold
+  the rows; the files are in the stage's work folder.
+- `engine`, the default on a cluster: the job is one linear chain (tasks, `GroupByKey`,
+  reception), in which rows travel as Arrow batches of BATCH_BYTES under the number of
+  name and partition. The receiver of a partition writes it as one file in the work
+  folder, batch by batch in order of arrival, each with its place; the reader sorts
+  them. A task thus reads one file instead of a part of every file: for 10^4 files and
+  4,096 partitions that would be 4 x 10^7 requests to a store.
 
-A rerun of an interrupted job reuses its committed results: with `files` the finished tasks, with `engine` the arrived
-partitions. An engine does not keep sent rows, so all tasks run again, but send only to the missing partitions; if all
-rows have arrived, nothing runs. Numbers of sent and arrived rows are compared, so that lost rows are detected.
+A rerun of an interrupted job reuses its committed results: with `files` the finished
+tasks, with `engine` the arrived partitions. An engine does not keep sent rows, so all
+tasks run again, but send only to the missing partitions; if all rows have arrived,
+nothing runs. Numbers of sent and arrived rows are compared, so that lost rows are
+detected.
 """
 
 from __future__ import annotations
@@ -51,17 +58,28 @@ from gristmill.dataprep.jobs.tasks import (
     run_names,
     run_tasks,
 )
-from gristmill.dataprep.shuffle_format import batch_of, by_partition, open_batches, write_batches
+from gristmill.dataprep.shuffle_format import (
+    batch_of,
+    by_partition,
+    open_batches,
+    write_batches,
+)
 
 FILES, ENGINE = "files", "engine"
 BATCH_BYTES = 4_000_000
 """Size of a batch of rows; a single larger row makes a larger batch."""
 MOST_MAPPED = 4096
-"""Files that one task maps at a time; Linux limits a process with all its threads to 65,530 maps (vm.max_map_count)."""
+"""Files that one task maps at a time; Linux limits a process with all its threads to
+65,530 maps (vm.max_map_count).
+"""
 SENT = "@sent"
-"""Key that a shuffle adds to a task's result: per name the number of `Sent`, or of rows with `engine`."""
+"""Key that a shuffle adds to a task's result: per name the number of `Sent`, or of rows
+with `engine`.
+"""
 PLACE = b"place"
-"""Key of a batch's metadata: the indices of its task, of the `Sent` in the task, and of the batch in the `Sent`."""
+"""Key of a batch's metadata: the indices of its task, of the `Sent` in the task, and of
+the batch in the `Sent`.
+"""
 KEY_BITS = 32
 """Bits of a partition's number in a key, below the number of its name."""
 
@@ -81,7 +99,9 @@ class Sent(NamedTuple):
 
 
 Sender = Callable[[Task], Generator[Sent, None, Done]]
-"""Function of a task that sends rows; like `engine.Process` it must be importable by name or picklable."""
+"""Function of a task that sends rows; like `engine.Process` it must be importable by
+name or picklable.
+"""
 
 
 @dataclass(frozen=True)
@@ -102,24 +122,34 @@ class Shuffled:
 
     @property
     def is_nothing(self) -> bool:
-        """True if no table was sent, not even an empty one, so that the columns are unknown."""
+        """True if no table was sent, not even an empty one, so that the columns are
+        unknown.
+        """
         return not (self.files if self.arrived is None else self.arrived)
 
-    def read(self, partition: int, choose: Callable[[pa.Table], pa.Table] | None = None) -> pa.Table:
+    def read(
+        self, partition: int, choose: Callable[[pa.Table], pa.Table] | None = None
+    ) -> pa.Table:
         """Read the rows of a partition in order; not allowed if `is_nothing`.
 
-        Up to MOST_MAPPED files stay mapped. Rows of more files are copied, so that this limit holds.
+        Up to MOST_MAPPED files stay mapped. Rows of more files are copied, so that this
+        limit holds.
 
         Args:
             choose: filter of the rows of each piece (`pieces`).
         """
         if self.arrived is not None:
-            pieces = [piece if choose is None else choose(piece) for piece in self.pieces(partition)]
+            pieces = [
+                piece if choose is None else choose(piece)
+                for piece in self.pieces(partition)
+            ]
             return pa.concat_tables(pieces) if pieces else self._columns().empty_table()
         return self._concat(self.files, partition, choose)
 
     def pieces(self, partition: int) -> Iterator[pa.Table]:
-        """Read the rows of a partition in pieces: a `Sent` each or, of a large one, a batch."""
+        """Read the rows of a partition in pieces: a `Sent` each or, of a large one, a
+        batch.
+        """
         if self.arrived is None:
             for name in self.files:
                 yield _batch_of(self.folder / name, partition)
@@ -130,17 +160,37 @@ class Shuffled:
         """Number of rows in a partition."""
         if self.arrived is not None:
             return self.arrived.get(partition, 0)
-        return sum(open_batches(self.folder / name).get_batch(partition).num_rows for name in self.files)
+        return sum(
+            open_batches(self.folder / name).get_batch(partition).num_rows
+            for name in self.files
+        )
 
-    def _concat(self, files: Sequence[str], partition: int, choose: Callable[[pa.Table], pa.Table] | None) -> pa.Table:
+    def _concat(
+        self,
+        files: Sequence[str],
+        partition: int,
+        choose: Callable[[pa.Table], pa.Table] | None,
+    ) -> pa.Table:
         if len(files) <= MOST_MAPPED:
             pieces = (_batch_of(self.folder / name, partition) for name in files)
-            return pa.concat_tables([piece if choose is None else choose(piece) for piece in pieces])
-        groups = (files[begin : begin + MOST_MAPPED] for begin in range(0, len(files), MOST_MAPPED))
-        return pa.concat_tables([self._concat(group, partition, choose).combine_chunks() for group in groups])
+            return pa.concat_tables(
+                [piece if choose is None else choose(piece) for piece in pieces]
+            )
+        groups = (
+            files[begin : begin + MOST_MAPPED]
+            for begin in range(0, len(files), MOST_MAPPED)
+        )
+        return pa.concat_tables(
+            [
+                self._concat(group, partition, choose).combine_chunks()
+                for group in groups
+            ]
+        )
 
     def _columns(self) -> pa.Schema:
-        return open_batches(self.folder / partition_name(min(self.arrived or ()))).schema
+        return open_batches(
+            self.folder / partition_name(min(self.arrived or ()))
+        ).schema
 
 
 def _batch_of(path: Path, partition: int) -> pa.Table:
@@ -155,8 +205,8 @@ def form_of(context: Context) -> str:
 def must_send(context: Context) -> bool:
     """Test if a task must receive data of other tasks' files through a shuffle.
 
-    It must on a cluster and in a store, where every read of a file is a request. On the disk of one machine it maps the
-    files without a copy.
+    It must on a cluster and in a store, where every read of a file is a request. On the
+    disk of one machine it maps the files without a copy.
     """
     return form_of(context) == ENGINE or not is_local(context.work)
 
@@ -175,13 +225,16 @@ def run_shuffle(
     Args:
         job: name of the job within its stage.
         tasks: as in `engine.run_tasks`; rows are in the order of the tasks.
-        sender: called once per task, or again after an interruption; sends the same rows each time.
+        sender: called once per task, or again after an interruption; sends the same
+            rows each time.
         context: where to run.
-        partitions: number of partitions per name that `sender` may use. Names are unique in a stage, like jobs.
+        partitions: number of partitions per name that `sender` may use. Names are
+            unique in a stage, like jobs.
         holds_gil, direct: see `engine.run_tasks`.
 
     Raises:
-        IncompleteJobError: the runner ended without an error but tasks have no result, or rows are lost.
+        IncompleteJobError: the runner ended without an error but tasks have no result,
+            or rows are lost.
         Exception: as in `engine.run_tasks`.
     """
     if form_of(context) == FILES:
@@ -192,14 +245,21 @@ def run_shuffle(
             name: Shuffled(
                 context.work / name,
                 number,
-                [f"{file}.arrow" for file in run_names(tasks, (runs.get(name, 0) for runs in runs_of_tasks))],
+                [
+                    f"{file}.arrow"
+                    for file in run_names(
+                        tasks, (runs.get(name, 0) for runs in runs_of_tasks)
+                    )
+                ],
             )
             for name, number in partitions.items()
         }
     return _run_by_engine(job, tasks, sender, context, partitions)
 
 
-def send_to_files(sender: Sender, work: str, partitions: Mapping[str, int], task: Task) -> Done:
+def send_to_files(
+    sender: Sender, work: str, partitions: Mapping[str, int], task: Task
+) -> Done:
     """Run a task and write its rows to files."""
     runs: dict[str, int] = {}
     paths: list[Path] = []
@@ -210,14 +270,21 @@ def send_to_files(sender: Sender, work: str, partitions: Mapping[str, int], task
         except StopIteration as end:
             done: Done = end.value
             return Done([*done.files, *paths], {**done.result, SENT: runs})
-        paths.append(as_path(work) / name / f"{run_name(task, runs.get(name, 0))}.arrow")
-        rows, ends = by_partition(rows, row_partitions, partitions[name])  # rebinds `rows` to release the sent table
+        paths.append(
+            as_path(work) / name / f"{run_name(task, runs.get(name, 0))}.arrow"
+        )
+        # rebinds `rows` to release the sent table
+        rows, ends = by_partition(rows, row_partitions, partitions[name])
         write_batches(paths[-1], rows, ends)
         runs[name] = runs.get(name, 0) + 1
 
 
 def _run_by_engine(
-    job: str, tasks: Sequence[Task], sender: Sender, context: Context, partitions: Mapping[str, int]
+    job: str,
+    tasks: Sequence[Task],
+    sender: Sender,
+    context: Context,
+    partitions: Mapping[str, int],
 ) -> tuple[list[dict[str, Any]], dict[str, Shuffled]]:
     """Run the job as one chain, unless all its rows have arrived before."""
     records = context.work / f"{job}-engine"
@@ -225,9 +292,14 @@ def _run_by_engine(
     for folder in (records, *folders.values()):
         folder.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
-    results, arrived = read_records(records, names), {name: find_arrived(folder) for name, folder in folders.items()}
+    results, arrived = (
+        read_records(records, names),
+        {name: find_arrived(folder) for name, folder in folders.items()},
+    )
     total = len(tasks) + sum(partitions.values())
-    if not all(result is not None for result in results) or _find_lost(results, arrived):
+    if not all(result is not None for result in results) or _find_lost(
+        results, arrived
+    ):
         numbered = [
             Task(task.name, {"place": place, "payload": task.payload}, task.size_bytes)
             for place, task in enumerate(tasks)
@@ -238,37 +310,54 @@ def _run_by_engine(
         }
         send = partial(send_group, sender, str(records), dict(partitions), missing)
         receive = partial(
-            receive_partition, [str(folder) for folder in folders.values()], list(partitions), str(records)
+            receive_partition,
+            [str(folder) for folder in folders.values()],
+            list(partitions),
+            str(records),
         )
         with (
-            Progress(context, job, total, partial(_count_done, [records, *folders.values()])),
+            Progress(
+                context, job, total, partial(_count_done, [records, *folders.values()])
+            ),
             raising_what_was_noted(job, records),
         ):
-            run_on_cluster(job, context, records, send, partial(in_groups, numbered), receive)
+            run_on_cluster(
+                job, context, records, send, partial(in_groups, numbered), receive
+            )
         results = read_records(records, names)
         arrived = {name: find_arrived(folder) for name, folder in folders.items()}
     complete_results = check_complete(
-        f"{context.stage}/{job}", names, results, lambda: context.progress(total, total, "shards", job=job)
+        f"{context.stage}/{job}",
+        names,
+        results,
+        lambda: context.progress(total, total, "shards", job=job),
     )
     lost = _find_lost(complete_results, arrived)
     for name, (num_sent, num_arrived) in lost.items():
         for mark in [mark for mark in file_names(folders[name]) if mark.endswith(MARK)]:
             (folders[name] / mark).unlink()
-        context.warn(f"{context.stage}/{job}: {num_sent:,} rows were sent to {name}, {num_arrived:,} arrived")
+        context.warn(
+            f"{context.stage}/{job}: {num_sent:,} rows were sent to {name}, "
+            f"{num_arrived:,} arrived"
+        )
     if lost:
         raise IncompleteJobError(
-            f"{context.stage}/{job}: the rows that were sent to {', '.join(lost)} are not those "
-            "that arrived: the runner lost some; nothing was committed, rerun to send them again"
+            f"{context.stage}/{job}: the rows that were sent to {', '.join(lost)} are "
+            "not those that arrived: the runner lost some; nothing was committed, "
+            "rerun to send them again"
         )
     for result in complete_results:
         del result[SENT]
     return complete_results, {
-        name: Shuffled(folders[name], number, arrived=arrived[name]) for name, number in partitions.items()
+        name: Shuffled(folders[name], number, arrived=arrived[name])
+        for name, number in partitions.items()
     }
 
 
 MARK = ".rows"
-"""Suffix of an empty file, written last, whose name has the number of arrived rows of a partition."""
+"""Suffix of an empty file, written last, whose name has the number of arrived rows of a
+partition.
+"""
 
 
 def partition_name(partition: int) -> str:
@@ -277,25 +366,42 @@ def partition_name(partition: int) -> str:
 
 
 def find_arrived(folder: Path) -> dict[int, int]:
-    """Number of rows by completely arrived partition, from one listing of the folder."""
-    marks = sorted(name.removesuffix(MARK).split("-") for name in file_names(folder) if name.endswith(MARK))
+    """Number of rows by completely arrived partition, from one listing of the
+    folder.
+    """
+    marks = sorted(
+        name.removesuffix(MARK).split("-")
+        for name in file_names(folder)
+        if name.endswith(MARK)
+    )
     return {int(partition): int(rows) for partition, rows in marks}
 
 
 def _find_lost(
-    results: Sequence[Mapping[str, Any] | None], arrived: Mapping[str, Mapping[int, int]]
+    results: Sequence[Mapping[str, Any] | None],
+    arrived: Mapping[str, Mapping[int, int]],
 ) -> dict[str, tuple[int, int]]:
-    """Numbers of sent and arrived rows by name, for names where they differ or the columns did not arrive."""
+    """Numbers of sent and arrived rows by name, for names where they differ or the
+    columns did not arrive.
+    """
     lost = {}
     for name, partitions in arrived.items():
-        sent = [result[SENT][name] for result in results if result is not None and name in result[SENT]]
+        sent = [
+            result[SENT][name]
+            for result in results
+            if result is not None and name in result[SENT]
+        ]
         if sum(sent) != sum(partitions.values()) or bool(sent) != bool(partitions):
             lost[name] = sum(sent), sum(partitions.values())
     return lost
 
 
 def _count_done(folders: Sequence[Path]) -> int:
-    return sum(name.endswith((".json", MARK)) for folder in folders for name in file_names(folder))
+    return sum(
+        name.endswith((".json", MARK))
+        for folder in folders
+        for name in file_names(folder)
+    )
 
 
 def send_group(
@@ -307,7 +413,8 @@ def send_group(
 ) -> Iterator[tuple[int, bytes] | Mapping[str, Any]]:
     """Run the tasks of an element on a cluster worker.
 
-    A task's exception is noted and raised, so that the runner does not group incomplete data.
+    A task's exception is noted and raised, so that the runner does not group incomplete
+    data.
 
     Args:
         records: folder of the tasks' records.
@@ -317,14 +424,26 @@ def send_group(
     Yields:
         a batch with the number of its name and partition; and the counts of a task.
     """
-    folder, numbers = as_path(records), {name: number for number, name in enumerate(partitions)}
-    is_missing = {name: np.isin(np.arange(number), missing[name]) for name, number in partitions.items()}
+    folder, numbers = (
+        as_path(records),
+        {name: number for number, name in enumerate(partitions)},
+    )
+    is_missing = {
+        name: np.isin(np.arange(number), missing[name])
+        for name, number in partitions.items()
+    }
     for name, payload in group:
         if failure_path(folder).exists():
             raise RuntimeError("another task has failed")
         try:
             sent = dict[str, int]()
-            done = yield from _send(sender(Task(name, payload["payload"])), payload["place"], numbers, is_missing, sent)
+            done = yield from _send(
+                sender(Task(name, payload["payload"])),
+                payload["place"],
+                numbers,
+                is_missing,
+                sent,
+            )
             result = finish_task(
                 Task(name),
                 lambda task, done=done, sent=sent: Done(  # type: ignore[misc]
@@ -353,7 +472,9 @@ def _send(
         except StopIteration as end:
             done: Done = end.value
             return done
-        for partition, batch in cut_batches(rows, partitions, is_missing[name], (place, run)):
+        for partition, batch in cut_batches(
+            rows, partitions, is_missing[name], (place, run)
+        ):
             yield numbers[name] << KEY_BITS | partition, batch
         rows_of[name] = rows_of.get(name, 0) + len(rows)
         run += 1
@@ -362,13 +483,19 @@ def _send(
 def cut_batches(
     rows: pa.Table, partitions: np.ndarray, wanted: np.ndarray, place: tuple[int, int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Cut rows into batches of about BATCH_BYTES for one partition, each a copy with its place.
+    """Cut rows into batches of about BATCH_BYTES for one partition, each a copy with
+    its place.
 
-    Only rows of `wanted` partitions are yielded. An empty table goes to partition 0, for its columns.
+    Only rows of `wanted` partitions are yielded. An empty table goes to partition 0,
+    for its columns.
     """
     rows, ends = by_partition(rows, partitions, len(wanted))
     each = max(1, BATCH_BYTES * len(rows) // max(rows.nbytes, 1))
-    for partition in np.flatnonzero(wanted & (np.diff(ends) > 0)).tolist() if len(rows) else [0] * bool(wanted[0]):
+    for partition in (
+        np.flatnonzero(wanted & (np.diff(ends) > 0)).tolist()
+        if len(rows)
+        else [0] * bool(wanted[0])
+    ):
         begin, end = ends[partition : partition + 2].tolist()
         for number, first in enumerate(range(begin, max(end, begin + 1), each)):
             sink = io.BytesIO()
@@ -381,9 +508,14 @@ def cut_batches(
 
 
 def receive_partition(
-    folders: Sequence[str], names: Sequence[str], records: str, number: int, batches: Iterable[bytes]
+    folders: Sequence[str],
+    names: Sequence[str],
+    records: str,
+    number: int,
+    batches: Iterable[bytes],
 ) -> None:
-    """Write the batches of a partition to a file in order of arrival, without duplicates.
+    """Write the batches of a partition to a file in order of arrival, without
+    duplicates.
 
     Args:
         folders, names: folders and names of all shuffles of the job.
@@ -393,7 +525,9 @@ def receive_partition(
     """
     name_index, partition = number >> KEY_BITS, number & (1 << KEY_BITS) - 1
     try:
-        rows = _write_arrived(as_path(folders[name_index]) / partition_name(partition), batches)
+        rows = _write_arrived(
+            as_path(folders[name_index]) / partition_name(partition), batches
+        )
         mark = as_path(folders[name_index]) / f"{partition:05d}-{rows}{MARK}"
         with atomic_write(mark) as sink:
             sink.write(b"")
@@ -422,7 +556,9 @@ def _write_arrived(path: Path, batches: Iterable[bytes]) -> int:
 
 
 def _in_order(path: Path) -> Iterator[pa.Table]:
-    """Batches of a file sorted by place; a file of a store is copied to the local disk first."""
+    """Batches of a file sorted by place; a file of a store is copied to the local disk
+    first.
+    """
     if is_local(path):
         yield from _sorted(pa.memory_map(str(path)))
         return
@@ -436,8 +572,15 @@ def _in_order(path: Path) -> Iterator[pa.Table]:
 
 def _sorted(mapped: pa.MemoryMappedFile) -> Iterator[pa.Table]:
     file = pa.ipc.open_file(mapped)
-    batches = (file.get_batch_with_custom_metadata(number) for number in range(file.num_record_batches))
+    batches = (
+        file.get_batch_with_custom_metadata(number)
+        for number in range(file.num_record_batches)
+    )
     for _, batch in sorted(
-        ((tuple(map(int, metadata[PLACE].split())), batch) for batch, metadata in batches), key=lambda pair: pair[0]
+        (
+            (tuple(map(int, metadata[PLACE].split())), batch)
+            for batch, metadata in batches
+        ),
+        key=lambda pair: pair[0],
     ):
         yield pa.Table.from_batches([batch])

@@ -1,8 +1,9 @@
 """Jobs on a Spark cluster by Spark's Python API, without Beam's job server.
 
-Spark distributes Python functions over machines, retries lost ones and shuffles; a job only has to be translated
-(`chain.py`). Any version of Spark with a supported Python works, without a server in between. Beam's own runner for
-Spark, with its job server, is `runner: SparkRunner`.
+Spark distributes Python functions over machines, retries lost ones and shuffles; a job
+only has to be translated (`chain.py`). Any version of Spark with a supported Python
+works, without a server in between. Beam's own runner for Spark, with its job server, is
+`runner: SparkRunner`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner, PipelineS
 
 from gristmill.dataprep.jobs import engine_downloads
 from gristmill.dataprep.jobs.errors import WorkerError
-from gristmill.dataprep.jobs.linear_pipeline import Chain, as_metrics, do_steps, read_chain
+from gristmill.dataprep.jobs.linear_pipeline import (
+    Chain,
+    as_metrics,
+    do_steps,
+    read_chain,
+)
 from gristmill.dataprep.jobs.ship_files import carry
 
 CONNECT_SECONDS = 15
@@ -35,7 +41,11 @@ CONNECT_SECONDS = 15
 HERE = ("127.0.0.1", "localhost", "local")
 """Hosts of local masters, which reach this machine by its loopback address."""
 HERE_ALONE = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-DEFAULTS = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", "spark.ui.showConsoleProgress": "false"}
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
 """Default settings of Spark: no user interface, and only errors in the log."""
 
 
@@ -43,14 +53,21 @@ class ChainRunner(PipelineRunner):  # type: ignore[misc]
     """Beam runner of linear pipelines on Spark.
 
     Args:
-        master: URL of the cluster: `spark://host:7077`, `local-cluster[2,1,1024]`, `yarn`, ...
+        master: URL of the cluster: `spark://host:7077`, `local-cluster[2,1,1024]`,
+            `yarn`, ...
         options: Spark's configuration, such as `spark.executor.memory`.
         worker_seconds: timeout for the first executor.
     """
 
-    def __init__(self, master: str, options: Mapping[str, Any], worker_seconds: float) -> None:
+    def __init__(
+        self, master: str, options: Mapping[str, Any], worker_seconds: float
+    ) -> None:
         super().__init__()
-        self._master, self._options, self._worker_seconds = master, options, worker_seconds
+        self._master, self._options, self._worker_seconds = (
+            master,
+            options,
+            worker_seconds,
+        )
 
     def run_pipeline(self, pipeline: Any, options: Any) -> Result:
         """Run a pipeline to its end.
@@ -82,8 +99,9 @@ class Result(PipelineResult):  # type: ignore[misc]
 def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
     """Run a chain of steps; returns its counters.
 
-    Each input value is its own task, in order. A task that runs again after the loss of its worker is counted once; a
-    task of a stage whose shuffled data were lost may be counted again.
+    Each input value is its own task, in order. A task that runs again after the loss of
+    its worker is counted once; a task of a stage whose shuffled data were lost may be
+    counted again.
     """
     from pyspark.accumulators import AccumulatorParam
 
@@ -95,8 +113,12 @@ def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
             return {}
 
         def addInPlace(self, total: Any, more: Any) -> Any:
-            """Add counters without this package, which a worker does not have while unpickling."""
-            return {key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}}
+            """Add counters without this package, which a worker does not have while
+            unpickling.
+            """
+            return {
+                key: total.get(key, 0) + more.get(key, 0) for key in {**total, **more}
+            }
 
     counts = session.accumulator({}, Adding())
     size = max(len(chain.values), 1)
@@ -115,8 +137,12 @@ def run_chain(session: Any, chain: Chain) -> dict[tuple[str, str], int]:
 
 
 def _reason(text: str) -> str:
-    """Shorten Spark's error of a failed job to its message and the last line of the underlying Python error."""
-    java = [line.removeprefix(": ") for line in text.splitlines() if line.startswith(": ")] or text.splitlines()
+    """Shorten Spark's error of a failed job to its message and the last line of the
+    underlying Python error.
+    """
+    java = [
+        line.removeprefix(": ") for line in text.splitlines() if line.startswith(": ")
+    ] or text.splitlines()
     errors = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception): .*", text, re.MULTILINE)
     return f"{java[0].rpartition('Exception: ')[2][:300]} {errors[-1] if errors else ''}".strip()
 
@@ -125,7 +151,8 @@ _session: list[tuple[str, Any]] = []
 
 
 def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> Any:
-    """Connect to a cluster and wait for an executor; reuses this process's SparkContext for the same cluster.
+    """Connect to a cluster and wait for an executor; reuses this process's SparkContext
+    for the same cluster.
 
     Raises:
         WorkerError: no master answers, or it has no executor after `worker_seconds`.
@@ -141,18 +168,28 @@ def connect(master: str, options: Mapping[str, Any], worker_seconds: float) -> A
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     settings = SparkConf(loadDefaults=False).setAppName("gristmill").setMaster(master)
-    for name, value in {**DEFAULTS, **(HERE_ALONE if is_here(master) else {}), **options}.items():
+    for name, value in {
+        **DEFAULTS,
+        **(HERE_ALONE if is_here(master) else {}),
+        **options,
+    }.items():
         settings.set(name, str(value))
     previous_handler = signal.getsignal(signal.SIGINT)
     try:
         with listening_here() if is_here(master) else nullcontext():
             session = SparkContext(conf=settings)
     except Exception as error:
-        raise WorkerError(f"Spark at {master} does not take the job: {_reason(str(error))}") from error
+        raise WorkerError(
+            f"Spark at {master} does not take the job: {_reason(str(error))}"
+        ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, previous_handler)  # Spark's handler outlives the connection and then fails
-    session.pythonExec = str(options.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON", sys.executable))
+            # Spark's handler outlives the connection and then fails
+            signal.signal(signal.SIGINT, previous_handler)
+    session.pythonExec = str(
+        options.get("spark.pyspark.python")
+        or os.environ.get("PYSPARK_PYTHON", sys.executable)
+    )
     _session.append((key, session))
     wait_for_executor(session, master, worker_seconds)
     return session
@@ -179,7 +216,9 @@ def is_here(master: str) -> bool:
 
 @atexit.register
 def close() -> None:
-    """Close this process's connection to Spark, if any, with its executors and the Java process."""
+    """Close this process's connection to Spark, if any, with its executors and the Java
+    process.
+    """
     for _, session in _session:
         gateway = session._gateway
         session.stop()
@@ -191,7 +230,8 @@ def close() -> None:
 
 
 def import_spark() -> None:
-    """Make `pyspark` importable from SPARK_HOME (the cluster's version), the installed package, or the cache.
+    """Make `pyspark` importable from SPARK_HOME (the cluster's version), the installed
+    package, or the cache.
 
     Raises:
         MissingEngineError: it is not in any of these.
@@ -204,18 +244,23 @@ def import_spark() -> None:
             home = str(engine_downloads.find(engine_downloads.spark()).parents[1])
         except engine_downloads.MissingEngineError as error:
             raise engine_downloads.MissingEngineError(
-                "there is no Spark on this machine: set SPARK_HOME, or install `pyspark` of the cluster's version; "
-                f"{error}"
+                "there is no Spark on this machine: set SPARK_HOME, or install "
+                f"`pyspark` of the cluster's version; {error}"
             ) from None
         os.environ["SPARK_HOME"] = home
     libraries = Path(home) / "python" / "lib"
-    for path in (str(libraries.parent), *map(str, sorted(libraries.glob("py4j-*.zip")))):
+    for path in (
+        str(libraries.parent),
+        *map(str, sorted(libraries.glob("py4j-*.zip"))),
+    ):
         if path not in sys.path:
             sys.path.insert(0, path)
 
 
 def check_master(master: str) -> None:
-    """Raise WorkerError unless a standalone cluster's master accepts connections; Spark would wait a minute."""
+    """Raise WorkerError unless a standalone cluster's master accepts connections; Spark
+    would wait a minute.
+    """
     if not master.startswith("spark://"):
         return
     failure: object = "it is not spark://host:port"
@@ -225,19 +270,26 @@ def check_master(master: str) -> None:
             return
         except OSError as error:
             failure = error
-    raise WorkerError(f"no Spark master answers at {master} ({failure}); start one, or correct engine.address")
+    raise WorkerError(
+        f"no Spark master answers at {master} ({failure}); start one, "
+        "or correct engine.address"
+    )
 
 
 def wait_for_executor(session: Any, master: str, worker_seconds: float) -> None:
-    """Raise WorkerError if a cluster does not provide an executor in time; Spark would wait forever."""
+    """Raise WorkerError if a cluster does not provide an executor in time; Spark would
+    wait forever.
+    """
     deadline = time.monotonic() + worker_seconds
     while (
-        not re.match(r"local(\[|$)", master) and session._jsc.sc().getExecutorMemoryStatus().size() < 2
+        not re.match(r"local(\[|$)", master)
+        and session._jsc.sc().getExecutorMemoryStatus().size() < 2
     ):  # the driver counts as 1
         if time.monotonic() > deadline:
             close()
             raise WorkerError(
-                f"Spark at {master} has no worker after {worker_seconds:g} s (engine.worker_seconds) that gives this job "
-                "an executor; start some, or ask for less (spark.executor.memory, spark.executor.cores)"
+                f"Spark at {master} has no worker after {worker_seconds:g} s "
+                "(engine.worker_seconds) that gives this job an executor; start some, "
+                "or ask for less (spark.executor.memory, spark.executor.cores)"
             )
         time.sleep(0.1)

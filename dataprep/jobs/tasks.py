@@ -1,8 +1,9 @@
 """Job engine: run tasks, usually one per shard, on workers through a Beam runner.
 
-A job maps tasks (a name and a JSON payload, usually a shard's address) through one function that does its own reading
-and writing. Each finished task leaves a record with its counts and the sizes of its files; a rerun skips tasks with a
-record and complete files. Results do not depend on the distribution of tasks over workers.
+A job maps tasks (a name and a JSON payload, usually a shard's address) through one
+function that does its own reading and writing. Each finished task leaves a record with
+its counts and the sizes of its files; a rerun skips tasks with a record and complete
+files. Results do not depend on the distribution of tasks over workers.
 """
 
 from __future__ import annotations
@@ -18,22 +19,53 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from gristmill.core.files import as_path, at_once, file_names, file_sizes, is_local, write_json
+from gristmill.core.files import (
+    as_path,
+    at_once,
+    file_names,
+    file_sizes,
+    is_local,
+    write_json,
+)
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import shard_names
 from gristmill.dataprep.jobs.cluster_retry import run_on_cluster
-from gristmill.dataprep.jobs.errors import failure_path, note_failure, noted_failure, own_error, shorten
-from gristmill.dataprep.jobs.multi_host import LOOK_SECONDS, offered, read_offers, take_share, taking_part
-from gristmill.dataprep.jobs.pool import Element, Pool, Work, in_processes, in_threads, in_turn, start_fork_server
+from gristmill.dataprep.jobs.errors import (
+    failure_path,
+    note_failure,
+    noted_failure,
+    own_error,
+    shorten,
+)
+from gristmill.dataprep.jobs.multi_host import (
+    LOOK_SECONDS,
+    offered,
+    read_offers,
+    take_share,
+    taking_part,
+)
+from gristmill.dataprep.jobs.pool import (
+    Element,
+    Pool,
+    Work,
+    in_processes,
+    in_threads,
+    in_turn,
+    start_fork_server,
+)
 from gristmill.dataprep.jobs.runner import run_here
 
 Mode = Literal["memory", "threads", "processes"]
 POLL_SECONDS, STORE_POLL_SECONDS = 0.5, 10.0
 """Intervals between progress checks: in a local folder, in a store."""
 MOST_ELEMENTS = 4096
-"""Maximum number of elements for a cluster. An element of a larger job has several tasks, each with its own record."""
+"""Maximum number of elements for a cluster. An element of a larger job has several
+tasks, each with its own record.
+"""
 PROCESS_BYTES = 32_000_000
-"""Input size below which worker processes cost more than they gain, because each repeats the imports."""
+"""Input size below which worker processes cost more than they gain, because each
+repeats the imports.
+"""
 
 
 class IncompleteJobError(RuntimeError):
@@ -47,7 +79,8 @@ class Task:
     Attributes:
         name: unique and stable.
         payload: arguments of the function, as JSON.
-        size_bytes: size of its input, if known. The largest tasks run first; `choose_mode` uses the total.
+        size_bytes: size of its input, if known. The largest tasks run first;
+            `choose_mode` uses the total.
     """
 
     name: str
@@ -57,19 +90,27 @@ class Task:
 
 @dataclass(frozen=True)
 class Done:
-    """Return value of a task's function: the files that it committed, and a JSON result."""
+    """Return value of a task's function: the files that it committed, and a JSON
+    result.
+    """
 
     files: Sequence[Path] = ()
     result: Mapping[str, Any] = field(default_factory=dict)
 
 
 Process = Callable[[Task], Done]
-"""Function of a task, importable by name or picklable, because other machines may run it."""
+"""Function of a task, importable by name or picklable, because other machines may run
+it.
+"""
 
 
 def partition_tasks(num_partitions: int) -> list[Task]:
-    """Tasks for the partitions of a shuffle, with the partition's number as payload `partition`."""
-    return [Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)]
+    """Tasks for the partitions of a shuffle, with the partition's number as payload
+    `partition`.
+    """
+    return [
+        Task(f"{number:05d}", {"partition": number}) for number in range(num_partitions)
+    ]
 
 
 def run_name(task: Task, run: int) -> str:
@@ -79,31 +120,50 @@ def run_name(task: Task, run: int) -> str:
 
 def run_names(tasks: Sequence[Task], runs: Iterable[int]) -> list[str]:
     """File names of all runs of some tasks, from the number of runs of each."""
-    return [run_name(task, run) for task, number in zip(tasks, runs, strict=True) for run in range(number)]
+    return [
+        run_name(task, run)
+        for task, number in zip(tasks, runs, strict=True)
+        for run in range(number)
+    ]
 
 
 def shard_tasks(ingest: Path) -> list[Task]:
-    """Tasks for the document shards of a committed ingest, in order: name, payload `shard` (its number) and size."""
+    """Tasks for the document shards of a committed ingest, in order: name, payload
+    `shard` (its number) and size.
+    """
     sizes = file_sizes(ingest)
-    return [Task(shard, {"shard": number}, sizes[shard]) for number, shard in enumerate(shard_names(ingest))]
+    return [
+        Task(shard, {"shard": number}, sizes[shard])
+        for number, shard in enumerate(shard_names(ingest))
+    ]
 
 
 def run_tasks(
-    job: str, tasks: Sequence[Task], process: Process, context: Context, holds_gil: bool = False, direct: bool = False
+    job: str,
+    tasks: Sequence[Task],
+    process: Process,
+    context: Context,
+    holds_gil: bool = False,
+    direct: bool = False,
 ) -> list[dict[str, Any]]:
     """Run all unfinished tasks, and return all results in the order of `tasks`.
 
     Args:
-        job: name of the job within its stage; its records are kept in `context.work/job`.
+        job: name of the job within its stage; its records are kept in
+            `context.work/job`.
         tasks: unique names; the records of an interrupted attempt are reused by name.
-        process: called once per pending task; commits its files atomically before it returns.
+        process: called once per pending task; commits its files atomically before it
+            returns.
         context: where to run.
-        holds_gil: `process` spends its time in Python, or in native code that holds the GIL (see `choose_mode`).
-        direct: call the tasks without a pipeline if the local runner would run them one after another, for stages that
-            take less time than the start of a pipeline. A single task never needs one.
+        holds_gil: `process` spends its time in Python, or in native code that holds the
+            GIL (see `choose_mode`).
+        direct: call the tasks without a pipeline if the local runner would run them one
+            after another, for stages that take less time than the start of a pipeline.
+            A single task never needs one.
 
     Raises:
-        Exception: the exception of a task, with its type; the message names the task ("job/task: ValueError: ...").
+        Exception: the exception of a task, with its type; the message names the task
+            ("job/task: ValueError: ...").
         WorkerError: a worker process was killed, or crashed.
         IncompleteJobError: the runner ended without an error but tasks have no result.
     """
@@ -111,44 +171,62 @@ def run_tasks(
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
     results = read_records(records, names)
-    pending = [task for task, result in zip(tasks, results, strict=True) if result is None]
+    pending = [
+        task for task, result in zip(tasks, results, strict=True) if result is None
+    ]
     total = len(tasks)
     context.progress(total - len(pending), total, "shards", job=job)
     if pending:
         mode = choose_mode(context.mode, context.workers, pending, holds_gil)
         pending_records = {f"{task.name}.json" for task in pending}
         num_finished = total - len(pending)
-        with Progress(context, job, total, lambda: num_finished + len(pending_records & file_names(records))):
+        with Progress(
+            context,
+            job,
+            total,
+            lambda: num_finished + len(pending_records & file_names(records)),
+        ):
             _run_to_completion(job, pending, process, context, records, mode, direct)
         results = read_records(records, names)
     return check_complete(
-        f"{context.stage}/{job}", names, results, lambda: context.progress(total, total, "shards", job=job)
+        f"{context.stage}/{job}",
+        names,
+        results,
+        lambda: context.progress(total, total, "shards", job=job),
     )
 
 
 def check_complete(
-    job: str, names: Sequence[str], results: Sequence[dict[str, Any] | None], done: Callable[[], None]
+    job: str,
+    names: Sequence[str],
+    results: Sequence[dict[str, Any] | None],
+    done: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Check that all tasks have results, call `done`, and return the results.
 
     Raises:
         IncompleteJobError: a task does not have a result.
     """
-    missing = [name for name, result in zip(names, results, strict=True) if result is None]
+    missing = [
+        name for name, result in zip(names, results, strict=True) if result is None
+    ]
     if missing:
         raise IncompleteJobError(
-            f"{job}: {len(missing)} of {len(names)} planned tasks gave no result, first: {missing[0]}; "
-            "nothing was committed, rerun to finish them"
+            f"{job}: {len(missing)} of {len(names)} planned tasks gave no result, "
+            f"first: {missing[0]}; nothing was committed, rerun to finish them"
         )
     done()
     return [result for result in results if result is not None]
 
 
-def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool) -> Mode:
+def choose_mode(
+    mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool
+) -> Mode:
     """Choose the kind of workers of the local runner for `auto`.
 
-    `memory` (no workers) for one worker or one task; `processes` for functions that hold the GIL if the tasks read at
-    least PROCESS_BYTES in total; otherwise `threads`, which start immediately and share loaded data.
+    `memory` (no workers) for one worker or one task; `processes` for functions that
+    hold the GIL if the tasks read at least PROCESS_BYTES in total; otherwise `threads`,
+    which start immediately and share loaded data.
     """
     if mode != "auto":
         return cast(Mode, mode)
@@ -159,15 +237,18 @@ def choose_mode(mode: str, workers: int, tasks: Sequence[Task], holds_gil: bool)
 
 
 def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | None]:
-    """Read the results of tasks, None for a task that is unfinished or whose files are missing.
+    """Read the results of tasks, None for a task that is unfinished or whose files are
+    missing.
 
-    An incomplete record, which a crash of the machine may leave, counts as unfinished. Each folder is listed once:
-    single requests to a store take hours for 10^5 tasks.
+    An incomplete record, which a crash of the machine may leave, counts as unfinished.
+    Each folder is listed once: single requests to a store take hours for 10^5 tasks.
     """
     record_files = file_names(records)
     recorded = [name if f"{name}.json" in record_files else None for name in names]
     records_read = at_once(
-        partial(_read_record, records), [name for name in recorded if name is not None], is_local(records)
+        partial(_read_record, records),
+        [name for name in recorded if name is not None],
+        is_local(records),
     )
     sizes: dict[str, Mapping[str, int]] = {}
 
@@ -180,7 +261,10 @@ def read_records(records: Path, names: Sequence[str]) -> list[dict[str, Any] | N
                 return None
         return None if record is None else record["result"]
 
-    return [None if name is None else complete_result(next(records_read)) for name in recorded]
+    return [
+        None if name is None else complete_result(next(records_read))
+        for name in recorded
+    ]
 
 
 def _read_record(records: Path, name: str) -> dict[str, Any] | None:
@@ -194,20 +278,28 @@ def _read_record(records: Path, name: str) -> dict[str, Any] | None:
 def finish_task(task: Task, process: Process, records: Path) -> dict[str, Any]:
     """Run one task and write its record last.
 
-    Output files are synced to disk before. Files for later jobs (`shuffle_format.py`) and the record are not synced: after a
-    crash of the machine such a file is missing or smaller than recorded, since file systems extend a file when its data
-    are written, and the task runs again.
+    Output files are synced to disk before. Files for later jobs (`shuffle_format.py`)
+    and the record are not synced: after a crash of the machine such a file is missing
+    or smaller than recorded, since file systems extend a file when its data are
+    written, and the task runs again.
     """
     done = process(task)
     files = {str(path): path.stat().st_size for path in done.files}
-    write_json(records / f"{task.name}.json", {"files": files, "result": dict(done.result)}, durable=False)
+    write_json(
+        records / f"{task.name}.json",
+        {"files": files, "result": dict(done.result)},
+        durable=False,
+    )
     return dict(done.result)
 
 
-def do_task(process: Process, records: str, name: str, payload: Mapping[str, Any]) -> dict[str, Any]:
+def do_task(
+    process: Process, records: str, name: str, payload: Mapping[str, Any]
+) -> dict[str, Any]:
     """Run a task on a worker, from its name and payload, and return its counts.
 
-    An exception is noted and stops further tasks from starting; to the runner the task has empty output.
+    An exception is noted and stops further tasks from starting; to the runner the task
+    has empty output.
     """
     folder = as_path(records)
     if failure_path(folder).exists():
@@ -220,11 +312,16 @@ def do_task(process: Process, records: str, name: str, payload: Mapping[str, Any
     return dict(result.get("counts", {}))
 
 
-def do_group(process: Process, records: str, group: Sequence[Element]) -> Iterator[dict[str, Any]]:
-    """Run the tasks of an element on a cluster worker, except those that an earlier attempt has finished."""
+def do_group(
+    process: Process, records: str, group: Sequence[Element]
+) -> Iterator[dict[str, Any]]:
+    """Run the tasks of an element on a cluster worker, except those that an earlier
+    attempt has finished.
+    """
     folder = as_path(records)
     for name, payload in group:
-        # Most records are missing, which takes one request to see; the folder is listed only for an existing one.
+        # Most records are missing, which takes one request to see; the folder is listed
+        # only for an existing one.
         is_recorded = len(group) > 1 and _read_record(folder, name) is not None
         (recorded_result,) = read_records(folder, [name]) if is_recorded else [None]
         yield (
@@ -235,24 +332,46 @@ def do_group(process: Process, records: str, group: Sequence[Element]) -> Iterat
 
 
 def in_groups(tasks: Sequence[Task]) -> list[list[Element]]:
-    """Group tasks into at most MOST_ELEMENTS elements for a cluster, each with a similar mix of sizes."""
-    elements: list[Element] = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
+    """Group tasks into at most MOST_ELEMENTS elements for a cluster, each with a
+    similar mix of sizes.
+    """
+    elements: list[Element] = [
+        (task.name, dict(task.payload)) for task in largest_first(tasks)
+    ]
     number = min(len(elements), MOST_ELEMENTS)
     return [elements[offset::number] for offset in range(number)]
 
 
 def _run_to_completion(
-    job: str, tasks: Sequence[Task], process: Process, context: Context, records: Path, mode: Mode, direct: bool
+    job: str,
+    tasks: Sequence[Task],
+    process: Process,
+    context: Context,
+    records: Path,
+    mode: Mode,
+    direct: bool,
 ) -> None:
     work = partial(do_task, process, str(records))
 
     def remaining_groups() -> list[list[Element]]:
         results = read_records(records, [task.name for task in tasks])
-        return in_groups([task for task, result in zip(tasks, results, strict=True) if result is None])
+        return in_groups(
+            [
+                task
+                for task, result in zip(tasks, results, strict=True)
+                if result is None
+            ]
+        )
 
     def run() -> None:
         if context.runner != "local":
-            run_on_cluster(job, context, records, partial(do_group, process, str(records)), remaining_groups)
+            run_on_cluster(
+                job,
+                context,
+                records,
+                partial(do_group, process, str(records)),
+                remaining_groups,
+            )
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         elements = [(task.name, dict(task.payload)) for task in largest_first(tasks)]
@@ -262,7 +381,13 @@ def _run_to_completion(
             for _ in in_turn(work, elements):
                 pass
         else:
-            run_here(job, context.stage, _make_pool(mode, context.workers, work, len(tasks)), work, elements)
+            run_here(
+                job,
+                context.stage,
+                _make_pool(mode, context.workers, work, len(tasks)),
+                work,
+                elements,
+            )
 
     with raising_what_was_noted(job, records):
         run()
@@ -270,7 +395,9 @@ def _run_to_completion(
 
 @contextmanager
 def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
-    """Context of a running job that raises the exception of a failed task instead of the runner's error."""
+    """Context of a running job that raises the exception of a failed task instead of
+    the runner's error.
+    """
     failure_path(records).unlink(missing_ok=True)
     try:
         yield
@@ -284,18 +411,35 @@ def raising_what_was_noted(job: str, records: Path) -> Iterator[None]:
         raise failure
 
 
-def share_out(job: str, context: Context, records: Path, mode: Mode, work: Work, elements: Sequence[Element]) -> None:
+def share_out(
+    job: str,
+    context: Context,
+    records: Path,
+    mode: Mode,
+    work: Work,
+    elements: Sequence[Element],
+) -> None:
     """Run tasks together with the other hosts of the stage (`multi_host.py`)."""
 
     def run(claimed: Work, free: Sequence[Element]) -> None:
-        run_here(job, context.stage, _make_pool(mode, context.workers, claimed, len(free)), claimed, free)
+        run_here(
+            job,
+            context.stage,
+            _make_pool(mode, context.workers, claimed, len(free)),
+            claimed,
+            free,
+        )
 
-    with taking_part(context.work) as host, offered(job, context.work, records, mode, work, elements) as offer:
+    with (
+        taking_part(context.work) as host,
+        offered(job, context.work, records, mode, work, elements) as offer,
+    ):
         take_share(offer, host, run)
 
 
 def take_part(work: Path, workers: int) -> None:
-    """Run tasks of every job that a stage offers, led by another host, until this process is terminated.
+    """Run tasks of every job that a stage offers, led by another host, until this
+    process is terminated.
 
     Args:
         work: the stage's `work/`.
@@ -310,8 +454,12 @@ def take_part(work: Path, workers: int) -> None:
                     continue
                 joined_claims.add(offer.claims)
 
-                def run(claimed: Work, free: Sequence[Element], mode: str = offer.mode) -> None:
-                    for _ in _make_pool(cast(Mode, mode), workers, claimed, len(free))(claimed, free):
+                def run(
+                    claimed: Work, free: Sequence[Element], mode: str = offer.mode
+                ) -> None:
+                    for _ in _make_pool(cast(Mode, mode), workers, claimed, len(free))(
+                        claimed, free
+                    ):
                         pass
 
                 take_share(offer, host, run)
@@ -328,7 +476,8 @@ def _make_pool(mode: Mode, workers: int, work: Work, num_tasks: int) -> Pool:
         return in_turn
     if mode == "threads":
         return partial(in_threads, min(workers, num_tasks))
-    start_fork_server(work)  # it imports the workers' modules while this process imports Beam
+    # it imports the workers' modules while this process imports Beam
+    start_fork_server(work)
     return partial(in_processes, min(workers, num_tasks))
 
 
@@ -340,7 +489,9 @@ class Progress:
         count: function that returns the number of finished tasks.
     """
 
-    def __init__(self, context: Context, job: str, total: int, count: Callable[[], int]) -> None:
+    def __init__(
+        self, context: Context, job: str, total: int, count: Callable[[], int]
+    ) -> None:
         self._context, self._job, self._total, self._count = context, job, total, count
         self._seconds = POLL_SECONDS if is_local(context.work) else STORE_POLL_SECONDS
         self._stop = threading.Event()

@@ -1,8 +1,9 @@
 """Beam worker for portable engines, started from this installation without a container.
 
-`gristmill-worker` is the program for `environment_type: PROCESS`, given by its path. With `--pool HOST:PORT` it is the
-server for `environment_type: EXTERNAL`, given by its address: it starts a worker whenever an engine requests one.
-Engines request workers for every job, and a worker's imports take longer than a small job, so Python's fork server
+`gristmill-worker` is the program for `environment_type: PROCESS`, given by its path.
+With `--pool HOST:PORT` it is the server for `environment_type: EXTERNAL`, given by its
+address: it starts a worker whenever an engine requests one. Engines request workers for
+every job, and a worker's imports take longer than a small job, so Python's fork server
 imports them once. All processes end with the process that started them.
 """
 
@@ -24,18 +25,30 @@ from gristmill.dataprep.jobs.pool import PRELOADED
 from gristmill.dataprep.jobs.portable import PROGRAM
 from gristmill.dataprep.jobs.runner import import_beam, listening_on
 
-IMPORTED = (PRELOADED, "apache_beam.runners.worker.sdk_worker", "apache_beam.runners.worker.worker_id_interceptor")
-"""Modules that a pool's fork server imports; the first prevents imports from starting threads, which forks lose."""
+IMPORTED = (
+    PRELOADED,
+    "apache_beam.runners.worker.sdk_worker",
+    "apache_beam.runners.worker.worker_id_interceptor",
+)
+"""Modules that a pool's fork server imports; the first prevents imports from starting
+threads, which forks lose.
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a worker, or a pool that starts workers."""
     parser = argparse.ArgumentParser(PROGRAM, description=__doc__)
-    parser.add_argument("--pool", metavar="HOST:PORT", help="start workers when asked to, here")
+    parser.add_argument(
+        "--pool", metavar="HOST:PORT", help="start workers when asked to, here"
+    )
     parser.add_argument("--id", default="", help="what the engine calls this worker")
     parser.add_argument("--provision_endpoint", help="where the engine says the rest")
-    parser.add_argument("--control_endpoint", help="where the engine hands out work, unless it says so there")
-    parsed, _ = parser.parse_known_args(arguments)  # engines pass further Beam arguments
+    parser.add_argument(
+        "--control_endpoint",
+        help="where the engine hands out work, unless it says so there",
+    )
+    # engines pass further Beam arguments
+    parsed, _ = parser.parse_known_args(arguments)
     end_after_parent(signal.SIGKILL)
     import_beam()
     if parsed.pool:
@@ -61,18 +74,24 @@ def serve(address: str) -> int:
 
 
 def pool_type() -> Any:
-    """Make Beam's worker pool with forked workers, safe for several machines of an engine.
+    """Make Beam's worker pool with forked workers, safe for several machines of an
+    engine.
 
-    Two TaskManagers of Flink may give their workers the same id, and Beam's pool would stop the wrong one. Workers with
-    a shared id are not stopped; they end when their connection closes.
+    Two TaskManagers of Flink may give their workers the same id, and Beam's pool would
+    stop the wrong one. Workers with a shared id are not stopped; they end when their
+    connection closes.
     """
     from apache_beam.portability.api import beam_fn_api_pb2
-    from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+    from apache_beam.runners.worker.worker_pool_main import (
+        BeamFnExternalWorkerPoolServicer,
+    )
 
     class Pool(BeamFnExternalWorkerPoolServicer):  # type: ignore[misc, unused-ignore]
         """Pool that records ids used twice; `do` is the function of a worker."""
 
-        def __init__(self, do: Callable[[str, str | None, str | None], None] = work, **_: Any) -> None:
+        def __init__(
+            self, do: Callable[[str, str | None, str | None], None] = work, **_: Any
+        ) -> None:
             super().__init__()
             self.workers: dict[str, BaseProcess] = {}
             self._do, self._alike = do, set[str]()
@@ -81,7 +100,13 @@ def pool_type() -> Any:
         def StartWorker(self, request: Any, context: Any) -> Any:
             name = request.worker_id
             process = multiprocessing.get_context("forkserver").Process(
-                target=begin, args=(self._do, name, request.control_endpoint.url, request.provision_endpoint.url)
+                target=begin,
+                args=(
+                    self._do,
+                    name,
+                    request.control_endpoint.url,
+                    request.provision_endpoint.url,
+                ),
             )
             with self._lock:
                 earlier = self.workers.get(name)
@@ -96,7 +121,10 @@ def pool_type() -> Any:
 
         def StopWorker(self, request: Any, context: Any) -> Any:
             with self._lock:
-                if request.worker_id not in self._alike and request.worker_id in self.workers:
+                if (
+                    request.worker_id not in self._alike
+                    and request.worker_id in self.workers
+                ):
                     end_worker(self.workers.pop(request.worker_id))
             return beam_fn_api_pb2.StopWorkerResponse()
 
@@ -126,13 +154,18 @@ def work(name: str, control: str | None, provision: str | None) -> None:
 def find_control(name: str, provision: str) -> str:
     """Ask an engine for the address of its control endpoint."""
     import grpc
-    from apache_beam.portability.api import beam_provision_api_pb2, beam_provision_api_pb2_grpc
+    from apache_beam.portability.api import (
+        beam_provision_api_pb2,
+        beam_provision_api_pb2_grpc,
+    )
     from apache_beam.runners.worker.worker_id_interceptor import WorkerIdInterceptor
 
     with grpc.insecure_channel(provision) as channel:
         identified_channel = grpc.intercept_channel(channel, WorkerIdInterceptor(name))
         service = beam_provision_api_pb2_grpc.ProvisionServiceStub(identified_channel)
-        answer = service.GetProvisionInfo(beam_provision_api_pb2.GetProvisionInfoRequest())
+        answer = service.GetProvisionInfo(
+            beam_provision_api_pb2.GetProvisionInfoRequest()
+        )
     return str(answer.info.control_endpoint.url)
 
 

@@ -1,14 +1,19 @@
-"""Bootstrap of cluster workers, which may share nothing with the machine that started the run.
+"""Bootstrap of cluster workers, which may share nothing with the machine that started
+the run.
 
-The source of this file travels with every job (`ship_files.py`) and runs on workers without this package. It imports the
-package only after it has verified that the installed one is that of the run, or has fetched that one from the store. It
-travels as source, not as compiled code, so that a worker with another Python version can report the mismatch.
+The source of this file travels with every job (`ship_files.py`) and runs on workers
+without this package. It imports the package only after it has verified that the
+installed one is that of the run, or has fetched that one from the store. It travels as
+source, not as compiled code, so that a worker with another Python version can report
+the mismatch.
 
     CACHE/packages/<digest>/gristmill/...    the package, by its content
-    CACHE/files/<SHA-256>/<name>             files in the arguments of jobs' functions: models, word lists
-    CACHE/folders/<digest>/...               models' folders in the arguments: links to their files
+    CACHE/files/<SHA-256>/<name>             files in the arguments of jobs' functions:
+    models, word lists CACHE/folders/<digest>/...               models' folders in the
+    arguments: links to their files
 
-CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else `~/.cache/gristmill`, of the worker.
+CACHE is `$GRISTMILL_CACHE`, else `$XDG_CACHE_HOME/gristmill`, else
+`~/.cache/gristmill`, of the worker.
 """
 
 from __future__ import annotations
@@ -36,9 +41,13 @@ LEFT_OUT = ("__pycache__", ".")
 BEGIN = """(lambda modules, made: modules.get(name) or
     (exec(compile(text, name, "exec"), made.__dict__), modules.setdefault(name, made))[1]
 )(__import__("sys").modules, __import__("types").ModuleType(name)).Carried(text, name, job)"""
-"""Expression that rebuilds a pickled `Carried`: it turns the source into a module, once per process."""
+"""Expression that rebuilds a pickled `Carried`: it turns the source into a module, once
+per process.
+"""
 ANSWER_SECONDS = 40.0
-"""Timeout of the store; less than that of a cluster's first task (`engine.worker_seconds`)."""
+"""Timeout of the store; less than that of a cluster's first task
+(`engine.worker_seconds`).
+"""
 REFUSES = "the worker "
 """Prefix of errors from a worker that cannot start."""
 _lock = threading.Lock()
@@ -65,7 +74,9 @@ class Carried:
         return eval, (BEGIN, dict(self._told))
 
     def step(self) -> Any:
-        """Make the DoFn that calls the function; Beam's own wrapper would travel as compiled code."""
+        """Make the DoFn that calls the function; Beam's own wrapper would travel as
+        compiled code.
+        """
         from apache_beam import DoFn
 
         carried = self
@@ -87,13 +98,15 @@ def call(job: Mapping[str, Any], *arguments: Any) -> Any:
     """Call the function of a job, with the package and the files of the run.
 
     Args:
-        job: `store` (URL or folder), `package` (its digest), `wheel` (below the store), `function` (pickled),
-            `python` (its version), `options` (for fsspec), `files` (path at the run -> SHA-256) and `folders` (path at
-            the run -> relative path -> SHA-256).
+        job: `store` (URL or folder), `package` (its digest), `wheel` (below the store),
+            `function` (pickled), `python` (its version), `options` (for fsspec),
+            `files` (path at the run -> SHA-256) and `folders` (path at the run ->
+            relative path -> SHA-256).
         arguments: for the function.
 
     Raises:
-        RuntimeError: this worker has another Python, cannot see the store, or has another package loaded.
+        RuntimeError: this worker has another Python, cannot see the store, or has
+            another package loaded.
     """
     key = f"{job['package']} {job['store']}"
     with _lock:
@@ -114,7 +127,8 @@ def check_python(version: str) -> None:
     here = ".".join(map(str, sys.version_info[:2]))
     if here != version:
         raise RuntimeError(
-            f"{REFUSES}{where()} has Python {here}, and the run Python {version}, whose functions no "
+            f"{REFUSES}{where()} has Python {here}, and the run Python {version}, "
+            "whose functions no "
             f"other version can run; start workers with Python {version}"
         )
 
@@ -123,20 +137,34 @@ def have_package(job: Mapping[str, Any]) -> None:
     """Make `import gristmill` import the package of the run."""
     loaded = sys.modules.get(PACKAGE)
     spec = None if loaded is not None else importlib.util.find_spec(PACKAGE)
-    places = loaded.__path__ if loaded is not None else (spec.submodule_search_locations or ()) if spec else ()
+    places = (
+        loaded.__path__
+        if loaded is not None
+        else (spec.submodule_search_locations or ())
+        if spec
+        else ()
+    )
     content = read_store(job, job["wheel"])
     if places and digest_of(files_of(list(places))) == job["package"]:
         return
     if loaded is not None:
-        raise RuntimeError(f"{REFUSES}{where()} has loaded another {PACKAGE} than the run has; start it anew")
+        raise RuntimeError(
+            f"{REFUSES}{where()} has loaded another {PACKAGE} than "
+            "the run has; start it anew"
+        )
     folder = cache_folder() / "packages" / job["package"]
     if not folder.exists():
         unpack(content, folder)
     if digest_of(files_of([str(folder / PACKAGE)])) != job["package"]:
-        raise RuntimeError(f"{folder} on {where()} is not the package of the run; remove it")
+        raise RuntimeError(
+            f"{folder} on {where()} is not the package of the run; remove it"
+        )
     sys.path.insert(0, str(folder))
-    # Child processes of this worker (readers of files that may crash) need the package too.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    # Child processes of this worker (readers of files that may crash) need the package
+    # too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(folder), os.environ.get("PYTHONPATH")))
+    )
     importlib.invalidate_caches()
 
 
@@ -144,21 +172,27 @@ def read_store(job: Mapping[str, Any], name: str) -> bytes:
     """Read a file of the store.
 
     Raises:
-        RuntimeError: the store cannot be reached from this worker; the message has the remedy.
+        RuntimeError: the store cannot be reached from this worker; the message has the
+            remedy.
     """
     results: list[Any] = []
     path = f"{job['store'].rstrip('/')}/{name}"
     # Libraries wait minutes for an unreachable address, each with its own setting.
-    reading = threading.Thread(target=_read, args=(path, job["options"], results), daemon=True)
+    reading = threading.Thread(
+        target=_read, args=(path, job["options"], results), daemon=True
+    )
     reading.start()
     reading.join(ANSWER_SECONDS)
-    content = results[0] if results else TimeoutError(f"no answer in {ANSWER_SECONDS:g} s")
+    content = (
+        results[0] if results else TimeoutError(f"no answer in {ANSWER_SECONDS:g} s")
+    )
     if isinstance(content, bytes):
         return content
     why = " ".join(f"{type(content).__name__}: {content}".split())
     raise RuntimeError(
-        f"{REFUSES}{where()} cannot see the store {job['store']} ({why}); give a store that all workers reach under "
-        "the same name, with what opens it and its credentials in their environment, or a folder that all of them share"
+        f"{REFUSES}{where()} cannot see the store {job['store']} ({why}); give a store "
+        "that all workers reach under the same name, with what opens it and its "
+        "credentials in their environment, or a folder that all of them share"
     ) from content
 
 
@@ -176,7 +210,9 @@ def _read(path: str, options: Mapping[str, Any], results: list[Any]) -> None:
 
 
 def unpack(wheel: bytes, folder: Path) -> None:
-    """Unpack a wheel into a folder atomically; other processes may do the same concurrently."""
+    """Unpack a wheel into a folder atomically; other processes may do the same
+    concurrently.
+    """
     aside = folder.with_name(f"{folder.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
         archive.extractall(aside)
@@ -192,7 +228,8 @@ def files_of(places: list[str]) -> Iterator[tuple[str, Path]]:
     """Files of the package with their names in a wheel, sorted by name.
 
     Args:
-        places: `__path__` of the package; for a checkout, the folder of the package suffices.
+        places: `__path__` of the package; for a checkout, the folder of the package
+            suffices.
     """
     first = Path(places[0])
     root = first if (first / PARTS[-1]).is_dir() else first.parent
@@ -201,8 +238,12 @@ def files_of(places: list[str]) -> Iterator[tuple[str, Path]]:
     for part, folder in folders.items():
         for path in folder.rglob("*") if part else folder.glob("*"):
             relative_parts = path.relative_to(folder).parts
-            if path.is_file() and not any(name.startswith(LEFT_OUT) for name in relative_parts):
-                path_by_name["/".join((PACKAGE, *([part] if part else []), *relative_parts))] = path
+            if path.is_file() and not any(
+                name.startswith(LEFT_OUT) for name in relative_parts
+            ):
+                path_by_name[
+                    "/".join((PACKAGE, *([part] if part else []), *relative_parts))
+                ] = path
     yield from sorted(path_by_name.items())
 
 
@@ -210,7 +251,9 @@ def digest_of(files: Iterator[tuple[str, Path]]) -> str:
     """Digest of the contents of a package."""
     digest = hashlib.sha256()
     for name, path in files:
-        digest.update(f"{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+        digest.update(
+            f"{name}\n{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode()
+        )
     return digest.hexdigest()[:32]
 
 

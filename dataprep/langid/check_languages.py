@@ -1,4 +1,6 @@
-"""Languages that `langid` keeps, checked against its model's labels; light enough for checking manifests."""
+"""Languages that `langid` keeps, checked against its model's labels; light enough for
+checking manifests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from gristmill.dataprep.langid.language_codes import EVERY_OTHER, LID_176, parse
 from gristmill.mixtures.steps.langid import LanguageId
 
 Wanted = Mapping[str, float]
-"""Code of a language, with or without a script (`en`, `en_Latn`), or EVERY_OTHER -> least score."""
+"""Code of a language, with or without a script (`en`, `en_Latn`), or EVERY_OTHER ->
+least score.
+"""
 
 
 class LanguageError(ValueError):
@@ -19,7 +23,11 @@ class LanguageError(ValueError):
 
 def wanted_languages(section: LanguageId) -> Wanted:
     """Languages to keep, each with its threshold."""
-    thresholds = section.keep if isinstance(section.keep, Mapping) else dict.fromkeys(section.keep, section.threshold)
+    thresholds = (
+        section.keep
+        if isinstance(section.keep, Mapping)
+        else dict.fromkeys(section.keep, section.threshold)
+    )
     return {str(parse_label(code)): threshold for code, threshold in thresholds.items()}
 
 
@@ -34,7 +42,8 @@ def check_labels(section: LanguageId, labels: Sequence[str], model: str) -> None
 
 
 def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
-    """Refuse languages that the model does not know, since no document would be kept for them.
+    """Refuse languages that the model does not know, since no document would be kept
+    for them.
 
     Raises:
         LanguageError: names one, and similar known languages.
@@ -45,7 +54,8 @@ def check_languages(wanted: Wanted, labels: Sequence[str], model: str) -> None:
 
 
 def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
-    """Reason that a model never predicts a language, with similar known languages; None if it knows the language.
+    """Reason that a model never predicts a language, with similar known languages; None
+    if it knows the language.
 
     Args:
         code: as `str(parse_label(...))`, or EVERY_OTHER.
@@ -53,11 +63,17 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
         model: its name.
     """
     languages = {parse_label(label) for label in labels}
-    codes = {language.code for language in languages} | {str(language) for language in languages}
+    codes = {language.code for language in languages} | {
+        str(language) for language in languages
+    }
     if code in codes or code == EVERY_OTHER:
         return None
     first = code.partition("_")[0]
-    candidates = [first, parse_label(f"{first}_Latn").code, *difflib.get_close_matches(code, sorted(codes), 3, 0.5)]
+    candidates = [
+        first,
+        parse_label(f"{first}_Latn").code,
+        *difflib.get_close_matches(code, sorted(codes), 3, 0.5),
+    ]
     hint = ", ".join(dict.fromkeys(repr(name) for name in candidates if name in codes))
     return f"{code!r} is not a language of {model}, which knows {len(codes)}; " + (
         f"did you mean {hint}?" if hint else "see the model's own list"
@@ -65,12 +81,17 @@ def why_unknown(code: str, labels: Sequence[str], model: str) -> str | None:
 
 
 def known_labels(section: LanguageId) -> list[str] | None:
-    """Labels of a section's model after the section's mapping, if known without loading the model; None if its
-    file is remote, missing or of an unknown form."""
+    """Labels of a section's model after the section's mapping, if known without loading
+    the model; None if its file is remote, missing or of an unknown form.
+    """
     if section.model is None or not is_other_model(section.model):
         labels: list[str] | None = list(LID_176)
     else:
         from gristmill.dataprep.fasttext.fasttext_files import read_labels
 
         labels = read_labels(str(section.model))
-    return None if labels is None else [section.labels.get(label, label) for label in labels]
+    return (
+        None
+        if labels is None
+        else [section.labels.get(label, label) for label in labels]
+    )

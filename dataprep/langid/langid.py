@@ -1,10 +1,13 @@
-"""Stage `langid`: the language of each document, and optionally of each line, by a fastText model.
+"""Stage `langid`: the language of each document, and optionally of each line, by a
+fastText model.
 
-A line's language is known if the line has `min_line_characters` without surrounding whitespace and the score of its top
-language reaches `line_threshold`; other lines count for no language and are never cut.
+A line's language is known if the line has `min_line_characters` without surrounding
+whitespace and the score of its top language reaches `line_threshold`; other lines count
+for no language and are never cut.
 
-The model is lid.176 (Joulin et al. 2016) or another one whose labels are languages; `language_codes` normalises labels.
-Thresholds are used as in CCNet (Wenzek et al. 2020) and FineWeb (Penedo et al. 2024).
+The model is lid.176 (Joulin et al. 2016) or another one whose labels are languages;
+`language_codes` normalises labels. Thresholds are used as in CCNet (Wenzek et al. 2020)
+and FineWeb (Penedo et al. 2024).
 """
 
 from __future__ import annotations
@@ -23,7 +26,13 @@ import pyarrow as pa
 from gristmill.core.files import sha256_file
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.annotate_batches import measure_texts, spread
-from gristmill.dataprep.conservation import SHARE_EDGES, add_counts, add_histograms, balance, histogram
+from gristmill.dataprep.conservation import (
+    SHARE_EDGES,
+    add_counts,
+    add_histograms,
+    balance,
+    histogram,
+)
 from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
 from gristmill.dataprep.edits import EDITS, Edit, edits_array
 from gristmill.dataprep.fasttext.fasttext_backend import Predictor, load_model
@@ -39,7 +48,12 @@ from gristmill.dataprep.langid.check_languages import (
     wanted_languages,
 )
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
-from gristmill.dataprep.whatif_thresholds import Columns, Rule, remember_last, threshold_rules
+from gristmill.dataprep.whatif_thresholds import (
+    Columns,
+    Rule,
+    remember_last,
+    threshold_rules,
+)
 from gristmill.mixtures.steps.langid import LanguageId
 
 LANGUAGES_NAMED = 3
@@ -66,7 +80,9 @@ class LineJudgement:
 
     @property
     def share(self) -> float:
-        """Share of the known characters in wanted languages; NaN if no line is known."""
+        """Share of the known characters in wanted languages; NaN if no line is
+        known.
+        """
         total = sum(self.characters.values())
         return self.wanted_characters / total if total else float("nan")
 
@@ -87,11 +103,19 @@ def judge_lines(
     """
     lines = [text.split("\n") for text in texts]
     long_lines = [
-        [number for number, line in enumerate(document_lines) if len(line.strip()) >= section.min_line_characters]
+        [
+            number
+            for number, line in enumerate(document_lines)
+            if len(line.strip()) >= section.min_line_characters
+        ]
         for document_lines in lines
     ]
     languages, scores = identify(
-        [lines[document][number] for document, numbers in enumerate(long_lines) for number in numbers]
+        [
+            lines[document][number]
+            for document, numbers in enumerate(long_lines)
+            for number in numbers
+        ]
     )
     predictions = iter(zip(languages, scores.tolist(), strict=True))
     judgements = []
@@ -101,7 +125,11 @@ def judge_lines(
             for number, (language, score) in zip(numbers, predictions, strict=False)
             if score >= section.line_threshold
         }
-        judgements.append(_judge_document(document_lines, line_languages, is_wanted, section.cut_other_lines))
+        judgements.append(
+            _judge_document(
+                document_lines, line_languages, is_wanted, section.cut_other_lines
+            )
+        )
     return judgements
 
 
@@ -122,12 +150,24 @@ def _judge_document(
         else:
             other_lines.append(number)
     cut_numbers = set(other_lines) if cuts_others else set()
-    lines_left = sum(1 for number, line in enumerate(lines) if number not in cut_numbers and line.strip())
-    return LineJudgement(characters, wanted_characters, cut_lines(lines, cut_numbers), len(cut_numbers), lines_left)
+    lines_left = sum(
+        1
+        for number, line in enumerate(lines)
+        if number not in cut_numbers and line.strip()
+    )
+    return LineJudgement(
+        characters,
+        wanted_characters,
+        cut_lines(lines, cut_numbers),
+        len(cut_numbers),
+        lines_left,
+    )
 
 
 def cut_lines(lines: Sequence[str], gone: set[int]) -> list[Edit]:
-    """Edits that remove the lines numbered `gone`, with their newlines; adjacent lines make one edit."""
+    """Edits that remove the lines numbered `gone`, with their newlines; adjacent lines
+    make one edit.
+    """
     if not gone:
         return []
     sizes = [len(line.encode("utf-8")) for line in lines]
@@ -159,17 +199,28 @@ def describe_lines(lines: Iterable[LineJudgement], cut: bool) -> dict[str, np.nd
     """Columns of n documents' line languages."""
     lines = list(lines)
     names = np.array([_name_languages(line.characters) for line in lines], str)
-    columns = {"line_languages": names, "line_language_share": np.array([line.share for line in lines])}
+    columns = {
+        "line_languages": names,
+        "line_language_share": np.array([line.share for line in lines]),
+    }
     if cut:
-        columns["language_lines_cut"] = np.array([line.lines_cut for line in lines], np.int64)
-        columns["language_lines_left"] = np.array([line.lines_left for line in lines], np.int64)
+        columns["language_lines_cut"] = np.array(
+            [line.lines_cut for line in lines], np.int64
+        )
+        columns["language_lines_left"] = np.array(
+            [line.lines_left for line in lines], np.int64
+        )
     return columns
 
 
 def _name_languages(characters: Mapping[str, int]) -> str:
-    """Most frequent languages with their shares of the known characters, as `en 0.91, de 0.09`."""
+    """Most frequent languages with their shares of the known characters, as `en 0.91,
+    de 0.09`.
+    """
     total = sum(characters.values())
-    ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[:LANGUAGES_NAMED]
+    ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))[
+        :LANGUAGES_NAMED
+    ]
     return ", ".join(f"{language} {size / total:.2f}" for language, size in ranked)
 
 
@@ -180,25 +231,33 @@ Predictions = tuple[list[Language], np.ndarray]
 """Top language of each of n lines, and its score in [0, 1] (float64 of shape (n,))."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Measure `language` and `language_score` of every kept document, and drop unwanted documents.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Measure `language` and `language_score` of every kept document, and drop unwanted
+    documents.
 
-    A model whose labels name scripts adds a column `script`. With `lines`, `line_languages` has up to three languages
-    with their shares of the document's known characters, and `line_language_share` the share of the wanted languages (NaN
-    if no line is known); with `cut_other_lines`, `language_lines_cut` and `language_lines_left` count lines.
+    A model whose labels name scripts adds a column `script`. With `lines`,
+    `line_languages` has up to three languages with their shares of the document's known
+    characters, and `line_language_share` the share of the wanted languages (NaN if no
+    line is known); with `cut_other_lines`, `language_lines_cut` and
+    `language_lines_left` count lines.
 
-    Reasons: `language` (the top language is not in `keep`), `language_score` (its score is below the threshold),
-    `langid/min_line_language_share`, `langid/no_lines_left` (all lines were cut).
+    Reasons: `language` (the top language is not in `keep`), `language_score` (its score
+    is below the threshold), `langid/min_line_language_share`, `langid/no_lines_left`
+    (all lines were cut).
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `langid` section (`mixtures.steps.langid.LanguageId`).
 
     Returns:
-        `counts`; `languages`: top language -> documents, `languages_kept`: of these, the kept ones; `parts`: key of a
-        mapping `keep` -> reason -> documents; `histograms` of `language_score`; with `lines` also `line_languages`:
-        language -> characters, and `cut`: `lines` and `bytes` cut from kept documents; `fallback`: the reason for
-        predicting with fastText itself, which is slower, if it was used.
+        `counts`; `languages`: top language -> documents, `languages_kept`: of these,
+        the kept ones; `parts`: key of a mapping `keep` -> reason -> documents;
+        `histograms` of `language_score`; with `lines` also `line_languages`: language
+        -> characters, and `cut`: `lines` and `bytes` cut from kept documents;
+        `fallback`: the reason for predicting with fastText itself, which is slower, if
+        it was used.
 
     Raises:
         ModelError: the language model is unavailable.
@@ -211,7 +270,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     model = load_model(str(path), sha256)
     labels = model.labels
     check_labels(section, labels, path.name)
-    check_languages(wanted_languages(section), [section.labels.get(label, label) for label in labels], path.name)
+    check_languages(
+        wanted_languages(section),
+        [section.labels.get(label, label) for label in labels],
+        path.name,
+    )
     tasks = shard_tasks(inputs["ingest"])
     process = partial(
         identify_shard,
@@ -220,7 +283,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         out=out,
         sha256=sha256,
     )
-    results = run_tasks("langid", tasks, process, context, holds_gil=bool(model.fallback) or section.lines)
+    results = run_tasks(
+        "langid",
+        tasks,
+        process,
+        context,
+        holds_gil=bool(model.fallback) or section.lines,
+    )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     summary: dict[str, Any] = {
         "counts": counts,
@@ -232,12 +301,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     if model.fallback:
         summary["fallback"] = model.fallback
     if section.lines:
-        summary["line_languages"] = add_counts(result["line_languages"] for result in results)
+        summary["line_languages"] = add_counts(
+            result["line_languages"] for result in results
+        )
         summary["cut"] = add_counts(result["cut"] for result in results)
     return summary
 
 
-def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, sha256: str) -> Done:
+def identify_shard(
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    out: Path,
+    sha256: str,
+) -> Done:
     """Identify the languages of one document shard and write its annotations."""
     section = LanguageId.model_validate(config)
     read = read_shard(inputs, task.name, ["id", "source", "text"])
@@ -245,41 +322,65 @@ def identify_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any
     judged = judged_rows(documents, rows, section.sources)
     model = load_model(str(find_model(section.model)), sha256)
     thresholds = wanted_languages(section)
-    measured, errors = measure_texts(documents["text"].take(judged), partial(measure, model, section, thresholds))
+    measured, errors = measure_texts(
+        documents["text"].take(judged), partial(measure, model, section, thresholds)
+    )
     lines, scripts = measured.pop("lines"), measured.pop("script")
     verdicts = [
         judge(Language(code, script), score, section, thresholds, line_judgement)
         for code, script, score, line_judgement in zip(
-            measured["language"].tolist(), scripts.tolist(), measured["language_score"].tolist(), lines, strict=True
+            measured["language"].tolist(),
+            scripts.tolist(),
+            measured["language_score"].tolist(),
+            lines,
+            strict=True,
         )
     ]
     reasons = spread(np.array(verdicts, object), errors).to_pylist()
-    if any(parse_label(section.labels.get(label, label)).script for label in model.labels):
+    if any(
+        parse_label(section.labels.get(label, label)).script for label in model.labels
+    ):
         measured["script"] = scripts
     if section.lines:
         measured.update(describe_lines(lines, section.cut_other_lines))
     columns = {name: spread(values, errors) for name, values in measured.items()}
     if section.cut_other_lines:
         judgements = iter(lines)
-        columns[EDITS] = edits_array([() if error is not None else next(judgements).cuts for error in errors])
+        columns[EDITS] = edits_array(
+            [() if error is not None else next(judgements).cuts for error in errors]
+        )
     table, counts = annotate(documents, rows, judged, reasons, columns, errors)
     write_table(out / task.name, table)
     kept = np.array([verdict is None for verdict in verdicts], bool)
-    predictions = zip(measured["language"].tolist(), scripts.tolist(), verdicts, strict=True)
-    unsure = [Language(code, script) for code, script, verdict in predictions if verdict == "language_score"]
+    predictions = zip(
+        measured["language"].tolist(), scripts.tolist(), verdicts, strict=True
+    )
+    unsure = [
+        Language(code, script)
+        for code, script, verdict in predictions
+        if verdict == "language_score"
+    ]
     result: dict[str, Any] = {
         "counts": counts,
         "languages": _occurrences(measured["language"]),
         "languages_kept": _occurrences(measured["language"][kept]),
         "parts": _dropped_by_part(section, unsure),
-        "histograms": {"language_score": histogram(measured["language_score"], SHARE_EDGES)},
+        "histograms": {
+            "language_score": histogram(measured["language_score"], SHARE_EDGES)
+        },
     }
     if section.lines:
         result["line_languages"] = add_counts(line.characters for line in lines)
-        kept_lines = [line for line, verdict in zip(lines, verdicts, strict=True) if verdict is None]
+        kept_lines = [
+            line
+            for line, verdict in zip(lines, verdicts, strict=True)
+            if verdict is None
+        ]
         result["cut"] = {
             "lines": sum(line.lines_cut for line in kept_lines),
-            "bytes": sum(end - begin for line in kept_lines for begin, end, _ in line.cuts),
+            "bytes": sum(
+                end - begin for line in kept_lines for begin, end, _ in line.cuts
+            ),
         }
     return Done([out / task.name], result)
 
@@ -289,27 +390,42 @@ def _occurrences(names: np.ndarray) -> dict[str, int]:
     return dict(zip(values.tolist(), numbers.tolist(), strict=True))
 
 
-def _dropped_by_part(section: LanguageId, below_threshold: Sequence[Language]) -> dict[str, dict[str, int]]:
+def _dropped_by_part(
+    section: LanguageId, below_threshold: Sequence[Language]
+) -> dict[str, dict[str, int]]:
     """Documents that the threshold of each language of a mapping `keep` dropped."""
     if not isinstance(section.keep, Mapping):
         return {}
     keys = {str(parse_label(key)): key for key in section.keep}
     dropped = Counter(best_match(language, keys) for language in below_threshold)
-    return {key: {"language_score": number} for key, number in dropped.items() if key is not None}
+    return {
+        key: {"language_score": number}
+        for key, number in dropped.items()
+        if key is not None
+    }
 
 
-def measure(model: Predictor, section: LanguageId, wanted: Wanted, texts: pa.Array) -> dict[str, np.ndarray]:
-    """Measures of n texts: `language`, `script`, `language_score`, and the judgements of their `lines`."""
+def measure(
+    model: Predictor, section: LanguageId, wanted: Wanted, texts: pa.Array
+) -> dict[str, np.ndarray]:
+    """Measures of n texts: `language`, `script`, `language_score`, and the judgements
+    of their `lines`.
+    """
     lines = np.empty(len(texts), object)
     if not section.lines and section.sample == "head" and section.newlines == "space":
-        heads = lines_of(texts, section.max_characters)  # as in `view`: the model reads a newline as a space
+        # as in `view`: the model reads a newline as a space
+        heads = lines_of(texts, section.max_characters)
         return {**_columns(model, heads, section), "lines": lines}
     documents = texts.to_pylist()
     if section.lines:
-        shorten = partial(view, max_characters=section.max_characters, sample=section.sample)
+        shorten = partial(
+            view, max_characters=section.max_characters, sample=section.sample
+        )
         lines[:] = judge_lines(
             documents,
-            lambda long_lines: identify(model, [shorten(line) for line in long_lines], section.labels),
+            lambda long_lines: identify(
+                model, [shorten(line) for line in long_lines], section.labels
+            ),
             lambda language: best_match(language, wanted) is not None,
             section,
         )
@@ -317,11 +433,16 @@ def measure(model: Predictor, section: LanguageId, wanted: Wanted, texts: pa.Arr
             without_cuts(text, judgement.cuts) if judgement.lines_left else text
             for text, judgement in zip(documents, lines, strict=True)
         ]
-    views = [view(text, section.max_characters, section.sample, section.newlines) for text in documents]
+    views = [
+        view(text, section.max_characters, section.sample, section.newlines)
+        for text in documents
+    ]
     return {**_columns(model, lines_of(views), section), "lines": lines}
 
 
-def _columns(model: Predictor, lines: Lines, section: LanguageId) -> dict[str, np.ndarray]:
+def _columns(
+    model: Predictor, lines: Lines, section: LanguageId
+) -> dict[str, np.ndarray]:
     labels, scores = top_labels(model, lines)
     languages = languages_of(model, section.labels)
     return {
@@ -331,11 +452,16 @@ def _columns(model: Predictor, lines: Lines, section: LanguageId) -> dict[str, n
     }
 
 
-def identify(model: Predictor, lines: Sequence[str], meanings: Mapping[str, str] = MappingProxyType({})) -> Predictions:
+def identify(
+    model: Predictor,
+    lines: Sequence[str],
+    meanings: Mapping[str, str] = MappingProxyType({}),
+) -> Predictions:
     """Top language of each of n lines, and its score; `meanings` as the key `labels`.
 
     Raises:
-        LanguageError: a line has no token that the model knows, not even the end of a line.
+        LanguageError: a line has no token that the model knows, not even the end of a
+            line.
     """
     labels, scores = top_labels(model, lines_of(lines))
     languages = languages_of(model, meanings)
@@ -343,10 +469,15 @@ def identify(model: Predictor, lines: Sequence[str], meanings: Mapping[str, str]
 
 
 def top_labels(model: Predictor, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-    """Index of each line's likeliest label, int32 of shape (n,), and its score; raises as `identify`."""
+    """Index of each line's likeliest label, int32 of shape (n,), and its score; raises
+    as `identify`.
+    """
     labels, scores = model.tops(lines)
     if len(labels) and labels.min() < 0:
-        raise LanguageError("the model knows nothing of the text, not even the end of a line: it names no language")
+        raise LanguageError(
+            "the model knows nothing of the text, not even the end "
+            "of a line: it names no language"
+        )
     return labels, np.minimum(scores, 1.0)
 
 
@@ -355,8 +486,12 @@ def languages_of(model: Predictor, meanings: Mapping[str, str]) -> list[Language
     return [parse_label(meanings.get(label, label)) for label in model.labels]
 
 
-def view(text: str, max_characters: int, sample: str = "head", newlines: str = "space") -> str:
-    """Model input for a text: one line of at most `max_characters`, plus the spaces between pieces."""
+def view(
+    text: str, max_characters: int, sample: str = "head", newlines: str = "space"
+) -> str:
+    """Model input for a text: one line of at most `max_characters`, plus the spaces
+    between pieces.
+    """
     if sample == "spread" and len(text) > max_characters:
         size = max(1, max_characters // PIECES)
         starts = [(len(text) - size) * piece // (PIECES - 1) for piece in range(PIECES)]
@@ -367,7 +502,11 @@ def view(text: str, max_characters: int, sample: str = "head", newlines: str = "
 
 
 def judge(
-    language: Language, score: float, section: LanguageId, wanted: Wanted, lines: LineJudgement | None = None
+    language: Language,
+    score: float,
+    section: LanguageId,
+    wanted: Wanted,
+    lines: LineJudgement | None = None,
 ) -> str | None:
     """Reason to drop a document, or None."""
     threshold = best_match(language, wanted)
@@ -377,30 +516,50 @@ def judge(
         return "language_score"
     if lines is None:
         return None
-    if section.min_line_language_share is not None and lines.share < section.min_line_language_share:
+    if (
+        section.min_line_language_share is not None
+        and lines.share < section.min_line_language_share
+    ):
         return "langid/min_line_language_share"
-    return "langid/no_lines_left" if section.cut_other_lines and lines.lines_cut and not lines.lines_left else None
+    return (
+        "langid/no_lines_left"
+        if section.cut_other_lines and lines.lines_cut and not lines.lines_left
+        else None
+    )
 
 
-def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) -> Iterator[Rule]:
-    """Rules for replay: wanted languages, their least scores, and the share of their lines."""
+def rules(
+    stage: str, section: LanguageId, measured_columns: Collection[str]
+) -> Iterator[Rule]:
+    """Rules for replay: wanted languages, their least scores, and the share of their
+    lines.
+    """
     thresholds = wanted_languages(section)
     reads = ("language", "script") if "script" in measured_columns else ("language",)
     numbers = {name: number for number, name in enumerate(thresholds)}
 
     @remember_last
     def matches(columns: Columns) -> np.ndarray:
-        """Index of each document's language in `thresholds`: -1 if it is not wanted, -2 if unknown."""
+        """Index of each document's language in `thresholds`: -1 if it is not wanted, -2
+        if unknown.
+        """
         codes = columns["language"]
         scripts = columns.get("script", np.full(len(codes), None, object))
         matched = [
             -2 if code is None else best_match(Language(code, script or ""), numbers)
             for code, script in zip(codes, scripts, strict=True)
         ]
-        return np.array([-1 if number is None else number for number in matched], np.int64)
+        return np.array(
+            [-1 if number is None else number for number in matched], np.int64
+        )
 
     yield Rule(
-        "language", f"{stage}.keep", "language", tuple(section.keep), lambda columns: matches(columns) == -1, reads
+        "language",
+        f"{stage}.keep",
+        "language",
+        tuple(section.keep),
+        lambda columns: matches(columns) == -1,
+        reads,
     )
     if isinstance(section.keep, Mapping):
         for number, (key, bound) in enumerate(section.keep.items()):
@@ -420,14 +579,23 @@ def rules(stage: str, section: LanguageId, measured_columns: Collection[str]) ->
             f"{stage}.threshold",
             "language_score",
             threshold,
-            lambda columns: (matches(columns) >= 0) & (columns["language_score"] < threshold),
+            lambda columns: (
+                (matches(columns) >= 0) & (columns["language_score"] < threshold)
+            ),
             (*reads, "language_score"),
             unless="language",
         )
     yield from threshold_rules(section, stage, stage)
 
 
-def _unsure(matches: Callable[[Columns], np.ndarray], number: int, bound: float, columns: Columns) -> np.ndarray:
+def _unsure(
+    matches: Callable[[Columns], np.ndarray],
+    number: int,
+    bound: float,
+    columns: Columns,
+) -> np.ndarray:
     """True for documents of one wanted language whose score is too low."""
-    failed: np.ndarray = (matches(columns) == number) & (columns["language_score"] < bound)
+    failed: np.ndarray = (matches(columns) == number) & (
+        columns["language_score"] < bound
+    )
     return failed

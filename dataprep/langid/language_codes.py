@@ -1,12 +1,14 @@
 """Language codes: normalised labels of language models.
 
-lid.176 uses Wikipedia's codes, mostly ISO 639-1: they are kept, in lower case. GlotLID and NLLB use ISO 639-3 with ISO
-15924 (`eng_Latn`): the language is converted to ISO 639-1 if it has such a code, so that `en` is the same for all
-models. The standard form of a macrolanguage gets the macrolanguage's code (`cmn` and `arb` become `zh` and `ar`), as in
-the language aliases of Unicode CLDR.
+lid.176 uses Wikipedia's codes, mostly ISO 639-1: they are kept, in lower case. GlotLID
+and NLLB use ISO 639-3 with ISO 15924 (`eng_Latn`): the language is converted to ISO
+639-1 if it has such a code, so that `en` is the same for all models. The standard form
+of a macrolanguage gets the macrolanguage's code (`cmn` and `arb` become `zh` and `ar`),
+as in the language aliases of Unicode CLDR.
 
-The column `language` thus has `de` for `__label__de` of lid.176 and for `__label__deu_Latn` of GlotLID or OpenLID, with
-the script in the column `script`. Manifests accept both: `de` matches every script; `de_Latn` and `deu_Latn` are
+The column `language` thus has `de` for `__label__de` of lid.176 and for
+`__label__deu_Latn` of GlotLID or OpenLID, with the script in the column `script`.
+Manifests accept both: `de` matches every script; `de_Latn` and `deu_Latn` are
 equivalent and match one script.
 """
 
@@ -22,7 +24,9 @@ LANGUAGE_AND_SCRIPT = re.compile(r"([a-z]{2,3})_([A-Z][a-z]{3})")
 
 
 class Language(NamedTuple):
-    """Language of a label; `script` is an ISO 15924 code, or empty if the label has none."""
+    """Language of a label; `script` is an ISO 15924 code, or empty if the label has
+    none.
+    """
 
     code: str
     script: str
@@ -60,7 +64,9 @@ als:sq arb:ar ayr:ay azj:az cmn:zh cwd:cr ekk:et esk:ik fat:ak fuc:ff gaz:om gug
 kng:kg kpv:kv lvs:lv npi:ne ojg:oj ory:or pbt:ps pbu:ps pes:fa plt:mg quy:qu quz:qu src:sc swh:sw uzn:uz ydd:yi
 zsm:ms zyb:za
 """)
-"""ISO 639-3 code of a macrolanguage's standard form -> ISO 639-1 code of the macrolanguage."""
+"""ISO 639-3 code of a macrolanguage's standard form -> ISO 639-1 code of the
+macrolanguage.
+"""
 
 
 LID_176 = tuple(
@@ -82,7 +88,9 @@ def short_code(code: str) -> str:
 
 @lru_cache(maxsize=10_000)
 def parse_label(label: str) -> Language:
-    """Language of a model's label, or of a code in a manifest: `__label__eng_Latn` is (`en`, `Latn`)."""
+    """Language of a model's label, or of a code in a manifest: `__label__eng_Latn` is
+    (`en`, `Latn`).
+    """
     name = label.removeprefix(LABEL_PREFIX)
     if parts := LANGUAGE_AND_SCRIPT.fullmatch(name):
         return Language(short_code(parts[1]), parts[2])
@@ -90,7 +98,8 @@ def parse_label(label: str) -> Language:
 
 
 def best_match(language: Language, named: Mapping[str, Value]) -> Value | None:
-    """Value of a language in a mapping: that of its script, else of all scripts, else of EVERY_OTHER; None without one.
+    """Value of a language in a mapping: that of its script, else of all scripts, else
+    of EVERY_OTHER; None without one.
 
     Args:
         named: a language as `str(parse_label(...))`, or EVERY_OTHER -> value.
@@ -100,6 +109,10 @@ def best_match(language: Language, named: Mapping[str, Value]) -> Value | None:
 
 
 def is_kept(language: Language, wanted: Mapping[str, Value]) -> bool:
-    """Return True if these keys keep any document of a language, in its script or in any."""
-    has_script_key = not language.script and any(name.startswith(f"{language.code}_") for name in wanted)
+    """Return True if these keys keep any document of a language, in its script or in
+    any.
+    """
+    has_script_key = not language.script and any(
+        name.startswith(f"{language.code}_") for name in wanted
+    )
     return has_script_key or best_match(language, wanted) is not None

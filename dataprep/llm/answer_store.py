@@ -1,14 +1,19 @@
 """Store of answers by key, so that no stage or attempt asks for an answer again.
 
-    STORE/answers/<settings>/settings.json               model and settings of all answers in the folder
-    STORE/answers/<settings>/<owner>~<unique>.jsonl      a line per answer: the key, a space, the answer as JSON with
-                                                         the id of the document that the prompt is about as `of`; for
-                                                         another document with the same prompt: the key, ` of `, its id
+    STORE/answers/<settings>/settings.json               model and settings of all
+    answers in the folder STORE/answers/<settings>/<owner>~<unique>.jsonl      a line
+    per answer: the key, a space, the answer as JSON with
+                                                         the id of the document that the
+                                                         prompt is about as `of`; for
+                                                         another document with the same
+                                                         prompt: the key, ` of `, its id
 
-Each process appends to its own file, one write per answer, so that killing it loses only the answer being written. An
-incomplete last line is skipped. Prompts are not stored. The index takes about 200 bytes of memory per answer. Object
-stores cannot append: there, a file is written after every UNSAVED_ANSWERS answers and at the end. `forget_answers`
-overwrites answers with blanks in place, so that offsets stay valid for concurrent readers and writers.
+Each process appends to its own file, one write per answer, so that killing it loses
+only the answer being written. An incomplete last line is skipped. Prompts are not
+stored. The index takes about 200 bytes of memory per answer. Object stores cannot
+append: there, a file is written after every UNSAVED_ANSWERS answers and at the end.
+`forget_answers` overwrites answers with blanks in place, so that offsets stay valid for
+concurrent readers and writers.
 """
 
 from __future__ import annotations
@@ -23,17 +28,28 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import as_path, atomic_write, canonical_json, file_names, is_local, write_json
+from gristmill.core.files import (
+    as_path,
+    atomic_write,
+    canonical_json,
+    file_names,
+    is_local,
+    write_json,
+)
 
 SETTINGS_CHARACTERS = 16
 OFFSET_BITS = 48
-"""Bits of a line's offset within its file; the bits above hold the number of the file."""
+"""Bits of a line's offset within its file; the bits above hold the number of the
+file.
+"""
 UNSAVED_ANSWERS = 100
 SETTINGS = "settings.json"
 END = ".jsonl"
 KEY_CHARACTERS = 64
 _WHOLE = re.compile(rb"[0-9a-f]{%d} \{.*\}\n\Z" % KEY_CHARACTERS, re.DOTALL)
-_DOCUMENT_LINE = re.compile(rb'([0-9a-f]{%d}) (?:\{"of":"|of )([0-9a-f]{32})' % KEY_CHARACTERS)
+_DOCUMENT_LINE = re.compile(
+    rb'([0-9a-f]{%d}) (?:\{"of":"|of )([0-9a-f]{32})' % KEY_CHARACTERS
+)
 """Line that names a document: an answer or a note."""
 _NOTE_LINE = re.compile(rb"[0-9a-f]{%d} of [0-9a-f]{32}\n\Z" % KEY_CHARACTERS)
 
@@ -89,10 +105,17 @@ class KeptAnswers:
         self._files.append(path)
         for line in _lines(path):
             if _WHOLE.match(line):
-                self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = number << OFFSET_BITS | offset
+                self._places[bytes.fromhex(line[:KEY_CHARACTERS].decode())] = (
+                    number << OFFSET_BITS | offset
+                )
                 if is_own:
                     answer = json.loads(line[KEY_CHARACTERS:])
-                    self.spent.append({name: answer[name] for name in ("prompt_tokens", "answer_tokens")})
+                    self.spent.append(
+                        {
+                            name: answer[name]
+                            for name in ("prompt_tokens", "answer_tokens")
+                        }
+                    )
             elif _NOTE_LINE.match(line):
                 self._noted.add(line)
             offset += len(line)
@@ -127,20 +150,25 @@ class KeptAnswers:
             chunk, size = chunk[: chunk.find(b"\n") + 1 or len(chunk)], 2 * size
         return chunk
 
-    def keep(self, key: str, answer: Mapping[str, Any], about: str | None = None) -> dict[str, Any]:
+    def keep(
+        self, key: str, answer: Mapping[str, Any], about: str | None = None
+    ) -> dict[str, Any]:
         """Store an answer; it survives a crash of the process once this returns.
 
         Args:
             key: see `key_of`.
             answer: `text` and further fields.
-            about: ids of the documents that the prompt is about, in hexadecimal, separated by blanks.
+            about: ids of the documents that the prompt is about, in hexadecimal,
+                separated by blanks.
 
         Returns:
             stored record: the answer, with the first id as `of`.
         """
         first, _, more_documents = (about or "").partition(" ")
         record = {"of": first, **answer} if first else dict(answer)
-        line = f"{key} {json.dumps(record, ensure_ascii=False, separators=(',', ':'))}\n".encode("utf-8", "replace")
+        line = f"{key} {json.dumps(record, ensure_ascii=False, separators=(',', ':'))}\n".encode(
+            "utf-8", "replace"
+        )
         if self._is_local:
             self._places[bytes.fromhex(key)] = self._append(line)
         else:
@@ -168,7 +196,9 @@ class KeptAnswers:
             path = self._folder / self._new_file_name()
             self._own = len(self._files)
             self._files.append(path)
-            self._descriptors[self._own] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            self._descriptors[self._own] = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644
+            )
         unwritten = memoryview(line)
         while unwritten:
             unwritten = unwritten[os.write(self._descriptors[self._own], unwritten) :]
@@ -200,13 +230,18 @@ class KeptAnswers:
             sink.write(b"".join([*self._unsaved.values(), *self._unsaved_notes]))
         self._files.append(path)
         for key, line in self._unsaved.items():
-            self._places[bytes.fromhex(key)] = (len(self._files) - 1) << OFFSET_BITS | offset
+            self._places[bytes.fromhex(key)] = (
+                len(self._files) - 1
+            ) << OFFSET_BITS | offset
             offset += len(line)
         self._unsaved, self._unsaved_notes = {}, []
 
 
 def _folder_of(root: Path, settings: Mapping[str, Any]) -> Path:
-    return root / hashlib.sha256(canonical_json(settings)).hexdigest()[:SETTINGS_CHARACTERS]
+    return (
+        root
+        / hashlib.sha256(canonical_json(settings)).hexdigest()[:SETTINGS_CHARACTERS]
+    )
 
 
 def has_answers(root: Path, settings: Mapping[str, Any]) -> bool:
@@ -215,8 +250,11 @@ def has_answers(root: Path, settings: Mapping[str, Any]) -> bool:
     return folder.exists() and any(name.endswith(END) for name in file_names(folder))
 
 
-def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict[str, int]:
-    """Forget the answers about some documents, even if further documents share the prompt.
+def forget_answers(
+    root: Path, documents: Collection[str], remove: bool
+) -> dict[str, int]:
+    """Forget the answers about some documents, even if further documents share the
+    prompt.
 
     Args:
         root: `STORE/answers`.
@@ -224,7 +262,8 @@ def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict
         remove: overwrite the answers; otherwise only count them.
 
     Returns:
-        `answers`, the number about these documents, and `unknown`, the number of answers that name no document.
+        `answers`, the number about these documents, and `unknown`, the number of
+        answers that name no document.
     """
     files = [
         folder / name
@@ -247,13 +286,22 @@ def forget_answers(root: Path, documents: Collection[str], remove: bool) -> dict
                     forgotten.add(match[1])
             elif _WHOLE.match(line):
                 unnamed.add(line[:KEY_CHARACTERS])
-    answer_count = sum(_blank(path, forgotten, remove) for path in files) if forgotten else 0
+    answer_count = (
+        sum(_blank(path, forgotten, remove) for path in files) if forgotten else 0
+    )
     return {"answers": answer_count, "unknown": len(unnamed - named_keys)}
 
 
 def _blank(path: Path, keys: Collection[bytes], remove: bool) -> int:
-    """Overwrite the lines of some keys with blanks and return the number of answers among them."""
-    lines, answer_count, offset, blanked = list(_lines(path)), 0, 0, list[tuple[int, int]]()
+    """Overwrite the lines of some keys with blanks and return the number of answers
+    among them.
+    """
+    lines, answer_count, offset, blanked = (
+        list(_lines(path)),
+        0,
+        0,
+        list[tuple[int, int]](),
+    )
     for number, line in enumerate(lines):
         if line[:KEY_CHARACTERS] in keys:
             answer_count += _WHOLE.match(line) is not None

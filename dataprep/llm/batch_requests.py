@@ -1,4 +1,5 @@
-"""Requests about documents shard by shard: many at a time, and a shard is written when all its answers are there.
+"""Requests about documents shard by shard: many at a time, and a shard is written when
+all its answers are there.
 
 Memory: the texts of HELD_SHARDS shards, and the answers of one.
 """
@@ -74,21 +75,30 @@ def ask_shards(
         per model the counts and costs of its requests.
 
     Raises:
-        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+        AskingError: answers are unavailable, or the budget is spent; all answers
+            received are stored.
     """
     if not shards:
         return []
     cached_read = lru_cache(HELD_SHARDS)(read)
     with ExitStack() as stack:
-        sessions = [stack.enter_context(Asking(model, context, total)) for model in models]
+        sessions = [
+            stack.enter_context(Asking(model, context, total)) for model in models
+        ]
         streams = [
-            session.answers(request for shard in shards for request in cached_read(shard).requests)
+            session.answers(
+                request for shard in shards for request in cached_read(shard).requests
+            )
             for session in sessions
         ]
         for shard in shards:
             shard_requests = cached_read(shard)
             number = sum(1 for _ in shard_requests.requests)
-            use(shard, shard_requests, [list(islice(stream, number)) for stream in streams])
+            use(
+                shard,
+                shard_requests,
+                [list(islice(stream, number)) for stream in streams],
+            )
         return [session.tally.as_json(session.model) for session in sessions]
 
 
@@ -104,7 +114,8 @@ def ask_tasks(
     """Ask about the shards that no attempt has finished yet, and write each of them.
 
     Args:
-        job: name of the job within its stage; records of finished shards are in `context.work/job`.
+        job: name of the job within its stage; records of finished shards are in
+            `context.work/job`.
         tasks: one per shard.
         models, read: see `ask_shards`.
         write: commits the files of a shard.
@@ -112,7 +123,8 @@ def ask_tasks(
         count: number of requests about some shards; called only if shards are pending.
 
     Returns:
-        results of all tasks, in their order; per model the counts and costs of this attempt.
+        results of all tasks, in their order; per model the counts and costs of this
+        attempt.
 
     Raises:
         AskingError: see `ask_shards`; shards that are written stay.
@@ -121,17 +133,34 @@ def ask_tasks(
     records.mkdir(parents=True, exist_ok=True)
     names = [task.name for task in tasks]
     pending = {
-        task.name: task for task, record in zip(tasks, read_records(records, names), strict=True) if record is None
+        task.name: task
+        for task, record in zip(tasks, read_records(records, names), strict=True)
+        if record is None
     }
 
-    def use(shard: str, shard_requests: Of, answers: Sequence[Sequence[Answer]]) -> None:
-        finish_task(pending[shard], lambda task: write(task, shard_requests, answers), records)
+    def use(
+        shard: str, shard_requests: Of, answers: Sequence[Sequence[Answer]]
+    ) -> None:
+        finish_task(
+            pending[shard], lambda task: write(task, shard_requests, answers), records
+        )
 
-    tallies = ask_shards(models, list(pending), read, use, context, count(list(pending)) if pending else 0)
-    return [record for record in read_records(records, names) if record is not None], tallies
+    tallies = ask_shards(
+        models,
+        list(pending),
+        read,
+        use,
+        context,
+        count(list(pending)) if pending else 0,
+    )
+    return [
+        record for record in read_records(records, names) if record is not None
+    ], tallies
 
 
-def count_judged(inputs: Mapping[str, Any], sources: Sequence[str] | None, shards: Sequence[str]) -> int:
+def count_judged(
+    inputs: Mapping[str, Any], sources: Sequence[str] | None, shards: Sequence[str]
+) -> int:
     """Number of judged documents in some shards."""
     number = 0
     for shard in shards:
@@ -140,7 +169,14 @@ def count_judged(inputs: Mapping[str, Any], sources: Sequence[str] | None, shard
     return number
 
 
-def with_problems(prompts: Sequence[Request | str], answers: Sequence[Answer]) -> list[Answer]:
-    """Answers per prompt; a prompt that could not be filled in gets its reason as the error."""
+def with_problems(
+    prompts: Sequence[Request | str], answers: Sequence[Answer]
+) -> list[Answer]:
+    """Answers per prompt; a prompt that could not be filled in gets its reason as the
+    error.
+    """
     remaining = iter(answers)
-    return [next(remaining) if isinstance(entry, Request) else Answer("", error=entry) for entry in prompts]
+    return [
+        next(remaining) if isinstance(entry, Request) else Answer("", error=entry)
+        for entry in prompts
+    ]

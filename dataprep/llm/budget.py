@@ -34,7 +34,10 @@ class Spending:
 
     def money(self, model: AskedModel) -> float:
         """Cost at the prices of a model."""
-        return (self.prompt_tokens * model.prompt_price + self.answer_tokens * model.answer_price) / MILLION
+        return (
+            self.prompt_tokens * model.prompt_price
+            + self.answer_tokens * model.answer_price
+        ) / MILLION
 
 
 def spending_of(answers: Iterable[Mapping[str, int]]) -> Spending:

@@ -25,29 +25,48 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> dict[str, Any]:
         parents: n texts that they were generated from.
 
     Returns:
-        `characters`: the 10th, 50th and 90th percentile; `distinct`: per n of 1, 2, 3 the share of distinct n-grams of
-        words (Li et al. 2016), over all texts; `self_similarity`: mean Jaccard similarity of the 3-grams of two texts;
-        `parent_similarity`: of a text and its parent; `parent_self_similarity`: of two parents.
+        `characters`: the 10th, 50th and 90th percentile; `distinct`: per n of 1, 2, 3
+        the share of distinct n-grams of words (Li et al. 2016), over all texts;
+        `self_similarity`: mean Jaccard similarity of the 3-grams of two texts;
+        `parent_similarity`: of a text and its parent; `parent_self_similarity`: of two
+        parents.
     """
     if not texts:
         return {"sampled": 0}
     words = [text.lower().split()[:WORDS] for text in texts]
-    shingles, parent_shingles = _shingles(words), _shingles([text.lower().split()[:WORDS] for text in parents])
+    shingles, parent_shingles = (
+        _shingles(words),
+        _shingles([text.lower().split()[:WORDS] for text in parents]),
+    )
     distinct = {}
     for n in (1, 2, 3):
         grams = [
-            gram for text_words in words for gram in zip(*(text_words[offset:] for offset in range(n)), strict=False)
+            gram
+            for text_words in words
+            for gram in zip(*(text_words[offset:] for offset in range(n)), strict=False)
         ]
         distinct[str(n)] = len(set(grams)) / len(grams) if grams else None
     generator = np.random.default_rng(seeded_key("diversity", len(texts)))
     pairs = generator.integers(0, len(texts), (PAIRS, 2))
-    distinct_pairs = [(first, second) for first, second in pairs.tolist() if first != second]
+    distinct_pairs = [
+        (first, second) for first, second in pairs.tolist() if first != second
+    ]
     return {
         "sampled": len(texts),
-        "characters": [int(value) for value in np.percentile([len(text) for text in texts], (10, 50, 90))],
+        "characters": [
+            int(value)
+            for value in np.percentile([len(text) for text in texts], (10, 50, 90))
+        ],
         "distinct": distinct,
-        "self_similarity": _mean([_jaccard(shingles[first], shingles[second]) for first, second in distinct_pairs]),
-        "parent_similarity": _mean([_jaccard(*pair) for pair in zip(shingles, parent_shingles, strict=True)]),
+        "self_similarity": _mean(
+            [
+                _jaccard(shingles[first], shingles[second])
+                for first, second in distinct_pairs
+            ]
+        ),
+        "parent_similarity": _mean(
+            [_jaccard(*pair) for pair in zip(shingles, parent_shingles, strict=True)]
+        ),
         "parent_self_similarity": _mean(
             [
                 _jaccard(parent_shingles[first], parent_shingles[second])
@@ -60,7 +79,12 @@ def describe(texts: Sequence[str], parents: Sequence[str]) -> dict[str, Any]:
 
 def _shingles(words: Sequence[Sequence[str]]) -> list[set[int]]:
     return [
-        {hash(gram) for gram in zip(*(text_words[offset:] for offset in range(SHINGLE)), strict=False)}
+        {
+            hash(gram)
+            for gram in zip(
+                *(text_words[offset:] for offset in range(SHINGLE)), strict=False
+            )
+        }
         or {hash(tuple(text_words))}
         for text_words in words
     ]

@@ -1,15 +1,19 @@
-"""Stage `generate`: a language model writes new documents from documents, before `ingest`.
+"""Stage `generate`: a language model writes new documents from documents, before
+`ingest`.
 
-Its output is files that `ingest` reads like those of any source, so that all later steps treat parents and children
-alike: `dedup` finds copies of a parent, `decontaminate` finds items of evaluations.
+Its output is files that `ingest` reads like those of any source, so that all later
+steps treat parents and children alike: `dedup` finds copies of a parent,
+`decontaminate` finds items of evaluations.
 
-    NAME/part-*.jsonl          new documents of a source: `locator`, `text` and their future metadata: `kind`, `style`,
-                               `parents` (ids), `model`, and the parents' licences if they have any
-    quarantine/NAME.jsonl      parents for which the endpoint wrote nothing, with its error
-    lineage.parquet            parents of generated documents (`lineage.py`)
+    NAME/part-*.jsonl          new documents of a source: `locator`, `text` and their
+    future metadata: `kind`, `style`,
+                               `parents` (ids), `model`, and the parents' licences if
+                               they have any
+    quarantine/NAME.jsonl      parents for which the endpoint wrote nothing, with its
+    error lineage.parquet            parents of generated documents (`lineage.py`)
 
-Parents are read here exactly as `ingest` will read them again, so that they have the same ids. Memory: 8 bytes per
-parent, and the texts of one or two shards.
+Parents are read here exactly as `ingest` will read them again, so that they have the
+same ids. Memory: 8 bytes per parent, and the texts of one or two shards.
 """
 
 from __future__ import annotations
@@ -28,13 +32,24 @@ import pyarrow as pa
 from gristmill.core.files import atomic_write
 from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import add_counts, check_conservation, check_quarantine
+from gristmill.dataprep.conservation import (
+    add_counts,
+    check_conservation,
+    check_quarantine,
+)
 from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.documents import document_id
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.llm.batch_requests import ask_tasks
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, describe
-from gristmill.dataprep.llm.lineage import GENERATED, KIND, PARENTS, SCHEMA, STYLE, write_lineage
+from gristmill.dataprep.llm.lineage import (
+    GENERATED,
+    KIND,
+    PARENTS,
+    SCHEMA,
+    STYLE,
+    write_lineage,
+)
 from gristmill.dataprep.llm.prompt_templates import read_lines, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.reading import ingest
@@ -58,26 +73,35 @@ STEPS = {
 }
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Generate the documents of all generated sources, one source after another.
 
     Args:
         inputs: empty.
-        config: `sources` and `ingest` as of the stage `ingest`, for the parents' sources; `generate`: name -> section;
-            `order`: names, each after those that it is generated from; `seed`.
+        config: `sources` and `ingest` as of the stage `ingest`, for the parents'
+            sources; `generate`: name -> section; `order`: names, each after those that
+            it is generated from; `seed`.
 
     Returns:
-        `generated`: per source, counts of parents and requests, tokens and costs, and the diversity of the texts.
+        `generated`: per source, counts of parents and requests, tokens and costs, and
+        the diversity of the texts.
 
     Raises:
-        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+        AskingError: answers are unavailable, or the budget is spent; all answers
+            received are stored.
         ConservationError, QuarantineError: see `counts`.
     """
     generated = {}
     for name in config["order"]:
         section = Generate.model_validate(config["generate"][name])
         generated[name] = _Source(name, section, config, out, context).make()
-    tables = [table for name in generated for table in _read_lineage(context.work / f"lineage-{name}", name)]
+    tables = [
+        table
+        for name in generated
+        for table in _read_lineage(context.work / f"lineage-{name}", name)
+    ]
     write_lineage(out, pa.concat_tables(tables) if tables else SCHEMA.empty_table())
     return {"generated": generated}
 
@@ -88,8 +112,8 @@ class _Chosen:
 
     Attributes:
         parents: id, text and licence of each parent.
-        wanted: per new document the numbers of its parents (the first one leads), its own number, and its request or the
-            reason for having none.
+        wanted: per new document the numbers of its parents (the first one leads), its
+            own number, and its request or the reason for having none.
     """
 
     parents: Sequence[tuple[bytes, str, str | None]]
@@ -98,27 +122,43 @@ class _Chosen:
     @property
     def requests(self) -> Iterator[Request]:
         """Requests without the prompts that could not be filled in."""
-        return (request for _, _, request in self.wanted if isinstance(request, Request))
+        return (
+            request for _, _, request in self.wanted if isinstance(request, Request)
+        )
 
 
 class _Source:
     """One generated source."""
 
-    def __init__(self, name: str, section: Generate, config: Mapping[str, Any], out: Path, context: Context) -> None:
+    def __init__(
+        self,
+        name: str,
+        section: Generate,
+        config: Mapping[str, Any],
+        out: Path,
+        context: Context,
+    ) -> None:
         self.name, self.section, self.out = name, section, out
         self.seed = config["seed"] if section.seed is None else section.seed
         self.lineage = context.work / f"lineage-{name}"
-        self.config, self.context = config, replace(context, stage=f"{context.stage} {name}")
+        self.config, self.context = (
+            config,
+            replace(context, stage=f"{context.stage} {name}"),
+        )
         self.template = read_template(section.template, f"generate-{section.style}")
         self.template.check(GIVEN)
         self.personas = read_lines(section.personas)
 
     def make(self) -> dict[str, Any]:
-        """Choose parents, ask the model and write its answers; return the source's part of the summary."""
+        """Choose parents, ask the model and write its answers; return the source's part
+        of the summary.
+        """
         inputs = self._read_parents()
         tasks = shard_tasks(inputs["ingest"])
         bound, parents, eligible = self._choose(inputs, tasks)
-        total = min(eligible, self.section.limit or eligible) * self.section.per_document
+        total = (
+            min(eligible, self.section.limit or eligible) * self.section.per_document
+        )
         results, tallies = ask_tasks(
             f"generate-{self.name}",
             tasks,
@@ -132,9 +172,14 @@ class _Source:
         check_conservation(counts, self.context.stage)
         self._write_quarantine(results)
         check_quarantine(counts, self.section.max_quarantined, self.context.stage)
-        sample = sorted((row for result in results for row in result["sample"]), key=lambda row: row[0])[:SAMPLE_TEXTS]
+        sample = sorted(
+            (row for result in results for row in result["sample"]),
+            key=lambda row: row[0],
+        )[:SAMPLE_TEXTS]
         return {
-            "style": self.section.style if self.section.template is None else self.template.place,
+            "style": self.section.style
+            if self.section.template is None
+            else self.template.place,
             "made_from": list(self.section.parents),
             "parents": parents,
             "eligible": eligible,
@@ -145,11 +190,15 @@ class _Source:
             "quarantined": counts.get("quarantined", 0),
             "bytes": counts.get("bytes_kept", 0),
             "asked": tallies[0] if tallies else {},
-            "texts": describe([text for _, text, _ in sample], [parent for _, _, parent in sample]),
+            "texts": describe(
+                [text for _, text, _ in sample], [parent for _, _, parent in sample]
+            ),
         }
 
     def _read_parents(self) -> dict[str, Path]:
-        """Ingest the parents and run the preparing steps on them; return the folders by step."""
+        """Ingest the parents and run the preparing steps on them; return the folders by
+        step.
+        """
         sources = {
             source: self.config["sources"][source]
             if source in self.config["sources"]
@@ -158,7 +207,12 @@ class _Source:
         }
         work = self.context.work / f"parents-{self.name}"
         inputs = {"ingest": work / "ingest"}
-        self._run(ingest, {}, {"sources": sources, "ingest": self.config["ingest"]}, work / "ingest")
+        self._run(
+            ingest,
+            {},
+            {"sources": sources, "ingest": self.config["ingest"]},
+            work / "ingest",
+        )
         for number, step in enumerate(self.section.prepare):
             self._run_step(step, inputs, f"{step.stage}-{number}")
         return inputs
@@ -172,9 +226,18 @@ class _Source:
         self._run(module, dict(inputs), config, out)
         inputs[name] = out
 
-    def _run(self, module: Any, inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path) -> None:
+    def _run(
+        self,
+        module: Any,
+        inputs: Mapping[str, Path],
+        config: Mapping[str, Any],
+        out: Path,
+    ) -> None:
         """Run a stage's function inside this stage, unless it has finished already."""
-        done, work = out.with_name(f"{out.name}.done"), out.with_name(f"{out.name}.work")
+        done, work = (
+            out.with_name(f"{out.name}.done"),
+            out.with_name(f"{out.name}.work"),
+        )
         if done.exists():
             return
         work.mkdir(parents=True, exist_ok=True)
@@ -184,26 +247,46 @@ class _Source:
             inputs,
             dict(config),
             out,
-            replace(self.context, work=work, stage=f"{self.context.stage}, {out.name} of its parents", answers=answers),
+            replace(
+                self.context,
+                work=work,
+                stage=f"{self.context.stage}, {out.name} of its parents",
+                answers=answers,
+            ),
         )
         with atomic_write(done) as sink:
             sink.write(b"")
 
-    def _choose(self, inputs: Mapping[str, Path], tasks: Sequence[Task]) -> tuple[int, int, int]:
-        """Largest key of a parent that is used, number of parents, and number of eligible parents."""
+    def _choose(
+        self, inputs: Mapping[str, Path], tasks: Sequence[Task]
+    ) -> tuple[int, int, int]:
+        """Largest key of a parent that is used, number of parents, and number of
+        eligible parents.
+        """
         keys, number = [np.zeros(0, np.uint64)], 0
         for task in tasks:
             read = read_judged_columns(inputs, task.name, None, ("id",))
             number += len(read.judged)
-            shard_keys = np.array([self._key(document) for document in read.given["id"].to_pylist()], np.uint64)
+            shard_keys = np.array(
+                [self._key(document) for document in read.given["id"].to_pylist()],
+                np.uint64,
+            )
             keys.append(shard_keys[shard_keys <= self._share_bound()])
         ordered = np.sort(np.concatenate(keys))
         limit = self.section.limit
-        bound = int(ordered[limit - 1]) if limit is not None and limit < len(ordered) else self._share_bound()
+        bound = (
+            int(ordered[limit - 1])
+            if limit is not None and limit < len(ordered)
+            else self._share_bound()
+        )
         return bound, number, len(ordered)
 
     def _share_bound(self) -> int:
-        return int(self.section.share * (2**64 - 1)) if self.section.share < 1 else 2**64 - 1
+        return (
+            int(self.section.share * (2**64 - 1))
+            if self.section.share < 1
+            else 2**64 - 1
+        )
 
     def _key(self, document: str, *more: str | int) -> int:
         return seeded_key(self.seed, "generate", self.name, document, *more)
@@ -211,14 +294,24 @@ class _Source:
     def _read(self, inputs: Mapping[str, Path], bound: int, shard: str) -> _Chosen:
         """Requests about the parents of a shard."""
         read = read_judged_columns(inputs, shard, None, READS)
-        rows = [values for values in read.given.select(READS).to_pylist() if self._key(values["id"]) <= bound]
+        rows = [
+            values
+            for values in read.given.select(READS).to_pylist()
+            if self._key(values["id"]) <= bound
+        ]
         parents: list[tuple[bytes, str, str | None]] = []
         new_documents: list[tuple[tuple[int, ...], int, Request | str]] = []
         for place, row in enumerate(rows):
             document, metadata = row["id"], json.loads(row["metadata"])
-            licence = next((str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None)
+            licence = next(
+                (str(metadata[key]) for key in LICENCE_KEYS if metadata.get(key)), None
+            )
             parents.append((bytes.fromhex(document), row["text"], licence))
-            values = {**{key: row[key] for key in READS[1:]}, "text": self._shown(row), "metadata": metadata}
+            values = {
+                **{key: row[key] for key in READS[1:]},
+                "text": self._shown(row),
+                "metadata": metadata,
+            }
             for number in range(self.section.per_document):
                 more_parents = self._more_parents(rows, place, number)
                 filled = {
@@ -233,7 +326,9 @@ class _Source:
                     (
                         (place, *more_parents),
                         number,
-                        self.template.request(filled, number=number, about=" ".join(about)),
+                        self.template.request(
+                            filled, number=number, about=" ".join(about)
+                        ),
                     )
                 )
         return _Chosen(parents, new_documents)
@@ -242,22 +337,37 @@ class _Source:
         text: str = row["text"][: self.section.characters]
         return text
 
-    def _more_parents(self, rows: Sequence[Mapping[str, Any]], place: int, number: int) -> list[int]:
-        """Rows of the further parents of a new document: the number wanted, or all if there are fewer."""
+    def _more_parents(
+        self, rows: Sequence[Mapping[str, Any]], place: int, number: int
+    ) -> list[int]:
+        """Rows of the further parents of a new document: the number wanted, or all if
+        there are fewer.
+        """
         if not self.section.others:
             return []
         draws = np.random.default_rng(self._key(rows[place]["id"], "others", number))
-        drawn = draws.choice(len(rows), min(len(rows), self.section.others + 1), replace=False).tolist()
+        drawn = draws.choice(
+            len(rows), min(len(rows), self.section.others + 1), replace=False
+        ).tolist()
         return [row for row in drawn if row != place][: self.section.others]
 
     def _persona(self, document: str, number: int) -> str | None:
         if not self.personas:
             return None
-        return self.personas[self._key(document, "persona", number) % len(self.personas)]
+        return self.personas[
+            self._key(document, "persona", number) % len(self.personas)
+        ]
 
-    def _write(self, task: Task, chosen: _Chosen, answers: Sequence[Sequence[Answer]]) -> Done:
+    def _write(
+        self, task: Task, chosen: _Chosen, answers: Sequence[Sequence[Answer]]
+    ) -> Done:
         responses = iter(answers[0])
-        lines, edges, sample, errors = list[str](), list[tuple[str, str]](), list[Any](), list[dict[str, Any]]()
+        lines, edges, sample, errors = (
+            list[str](),
+            list[tuple[str, str]](),
+            list[Any](),
+            list[dict[str, Any]](),
+        )
         counts: dict[str, Any] = {
             "read": len(chosen.wanted),
             "kept": 0,
@@ -266,12 +376,18 @@ class _Source:
             "bytes_kept": 0,
         }
         for places, number, request in chosen.wanted:
-            answer = next(responses) if isinstance(request, Request) else Answer("", error=request)
+            answer = (
+                next(responses)
+                if isinstance(request, Request)
+                else Answer("", error=request)
+            )
             child_parents = [chosen.parents[place] for place in places]
             parent, text, _ = child_parents[0]
             if answer.error is not None:
                 counts["quarantined"] += 1
-                errors.append({"parent": parent.hex(), "number": number, "error": answer.error})
+                errors.append(
+                    {"parent": parent.hex(), "number": number, "error": answer.error}
+                )
                 continue
             new = answer.text.strip()
             reason = self._reason(new, answer)
@@ -280,13 +396,26 @@ class _Source:
                 continue
             locator = f"{parent.hex()}/{self.section.style}-{number}"
             child = document_id(self.name, locator, new)
-            lines.append(json.dumps(self._record(locator, new, child_parents), ensure_ascii=False, sort_keys=True))
-            edges.extend((id_bytes.hex(), child.hex()) for id_bytes, *_ in child_parents)
-            sample.append((child.hex(), new[:SAMPLE_CHARACTERS], text[:SAMPLE_CHARACTERS]))
+            lines.append(
+                json.dumps(
+                    self._record(locator, new, child_parents),
+                    ensure_ascii=False,
+                    sort_keys=True,
+                )
+            )
+            edges.extend(
+                (id_bytes.hex(), child.hex()) for id_bytes, *_ in child_parents
+            )
+            sample.append(
+                (child.hex(), new[:SAMPLE_CHARACTERS], text[:SAMPLE_CHARACTERS])
+            )
             counts["kept"] += 1
             counts["bytes_kept"] += len(new.encode())
         folder = self.out / self.name
-        path, kept = folder / f"{Path(task.name).stem}.jsonl", self.lineage / f"{Path(task.name).stem}.json"
+        path, kept = (
+            folder / f"{Path(task.name).stem}.jsonl",
+            self.lineage / f"{Path(task.name).stem}.json",
+        )
         with atomic_write(path) as sink:
             sink.write("".join(f"{line}\n" for line in lines).encode())
         with atomic_write(kept) as sink:
@@ -294,7 +423,12 @@ class _Source:
         sample.sort()
         return Done(
             [path, kept],
-            {"counts": counts, "parents": len(chosen.parents), "errors": errors, "sample": sample[:SHARD_SAMPLE]},
+            {
+                "counts": counts,
+                "parents": len(chosen.parents),
+                "errors": errors,
+                "sample": sample[:SHARD_SAMPLE],
+            },
         )
 
     def _reason(self, text: str, answer: Answer) -> str | None:
@@ -304,8 +438,12 @@ class _Source:
             return CUT
         return SHORT if len(text) < self.section.shortest else None
 
-    def _record(self, locator: str, text: str, parents: Sequence[tuple[bytes, str, str | None]]) -> dict[str, Any]:
-        licences = dict.fromkeys(licence for *_, licence in parents if licence is not None)
+    def _record(
+        self, locator: str, text: str, parents: Sequence[tuple[bytes, str, str | None]]
+    ) -> dict[str, Any]:
+        licences = dict.fromkeys(
+            licence for *_, licence in parents if licence is not None
+        )
         licence_field = {"licence": " and ".join(licences)} if licences else {}
         return {
             "locator": locator,
@@ -321,7 +459,9 @@ class _Source:
         errors = [error for result in results for error in result["errors"]]
         if errors:
             with atomic_write(self.out / "quarantine" / f"{self.name}.jsonl") as sink:
-                sink.write("".join(json.dumps(error) + "\n" for error in errors).encode())
+                sink.write(
+                    "".join(json.dumps(error) + "\n" for error in errors).encode()
+                )
 
 
 def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:
@@ -330,8 +470,14 @@ def _read_lineage(folder: Path, name: str) -> Iterator[pa.Table]:
         rows = json.loads(path.read_bytes())
         yield pa.table(
             {
-                "parent": pa.array([bytes.fromhex(parent) for parent, _ in rows], SCHEMA.field("parent").type),
-                "child": pa.array([bytes.fromhex(child) for _, child in rows], SCHEMA.field("child").type),
+                "parent": pa.array(
+                    [bytes.fromhex(parent) for parent, _ in rows],
+                    SCHEMA.field("parent").type,
+                ),
+                "child": pa.array(
+                    [bytes.fromhex(child) for _, child in rows],
+                    SCHEMA.field("child").type,
+                ),
                 "source": pa.array([name] * len(rows), pa.string()),
             }
         )

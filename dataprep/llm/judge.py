@@ -1,9 +1,11 @@
 """Stage `judge`: a language model scores documents, and thresholds drop some.
 
-One process asks about the documents in the order of the shards, many at a time. A shard is written when all its answers
-are there, and later attempts skip it; answers of unfinished shards are stored (`answer_store.py`).
+One process asks about the documents in the order of the shards, many at a time. A shard
+is written when all its answers are there, and later attempts skip it; answers of
+unfinished shards are stored (`answer_store.py`).
 
-Memory: the texts of the shards in progress; with prompts of 8,000 characters, 16 at a time, 2 MB and a shard or two.
+Memory: the texts of the shards in progress; with prompts of 8,000 characters, 16 at a
+time, 2 MB and a shard or two.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from gristmill.dataprep.conservation import add_counts, balance
 from gristmill.dataprep.documents import annotate, write_table
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.llm.agreement import agreement, count_pairs
-from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_tasks, count_judged, with_problems
+from gristmill.dataprep.llm.batch_requests import (
+    ShardPrompts,
+    ask_tasks,
+    count_judged,
+    with_problems,
+)
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_template
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.thresholds import count_failures, failures, first_failures
@@ -37,22 +44,32 @@ READS = ("id", "text", "source", "locator", "url", "metadata")
 GIVEN = (*READS[1:], "answer_schema")
 """Names that templates may use."""
 JOB = "judge"
-ARROW = {"number": pa.float64(), "integer": pa.float64(), "boolean": pa.bool_(), "string": pa.string()}
+ARROW = {
+    "number": pa.float64(),
+    "integer": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+}
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Ask one or two judges about every kept document, and drop documents by the thresholds.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Ask one or two judges about every kept document, and drop documents by the
+    thresholds.
 
     Args:
         inputs: `ingest`, and the annotating stages that ran before.
         config: the manifest's `judge` section.
 
     Returns:
-        `counts`, `rules` and `histograms` as of `annotate`; `asked`: requests and costs per judge; `unusable`: documents
-        without a usable answer; with two judges `agreement` of each score.
+        `counts`, `rules` and `histograms` as of `annotate`; `asked`: requests and costs
+        per judge; `unusable`: documents without a usable answer; with two judges
+        `agreement` of each score.
 
     Raises:
-        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+        AskingError: answers are unavailable, or the budget is spent; all answers
+            received are stored.
         TemplateProblemError: the template cannot be used.
         ConservationError, QuarantineError: see `counts`.
     """
@@ -70,13 +87,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     )
     unusable = sum(result["unusable"] for result in results)
     if unusable and section.unusable == "pass":
-        context.warn(f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)")
+        context.warn(
+            f"{unusable:,} documents have no usable answer, and pass (`unusable: pass`)"
+        )
     agreement_field = (
         {}
         if section.second is None
         else {
             "agreement": {
-                name: agreement(add_counts(result["agreement"][name] for result in results)) for name in section.scores
+                name: agreement(
+                    add_counts(result["agreement"][name] for result in results)
+                )
+                for name in section.scores
             }
         }
     )
@@ -85,7 +107,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "rules": add_counts(result["rules"] for result in results),
         "histograms": {
             name: histograms.fit_histogram(histogram)
-            for name, histogram in histograms.add_histograms(result["histograms"] for result in results).items()
+            for name, histogram in histograms.add_histograms(
+                result["histograms"] for result in results
+            ).items()
         },
         "asked": tallies,
         "unusable": unusable,
@@ -101,11 +125,17 @@ def read_prompts(
     shard: str,
     rows: np.ndarray | None = None,
 ) -> ShardPrompts:
-    """Fill in the template for the kept documents of a shard: all, or those of `rows`."""
+    """Fill in the template for the kept documents of a shard: all, or those of
+    `rows`.
+    """
     read = read_judged_columns(inputs, shard, sources, READS)
     if rows is not None:
         is_chosen = np.isin(read.judged, rows)
-        read = replace(read, judged=read.judged[is_chosen], given=read.given.filter(pa.array(is_chosen)))
+        read = replace(
+            read,
+            judged=read.judged[is_chosen],
+            given=read.given.filter(pa.array(is_chosen)),
+        )
     answer_schema = canonical_json(question.answer).decode()
     prompts: list[Request | str] = []
     for values in read.given.select(READS).to_pylist():
@@ -116,16 +146,28 @@ def read_prompts(
             "metadata": json.loads(values["metadata"]),
             "answer_schema": answer_schema,
         }
-        prompts.append(template.request(template_values, question.answer, about=document))
+        prompts.append(
+            template.request(template_values, question.answer, about=document)
+        )
     return ShardPrompts(read, prompts)
 
 
 def _write(
-    section: Judge, out: Path, task: Task, shard_prompts: ShardPrompts, responses: Sequence[Sequence[Answer]]
+    section: Judge,
+    out: Path,
+    task: Task,
+    shard_prompts: ShardPrompts,
+    responses: Sequence[Sequence[Answer]],
 ) -> Done:
-    answers = [with_problems(shard_prompts.prompts, judge_answers) for judge_answers in responses]
+    answers = [
+        with_problems(shard_prompts.prompts, judge_answers)
+        for judge_answers in responses
+    ]
     problems = [
-        next((answer.error for answer in document_answers if answer.error is not None), None)
+        next(
+            (answer.error for answer in document_answers if answer.error is not None),
+            None,
+        )
         for document_answers in zip(*answers, strict=True)
     ]
     columns = {
@@ -136,16 +178,24 @@ def _write(
     numbers = {name: as_numbers(columns[name]) for name in section.numeric}
     errors = problems if section.unusable == "quarantine" else [None] * len(problems)
     usable = np.array([error is None for error in errors], bool)
-    failed = {rule: mask & usable for rule, mask in failures(numbers, {"judge": section}).items()}
+    failed = {
+        rule: mask & usable
+        for rule, mask in failures(numbers, {"judge": section}).items()
+    }
     reasons = first_failures(failed, len(errors))
     read = shard_prompts.read
-    table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
+    table, counts = annotate(
+        read.documents, read.rows, read.judged, reasons, columns, errors
+    )
     write_table(out / task.name, table)
     agreement_field = (
         {}
         if section.second is None
         else {
-            "agreement": {name: count_pairs(numbers[FIRST + name], numbers[SECOND + name]) for name in section.scores}
+            "agreement": {
+                name: count_pairs(numbers[FIRST + name], numbers[SECOND + name])
+                for name in section.scores
+            }
         }
     )
     return Done(
@@ -155,7 +205,8 @@ def _write(
             "rules": count_failures(failed),
             "unusable": sum(problem is not None for problem in problems),
             "histograms": {
-                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+                name: histograms.histogram(values, histograms.ANY_EDGES)
+                for name, values in numbers.items()
             },
             **agreement_field,
         },
@@ -165,7 +216,10 @@ def _write(
 def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
     """Column of a property; null if it is absent or the answer is unusable."""
     values = [
-        answer.value.get(name) if answer.error is None and answer.value is not None else None for answer in answers
+        answer.value.get(name)
+        if answer.error is None and answer.value is not None
+        else None
+        for answer in answers
     ]
     if kind in ("number", "integer"):
         values = [None if value is None else float(value) for value in values]
@@ -174,4 +228,7 @@ def column_of(answers: Sequence[Answer], name: str, kind: str) -> pa.Array:
 
 def as_numbers(values: pa.Array) -> np.ndarray:
     """Values as float64: NaN for null, 1 for true."""
-    return np.array([math.nan if value is None else float(value) for value in values.to_pylist()], np.float64)
+    return np.array(
+        [math.nan if value is None else float(value) for value in values.to_pylist()],
+        np.float64,
+    )

@@ -1,8 +1,10 @@
-"""Step `judge_pairs`: a language model compares the two answers of each pair, in both orders.
+"""Step `judge_pairs`: a language model compares the two answers of each pair, in both
+orders.
 
-A judge prefers an answer if it picks that answer in both orders; if it picks the same position twice, the pair is
-undecided (Zheng et al. 2023, "Judging LLM-as-a-Judge", section 3.4). The texts of the documents are pairs as JSON
-(`pair_text`). Memory: the pairs of the shards in progress.
+A judge prefers an answer if it picks that answer in both orders; if it picks the same
+position twice, the pair is undecided (Zheng et al. 2023, "Judging LLM-as-a-Judge",
+section 3.4). The texts of the documents are pairs as JSON (`pair_text`). Memory: the
+pairs of the shards in progress.
 """
 
 from __future__ import annotations
@@ -23,20 +25,33 @@ from gristmill.dataprep.conservation import add_counts, balance
 from gristmill.dataprep.documents import annotate, write_table
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.llm.agreement import agreement, count_pairs
-from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_tasks, count_judged, with_problems
+from gristmill.dataprep.llm.batch_requests import (
+    ShardPrompts,
+    ask_tasks,
+    count_judged,
+    with_problems,
+)
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate, read_lines, shipped
 from gristmill.dataprep.llm.prompt_templates import read_template as read_template_file
 from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.user_code.own_documents import read_judged_columns
 from gristmill.mixtures.steps.judge import FIRST, SECOND
-from gristmill.mixtures.steps.judge_pairs import REJECTED, UNDECIDED, Comparison, JudgePairs
+from gristmill.mixtures.steps.judge_pairs import (
+    REJECTED,
+    UNDECIDED,
+    Comparison,
+    JudgePairs,
+)
 
 QUESTION = "compare-pairs"
 GIVEN = ("prompt", "first", "second", "principle", "source", "answer_schema")
 """Names that templates may use."""
 ANSWER: Mapping[str, Any] = {
     "type": "object",
-    "properties": {"better": {"enum": ["first", "second", "same"]}, "reason": {"type": "string"}},
+    "properties": {
+        "better": {"enum": ["first", "second", "same"]},
+        "reason": {"type": "string"},
+    },
     "required": ["better"],
 }
 CHOSEN = "chosen"
@@ -46,7 +61,9 @@ JOB = "judge_pairs"
 
 def pair_text(prompt_text: str, chosen: str, rejected: str) -> str:
     """Text of a document that is a pair, as JSON."""
-    return json.dumps({"prompt": prompt_text, CHOSEN: chosen, REJECTED: rejected}, ensure_ascii=False)
+    return json.dumps(
+        {"prompt": prompt_text, CHOSEN: chosen, REJECTED: rejected}, ensure_ascii=False
+    )
 
 
 def read_question(section: Comparison) -> PromptTemplate:
@@ -55,23 +72,33 @@ def read_question(section: Comparison) -> PromptTemplate:
     Raises:
         TemplateProblemError: it cannot be read, or uses an unknown name.
     """
-    template = shipped(QUESTION) if section.template is None else read_template_file(section.template, QUESTION)
+    template = (
+        shipped(QUESTION)
+        if section.template is None
+        else read_template_file(section.template, QUESTION)
+    )
     template.check(GIVEN)
     return template
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Ask one or two judges about every kept pair, and drop pairs that the first judge does not confirm.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Ask one or two judges about every kept pair, and drop pairs that the first judge
+    does not confirm.
 
     Args:
-        inputs: `ingest`, with pairs as texts, and the annotating stages that ran before.
+        inputs: `ingest`, with pairs as texts, and the annotating stages that ran
+            before.
         config: the section `judge_pairs`.
 
     Returns:
-        `counts`; `asked`; `unusable`; `biases`: `biases_of` per judge; with two judges `agreement`.
+        `counts`; `asked`; `unusable`; `biases`: `biases_of` per judge; with two judges
+        `agreement`.
 
     Raises:
-        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+        AskingError: answers are unavailable, or the budget is spent; all answers
+            received are stored.
         TemplateProblemError: the template cannot be used.
         ConservationError, QuarantineError: see `counts`.
     """
@@ -90,10 +117,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     agreement_field = (
         {}
         if section.second is None
-        else {"agreement": agreement(add_counts(result["agreement"] for result in results))}
+        else {
+            "agreement": agreement(
+                add_counts(result["agreement"] for result in results)
+            )
+        }
     )
     biases = [
-        {"model": model.called, **biases_of(add_counts(result["biases"][number] for result in results))}
+        {
+            "model": model.called,
+            **biases_of(add_counts(result["biases"][number] for result in results)),
+        }
         for number, model in enumerate(section.models)
     ]
     return {
@@ -106,9 +140,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def _read_prompts(
-    inputs: Mapping[str, Path], section: JudgePairs, template: PromptTemplate, principles: Sequence[str], shard: str
+    inputs: Mapping[str, Path],
+    section: JudgePairs,
+    template: PromptTemplate,
+    principles: Sequence[str],
+    shard: str,
 ) -> ShardPrompts:
-    """Prompts of a shard, two per pair: the chosen answer first, and the rejected answer first."""
+    """Prompts of a shard, two per pair: the chosen answer first, and the rejected
+    answer first.
+    """
     read = read_judged_columns(inputs, shard, section.sources, ("id", "text", "source"))
     prompts: list[Request | str] = []
     for row in read.given.select(["id", "text", "source"]).to_pylist():
@@ -116,15 +156,27 @@ def _read_prompts(
         if REJECTED not in pair:
             prompts += ["it is a single answer, and no pair"] * 2
             continue
-        principle = principles[seeded_key("principle", row["id"]) % len(principles)] if principles else ""
-        prompts += in_both_orders(section, template, pair, principle, row["source"], row["id"])
+        principle = (
+            principles[seeded_key("principle", row["id"]) % len(principles)]
+            if principles
+            else ""
+        )
+        prompts += in_both_orders(
+            section, template, pair, principle, row["source"], row["id"]
+        )
     return ShardPrompts(read, prompts)
 
 
 def in_both_orders(
-    section: Comparison, template: PromptTemplate, pair: Mapping[str, str], principle: str, source: str, about: str
+    section: Comparison,
+    template: PromptTemplate,
+    pair: Mapping[str, str],
+    principle: str,
+    source: str,
+    about: str,
 ) -> list[Request | str]:
-    """Two requests about a pair, or the reasons for having none: the chosen answer first, and the rejected answer first.
+    """Two requests about a pair, or the reasons for having none: the chosen answer
+    first, and the rejected answer first.
 
     Args:
         section: comparison settings; `characters` limits each text.
@@ -154,39 +206,78 @@ def in_both_orders(
 
 
 def _write(
-    section: JudgePairs, out: Path, task: Task, shard_prompts: ShardPrompts, responses: Sequence[Sequence[Answer]]
+    section: JudgePairs,
+    out: Path,
+    task: Task,
+    shard_prompts: ShardPrompts,
+    responses: Sequence[Sequence[Answer]],
 ) -> Done:
-    answers = [with_problems(shard_prompts.prompts, judge_answers) for judge_answers in responses]
+    answers = [
+        with_problems(shard_prompts.prompts, judge_answers)
+        for judge_answers in responses
+    ]
     errors = [
         next(
-            (answer.error for judge in answers for answer in judge[2 * row : 2 * row + 2] if answer.error is not None),
+            (
+                answer.error
+                for judge in answers
+                for answer in judge[2 * row : 2 * row + 2]
+                if answer.error is not None
+            ),
             None,
         )
         for row in range(len(shard_prompts.prompts) // 2)
     ]
     picks = [
-        [[answer.value["better"] if answer.error is None else "same" for answer in judge[order::2]] for order in (0, 1)]
+        [
+            [
+                answer.value["better"] if answer.error is None else "same"
+                for answer in judge[order::2]
+            ]
+            for order in (0, 1)
+        ]
         for judge in answers
     ]
-    scores = [np.array([score_of(*pair_picks) for pair_picks in zip(*judge, strict=True)], np.int64) for judge in picks]
+    scores = [
+        np.array(
+            [score_of(*pair_picks) for pair_picks in zip(*judge, strict=True)], np.int64
+        )
+        for judge in picks
+    ]
     usable = np.array([error is None for error in errors], bool)
     columns = {
-        f"{prefix}prefers": pa.array([_name(score) for score in judge.tolist()], pa.string())
+        f"{prefix}prefers": pa.array(
+            [_name(score) for score in judge.tolist()], pa.string()
+        )
         for prefix, judge in zip((FIRST, SECOND), scores, strict=False)
     }
     reasons = [
-        f"{RULE}/{name}" if error is None and (name := _name(score)) in section.drop else None
+        f"{RULE}/{name}"
+        if error is None and (name := _name(score)) in section.drop
+        else None
         for score, error in zip(scores[0].tolist(), errors, strict=True)
     ]
     read = shard_prompts.read
     pairs = [json.loads(text) for text in read.given["text"].to_pylist()]
-    longer = np.array([np.sign(len(pair.get(CHOSEN, "")) - len(pair.get(REJECTED, ""))) for pair in pairs], np.int64)
-    table, counts = annotate(read.documents, read.rows, read.judged, reasons, columns, errors)
+    longer = np.array(
+        [
+            np.sign(len(pair.get(CHOSEN, "")) - len(pair.get(REJECTED, "")))
+            for pair in pairs
+        ],
+        np.int64,
+    )
+    table, counts = annotate(
+        read.documents, read.rows, read.judged, reasons, columns, errors
+    )
     write_table(out / task.name, table)
     agreement_field = (
         {}
         if len(scores) == 1
-        else {"agreement": count_pairs(*(judge_scores[usable].astype(float) for judge_scores in scores))}
+        else {
+            "agreement": count_pairs(
+                *(judge_scores[usable].astype(float) for judge_scores in scores)
+            )
+        }
     )
     return Done(
         [out / task.name],
@@ -203,7 +294,9 @@ def _write(
 
 
 def score_of(chosen_first: str, rejected_first: str) -> int:
-    """Verdict of both orders: 1 for the chosen answer, -1 for the rejected answer, 0 if undecided."""
+    """Verdict of both orders: 1 for the chosen answer, -1 for the rejected answer, 0 if
+    undecided.
+    """
     if (chosen_first, rejected_first) == ("first", "second"):
         return 1
     return -1 if (chosen_first, rejected_first) == ("second", "first") else 0
@@ -213,13 +306,17 @@ def _name(score: int) -> str:
     return {1: CHOSEN, -1: REJECTED}.get(score, UNDECIDED)
 
 
-def count_biases(takes: np.ndarray, scores: np.ndarray, longer: np.ndarray) -> dict[str, int]:
+def count_biases(
+    takes: np.ndarray, scores: np.ndarray, longer: np.ndarray
+) -> dict[str, int]:
     """Counts of verdicts and positions, which add up over shards.
 
     Args:
-        takes: text of shape (2, n): the picks for each pair with the chosen answer first, and second.
+        takes: text of shape (2, n): the picks for each pair with the chosen answer
+            first, and second.
         scores: int64 of shape (n,), see `score_of`.
-        longer: int64 of shape (n,), 1 if the chosen answer has more characters, -1 if it has fewer.
+        longer: int64 of shape (n,), 1 if the chosen answer has more characters, -1 if
+            it has fewer.
     """
     comparable = (scores != 0) & (longer != 0)
     return {
@@ -235,14 +332,16 @@ def count_biases(takes: np.ndarray, scores: np.ndarray, longer: np.ndarray) -> d
 
 
 def biases_of(counts: Mapping[str, int]) -> dict[str, Any]:
-    """Position and length bias of a judge, from the counts of `count_biases`; None if undefined.
+    """Position and length bias of a judge, from the counts of `count_biases`; None if
+    undefined.
 
     Returns:
-        `pairs`; `decided`, the share of pairs with the same verdict in both orders; `confirmed`, the share of decided
-        pairs in which the chosen answer is preferred; `first_taken`, the share of verdicts for the first position (0.5 is
-        no position bias); `longer_taken`, the share of decided pairs of unequal lengths in which the longer answer is
-        preferred, and `longer_chosen`, the share in which it is the chosen answer (the first above the second is a length
-        bias).
+        `pairs`; `decided`, the share of pairs with the same verdict in both orders;
+        `confirmed`, the share of decided pairs in which the chosen answer is preferred;
+        `first_taken`, the share of verdicts for the first position (0.5 is no position
+        bias); `longer_taken`, the share of decided pairs of unequal lengths in which
+        the longer answer is preferred, and `longer_chosen`, the share in which it is
+        the chosen answer (the first above the second is a length bias).
     """
 
     def share(part: str, *total_keys: str) -> float | None:
@@ -253,7 +352,9 @@ def biases_of(counts: Mapping[str, int]) -> dict[str, Any]:
     return {
         "pairs": pairs,
         "confirmed": share("confirmed", "confirmed", "rejected"),
-        "decided": (counts["confirmed"] + counts["rejected"]) / pairs if pairs else None,
+        "decided": (counts["confirmed"] + counts["rejected"]) / pairs
+        if pairs
+        else None,
         "first_taken": share("first", "first", "second"),
         "longer_taken": share("longer", "unequal"),
         "longer_chosen": share("longer_chosen", "unequal"),

@@ -1,7 +1,9 @@
-"""Lineage: ids of generated documents, examples and prompts with the ids of their parents.
+"""Lineage: ids of generated documents, examples and prompts with the ids of their
+parents.
 
-`lineage.parquet` of a generating stage has a row per child and parent, sorted by parent: `parent`, `child` (ids) and
-`source` (of the child; for examples their set). Metadata of documents and records of examples also name the parents.
+`lineage.parquet` of a generating stage has a row per child and parent, sorted by
+parent: `parent`, `child` (ids) and `source` (of the child; for examples their set).
+Metadata of documents and records of examples also name the parents.
 """
 
 from __future__ import annotations
@@ -19,27 +21,41 @@ KIND, PARENTS, STYLE = "kind", "parents", "style"
 """Metadata keys of a generated document."""
 GENERATED = "generated"
 """Value of KIND for a generated document."""
-SCHEMA = pa.schema([("parent", pa.binary(ID_BYTES)), ("child", pa.binary(ID_BYTES)), ("source", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("parent", pa.binary(ID_BYTES)),
+        ("child", pa.binary(ID_BYTES)),
+        ("source", pa.string()),
+    ]
+)
 
 
 def write_lineage(folder: Path, rows: pa.Table) -> None:
     """Write the lineage table of a stage, sorted by parent."""
-    write_table(folder / LINEAGE, rows.cast(SCHEMA).sort_by([("parent", "ascending"), ("child", "ascending")]))
+    write_table(
+        folder / LINEAGE,
+        rows.cast(SCHEMA).sort_by([("parent", "ascending"), ("child", "ascending")]),
+    )
 
 
 def descendants(inputs: Mapping[str, Path], ids: Collection[bytes]) -> set[bytes]:
-    """Ids of all documents generated from `ids`, directly or through other generated documents.
+    """Ids of all documents generated from `ids`, directly or through other generated
+    documents.
 
     Args:
         inputs: committed stages; there are no descendants without a generating stage.
     """
-    tables = [folder / LINEAGE for folder in inputs.values() if (folder / LINEAGE).exists()]
+    tables = [
+        folder / LINEAGE for folder in inputs.values() if (folder / LINEAGE).exists()
+    ]
     descendant_ids, new = set[bytes](), set(ids)
     while new and tables:
         children = {
             child
             for table in tables
-            for child in read_matching(table, "parent", list(new), ["child"])["child"].to_pylist()
+            for child in read_matching(table, "parent", list(new), ["child"])[
+                "child"
+            ].to_pylist()
         }
         new = children - descendant_ids - set(ids)
         descendant_ids |= new
@@ -56,5 +72,7 @@ def parents(inputs: Mapping[str, Path], child: bytes) -> set[bytes]:
         parent
         for folder in inputs.values()
         if (folder / LINEAGE).exists()
-        for parent in read_matching(folder / LINEAGE, "child", [child], ["parent"])["parent"].to_pylist()
+        for parent in read_matching(folder / LINEAGE, "child", [child], ["parent"])[
+            "parent"
+        ].to_pylist()
     }

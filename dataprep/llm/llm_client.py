@@ -1,15 +1,19 @@
-"""Client of OpenAI's chat completions API: many concurrent requests, and no request twice.
+"""Client of OpenAI's chat completions API: many concurrent requests, and no request
+twice.
 
     for answer in ask(requests, model, context):   # in the order of the requests
         ...
 
-Transient failures are retried: 408, 409, 425, 429 and 5xx, timeouts, dropped connections, bodies that are not a
-completion. The wait before a retry is a random part ("full jitter": Brooker 2015, AWS Architecture Blog) of
-FIRST_WAIT_SECONDS, doubled with each retry up to MOST_WAIT_SECONDS, and at least Retry-After, which applies to all
-requests to that endpoint. A permanent refusal (400, 413, 422) is the error of that request. If a stage ends early, by an
-outage or its budget, all answers received are stored.
+Transient failures are retried: 408, 409, 425, 429 and 5xx, timeouts, dropped
+connections, bodies that are not a completion. The wait before a retry is a random part
+("full jitter": Brooker 2015, AWS Architecture Blog) of FIRST_WAIT_SECONDS, doubled with
+each retry up to MOST_WAIT_SECONDS, and at least Retry-After, which applies to all
+requests to that endpoint. A permanent refusal (400, 413, 422) is the error of that
+request. If a stage ends early, by an outage or its budget, all answers received are
+stored.
 
-Memory: up to WINDOW requests and as many answers per concurrent request, and the index of the stored answers.
+Memory: up to WINDOW requests and as many answers per concurrent request, and the index
+of the stored answers.
 """
 
 from __future__ import annotations
@@ -32,22 +36,38 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.llm.answer_store import KeptAnswers, key_of
 from gristmill.dataprep.llm.budget import Spending, exceeded, most_spent, spending_of
 from gristmill.dataprep.llm.local_endpoint import served
-from gristmill.dataprep.llm.prompting import Answer, Message, Request, read_json_answer, repair_messages, shorten
-from gristmill.dataprep.llm.response_parsing import read_completion, read_refusal, read_retry_after
+from gristmill.dataprep.llm.prompting import (
+    Answer,
+    Message,
+    Request,
+    read_json_answer,
+    repair_messages,
+    shorten,
+)
+from gristmill.dataprep.llm.response_parsing import (
+    read_completion,
+    read_refusal,
+    read_retry_after,
+)
 from gristmill.mixtures.steps.asked_model import AskedModel, Budget
 
 if TYPE_CHECKING:
     import httpx
 
 WINDOW = 16
-"""Requests per concurrent request that are started before the oldest is answered: a slow answer does not stall the
-others."""
+"""Requests per concurrent request that are started before the oldest is answered: a
+slow answer does not stall the others.
+"""
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.5, 60.0
 CONNECT_SECONDS = 10.0
 AGAIN = (408, 409, 425, 429)
-"""Statuses that a retry may resolve, in addition to 5xx: timeout, conflict, too early, too many requests."""
+"""Statuses that a retry may resolve, in addition to 5xx: timeout, conflict, too early,
+too many requests.
+"""
 REFUSED = (400, 413, 422)
-"""Statuses of a request that is invalid, too large or unprocessable; other requests may succeed."""
+"""Statuses of a request that is invalid, too large or unprocessable; other requests may
+succeed.
+"""
 PROGRESS_SECONDS = 0.5
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -56,7 +76,9 @@ NO_BUDGET = Budget()
 
 
 class AskingError(RuntimeError):
-    """Answers are unavailable. The message says what to do; all answers received are stored."""
+    """Answers are unavailable. The message says what to do; all answers received are
+    stored.
+    """
 
 
 class BudgetSpentError(AskingError):
@@ -67,7 +89,12 @@ class _RefusedError(Exception):
     """The endpoint permanently refuses one request."""
 
 
-def ask(requests: Iterable[Request], model: AskedModel, context: Context, total: int | None = None) -> Iterator[Answer]:
+def ask(
+    requests: Iterable[Request],
+    model: AskedModel,
+    context: Context,
+    total: int | None = None,
+) -> Iterator[Answer]:
     """Answer requests, in their order.
 
     Args:
@@ -77,7 +104,8 @@ def ask(requests: Iterable[Request], model: AskedModel, context: Context, total:
         total: number of requests, if known.
 
     Raises:
-        AskingError: the endpoint does not answer, or refuses all requests; the budget is spent.
+        AskingError: the endpoint does not answer, or refuses all requests; the budget
+            is spent.
     """
     with Asking(model, context, total) as asking:
         yield from asking.answers(requests)
@@ -95,7 +123,9 @@ class _Endpoint:
 
 @dataclass
 class Tally:
-    """Counts of requests: `asked` of the endpoint, `kept` from the store, retried, repaired, unusable."""
+    """Counts of requests: `asked` of the endpoint, `kept` from the store, retried,
+    repaired, unusable.
+    """
 
     asked: int = 0
     kept: int = 0
@@ -106,7 +136,11 @@ class Tally:
 
     def as_json(self, model: AskedModel) -> dict[str, Any]:
         """Counts and costs as JSON for the summary."""
-        money = {"money": round(self.spent.money(model), 6)} if model.prompt_price or model.answer_price else {}
+        money = (
+            {"money": round(self.spent.money(model), 6)}
+            if model.prompt_price or model.answer_price
+            else {}
+        )
         return {
             "model": model.called,
             "asked": self.asked,
@@ -130,10 +164,20 @@ class Asking:
         identity: distinguishes models of the same name: their files.
     """
 
-    def __init__(self, model: AskedModel, context: Context, total: int | None = None, identity: Any = None) -> None:
+    def __init__(
+        self,
+        model: AskedModel,
+        context: Context,
+        total: int | None = None,
+        identity: Any = None,
+    ) -> None:
         self.model, self.tally = model, Tally()
         self._context, self._total, self._done, self._told = context, total, 0, 0.0
-        self._identity = identity if identity is not None or model.folder is None else _identify(model)
+        self._identity = (
+            identity
+            if identity is not None or model.folder is None
+            else _identify(model)
+        )
         self._opened = ExitStack()
 
     def __enter__(self) -> Self:
@@ -147,7 +191,9 @@ class Asking:
             )
             stack.callback(self._kept.close)
             self.tally.spent = spending_of(self._kept.spent)
-            self._named = canonical_json({"model": self.model.called, "identity": self._identity})
+            self._named = canonical_json(
+                {"model": self.model.called, "identity": self._identity}
+            )
             self._endpoints = [_endpoint(url) for url in served_model.endpoints]
             self._loop = asyncio.new_event_loop()
             self._slots = asyncio.Semaphore(self.model.concurrency)
@@ -156,7 +202,9 @@ class Asking:
             self._settled = asyncio.Condition()
             self._ended: AskingError | None = None
             self._end = asyncio.Event()
-            thread = threading.Thread(target=self._loop.run_forever, name="asking", daemon=True)
+            thread = threading.Thread(
+                target=self._loop.run_forever, name="asking", daemon=True
+            )
             thread.start()
             stack.callback(self._stop, thread)
             asyncio.run_coroutine_threadsafe(self._open_client(), self._loop).result()
@@ -169,21 +217,35 @@ class Asking:
     async def _open_client(self) -> None:
         import httpx
 
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self.model.concurrency)
+        limits = httpx.Limits(
+            max_connections=None, max_keepalive_connections=self.model.concurrency
+        )
         timeout = httpx.Timeout(
-            self.model.timeout_seconds, connect=min(CONNECT_SECONDS, self.model.timeout_seconds), pool=None
+            self.model.timeout_seconds,
+            connect=min(CONNECT_SECONDS, self.model.timeout_seconds),
+            pool=None,
         )
         # Proxies from the environment cannot reach this machine's loopback address.
         is_loopback = all(endpoint.url.host in LOOPBACK for endpoint in self._endpoints)
-        self._client = httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not is_loopback)
-        headers = {"content-type": "application/json", "accept": "application/json", "user-agent": "gristmill"}
+        self._client = httpx.AsyncClient(
+            limits=limits, timeout=timeout, trust_env=not is_loopback
+        )
+        headers = {
+            "content-type": "application/json",
+            "accept": "application/json",
+            "user-agent": "gristmill",
+        }
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
         self._headers = httpx.Headers(headers)
 
     def _stop(self, thread: threading.Thread) -> None:
         async def close() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+            tasks = [
+                task
+                for task in asyncio.all_tasks()
+                if task is not asyncio.current_task()
+            ]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -198,7 +260,9 @@ class Asking:
         """Name of the output being made; its spending adds up over all attempts."""
         work = self._context.work
         # A step may run inside another one.
-        step_work = next((folder for folder in (work, *work.parents) if folder.name == "work"), work)
+        step_work = next(
+            (folder for folder in (work, *work.parents) if folder.name == "work"), work
+        )
         return step_work.parent.name.replace("~", "-") or self._context.stage
 
     def _body(self, messages: Sequence[Message], request: Request) -> bytes:
@@ -212,7 +276,11 @@ class Asking:
                     **(json_schema if model.response_format == "json_schema" else {}),
                 }
             }
-        system = [] if model.system is None else [{"role": "system", "content": model.system}]
+        system = (
+            []
+            if model.system is None
+            else [{"role": "system", "content": model.system}]
+        )
         return canonical_json(
             {
                 "model": model.called,
@@ -223,7 +291,9 @@ class Asking:
         )
 
     def expect(self, requests: int) -> None:
-        """Add to the number of expected requests, for progress and messages about the budget."""
+        """Add to the number of expected requests, for progress and messages about the
+        budget.
+        """
         self._total = (self._total or 0) + requests
 
     def answers(self, requests: Iterable[Request]) -> Iterator[Answer]:
@@ -236,7 +306,10 @@ class Asking:
         window_size, remaining = WINDOW * self.model.concurrency, iter(requests)
         try:
             while True:
-                while len(window) < window_size and (request := next(remaining, None)) is not None:
+                while (
+                    len(window) < window_size
+                    and (request := next(remaining, None)) is not None
+                ):
                     window.append(self._begin(request))
                 if not window:
                     break
@@ -268,14 +341,18 @@ class Asking:
                 return answer
         return asyncio.run_coroutine_threadsafe(self._settle(request, body), self._loop)
 
-    def _checked(self, request: Request, stored: Mapping[str, Any]) -> tuple[Answer, str | None]:
+    def _checked(
+        self, request: Request, stored: Mapping[str, Any]
+    ) -> tuple[Answer, str | None]:
         """Answer, and the problem with its form or None."""
         text, finish = stored["text"], stored["finish"]
         if request.schema is None:
             return Answer(text, finish=finish), None
         value, error = read_json_answer(text, request.schema)
         if error is not None and finish == "length":
-            error = f"it was cut at {self.model.max_tokens} tokens (`max_tokens`): {error}"
+            error = (
+                f"it was cut at {self.model.max_tokens} tokens (`max_tokens`): {error}"
+            )
         return Answer(text, value, finish=finish), error
 
     async def _settle(self, request: Request, body: bytes) -> Answer:
@@ -285,11 +362,20 @@ class Asking:
             if error is None:
                 return answer
             assert request.schema is not None
-            repair_body = self._body(repair_messages(request.messages, answer.text, error, request.schema), request)
-            answer, error = self._checked(request, await self._answer(repair_body, request))
+            repair_body = self._body(
+                repair_messages(request.messages, answer.text, error, request.schema),
+                request,
+            )
+            answer, error = self._checked(
+                request, await self._answer(repair_body, request)
+            )
         except _RefusedError as refused:
             return Answer("", error=str(refused))
-        problem = None if error is None else f"{error} (after one repair): {shorten(answer.text)}"
+        problem = (
+            None
+            if error is None
+            else f"{error} (after one repair): {shorten(answer.text)}"
+        )
         return replace(answer, error=problem, repaired=True)
 
     async def _answer(self, body: bytes, request: Request) -> dict[str, Any]:
@@ -299,7 +385,9 @@ class Asking:
         if stored is None:
             task = self._in_flight.get(key)
             if task is None:
-                task = self._in_flight[key] = asyncio.create_task(self._ask(key, body, request.about))
+                task = self._in_flight[key] = asyncio.create_task(
+                    self._ask(key, body, request.about)
+                )
                 task.add_done_callback(lambda task: self._in_flight.pop(key, None))
             stored = await asyncio.shield(task)
         self._kept.note(key, _further_documents(stored, request))
@@ -311,7 +399,9 @@ class Asking:
                 await self._reserve(key, body)
                 stored = self._kept.keep(key, await self._ask_with_retries(body), about)
                 self.tally.asked += 1
-                self.tally.spent += Spending(1, stored["prompt_tokens"], stored["answer_tokens"])
+                self.tally.spent += Spending(
+                    1, stored["prompt_tokens"], stored["answer_tokens"]
+                )
                 return stored
             except AskingError as error:
                 self._give_up(error)
@@ -326,7 +416,8 @@ class Asking:
         self._end.set()
 
     async def _reserve(self, key: str, body: bytes) -> None:
-        """Wait until the budget covers the largest cost of a request in addition to all requests in flight.
+        """Wait until the budget covers the largest cost of a request in addition to all
+        requests in flight.
 
         Raises:
             BudgetSpentError: the budget does not cover it, and no request is in flight.
@@ -352,8 +443,9 @@ class Asking:
         of_total = f" of {self._total:,}" if self._total else ""
         money = f" for {spent.money(self.model):,.6g}" if key == "money" else ""
         return (
-            f"{self._context.stage}: the budget of {limit:,} {key} does not cover one more request: "
-            f"{spent.requests:,}{of_total} requests with {spent.tokens:,} tokens{money} are answered, and kept; raise "
+            f"{self._context.stage}: the budget of {limit:,} {key} does not cover one "
+            f"more request: {spent.requests:,}{of_total} requests with "
+            f"{spent.tokens:,} tokens{money} are answered, and kept; raise "
             f"`budget.{key}` and run again, which asks only for the others"
         )
 
@@ -362,7 +454,8 @@ class Asking:
 
         Raises:
             _RefusedError: the endpoint permanently refuses it.
-            AskingError: no answer within `patience_seconds`, or the endpoint refuses all requests.
+            AskingError: no answer within `patience_seconds`, or the endpoint refuses
+                all requests.
         """
         start, wait, tried = time.monotonic(), FIRST_WAIT_SECONDS, list[_Endpoint]()
         while True:
@@ -380,14 +473,19 @@ class Asking:
             wait = min(2 * wait, MOST_WAIT_SECONDS)
             await self._pause(pause)
 
-    def _fail(self, endpoint: _Endpoint, problem: str, seconds: float, retry_after: float) -> None:
-        problem_text = f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
+    def _fail(
+        self, endpoint: _Endpoint, problem: str, seconds: float, retry_after: float
+    ) -> None:
+        problem_text = (
+            f"no answer from {endpoint.shown} within {seconds:,.0f} s: {problem}"
+        )
         if retry_after > self.model.patience_seconds:
             problem_text += f", which wants to be asked again in {retry_after:,.0f} s"
         if self.model.unanswered == "quarantine":
             raise _RefusedError(problem_text)
         raise AskingError(
-            f"{self._context.stage}: {problem_text}; all answers so far are kept: see that it runs, and run "
+            f"{self._context.stage}: {problem_text}; all answers so far are kept: "
+            "see that it runs, and run "
             "again, which asks only for the others (or give it more `patience_seconds`)"
         )
 
@@ -405,12 +503,24 @@ class Asking:
         raise self._ended
 
     def _choose(self, tried: Sequence[_Endpoint]) -> _Endpoint:
-        """Endpoint that opens first and has the fewest requests; not the last tried, unless it is the only one."""
-        candidates = [endpoint for endpoint in self._endpoints if endpoint not in tried] or self._endpoints
+        """Endpoint that opens first and has the fewest requests; not the last tried,
+        unless it is the only one.
+        """
+        candidates = [
+            endpoint for endpoint in self._endpoints if endpoint not in tried
+        ] or self._endpoints
         now = time.monotonic()
-        return min(candidates, key=lambda endpoint: (max(endpoint.closed_until, now), endpoint.on_their_way))
+        return min(
+            candidates,
+            key=lambda endpoint: (
+                max(endpoint.closed_until, now),
+                endpoint.on_their_way,
+            ),
+        )
 
-    async def _try(self, endpoint: _Endpoint, body: bytes) -> tuple[dict[str, Any] | str, float]:
+    async def _try(
+        self, endpoint: _Endpoint, body: bytes
+    ) -> tuple[dict[str, Any] | str, float]:
         """Response, or a problem and the least seconds before a retry."""
         import httpx
 
@@ -426,16 +536,25 @@ class Asking:
             async with asyncio.timeout(self.model.timeout_seconds):
                 response = await self._client.send(request)
         except (TimeoutError, httpx.TimeoutException):
-            return f"a try took more than {self.model.timeout_seconds:g} s (`timeout_seconds`)", 0.0
+            return (
+                f"a try took more than {self.model.timeout_seconds:g} s "
+                "(`timeout_seconds`)",
+                0.0,
+            )
         except httpx.HTTPError as error:
-            return mask_text(f"{type(error).__name__}: {shorten(str(error)) or 'the connection was dropped'}"), 0.0
+            return mask_text(
+                f"{type(error).__name__}: "
+                f"{shorten(str(error)) or 'the connection was dropped'}"
+            ), 0.0
         finally:
             endpoint.on_their_way -= 1
         if response.status_code == httpx.codes.OK:
             return read_completion(response), 0.0
         return self._refusal(endpoint, response)
 
-    def _refusal(self, endpoint: _Endpoint, response: httpx.Response) -> tuple[str, float]:
+    def _refusal(
+        self, endpoint: _Endpoint, response: httpx.Response
+    ) -> tuple[str, float]:
         """Problem of a status other than 200, and the least seconds before a retry.
 
         Raises:
@@ -445,19 +564,28 @@ class Asking:
         status, message = response.status_code, read_refusal(response)
         if status in AGAIN or status >= 500:
             retry_after = read_retry_after(response.headers.get("retry-after"))
-            endpoint.closed_until = max(endpoint.closed_until, time.monotonic() + retry_after)
+            endpoint.closed_until = max(
+                endpoint.closed_until, time.monotonic() + retry_after
+            )
             return f"{status} {message}", retry_after
         if status in REFUSED:
-            raise _RefusedError(f"{endpoint.shown} refuses the request: {status} {message}")
+            raise _RefusedError(
+                f"{endpoint.shown} refuses the request: {status} {message}"
+            )
         key = self.model.api_key_env
         remedies = {
-            401: f"correct the key in ${key}" if key else "name the variable of a key (`api_key_env`)",
-            403: f"the key in ${key} may not ask this model" if key else "it wants a key (`api_key_env`)",
-            404: f"see that the address is right, and that it has a model {self.model.called!r}",
+            401: f"correct the key in ${key}"
+            if key
+            else "name the variable of a key (`api_key_env`)",
+            403: f"the key in ${key} may not ask this model"
+            if key
+            else "it wants a key (`api_key_env`)",
+            404: "see that the address is right, and that it has a model "
+            f"{self.model.called!r}",
         }
         raise AskingError(
-            f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} {message}; "
-            f"{remedies.get(status, 'correct `endpoint`')}"
+            f"{self._context.stage}: {endpoint.shown} refuses all requests: {status} "
+            f"{message}; {remedies.get(status, 'correct `endpoint`')}"
         )
 
     def _progress(self, at_end: bool = False) -> None:
@@ -465,11 +593,15 @@ class Asking:
         now = time.monotonic()
         if at_end or now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            self._context.progress(self._done, max(self._total or 0, self._done), "requests", job="ask")
+            self._context.progress(
+                self._done, max(self._total or 0, self._done), "requests", job="ask"
+            )
 
 
 def settings_of(model: AskedModel, identity: Any) -> dict[str, Any]:
-    """Settings that stored answers depend on: the model, its identity and its sampling."""
+    """Settings that stored answers depend on: the model, its identity and its
+    sampling.
+    """
     return {"model": model.called, "identity": identity, **_drawn(model, 0)}
 
 
@@ -487,7 +619,11 @@ def _drawn(model: AskedModel, number: int) -> dict[str, Any]:
 
 def _further_documents(stored: Mapping[str, Any], request: Request) -> str:
     """Documents of a request other than the one that its stored answer names."""
-    return " ".join(document for document in (request.about or "").split() if document != stored.get("of"))
+    return " ".join(
+        document
+        for document in (request.about or "").split()
+        if document != stored.get("of")
+    )
 
 
 def _endpoint(url: str) -> _Endpoint:
@@ -508,8 +644,8 @@ def _api_key(model: AskedModel) -> str | None:
     key = os.environ.get(model.api_key_env, "").strip()
     if not key:
         raise AskingError(
-            f"`api_key_env` names ${model.api_key_env}, which is not set here; set it in the environment "
-            "of `gristmill run`"
+            f"`api_key_env` names ${model.api_key_env}, which is not set here; set it "
+            "in the environment of `gristmill run`"
         )
     remember_secrets({"api_key": key})
     return key

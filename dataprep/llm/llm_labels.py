@@ -13,7 +13,11 @@ import numpy as np
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.llm.agreement import agreement, count_pairs
-from gristmill.dataprep.llm.batch_requests import ShardPrompts, ask_shards, with_problems
+from gristmill.dataprep.llm.batch_requests import (
+    ShardPrompts,
+    ask_shards,
+    with_problems,
+)
 from gristmill.dataprep.llm.judge import GIVEN, as_numbers, column_of, read_prompts
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import Answer
@@ -35,39 +39,61 @@ def ask_scores(
         judge: models and question.
         sources: sources whose documents are judged; all if None.
         shards: names of n document shards.
-        chosen: per shard the rows to ask about: int64, ascending, all of them judged rows.
+        chosen: per shard the rows to ask about: int64, ascending, all of them judged
+            rows.
 
     Returns:
-        per shard the scores of its rows (float64, NaN without a usable answer); for the summary `asked`, `unusable` and,
-        with two judges, `agreement`, as of the step `judge`.
+        per shard the scores of its rows (float64, NaN without a usable answer); for the
+        summary `asked`, `unusable` and, with two judges, `agreement`, as of the step
+        `judge`.
 
     Raises:
-        AskingError: answers are unavailable, or the budget is spent; all answers received are stored.
+        AskingError: answers are unavailable, or the budget is spent; all answers
+            received are stored.
         TemplateProblemError: the template cannot be used.
     """
     template = read_template(judge.template, f"judge-{judge.rubric}")
     template.check(GIVEN)
-    rows_by_shard = {shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)}
+    rows_by_shard = {
+        shard: rows for shard, rows in zip(shards, chosen, strict=True) if len(rows)
+    }
     scores = {shard: [np.empty(0)] * len(judge.models) for shard in shards}
 
     def read(shard: str) -> ShardPrompts:
-        return read_prompts(inputs, judge, template, sources, shard, rows_by_shard[shard])
+        return read_prompts(
+            inputs, judge, template, sources, shard, rows_by_shard[shard]
+        )
 
-    def use(shard: str, shard_prompts: ShardPrompts, answers: Sequence[Sequence[Answer]]) -> None:
+    def use(
+        shard: str, shard_prompts: ShardPrompts, answers: Sequence[Sequence[Answer]]
+    ) -> None:
         scores[shard] = [
-            _scores(judge, with_problems(shard_prompts.prompts, judge_answers)) for judge_answers in answers
+            _scores(judge, with_problems(shard_prompts.prompts, judge_answers))
+            for judge_answers in answers
         ]
 
-    tallies = ask_shards(judge.models, list(rows_by_shard), read, use, context, sum(map(len, chosen)))
+    tallies = ask_shards(
+        judge.models, list(rows_by_shard), read, use, context, sum(map(len, chosen))
+    )
     first, *second = [
-        np.concatenate([np.empty(0), *(shard_scores[number] for shard_scores in scores.values())])
+        np.concatenate(
+            [np.empty(0), *(shard_scores[number] for shard_scores in scores.values())]
+        )
         for number in range(len(judge.models))
     ]
     summary: dict[str, Any] = {"asked": tallies, "unusable": int(np.isnan(first).sum())}
     if second:
-        summary["agreement"] = {judge.score_name: agreement(count_pairs(first, second[0]))}
+        summary["agreement"] = {
+            judge.score_name: agreement(count_pairs(first, second[0]))
+        }
     return [shard_scores[0] for shard_scores in scores.values()], summary
 
 
 def _scores(judge: Judge, answers: Sequence[Answer]) -> np.ndarray:
-    return as_numbers(column_of(answers, judge.score_name, judge.answer["properties"][judge.score_name]["type"]))
+    return as_numbers(
+        column_of(
+            answers,
+            judge.score_name,
+            judge.answer["properties"][judge.score_name]["type"],
+        )
+    )

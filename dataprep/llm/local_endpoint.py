@@ -1,4 +1,6 @@
-"""Serving of a model folder: a child process serves it on the loopback address while it is in use."""
+"""Serving of a model folder: a child process serves it on the loopback address while it
+is in use.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class ServerError(RuntimeError):
 
 @contextmanager
 def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
-    """Yield the model with its endpoints; a model folder is served until the context exits.
+    """Yield the model with its endpoints; a model folder is served until the context
+    exits.
 
     Raises:
         ServerError: the server does not start.
@@ -49,7 +52,8 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
         yield model
         return
     context.work.mkdir(parents=True, exist_ok=True)
-    # All users of a machine can reach its loopback address. One key serves all models of this process.
+    # All users of a machine can reach its loopback address. One key serves all models
+    # of this process.
     key = os.environ.setdefault(API_KEY_VARIABLE, secrets.token_urlsafe(KEY_BYTES))
     port = _free_port()
     command = _vllm(model, port) if model.server == "vllm" else _gristmill(model, port)
@@ -64,7 +68,10 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
         )
         try:
             _wait(child, port, model, context.work / LOG)
-            address = {"endpoint": f"http://127.0.0.1:{port}/v1", "api_key_env": API_KEY_VARIABLE}
+            address = {
+                "endpoint": f"http://127.0.0.1:{port}/v1",
+                "api_key_env": API_KEY_VARIABLE,
+            }
             yield model.model_copy(update={**address, "folder": None})
         finally:
             end_session(child, END_SECONDS)
@@ -73,11 +80,19 @@ def served(model: AskedModel, context: Context) -> Iterator[AskedModel]:
 def _gristmill(model: AskedModel, port: int) -> list[str]:
     if find_spec("torch") is None:
         raise ServerError(
-            f"the model in {model.folder} needs torch, which is not installed; install it with: "
-            "pip install 'gristmill[train]', or give the `endpoint` of a server instead of `folder`"
+            f"the model in {model.folder} needs torch, which is not installed; install "
+            "it with: pip install 'gristmill[train]', or give the `endpoint` of a "
+            "server instead of `folder`"
         )
     batch = min(model.concurrency, MOST_AT_ONCE)
-    return [sys.executable, "-m", SERVER_MODULE, str(model.folder), str(port), str(batch)]
+    return [
+        sys.executable,
+        "-m",
+        SERVER_MODULE,
+        str(model.folder),
+        str(port),
+        str(batch),
+    ]
 
 
 def _vllm(model: AskedModel, port: int) -> list[str]:
@@ -85,7 +100,8 @@ def _vllm(model: AskedModel, port: int) -> list[str]:
     program = str(sibling) if sibling.exists() else shutil.which("vllm")
     if program is None:
         raise ServerError(
-            "`server: vllm` needs vLLM, which is not installed here; install it, on a machine with a "
+            "`server: vllm` needs vLLM, which is not installed here; install it, on "
+            "a machine with a "
             "GPU, with: pip install 'gristmill[vllm]', or leave `server` out"
         )
     return [
@@ -108,7 +124,9 @@ def _free_port() -> int:
         return port
 
 
-def _wait(child: subprocess.Popen[bytes], port: int, model: AskedModel, log: Path) -> None:
+def _wait(
+    child: subprocess.Popen[bytes], port: int, model: AskedModel, log: Path
+) -> None:
     """Wait until a server answers.
 
     Raises:
@@ -120,19 +138,28 @@ def _wait(child: subprocess.Popen[bytes], port: int, model: AskedModel, log: Pat
     with httpx.Client(trust_env=False, timeout=5.0) as client:
         while time.monotonic() < end:
             if (status := child.poll()) is not None:
-                raise ServerError(f"the server of {model.folder} ended (status {status}): {_last(log)}")
+                raise ServerError(
+                    f"the server of {model.folder} ended (status "
+                    f"{status}): {_last(log)}"
+                )
             try:
                 if client.get(f"http://127.0.0.1:{port}/health").is_success:
                     return
             except httpx.HTTPError:
                 pass
             time.sleep(LOOK_SECONDS)
-    raise ServerError(f"the server of {model.folder} does not answer after {START_SECONDS:g} s: {_last(log)}")
+    raise ServerError(
+        f"the server of {model.folder} does not answer after "
+        f"{START_SECONDS:g} s: {_last(log)}"
+    )
 
 
 def _last(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
-    return " | ".join(line.strip() for line in lines[-SHOWN_LINES:] if line.strip()) or f"see {log}"
+    return (
+        " | ".join(line.strip() for line in lines[-SHOWN_LINES:] if line.strip())
+        or f"see {log}"
+    )
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Prompt templates: sandboxed Jinja, shipped with gristmill or in a user's file.
 
-A template may use only the values that it is passed: an undefined name or code that reaches beyond them is an error.
+A template may use only the values that it is passed: an undefined name or code that
+reaches beyond them is an error.
 """
 
 from __future__ import annotations
@@ -47,12 +48,17 @@ class PromptTemplate:
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         environment = ImmutableSandboxedEnvironment(
-            undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            autoescape=False,
         )  # prompts are not HTML
         try:
             return environment.from_string(self.text)
         except TemplateSyntaxError as error:
-            raise TemplateProblemError(f"{self.place}, line {error.lineno}: {error.message}") from error
+            raise TemplateProblemError(
+                f"{self.place}, line {error.lineno}: {error.message}"
+            ) from error
 
     def check(self, known: Collection[str]) -> None:
         """Check that the template compiles and uses only known names.
@@ -62,11 +68,14 @@ class PromptTemplate:
         """
         from jinja2 import meta
 
-        names = meta.find_undeclared_variables(self._compiled.environment.parse(self.text))
+        names = meta.find_undeclared_variables(
+            self._compiled.environment.parse(self.text)
+        )
         unknown = next((name for name in sorted(names) if name not in known), None)
         if unknown is not None:
             raise TemplateProblemError(
-                f"{self.place}: there is no {unknown!r}{did_you_mean(unknown, list(known))}; "
+                f"{self.place}: there is no "
+                f"{unknown!r}{did_you_mean(unknown, list(known))}; "
                 f"templates get {', '.join(known)}"
             )
 
@@ -81,7 +90,9 @@ class PromptTemplate:
         except TemplateProblemError:
             raise
         except Exception as error:
-            raise TemplateProblemError(f"{self.place}: {type(error).__name__}: {error}") from error
+            raise TemplateProblemError(
+                f"{self.place}: {type(error).__name__}: {error}"
+            ) from error
         return filled.strip()
 
     def request(
@@ -91,7 +102,9 @@ class PromptTemplate:
         number: int = 0,
         about: str | None = None,
     ) -> Request | str:
-        """Render the template as a request (see `prompting.Request`), or return the reason that it cannot be rendered."""
+        """Render the template as a request (see `prompting.Request`), or return the
+        reason that it cannot be rendered.
+        """
         try:
             return prompt(self.fill(values), schema, number=number, about=about)
         except TemplateProblemError as error:
@@ -113,7 +126,9 @@ def read_template(path: str | None, name: str) -> PromptTemplate:
     if path is None:
         return shipped(name)
     try:
-        return PromptTemplate(Path(path).name, as_path(path).read_text(encoding="utf-8"))
+        return PromptTemplate(
+            Path(path).name, as_path(path).read_text(encoding="utf-8")
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise TemplateProblemError(f"{path}: {why_unreadable(error)}") from error
 

@@ -27,8 +27,8 @@ class Request:
         messages: conversation that the model continues.
         schema: JSON schema of the answer; any text if None.
         number: index among several answers to the same prompt.
-        about: ids of the documents that the prompt is about, in hexadecimal, separated by blanks: forgetting one of them
-            forgets the answer.
+        about: ids of the documents that the prompt is about, in hexadecimal, separated
+            by blanks: forgetting one of them forgets the answer.
     """
 
     messages: Sequence[Message]
@@ -64,20 +64,33 @@ def prompt(
     about: str | None = None,
 ) -> Request:
     """Request with one user message, and a system message if given."""
-    system_messages: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    return Request((*system_messages, {"role": "user", "content": text}), schema, number, about)
+    system_messages: list[Message] = (
+        [] if system is None else [{"role": "system", "content": system}]
+    )
+    return Request(
+        (*system_messages, {"role": "user", "content": text}), schema, number, about
+    )
 
 
 def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:
-    """Parse the JSON object in an answer; return it and its problem, one of which is None.
+    """Parse the JSON object in an answer; return it and its problem, one of which is
+    None.
 
-    Models put JSON between other words: the first object that matches the schema is returned; the problem is that of the
-    first object.
+    Models put JSON between other words: the first object that matches the schema is
+    returned; the problem is that of the first object.
     """
     validator = _validator(json.dumps(schema))
     first: str | None = None
     for value in _objects(text):
-        error = next(iter(sorted(validator.iter_errors(value), key=lambda violation: violation.json_path)), None)
+        error = next(
+            iter(
+                sorted(
+                    validator.iter_errors(value),
+                    key=lambda violation: violation.json_path,
+                )
+            ),
+            None,
+        )
         if error is None:
             return value, None
         first = first or f"{error.json_path}: {shorten(error.message)}"
@@ -86,14 +99,18 @@ def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | N
 
 @lru_cache(maxsize=16)
 def _validator(schema: str) -> Any:
-    """A validator of a schema's JSON; making one takes as long as validating a short answer."""
+    """A validator of a schema's JSON; making one takes as long as validating a short
+    answer.
+    """
     from jsonschema import Draft202012Validator
 
     return Draft202012Validator(json.loads(schema))
 
 
 def _objects(text: str) -> list[Any]:
-    """JSON objects in a text: the text itself, a fenced code block, or objects that start at a brace."""
+    """JSON objects in a text: the text itself, a fenced code block, or objects that
+    start at a brace.
+    """
     body = _THOUGHT.sub("", text).strip()
     for candidate in (body, *_FENCED.findall(body)):
         try:
@@ -113,14 +130,17 @@ def _objects(text: str) -> list[Any]:
     return objects
 
 
-def repair_messages(messages: Sequence[Message], text: str, error: str, schema: Mapping[str, Any]) -> list[Message]:
+def repair_messages(
+    messages: Sequence[Message], text: str, error: str, schema: Mapping[str, Any]
+) -> list[Message]:
     """Conversation that asks again for an answer of the right form."""
     return [
         *messages,
         {"role": "assistant", "content": text or "(nothing)"},
         {
             "role": "user",
-            "content": f"This answer cannot be used: {error}. Answer again, with nothing but a JSON "
+            "content": f"This answer cannot be used: {error}. Answer again, with "
+            "nothing but a JSON "
             f"object of this schema:\n{json.dumps(schema, sort_keys=True)}",
         },
     ]

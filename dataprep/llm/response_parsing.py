@@ -31,14 +31,18 @@ def read_completion(response: httpx.Response) -> dict[str, Any] | str:
         }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         return mask_text(
-            f"it answers with what is no chat completion ({type(error).__name__}: {shorten(str(error))}): "
-            f"{shorten(response.text)!r}"
+            f"it answers with what is no chat completion ({type(error).__name__}: "
+            f"{shorten(str(error))}): {shorten(response.text)!r}"
         )
 
 
 def _whole_characters(text: str) -> str:
     """Replace lone surrogates by U+FFFD, so that the text can be encoded as UTF-8."""
-    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return (
+        text
+        if text.isascii()
+        else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    )
 
 
 def read_refusal(response: httpx.Response) -> str:
@@ -46,15 +50,24 @@ def read_refusal(response: httpx.Response) -> str:
     try:
         body = response.json()
         error = body.get("error", body) if isinstance(body, Mapping) else body
-        text = str(error.get("message", error)) if isinstance(error, Mapping) else str(error)
+        text = (
+            str(error.get("message", error))
+            if isinstance(error, Mapping)
+            else str(error)
+        )
     except (ValueError, RecursionError):
         text = response.text
     return mask_text(shorten(text)) or response.reason_phrase
 
 
 def read_retry_after(value: str | None) -> float:
-    """Seconds to wait by a Retry-After header: a number, or a date (RFC 9110, 10.2.3)."""
-    for parse in (float, lambda text: parsedate_to_datetime(text).timestamp() - time.time()):
+    """Seconds to wait by a Retry-After header: a number, or a date (RFC 9110,
+    10.2.3).
+    """
+    for parse in (
+        float,
+        lambda text: parsedate_to_datetime(text).timestamp() - time.time(),
+    ):
         with suppress(ValueError, TypeError):
             return max(0.0, parse(value or ""))
     return 0.0

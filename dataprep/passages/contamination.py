@@ -1,6 +1,7 @@
 """Contamination of texts by evaluation items, measured by shared n-grams.
 
-The stage `decontaminate` and `leaks_into`, which needs no shards, share this measure and its thresholds.
+The stage `decontaminate` and `leaks_into`, which needs no shards, share this measure
+and its thresholds.
 """
 
 from __future__ import annotations
@@ -12,21 +13,32 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.dataprep.passages.evaluation_sets import read_parts
-from gristmill.dataprep.passages.ngram_index import Hits, NgramIndex, build_index, count_documents, covered, find_ngrams
+from gristmill.dataprep.passages.ngram_index import (
+    Hits,
+    NgramIndex,
+    build_index,
+    count_documents,
+    covered,
+    find_ngrams,
+)
 from gristmill.dataprep.shuffle_format import group_starts, sort_rows, spread_groups
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 MOST_COPIES = 1000
-"""Limit of copies of one n-gram in one text; further copies cannot change a share, and could fill the memory."""
+"""Limit of copies of one n-gram in one text; further copies cannot change a share, and
+could fill the memory.
+"""
 
 
 class Matches(NamedTuple):
-    """Pairs of a text and a part (a text of an evaluation item) that share counted n-grams, by text and part.
+    """Pairs of a text and a part (a text of an evaluation item) that share counted
+    n-grams, by text and part.
 
     Attributes:
         text, part: int64.
         contamination: float64, share of the part's words that lie in shared n-grams.
-        words: int64, length of the longest run of the part's words that occurs in the text.
+        words: int64, length of the longest run of the part's words that occurs in the
+            text.
     """
 
     text: np.ndarray
@@ -39,7 +51,8 @@ class Runs(NamedTuple):
     """Runs of words that a text and a part share, by text and part.
 
     Attributes:
-        match: int64, position in `Matches`. begin, end: int64, bytes in the text. words: int64.
+        match: int64, position in `Matches`. begin, end: int64, bytes in the text.
+            words: int64.
     """
 
     match: np.ndarray
@@ -48,19 +61,27 @@ class Runs(NamedTuple):
     words: np.ndarray
 
 
-def find_matches(hits: Hits, index: NgramIndex, frequent: np.ndarray, certain_coverage: float) -> tuple[Matches, Runs]:
+def find_matches(
+    hits: Hits, index: NgramIndex, frequent: np.ndarray, certain_coverage: float
+) -> tuple[Matches, Runs]:
     """Measure every pair of a text and a part that share an n-gram.
 
-    Frequent n-grams count only for parts whose words are shared to at least `certain_coverage`.
+    Frequent n-grams count only for parts whose words are shared to at least
+    `certain_coverage`.
 
     Args:
         frequent: bool per n-gram of the index.
     """
     hits = _first_copies(hits)
-    hit_rows = np.repeat(np.arange(len(hits.ngram)), np.diff(index.place_offsets)[hits.ngram])
-    place = index.places[_ranges(index.place_offsets[hits.ngram], index.place_offsets[hits.ngram + 1])]
+    hit_rows = np.repeat(
+        np.arange(len(hits.ngram)), np.diff(index.place_offsets)[hits.ngram]
+    )
+    place = index.places[
+        _ranges(index.place_offsets[hits.ngram], index.place_offsets[hits.ngram + 1])
+    ]
     part = np.searchsorted(index.part_offsets, place, side="right") - 1
-    # An n-gram may occur in a text many times: the share of a part counts each of its places in the part once.
+    # An n-gram may occur in a text many times: the share of a part counts each of its
+    # places in the part once.
     certain_shares = _share(hits.text[hit_rows], part, place, index)
     counts = certain_shares >= certain_coverage
     counts |= ~frequent[hits.ngram[hit_rows]]
@@ -88,10 +109,16 @@ def is_over(matches: Matches, section: Decontaminate) -> np.ndarray:
 
 
 def _first_copies(hits: Hits) -> Hits:
-    """Hits sorted by text, n-gram and word, at most MOST_COPIES of an n-gram in a text."""
+    """Hits sorted by text, n-gram and word, at most MOST_COPIES of an n-gram in a
+    text.
+    """
     order = sort_rows(hits.text, hits.ngram, hits.word)
     starts = group_starts(hits.text[order], hits.ngram[order])
-    rank = np.arange(len(order)) - starts[spread_groups(starts, len(order))] if len(order) else order
+    rank = (
+        np.arange(len(order)) - starts[spread_groups(starts, len(order))]
+        if len(order)
+        else order
+    )
     return Hits._make(column[order[rank < MOST_COPIES]] for column in hits)
 
 
@@ -103,31 +130,56 @@ def _ranges(begins: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return result
 
 
-def _share(text: np.ndarray, part: np.ndarray, place: np.ndarray, index: NgramIndex) -> np.ndarray:
-    """Share of the part's words that the rows of the same text and part cover, for each row."""
+def _share(
+    text: np.ndarray, part: np.ndarray, place: np.ndarray, index: NgramIndex
+) -> np.ndarray:
+    """Share of the part's words that the rows of the same text and part cover, for each
+    row.
+    """
     order = sort_rows(text, part, place)
     group = group_starts(text[order], part[order])
     number = spread_groups(group, len(order))
     new = np.zeros(len(order), bool)
     new[group] = True
-    words = np.bincount(number, covered(place[order], index.lengths[part[order]], new), len(group))
+    words = np.bincount(
+        number, covered(place[order], index.lengths[part[order]], new), len(group)
+    )
     shares = words / np.maximum(index.counted_words[part[order][group]], 1)
     result = np.empty(len(order))
     result[order] = shares[number]
     return result
 
 
-def _runs(hits: Hits, hit_rows: np.ndarray, place: np.ndarray, match: np.ndarray, lengths: np.ndarray) -> Runs:
-    """Join n-grams that are consecutive both in the text and in the part; they are adjacent in the sorted rows."""
+def _runs(
+    hits: Hits,
+    hit_rows: np.ndarray,
+    place: np.ndarray,
+    match: np.ndarray,
+    lengths: np.ndarray,
+) -> Runs:
+    """Join n-grams that are consecutive both in the text and in the part; they are
+    adjacent in the sorted rows.
+    """
     diagonal = place - hits.word[hit_rows]
     follows = np.zeros(len(hit_rows), bool)
-    follows[1:] = (match[1:] == match[:-1]) & (diagonal[1:] == diagonal[:-1]) & (place[1:] == place[:-1] + 1)
+    follows[1:] = (
+        (match[1:] == match[:-1])
+        & (diagonal[1:] == diagonal[:-1])
+        & (place[1:] == place[:-1] + 1)
+    )
     first = np.flatnonzero(~follows)
     last = np.append(first[1:], len(hit_rows)) - 1 if len(first) else first
-    return Runs(match[first], hits.begin[hit_rows[first]], hits.end[hit_rows[last]], last - first + lengths[first])
+    return Runs(
+        match[first],
+        hits.begin[hit_rows[first]],
+        hits.end[hit_rows[last]],
+        last - first + lengths[first],
+    )
 
 
-def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[str, int]]:
+def leaks_into(
+    texts: Sequence[str], section: Decontaminate
+) -> dict[str, dict[str, int]]:
     """Count the items of every evaluation set that leak into some texts.
 
     Args:
@@ -135,13 +187,19 @@ def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[s
         section: the evaluation sets and the thresholds of a leak.
 
     Returns:
-        per evaluation set the numbers of its `items`, of `leaked` items, and of `texts` with a leaked item.
+        per evaluation set the numbers of its `items`, of `leaked` items, and of `texts`
+        with a leaked item.
 
     Raises:
-        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: an evaluation set cannot be read.
+        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: an evaluation
+            set cannot be read.
     """
     parts, items = read_parts(section.against)
-    index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
+    index = build_index(
+        pa.array([part.text for part in parts], pa.large_string()),
+        section.ngram,
+        section.min_words,
+    )
     hits = find_ngrams(pa.array(texts, pa.large_string()), index)
     ngrams, documents = count_documents(hits)
     frequent = np.zeros(index.num_ngrams, bool)
@@ -150,7 +208,11 @@ def leaks_into(texts: Sequence[str], section: Decontaminate) -> dict[str, dict[s
     contaminated = is_over(matches, section)
     leaks = [
         (parts[part].set, parts[part].item, text)
-        for part, text in zip(matches.part[contaminated].tolist(), matches.text[contaminated].tolist(), strict=True)
+        for part, text in zip(
+            matches.part[contaminated].tolist(),
+            matches.text[contaminated].tolist(),
+            strict=True,
+        )
     ]
     return {
         name: {

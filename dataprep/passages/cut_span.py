@@ -1,4 +1,6 @@
-"""Excision of matched spans: the margin that is cut with them, and the remaining words. Numba kernels over UTF-8."""
+"""Excision of matched spans: the margin that is cut with them, and the remaining words.
+Numba kernels over UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,16 @@ from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, deco
 def widen(
     texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray, margin: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Widen spans by up to `margin` code points on either side, and join spans that touch.
+    """Widen spans by up to `margin` code points on either side, and join spans that
+    touch.
 
-    A side is widened to the outermost line break within the margin, otherwise to the outermost white space, otherwise
-    not at all. The beginning and the end of the text count as line breaks.
+    A side is widened to the outermost line break within the margin, otherwise to the
+    outermost white space, otherwise not at all. The beginning and the end of the text
+    count as line breaks.
 
     Args:
-        text: int64, ascending, position of each span's text. begins, ends: int64, bytes of it.
+        text: int64, ascending, position of each span's text. begins, ends: int64, bytes
+            of it.
 
     Returns:
         begins, ends, offsets: as `edits.cuts_array` takes them.
@@ -31,7 +36,9 @@ def widen(
     return _join(text[order], wide_begins[order], wide_ends[order], len(texts))
 
 
-def words_left(texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+def words_left(
+    texts: pa.Array, begins: np.ndarray, ends: np.ndarray, offsets: np.ndarray
+) -> np.ndarray:
     """Number of words of each text outside its cuts: int64 of shape (n,)."""
     data, text_offsets = text_buffers(texts)
     return _words_left(data, text_offsets, code_point_flags(), begins, ends, offsets)
@@ -87,11 +94,18 @@ def _widen(
 def _join(
     text: np.ndarray, begins: np.ndarray, ends: np.ndarray, texts: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    joined_begins, joined_ends = np.empty(len(text), np.int64), np.empty(len(text), np.int64)
+    joined_begins, joined_ends = (
+        np.empty(len(text), np.int64),
+        np.empty(len(text), np.int64),
+    )
     offsets = np.zeros(texts + 1, np.int64)
     count = 0
     for span in range(len(text)):
-        if span > 0 and text[span] == text[span - 1] and begins[span] <= joined_ends[count - 1]:
+        if (
+            span > 0
+            and text[span] == text[span - 1]
+            and begins[span] <= joined_ends[count - 1]
+        ):
             joined_ends[count - 1] = max(joined_ends[count - 1], ends[span])
             continue
         joined_begins[count], joined_ends[count] = begins[span], ends[span]

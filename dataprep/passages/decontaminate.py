@@ -1,9 +1,11 @@
-"""Stage `decontaminate`: drop documents that contain items of evaluation sets, or cut the contaminated passages.
+"""Stage `decontaminate`: drop documents that contain items of evaluation sets, or cut
+the contaminated passages.
 
 1. The index of the evaluation sets' n-grams, built once.
 2. scan: per shard, the hits of the index in its documents.
 3. Frequent n-grams, which occur in too many documents to be evidence.
-4. apply: per shard, the contamination of each document, the edits, the annotation table and the matches.
+4. apply: per shard, the contamination of each document, the edits, the annotation table
+   and the matches.
 """
 
 from __future__ import annotations
@@ -18,13 +20,22 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.annotate_batches import (
+    JudgedTexts,
+    merge_annotations,
+    read_judged,
+)
 from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import ID_BYTES, write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
-from gristmill.dataprep.passages.contamination import Matches, Runs, find_matches, is_over
+from gristmill.dataprep.passages.contamination import (
+    Matches,
+    Runs,
+    find_matches,
+    is_over,
+)
 from gristmill.dataprep.passages.cut_span import widen, words_left
 from gristmill.dataprep.passages.evaluation_sets import Part, read_parts
 from gristmill.dataprep.passages.ngram_index import (
@@ -35,7 +46,12 @@ from gristmill.dataprep.passages.ngram_index import (
     read_index,
     write_index,
 )
-from gristmill.dataprep.shuffle_format import open_batches, sort_rows, task_file, write_partitions
+from gristmill.dataprep.shuffle_format import (
+    open_batches,
+    sort_rows,
+    task_file,
+    write_partitions,
+)
 from gristmill.dataprep.thresholds import first_failures
 from gristmill.dataprep.whatif_thresholds import Rule, threshold_rule, threshold_rules
 from gristmill.mixtures.steps.decontaminate import Decontaminate
@@ -58,8 +74,10 @@ MATCH_SCHEMA = pa.schema(
         ("text", pa.string()),
     ]
 )
-"""Columns of the matches, one row per document and item text. `contaminated`: above the thresholds; `begin`, `end`,
-`text`: the longest shared run, in bytes of the document as the stage read it."""
+"""Columns of the matches, one row per document and item text. `contaminated`: above the
+thresholds; `begin`, `end`, `text`: the longest shared run, in bytes of the document as
+the stage read it.
+"""
 ITEM_CHARACTERS = 100
 MATCH_CHARACTERS = 500
 SHOWN_MATCHES = 20
@@ -72,7 +90,9 @@ def write_parts_table(path: Path, parts: Sequence[Part]) -> None:
             "set": pa.array([part.set for part in parts], pa.string()),
             "item": pa.array([part.item for part in parts], pa.int64()),
             "field": pa.array([part.field for part in parts], pa.string()),
-            "text": pa.array([part.text[:ITEM_CHARACTERS] for part in parts], pa.string()),
+            "text": pa.array(
+                [part.text[:ITEM_CHARACTERS] for part in parts], pa.string()
+            ),
         }
     )
     write_partitions(path, table, np.zeros(len(table), np.int64), 1)
@@ -83,15 +103,27 @@ def read_parts_table(path: Path) -> list[Part]:
     return [Part(**row) for row in open_batches(path).read_all().to_pylist()]
 
 
-def match_table(texts: JudgedTexts, matches: Matches, runs: Runs, over: np.ndarray, parts: Sequence[Part]) -> pa.Table:
+def match_table(
+    texts: JudgedTexts,
+    matches: Matches,
+    runs: Runs,
+    over: np.ndarray,
+    parts: Sequence[Part],
+) -> pa.Table:
     """Table of one shard's matches (MATCH_SCHEMA)."""
     longest = _longest_runs(runs)
-    documents = texts.documents.select(["id", "source", "locator"]).take(pa.array(texts.good[matches.text])).to_pylist()
+    documents = (
+        texts.documents.select(["id", "source", "locator"])
+        .take(pa.array(texts.good[matches.text]))
+        .to_pylist()
+    )
     rows = []
     for number, document in enumerate(documents):
         part, run = parts[matches.part[number]], longest[number]
         begin, end = int(runs.begin[run]), int(runs.end[run])
-        passage = texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
+        passage = (
+            texts.texts[int(matches.text[number])].as_py().encode()[begin:end].decode()
+        )
         rows.append(
             {
                 "set": part.set,
@@ -119,7 +151,9 @@ def _longest_runs(runs: Runs) -> np.ndarray:
 
 
 def write_matches(path: Path, found: Shuffled) -> pa.Table:
-    """Write and return the matches of all shards, sorted by set, item, field and document."""
+    """Write and return the matches of all shards, sorted by set, item, field and
+    document.
+    """
     table = MATCH_SCHEMA.empty_table() if found.is_nothing else found.read(0)
     keys = [(name, "ascending") for name in ("set", "item", "field", "id", "begin")]
     table = table.sort_by(keys).combine_chunks()
@@ -128,11 +162,22 @@ def write_matches(path: Path, found: Shuffled) -> pa.Table:
 
 
 def report_sets(
-    parts: Sequence[Part], items: Mapping[str, int], counted_words: np.ndarray, matches: pa.Table
+    parts: Sequence[Part],
+    items: Mapping[str, int],
+    counted_words: np.ndarray,
+    matches: pa.Table,
 ) -> dict[str, dict[str, Any]]:
-    """Report per evaluation set: numbers of its items, of checked items, and of contaminated items."""
-    checked = {(part.set, part.item) for part, words in zip(parts, counted_words, strict=True) if words}
-    contaminated_rows = matches.filter(matches["contaminated"]).select(["set", "item"]).to_pylist()
+    """Report per evaluation set: numbers of its items, of checked items, and of
+    contaminated items.
+    """
+    checked = {
+        (part.set, part.item)
+        for part, words in zip(parts, counted_words, strict=True)
+        if words
+    }
+    contaminated_rows = (
+        matches.filter(matches["contaminated"]).select(["set", "item"]).to_pylist()
+    )
     contaminated = {(row["set"], row["item"]) for row in contaminated_rows}
     report = {}
     for name, total in items.items():
@@ -143,7 +188,9 @@ def report_sets(
             "checked": num_checked,
             "too_short": total - num_checked,
             "contaminated": num_contaminated,
-            "contaminated_share": num_contaminated / num_checked if num_checked else 0.0,
+            "contaminated_share": num_contaminated / num_checked
+            if num_checked
+            else 0.0,
         }
     return report
 
@@ -165,7 +212,9 @@ def shown_matches(matches: pa.Table) -> list[dict[str, Any]]:
 
 STAGE = "decontaminate"
 COUNTS, MATCHES = "counts", "matches"
-"""Names of streams from the shards to a single partition: document counts of n-grams, and rows of MATCH_SCHEMA."""
+"""Names of streams from the shards to a single partition: document counts of n-grams,
+and rows of MATCH_SCHEMA.
+"""
 
 
 @dataclass(frozen=True)
@@ -178,23 +227,27 @@ class DecontaminationPlan:
     out: Path
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Find evaluation items in the documents kept so far.
 
-    Writes one annotation table per document shard, with `contamination` (largest share of an item's words in the
-    document, 0 to 1), `contamination_words` (longest run of an item's words in it) and `contaminated_item`
-    (`set#number` of the item with the largest share; null without a match). With `excise` also `edits` and `left_words`
-    (words outside the cuts; null if nothing is cut). Also writes `matches.parquet`, one row per document and item text
-    that share counted n-grams.
+    Writes one annotation table per document shard, with `contamination` (largest share
+    of an item's words in the document, 0 to 1), `contamination_words` (longest run of
+    an item's words in it) and `contaminated_item` (`set#number` of the item with the
+    largest share; null without a match). With `excise` also `edits` and `left_words`
+    (words outside the cuts; null if nothing is cut). Also writes `matches.parquet`, one
+    row per document and item text that share counted n-grams.
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `decontaminate` section (`mixtures.steps.decontaminate.Decontaminate`).
+        config: the manifest's `decontaminate` section
+            (`mixtures.steps.decontaminate.Decontaminate`).
 
     Returns:
-        `counts`; `sets`: per evaluation set `items`, `checked`, `too_short`, `contaminated` and
-        `contaminated_share` of the checked items; the worst `matches`; `ngrams`, `frequent_ngrams`, `template_ngrams`,
-        `bytes_cut`.
+        `counts`; `sets`: per evaluation set `items`, `checked`, `too_short`,
+        `contaminated` and `contaminated_share` of the checked items; the worst
+        `matches`; `ngrams`, `frequent_ngrams`, `template_ngrams`, `bytes_cut`.
 
     Raises:
         EvaluationSetError: an evaluation set cannot be read.
@@ -202,16 +255,29 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         QuarantineError: more documents than allowed raised an error.
     """
     section = Decontaminate.model_validate(config)
-    plan = DecontaminationPlan(merge_annotations(inputs, context), section, context.work, out)
+    plan = DecontaminationPlan(
+        merge_annotations(inputs, context), section, context.work, out
+    )
     parts, items = read_parts(section.against)
-    index = build_index(pa.array([part.text for part in parts], pa.large_string()), section.ngram, section.min_words)
+    index = build_index(
+        pa.array([part.text for part in parts], pa.large_string()),
+        section.ngram,
+        section.min_words,
+    )
     write_index(task_file(plan.work, "index", "ngrams"), index)
     write_parts_table(task_file(plan.work, "index", "parts"), parts)
     tasks = shard_tasks(inputs["ingest"])
-    _, scanned = run_shuffle("scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1})
-    frequent = count_documents_with(scanned[COUNTS].pieces(0), index.num_ngrams) > section.max_document_frequency
+    _, scanned = run_shuffle(
+        "scan", tasks, partial(scan, plan=plan), context, {COUNTS: 1}
+    )
+    frequent = (
+        count_documents_with(scanned[COUNTS].pieces(0), index.num_ngrams)
+        > section.max_document_frequency
+    )
     _write_columns(task_file(plan.work, "index", "frequent"), {"frequent": frequent})
-    results, matched = run_shuffle("apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1})
+    results, matched = run_shuffle(
+        "apply", tasks, partial(apply, plan=plan), context, {MATCHES: 1}
+    )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     matches = write_matches(out / MATCHES_FILE, matched[MATCHES])
     return {
@@ -237,7 +303,9 @@ def scan(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
 
 
 def count_documents_with(counts: Iterable[pa.Table], num_ngrams: int) -> np.ndarray:
-    """Number of documents with each n-gram of the index: int64 of shape (num_ngrams,)."""
+    """Number of documents with each n-gram of the index: int64 of shape
+    (num_ngrams,).
+    """
     documents = np.zeros(num_ngrams, np.int64)
     for table in counts:
         documents[table["ngram"].to_numpy()] += table["documents"].to_numpy()
@@ -255,7 +323,8 @@ def apply(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
     contaminated = is_over(matches, plan.section)
     measures = _measure(matches, len(texts.good), parts)
     failed = {
-        f"{STAGE}/max_contamination": measures["contamination"].to_numpy() > plan.section.max_contamination,
+        f"{STAGE}/max_contamination": measures["contamination"].to_numpy()
+        > plan.section.max_contamination,
         f"{STAGE}/max_contamination_words": measures["contamination_words"].to_numpy()
         > plan.section.max_contamination_words,
     }
@@ -265,15 +334,25 @@ def apply(task: Task, plan: DecontaminationPlan) -> Generator[Sent, None, Done]:
         bytes_cut = int((cuts[1] - cuts[0]).sum())
         num_words_left = words_left(texts.texts, *cuts)
         uncut = np.diff(cuts[2]) == 0
-        measures |= {"left_words": pa.array(num_words_left, mask=uncut), EDITS: cuts_array(*cuts)}
-        failed = {f"{STAGE}/min_left_words": ~uncut & (num_words_left < plan.section.min_left_words)}
+        measures |= {
+            "left_words": pa.array(num_words_left, mask=uncut),
+            EDITS: cuts_array(*cuts),
+        }
+        failed = {
+            f"{STAGE}/min_left_words": ~uncut
+            & (num_words_left < plan.section.min_left_words)
+        }
     table, counts = texts.annotate(first_failures(failed, len(texts.good)), measures)
     write_table(plan.out / task.name, table)
-    yield Sent(MATCHES, match_table(texts, matches, runs, contaminated, parts), matches.text)
+    yield Sent(
+        MATCHES, match_table(texts, matches, runs, contaminated, parts), matches.text
+    )
     return Done([plan.out / task.name], {"counts": counts, "bytes_cut": bytes_cut})
 
 
-def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, pa.Array]:
+def _measure(
+    matches: Matches, texts: int, parts: Sequence[Part]
+) -> dict[str, pa.Array]:
     """Measured columns of n texts."""
     share, words = np.zeros(texts), np.zeros(texts, np.int64)
     np.maximum.at(share, matches.text, matches.contamination)
@@ -281,7 +360,11 @@ def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, p
     item: list[str | None] = [None] * texts
     best = matches.contamination == share[matches.text]
     # Iterate backwards, so that the first of several items with the same share remains.
-    for text, part in zip(matches.text[best][::-1].tolist(), matches.part[best][::-1].tolist(), strict=True):
+    for text, part in zip(
+        matches.text[best][::-1].tolist(),
+        matches.part[best][::-1].tolist(),
+        strict=True,
+    ):
         item[text] = f"{parts[part].set}#{parts[part].item}"
     return {
         "contamination": pa.array(share),
@@ -291,7 +374,11 @@ def _measure(matches: Matches, texts: int, parts: Sequence[Part]) -> dict[str, p
 
 
 def _cuts(
-    texts: JudgedTexts, matches: Matches, runs: Runs, contaminated: np.ndarray, margin: int
+    texts: JudgedTexts,
+    matches: Matches,
+    runs: Runs,
+    contaminated: np.ndarray,
+    margin: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     cut_runs = contaminated[runs.match]
     text = matches.text[runs.match[cut_runs]]
@@ -308,10 +395,20 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
     return {name: table[name].to_numpy() for name in table.column_names}
 
 
-def rules(stage: str, section: Decontaminate, measured_columns: Collection[str]) -> Iterator[Rule]:
-    """Thresholds for replaying. With `excise` only `min_left_words` can be replayed: the others change the cuts."""
+def rules(
+    stage: str, section: Decontaminate, measured_columns: Collection[str]
+) -> Iterator[Rule]:
+    """Thresholds for replaying. With `excise` only `min_left_words` can be replayed:
+    the others change the cuts.
+    """
     if section.action == "drop":
         yield from threshold_rules(section, stage, stage)
     else:
         name = "min_left_words"
-        yield threshold_rule(f"{stage}/{name}", f"{stage}.{name}", "min", "left_words", section.min_left_words)
+        yield threshold_rule(
+            f"{stage}/{name}",
+            f"{stage}.{name}",
+            "min",
+            "left_words",
+            section.min_left_words,
+        )

@@ -1,15 +1,19 @@
-"""Stage `dedup_lines`: keep one copy of each distinct line or paragraph in the corpus, and cut the others.
+"""Stage `dedup_lines`: keep one copy of each distinct line or paragraph in the corpus,
+and cut the others.
 
-A unit is a line or paragraph of `spans.find_segments`: stripped, not empty. Its key is a hash of 128 bits of its code
-points; among n distinct units about n^2 / 2^129 pairs share a key by chance (10^10 units: 10^-19). Lower case is code
-point by code point, as in `unicode_tables.lower_case`.
+A unit is a line or paragraph of `spans.find_segments`: stripped, not empty. Its key is
+a hash of 128 bits of its code points; among n distinct units about n^2 / 2^129 pairs
+share a key by chance (10^10 units: 10^-19). Lower case is code point by code point, as
+in `unicode_tables.lower_case`.
 
-1. lines: per shard, its distinct units, each with the smallest id of its documents, by partition of the key.
-2. repeated: per partition of the keys, the repeated units, each with the document that keeps it, by shard.
+1. lines: per shard, its distinct units, each with the smallest id of its documents, by
+   partition of the key.
+2. repeated: per partition of the keys, the repeated units, each with the document that
+   keeps it, by shard.
 3. apply: per shard, the edits and the annotation table.
 
-A shard sends each distinct unit once, so that a licence on a million pages costs no more than any other line. The
-document that keeps a unit depends only on document ids.
+A shard sends each distinct unit once, so that a licence on a million pages costs no
+more than any other line. The document that keeps a unit depends only on document ids.
 """
 
 from __future__ import annotations
@@ -24,13 +28,23 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.annotate_batches import (
+    JudgedTexts,
+    merge_annotations,
+    read_judged,
+)
 from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    Task,
+    partition_tasks,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.shuffle_format import (
     count_partitions,
     find_pairs,
@@ -41,7 +55,12 @@ from gristmill.dataprep.shuffle_format import (
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import NEWLINE, find_segments
-from gristmill.dataprep.text.unicode_tables import SPACE, code_point_flags, decode, lower_case
+from gristmill.dataprep.text.unicode_tables import (
+    SPACE,
+    code_point_flags,
+    decode,
+    lower_case,
+)
 from gristmill.mixtures.steps.dedup import DedupLines
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
@@ -53,8 +72,10 @@ class Units(NamedTuple):
     """Units of n texts, concatenated.
 
     Attributes:
-        offsets: int64 of shape (n + 1,); text i has the units from offsets[i] up to offsets[i + 1].
-        begins: int64, start of the unit's line, after the preceding newline, in bytes of its text.
+        offsets: int64 of shape (n + 1,); text i has the units from offsets[i] up to
+            offsets[i + 1].
+        begins: int64, start of the unit's line, after the preceding newline, in bytes
+            of its text.
         ends: int64, end of the unit without trailing white space, in bytes of its text.
         high, low: uint64, halves of its key.
         characters: int64, number of code points.
@@ -82,19 +103,25 @@ def find_units(texts: pa.Array | pa.ChunkedArray, unit: str, lower: bool) -> Uni
     """
     data, offsets = text_buffers(texts)
     folded = lower_case() if lower else np.empty(0, np.uint32)
-    return Units(*_find_units(data, offsets, code_point_flags(), folded, NEWLINES[unit]))
+    return Units(
+        *_find_units(data, offsets, code_point_flags(), folded, NEWLINES[unit])
+    )
 
 
-def cut_units(texts: pa.Array | pa.ChunkedArray, units: Units, cut: np.ndarray) -> tuple[np.ndarray, ...]:
+def cut_units(
+    texts: pa.Array | pa.ChunkedArray, units: Units, cut: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Byte spans that remove some units, each with the white space up to the next unit.
 
-    Cutting the last unit takes the white space before it instead, unless the text ends in a newline.
+    Cutting the last unit takes the white space before it instead, unless the text ends
+    in a newline.
 
     Args:
         cut: bool per unit.
 
     Returns:
-        begins, ends, offsets: as `edits.cuts_array` takes them; adjacent spans are joined.
+        begins, ends, offsets: as `edits.cuts_array` takes them; adjacent spans are
+            joined.
     """
     data, offsets = text_buffers(texts)
     return _cut_units(data, offsets, units.offsets, units.begins, units.ends, cut)
@@ -102,7 +129,11 @@ def cut_units(texts: pa.Array | pa.ChunkedArray, units: Units, cut: np.ndarray) 
 
 @kernel
 def _find_units(
-    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, lower: np.ndarray, newlines: int
+    data: np.ndarray,
+    offsets: np.ndarray,
+    flags: np.ndarray,
+    lower: np.ndarray,
+    newlines: int,
 ) -> tuple[np.ndarray, ...]:
     texts = len(offsets) - 1
     capacity = texts
@@ -115,21 +146,35 @@ def _find_units(
     count = 0
     for text in range(texts):
         begin = offsets[text]
-        firsts, lasts, lengths = find_segments(data, begin, offsets[text + 1], flags, newlines)
+        firsts, lasts, lengths = find_segments(
+            data, begin, offsets[text + 1], flags, newlines
+        )
         for segment in range(len(firsts)):
             start = firsts[segment]
             while start > begin and data[start - 1] != NEWLINE:
                 start -= 1
             begins[count], ends[count] = start - begin, lasts[segment] - begin
             characters[count] = lengths[segment]
-            high[count], low[count], words[count] = _key(data, firsts[segment], lasts[segment], flags, lower)
+            high[count], low[count], words[count] = _key(
+                data, firsts[segment], lasts[segment], flags, lower
+            )
             count += 1
         unit_offsets[text + 1] = count
-    return unit_offsets, begins[:count], ends[:count], high[:count], low[:count], characters[:count], words[:count]
+    return (
+        unit_offsets,
+        begins[:count],
+        ends[:count],
+        high[:count],
+        low[:count],
+        characters[:count],
+        words[:count],
+    )
 
 
 @kernel
-def _key(data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray) -> tuple[int, int, int]:
+def _key(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
+) -> tuple[int, int, int]:
     """Halves of the key, and the number of words."""
     high, low, length, words = np.uint64(0), np.uint64(0), np.uint64(0), 0
     before = SPACE
@@ -185,7 +230,9 @@ def _cut_units(
 
 
 UNITS, REPLIES = "units", "replies"
-"""Names of streams: units from the shards to the partitions of the keys, and replies back."""
+"""Names of streams: units from the shards to the partitions of the keys, and replies
+back.
+"""
 EMPTY, RATIO = "dedup_lines/empty", "dedup_lines/max_removed_line_ratio"
 MOST_REPEATED = 10
 EXCERPT_CHARACTERS = 200
@@ -204,22 +251,28 @@ class LinesPlan:
     out: Path
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Cut repeated units out of the documents kept so far, all but one copy of each (or all).
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Cut repeated units out of the documents kept so far, all but one copy of each (or
+    all).
 
-    Writes one annotation table per document shard, with `edits`, `lines_removed` (units cut) and
-    `removed_line_ratio` (their share of the code points of all units; 0 without units). A document that loses all its
-    units (`dedup_lines/empty`) or more than allowed (`dedup_lines/max_removed_line_ratio`) is dropped; units whose
-    only copy it kept are then lost from the corpus, as in C4.
+    Writes one annotation table per document shard, with `edits`, `lines_removed` (units
+    cut) and `removed_line_ratio` (their share of the code points of all units; 0
+    without units). A document that loses all its units (`dedup_lines/empty`) or more
+    than allowed (`dedup_lines/max_removed_line_ratio`) is dropped; units whose only
+    copy it kept are then lost from the corpus, as in C4.
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `dedup_lines` section (`mixtures.steps.dedup.DedupLines`).
+        config: the manifest's `dedup_lines` section
+            (`mixtures.steps.dedup.DedupLines`).
 
     Returns:
-        `counts`; `units` (`seen`, `shuffled` between shards, distinct `repeated`, `removed`, `bytes_cut`);
-        `most_repeated`: units in the most documents with `documents`, `text` (its beginning) and `document`, the id of
-        the document that keeps it, or would with `cut_all`.
+        `counts`; `units` (`seen`, `shuffled` between shards, distinct `repeated`,
+        `removed`, `bytes_cut`); `most_repeated`: units in the most documents with
+        `documents`, `text` (its beginning) and `document`, the id of the document that
+        keeps it, or would with `cut_all`.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -228,17 +281,37 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DedupLines.model_validate(config)
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(text_bytes(inputs["ingest"]))
-    plan = LinesPlan(merge_annotations(inputs, context), section, numbering, num_partitions, out)
+    plan = LinesPlan(
+        merge_annotations(inputs, context), section, numbering, num_partitions, out
+    )
     shards = shard_tasks(inputs["ingest"])
-    sent_results, units = run_shuffle("lines", shards, partial(send_units, plan=plan), context, {UNITS: num_partitions})
+    sent_results, units = run_shuffle(
+        "lines",
+        shards,
+        partial(send_units, plan=plan),
+        context,
+        {UNITS: num_partitions},
+    )
     partitions = partition_tasks(num_partitions) if shards else []
     find_repeated_units = partial(find_repeated, plan=plan, units=units[UNITS])
-    repeated, replies = run_shuffle("repeated", partitions, find_repeated_units, context, {REPLIES: len(shards)})
-    top = sorted((row for result in repeated for row in result["top"]), key=lambda row: (-row["documents"], row["key"]))
-    applying = [replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]}) for task in shards]
-    results = run_tasks("apply", applying, partial(apply, plan=plan, replies=replies[REPLIES]), context)
+    repeated, replies = run_shuffle(
+        "repeated", partitions, find_repeated_units, context, {REPLIES: len(shards)}
+    )
+    top = sorted(
+        (row for result in repeated for row in result["top"]),
+        key=lambda row: (-row["documents"], row["key"]),
+    )
+    applying = [
+        replace(task, payload={**task.payload, "show": top[:MOST_REPEATED]})
+        for task in shards
+    ]
+    results = run_tasks(
+        "apply", applying, partial(apply, plan=plan, replies=replies[REPLIES]), context
+    )
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
-    excerpts = {key: value for result in results for key, value in result["shown"].items()}
+    excerpts = {
+        key: value for result in results for key, value in result["shown"].items()
+    }
     return {
         "counts": counts,
         "units": {
@@ -248,12 +321,17 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "removed": sum(result["removed"] for result in results),
             "bytes_cut": sum(result["bytes_cut"] for result in results),
         },
-        "most_repeated": [{"documents": row["documents"], **excerpts[row["key"]]} for row in top[:MOST_REPEATED]],
+        "most_repeated": [
+            {"documents": row["documents"], **excerpts[row["key"]]}
+            for row in top[:MOST_REPEATED]
+        ],
     }
 
 
 def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
-    """Send every distinct unit of a shard to the partition of its key, with the document of smallest id that has it."""
+    """Send every distinct unit of a shard to the partition of its key, with the
+    document of smallest id that has it.
+    """
     texts = read_judged(plan.inputs, task.name, plan.section.sources)
     units, document = _units(texts, plan.section)
     long_enough = _take_part(units, plan.section)
@@ -262,7 +340,10 @@ def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
     columns = {
         "high": units.high[long_enough],
         "low": units.low[long_enough],
-        **{name: half[document] for name, half in zip(CLAIM[:2], texts.ids(), strict=True)},
+        **{
+            name: half[document]
+            for name, half in zip(CLAIM[:2], texts.ids(), strict=True)
+        },
         "document": number[document],
     }
     order = sort_rows(*columns.values())
@@ -271,14 +352,22 @@ def send_units(task: Task, plan: LinesPlan) -> Generator[Sent, None, Done]:
     is_new_document = np.zeros(len(order), np.int64)
     is_new_document[group_starts(*(rows[name] for name in (*KEY, "document")))] = 1
     table = {name: pa.array(column[starts]) for name, column in rows.items()}
-    table["documents"] = pa.array(np.add.reduceat(is_new_document, starts) if len(starts) else starts)
-    partitions = (table["high"].to_numpy() >> np.uint64(32)).astype(np.int64) % plan.num_partitions
+    table["documents"] = pa.array(
+        np.add.reduceat(is_new_document, starts) if len(starts) else starts
+    )
+    partitions = (table["high"].to_numpy() >> np.uint64(32)).astype(
+        np.int64
+    ) % plan.num_partitions
     yield Sent(UNITS, pa.table(table), partitions)
     return Done([], {"units": len(order), "shuffled": len(starts)})
 
 
-def find_repeated(task: Task, plan: LinesPlan, units: Shuffled) -> Generator[Sent, None, Done]:
-    """Send the repeated units of one partition to their shards, each with the document that keeps it."""
+def find_repeated(
+    task: Task, plan: LinesPlan, units: Shuffled
+) -> Generator[Sent, None, Done]:
+    """Send the repeated units of one partition to their shards, each with the document
+    that keeps it.
+    """
     table = units.read(task.payload["partition"])
     rows = {name: table[name].to_numpy() for name in table.column_names}
     order = sort_rows(*(rows[name] for name in (*KEY, *CLAIM)))
@@ -295,10 +384,15 @@ def find_repeated(task: Task, plan: LinesPlan, units: Shuffled) -> Generator[Sen
             "keeper": pa.array(rows["document"][starts][group[chosen]]),
         }
     )
-    shard_of = np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right") - 1
+    shard_of = (
+        np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right")
+        - 1
+    )
     yield Sent(REPLIES, reply, shard_of)
     numbers = np.flatnonzero(repeated)
-    largest = numbers[sort_rows(-documents[numbers], rows["high"][starts[numbers]])][:MOST_REPEATED]
+    largest = numbers[sort_rows(-documents[numbers], rows["high"][starts[numbers]])][
+        :MOST_REPEATED
+    ]
     top = [
         {
             "documents": int(documents[number]),
@@ -317,16 +411,24 @@ def apply(task: Task, plan: LinesPlan, replies: Shuffled) -> Done:
     keeper = _keepers(replies.read(task.payload["shard"]), units)
     first = _first_in_document(units, document)
     number = plan.numbering.starts[task.payload["shard"]] + texts.good
-    elsewhere = (keeper >= 0) & ((keeper != number[document]) | (plan.section.action == "cut_all"))
+    elsewhere = (keeper >= 0) & (
+        (keeper != number[document]) | (plan.section.action == "cut_all")
+    )
     again = ~first & ((keeper >= 0) | plan.section.within_documents)
     cut = (elsewhere | again) & _take_part(units, plan.section)
     removed = np.bincount(document[cut], minlength=len(texts.good))
     characters = np.bincount(document, units.characters, len(texts.good))
-    removed_characters = np.bincount(document[cut], units.characters[cut], len(texts.good))
+    removed_characters = np.bincount(
+        document[cut], units.characters[cut], len(texts.good)
+    )
     ratio = removed_characters / np.maximum(characters, 1)
     begins, ends, offsets = cut_units(texts.texts, units, cut)
     reasons: list[str | None] = [
-        EMPTY if share == 1.0 else RATIO if share > plan.section.max_removed_line_ratio else None
+        EMPTY
+        if share == 1.0
+        else RATIO
+        if share > plan.section.max_removed_line_ratio
+        else None
         for share in ratio.tolist()
     ]
     table, counts = texts.annotate(
@@ -341,23 +443,34 @@ def apply(task: Task, plan: LinesPlan, replies: Shuffled) -> Done:
     excerpts = _excerpts(task.payload["show"], number, texts, units)
     return Done(
         [plan.out / task.name],
-        {"counts": counts, "removed": int(cut.sum()), "bytes_cut": int((ends - begins).sum()), "shown": excerpts},
+        {
+            "counts": counts,
+            "removed": int(cut.sum()),
+            "bytes_cut": int((ends - begins).sum()),
+            "shown": excerpts,
+        },
     )
 
 
 def _units(texts: JudgedTexts, section: DedupLines) -> tuple[Units, np.ndarray]:
-    """Units of a shard, and the position of each unit's text among the readable texts."""
+    """Units of a shard, and the position of each unit's text among the readable
+    texts.
+    """
     units = find_units(texts.texts, section.unit, section.normalise == "strip_lower")
     return units, np.repeat(np.arange(len(texts.good)), np.diff(units.offsets))
 
 
 def _take_part(units: Units, section: DedupLines) -> np.ndarray:
-    eligible: np.ndarray = (units.words >= section.min_words) & (units.characters >= section.min_characters)
+    eligible: np.ndarray = (units.words >= section.min_words) & (
+        units.characters >= section.min_characters
+    )
     return eligible
 
 
 def _keepers(reply: pa.Table, units: Units) -> np.ndarray:
-    """Number of the document that keeps each unit, -1 for a unit that is not repeated."""
+    """Number of the document that keeps each unit, -1 for a unit that is not
+    repeated.
+    """
     high, low, keeper = (reply[name].to_numpy() for name in ("high", "low", "keeper"))
     order = sort_rows(high, low)
     places = find_pairs(high[order], low[order], units.high, units.low)
@@ -370,26 +483,47 @@ def _first_in_document(units: Units, document: np.ndarray) -> np.ndarray:
     """Mask of units that are the first copy in their document (bool)."""
     order = sort_rows(document, units.high, units.low)
     first = np.zeros(len(order), bool)
-    first[order[group_starts(document[order], units.high[order], units.low[order])]] = True
+    first[order[group_starts(document[order], units.high[order], units.low[order])]] = (
+        True
+    )
     return first
 
 
 def _excerpts(
-    repeated_units: list[dict[str, Any]], number: np.ndarray, texts: JudgedTexts, units: Units
+    repeated_units: list[dict[str, Any]],
+    number: np.ndarray,
+    texts: JudgedTexts,
+    units: Units,
 ) -> dict[str, Any]:
-    """Beginning of each unit and id of its document by key, for units whose keeping document is in this shard."""
+    """Beginning of each unit and id of its document by key, for units whose keeping
+    document is in this shard.
+    """
     excerpts = {}
     for row in repeated_units:
         text_position = int(np.searchsorted(number, row["document"]))
         if text_position == len(number) or number[text_position] != row["document"]:
             continue
-        unit_range = slice(units.offsets[text_position], units.offsets[text_position + 1])
+        unit_range = slice(
+            units.offsets[text_position], units.offsets[text_position + 1]
+        )
         high, low = int(row["key"][:16], 16), int(row["key"][16:], 16)
         matches = np.flatnonzero(
-            (units.high[unit_range] == np.uint64(high)) & (units.low[unit_range] == np.uint64(low))
+            (units.high[unit_range] == np.uint64(high))
+            & (units.low[unit_range] == np.uint64(low))
         )
         unit = units.offsets[text_position] + matches[0]
-        text = texts.texts[text_position].as_py().encode()[units.begins[unit] : units.ends[unit]].decode().strip()
-        document_id = texts.documents["id"][int(texts.good[text_position])].as_py().hex()
-        excerpts[row["key"]] = {"text": text[:EXCERPT_CHARACTERS], "document": document_id}
+        text = (
+            texts.texts[text_position]
+            .as_py()
+            .encode()[units.begins[unit] : units.ends[unit]]
+            .decode()
+            .strip()
+        )
+        document_id = (
+            texts.documents["id"][int(texts.good[text_position])].as_py().hex()
+        )
+        excerpts[row["key"]] = {
+            "text": text[:EXCERPT_CHARACTERS],
+            "document": document_id,
+        }
     return excerpts

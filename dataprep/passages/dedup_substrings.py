@@ -1,22 +1,28 @@
-"""Stage `dedup_substrings`: keep one copy of each long passage that repeats in the corpus.
+"""Stage `dedup_substrings`: keep one copy of each long passage that repeats in the
+corpus.
 
-A shard sends each distinct window once, with its first copy in the shard and the number of copies, so that a text on a
-million pages costs no more than any other.
+A shard sends each distinct window once, with its first copy in the shard and the number
+of copies, so that a text on a million pages costs no more than any other.
 
-1. anchors: per shard, the hashes of its anchors, a sample of its windows (see `ngram_windows.py`), by partition.
+1. anchors: per shard, the hashes of its anchors, a sample of its windows (see
+   `ngram_windows.py`), by partition.
 2. repeated_anchors: per partition, the anchors that repeat in the corpus, by shard.
-3. windows: per shard, all windows around repeated anchors, each with its first copy in the shard, by partition.
-4. repeated_windows: per partition, the repeated windows, with the first copy of each, by shard.
+3. windows: per shard, all windows around repeated anchors, each with its first copy in
+   the shard, by partition.
+4. repeated_windows: per partition, the repeated windows, with the first copy of each,
+   by shard.
 5. lend: per shard, the texts with first copies.
-6. apply: per shard, copies are compared with their first copies byte by byte, cut and recorded.
+6. apply: per shard, copies are compared with their first copies byte by byte, cut and
+   recorded.
 
 Guarantees, with n = `min_words` and c = `certain_words`:
 
-- A cut word lies in a passage of at least n words whose bytes also occur elsewhere, in a first copy of which no word is
-  cut.
-- A passage of at least c words that occurs twice in the corpus is found: any c - n + 1 consecutive windows of it
-  contain an anchor, the same in both places. Two different windows that share a hash of 64 bits could hide each other:
-  about m^2 / 2^65 pairs among m windows. A shared hash never cuts a word.
+- A cut word lies in a passage of at least n words whose bytes also occur elsewhere, in
+  a first copy of which no word is cut.
+- A passage of at least c words that occurs twice in the corpus is found: any c - n + 1
+  consecutive windows of it contain an anchor, the same in both places. Two different
+  windows that share a hash of 64 bits could hide each other: about m^2 / 2^65 pairs
+  among m windows. A shared hash never cuts a word.
 - The result depends only on the documents, not on shards, partitions, workers or order.
 """
 
@@ -32,14 +38,31 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.annotate_batches import JudgedTexts, merge_annotations, read_judged
+from gristmill.dataprep.annotate_batches import (
+    JudgedTexts,
+    merge_annotations,
+    read_judged,
+)
 from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.document_numbers import Numbering, number_documents, text_bytes
 from gristmill.dataprep.documents import write_table
 from gristmill.dataprep.edits import EDITS, cuts_array
 from gristmill.dataprep.jobs.shuffle import Sender, Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks, shard_tasks
-from gristmill.dataprep.passages.ngram_windows import Windows, are_copies, cut_copies, find_anchors, find_windows, near
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    Task,
+    partition_tasks,
+    run_tasks,
+    shard_tasks,
+)
+from gristmill.dataprep.passages.ngram_windows import (
+    Windows,
+    are_copies,
+    cut_copies,
+    find_anchors,
+    find_windows,
+    near,
+)
 from gristmill.dataprep.shuffle_format import (
     count_partitions,
     group_starts,
@@ -65,7 +88,9 @@ class SubstringsPlan:
 
     @property
     def spread(self) -> int:
-        """Number of consecutive windows that always include an anchor, which makes `certain_words` certain."""
+        """Number of consecutive windows that always include an anchor, which makes
+        `certain_words` certain.
+        """
         return self.section.certain_words - self.section.min_words + 1
 
     def read(self, task: Task) -> tuple[JudgedTexts, np.ndarray]:
@@ -102,17 +127,27 @@ def _by_hash(replies: Shuffled, shard: int) -> dict[str, np.ndarray]:
     return {name: values[order] for name, values in rows.items()}
 
 
-ANCHORS, REPEATED_ANCHORS, WINDOWS, REPEATED_WINDOWS = "anchors", "repeated_anchors", "windows", "repeated_windows"
+ANCHORS, REPEATED_ANCHORS, WINDOWS, REPEATED_WINDOWS = (
+    "anchors",
+    "repeated_anchors",
+    "windows",
+    "repeated_windows",
+)
 """Names of streams and of the jobs that send them."""
 CLAIM = ("id_high", "id_low", "document", "begin")
-"""Columns that order the copies of a window, by document id and position; the first copy has the smallest values."""
+"""Columns that order the copies of a window, by document id and position; the first
+copy has the smallest values.
+"""
 
 
 Results = list[dict[str, Any]]
 
 
-def run_jobs(plan: SubstringsPlan, context: Context, direct: bool = False) -> tuple[Results, Results, Results, Results]:
-    """Run all jobs and return the results of `anchors`, `windows`, `repeated_windows` and `apply`.
+def run_jobs(
+    plan: SubstringsPlan, context: Context, direct: bool = False
+) -> tuple[Results, Results, Results, Results]:
+    """Run all jobs and return the results of `anchors`, `windows`, `repeated_windows`
+    and `apply`.
 
     Args:
         direct: see `engine.run_tasks`.
@@ -120,27 +155,50 @@ def run_jobs(plan: SubstringsPlan, context: Context, direct: bool = False) -> tu
     shards = shard_tasks(plan.inputs["ingest"])
     partitions = partition_tasks(plan.num_partitions) if shards else []
 
-    def shuffle(job: str, tasks: Sequence[Task], sender: Sender, number: int) -> tuple[Results, Shuffled]:
-        results, sent = run_shuffle(job, tasks, sender, context, {job: number}, direct=direct)
+    def shuffle(
+        job: str, tasks: Sequence[Task], sender: Sender, number: int
+    ) -> tuple[Results, Shuffled]:
+        results, sent = run_shuffle(
+            job, tasks, sender, context, {job: number}, direct=direct
+        )
         return results, sent[job]
 
-    anchors, sent_anchors = shuffle(ANCHORS, shards, partial(send_anchors, plan=plan), plan.num_partitions)
+    anchors, sent_anchors = shuffle(
+        ANCHORS, shards, partial(send_anchors, plan=plan), plan.num_partitions
+    )
     find_repeated = partial(find_repeated_anchors, anchors=sent_anchors)
     _, near_repeats = shuffle(REPEATED_ANCHORS, partitions, find_repeated, len(shards))
     send_near_windows = partial(send_windows, plan=plan, anchors=near_repeats)
-    windows, sent_windows = shuffle(WINDOWS, shards, send_near_windows, plan.num_partitions)
+    windows, sent_windows = shuffle(
+        WINDOWS, shards, send_near_windows, plan.num_partitions
+    )
     find_repeated = partial(find_repeated_windows, plan=plan, windows=sent_windows)
-    repeated, first_copies = shuffle(REPEATED_WINDOWS, partitions, find_repeated, len(shards))
-    run_tasks("lend", shards, partial(lend, plan=plan, repeated=first_copies), context, direct=direct)
+    repeated, first_copies = shuffle(
+        REPEATED_WINDOWS, partitions, find_repeated, len(shards)
+    )
+    run_tasks(
+        "lend",
+        shards,
+        partial(lend, plan=plan, repeated=first_copies),
+        context,
+        direct=direct,
+    )
     cut_repeats = partial(apply, plan=plan, anchors=near_repeats, repeated=first_copies)
-    return anchors, windows, repeated, run_tasks("apply", shards, cut_repeats, context, direct=direct)
+    return (
+        anchors,
+        windows,
+        repeated,
+        run_tasks("apply", shards, cut_repeats, context, direct=direct),
+    )
 
 
 def send_anchors(task: Task, plan: SubstringsPlan) -> Generator[Sent, None, Done]:
     """Send the distinct anchors of a shard to the partitions of their hashes."""
     texts, _ = plan.read(task)
     windows = find_windows(texts.texts, plan.section.min_words)
-    anchors, copies = np.unique(windows.hashes[find_anchors(windows, plan.spread)], return_counts=True)
+    anchors, copies = np.unique(
+        windows.hashes[find_anchors(windows, plan.spread)], return_counts=True
+    )
     shard = np.full(len(anchors), task.payload["shard"])
     rows = _table({"hash": anchors, "copies": copies, "shard": shard})
     yield Sent(ANCHORS, rows, plan.partitions_of(anchors))
@@ -154,12 +212,18 @@ def find_repeated_anchors(task: Task, anchors: Shuffled) -> Generator[Sent, None
     starts = group_starts(rows["hash"][order])
     repeated = _sums(rows["copies"][order], starts) >= 2
     chosen = order[repeated[spread_groups(starts, len(order))]] if len(order) else order
-    yield Sent(REPEATED_ANCHORS, _table({"hash": rows["hash"][chosen]}), rows["shard"][chosen])
+    yield Sent(
+        REPEATED_ANCHORS, _table({"hash": rows["hash"][chosen]}), rows["shard"][chosen]
+    )
     return Done()
 
 
-def send_windows(task: Task, plan: SubstringsPlan, anchors: Shuffled) -> Generator[Sent, None, Done]:
-    """Send the distinct windows around repeated anchors, each with its first copy in the shard."""
+def send_windows(
+    task: Task, plan: SubstringsPlan, anchors: Shuffled
+) -> Generator[Sent, None, Done]:
+    """Send the distinct windows around repeated anchors, each with its first copy in
+    the shard.
+    """
     texts, numbers = plan.read(task)
     windows, chosen = windows_near_repeats(texts.texts, task, plan, anchors)
     text = windows.text[chosen]
@@ -183,7 +247,8 @@ def send_windows(task: Task, plan: SubstringsPlan, anchors: Shuffled) -> Generat
 def windows_near_repeats(
     texts: pa.Array, task: Task, plan: SubstringsPlan, repeated: Shuffled
 ) -> tuple[Windows, np.ndarray]:
-    """Windows of a shard's texts, and positions (int64, ascending) of those that may lie in a repeated passage.
+    """Windows of a shard's texts, and positions (int64, ascending) of those that may
+    lie in a repeated passage.
 
     Args:
         repeated: repeated anchors by shard.
@@ -196,8 +261,12 @@ def windows_near_repeats(
     return windows, np.flatnonzero(near(windows, marked, plan.spread - 1))
 
 
-def find_repeated_windows(task: Task, plan: SubstringsPlan, windows: Shuffled) -> Generator[Sent, None, Done]:
-    """Send the repeated windows of one partition to their shards, each with its first copy."""
+def find_repeated_windows(
+    task: Task, plan: SubstringsPlan, windows: Shuffled
+) -> Generator[Sent, None, Done]:
+    """Send the repeated windows of one partition to their shards, each with its first
+    copy.
+    """
     rows = _columns(windows.read(task.payload["partition"]))
     order = sort_rows(rows["hash"], *(rows[name] for name in CLAIM))
     rows = {name: values[order] for name, values in rows.items()}
@@ -208,23 +277,35 @@ def find_repeated_windows(task: Task, plan: SubstringsPlan, windows: Shuffled) -
     first = starts[group[chosen]]
     reply = {"hash": rows["hash"][chosen], "copies": copies[group[chosen]]}
     reply |= {f"first_{name}": rows[name][first] for name in CLAIM}
-    shards = np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right") - 1
+    shards = (
+        np.searchsorted(plan.numbering.starts, rows["document"][chosen], side="right")
+        - 1
+    )
     yield Sent(REPEATED_WINDOWS, _table(reply), shards)
     return Done([], {"repeated": int((copies >= 2).sum())})
 
 
 def lend(task: Task, plan: SubstringsPlan, repeated: Shuffled) -> Done:
-    """Write the texts of a shard that contain first copies of repeated windows, for shards with later copies."""
+    """Write the texts of a shard that contain first copies of repeated windows, for
+    shards with later copies.
+    """
     texts, numbers = plan.read(task)
     first = _by_hash(repeated, task.payload["shard"])["first_document"]
     lenders = np.flatnonzero(np.isin(numbers, first))
-    table = pa.table({"document": pa.array(numbers[lenders]), "text": texts.texts.take(pa.array(lenders))})
+    table = pa.table(
+        {
+            "document": pa.array(numbers[lenders]),
+            "text": texts.texts.take(pa.array(lenders)),
+        }
+    )
     path = task_file(plan.work, "lent", task.name)
     write_partitions(path, table, np.zeros(len(table), np.int64), 1)
     return Done([path])
 
 
-def borrow(plan: SubstringsPlan, shard: int, documents: np.ndarray) -> tuple[pa.Array, np.ndarray]:
+def borrow(
+    plan: SubstringsPlan, shard: int, documents: np.ndarray
+) -> tuple[pa.Array, np.ndarray]:
     """Read texts that a shard has written in `lend`.
 
     Args:
@@ -233,14 +314,18 @@ def borrow(plan: SubstringsPlan, shard: int, documents: np.ndarray) -> tuple[pa.
     Returns:
         the distinct texts; and the position of each document's text among them.
     """
-    batch = open_batches(task_file(plan.work, "lent", plan.numbering.shards[shard])).get_batch(0)
+    batch = open_batches(
+        task_file(plan.work, "lent", plan.numbering.shards[shard])
+    ).get_batch(0)
     distinct, place = np.unique(documents, return_inverse=True)
     rows = np.searchsorted(batch["document"].to_numpy(), distinct)
     return batch["text"].take(pa.array(rows)), place
 
 
 def _sums(values: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    sums: np.ndarray = np.add.reduceat(values, starts) if len(starts) else np.empty(0, np.int64)
+    sums: np.ndarray = (
+        np.add.reduceat(values, starts) if len(starts) else np.empty(0, np.int64)
+    )
     return sums
 
 
@@ -249,25 +334,34 @@ RATIO = "dedup_substrings/max_duplicated_substring_ratio"
 LARGEST_REPEATS = 10
 EXCERPT_CHARACTERS = 200
 SHUFFLED_PER_BYTE = 4
-"""Approximate bytes shuffled per byte of text if half of the corpus repeats the other half."""
+"""Approximate bytes shuffled per byte of text if half of the corpus repeats the other
+half.
+"""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Cut repeated passages out of the documents kept so far, all but the first copy of each.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Cut repeated passages out of the documents kept so far, all but the first copy of
+    each.
 
-    Writes one annotation table per document shard, with `duplicated_substring_words` (words in copies of passages,
-    without first copies), `duplicated_substring_ratio` (their share of all words; 0 without words) and, with the action
-    `cut`, `edits`. Documents without a remaining word are then dropped (`dedup_substrings/empty`), as are documents
-    above the limit (`dedup_substrings/max_duplicated_substring_ratio`).
+    Writes one annotation table per document shard, with `duplicated_substring_words`
+    (words in copies of passages, without first copies), `duplicated_substring_ratio`
+    (their share of all words; 0 without words) and, with the action `cut`, `edits`.
+    Documents without a remaining word are then dropped (`dedup_substrings/empty`), as
+    are documents above the limit (`dedup_substrings/max_duplicated_substring_ratio`).
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `dedup_substrings` section (`mixtures.steps.dedup.DedupSubstrings`).
+        config: the manifest's `dedup_substrings` section
+            (`mixtures.steps.dedup.DedupSubstrings`).
 
     Returns:
-        `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct `repeated`); `spans`, `words_cut` and
-        `bytes_cut` (of copies, with the action `cut`); `largest_repeats`: `words`, `copies`, `text` (its beginning),
-        `document`, the id of the document with the first copy, and `begin`, its first byte there.
+        `counts`; `windows` (`seen`, `anchors_shuffled`, `shuffled`, distinct
+        `repeated`); `spans`, `words_cut` and `bytes_cut` (of copies, with the action
+        `cut`); `largest_repeats`: `words`, `copies`, `text` (its beginning),
+        `document`, the id of the document with the first copy, and `begin`, its first
+        byte there.
 
     Raises:
         ConservationError: the counts do not balance.
@@ -276,7 +370,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = DedupSubstrings.model_validate(config)
     numbering = number_documents(inputs["ingest"])
     num_partitions = count_partitions(SHUFFLED_PER_BYTE * text_bytes(inputs["ingest"]))
-    plan = SubstringsPlan(merge_annotations(inputs, context), section, numbering, num_partitions, context.work, out)
+    plan = SubstringsPlan(
+        merge_annotations(inputs, context),
+        section,
+        numbering,
+        num_partitions,
+        context.work,
+        out,
+    )
     anchors, windows, repeated, results = run_jobs(plan, context)
     counts = balance(results, section.max_quarantined, context.stage, errors=out)
     return {
@@ -287,31 +388,50 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "shuffled": sum(result["sent"] for result in windows),
             "repeated": sum(result["repeated"] for result in repeated),
         },
-        **{name: sum(result[name] for result in results) for name in ("spans", "words_cut", "bytes_cut")},
-        "largest_repeats": _largest(repeat for result in results for repeat in result["repeats"]),
+        **{
+            name: sum(result[name] for result in results)
+            for name in ("spans", "words_cut", "bytes_cut")
+        },
+        "largest_repeats": _largest(
+            repeat for result in results for repeat in result["repeats"]
+        ),
     }
 
 
-def apply(task: Task, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffled) -> Done:
+def apply(
+    task: Task, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffled
+) -> Done:
     """Write the annotations of one shard."""
     texts, numbers = plan.read(task)
     windows, chosen = windows_near_repeats(texts.texts, task, plan, anchors)
     reply = _by_hash(repeated, task.payload["shard"])
     places = find_hashes(reply["hash"], windows.hashes[chosen])
     chosen, places = chosen[places >= 0], places[places >= 0]
-    text, begins, ends = windows.text[chosen], windows.begins[chosen], windows.ends[chosen]
+    text, begins, ends = (
+        windows.text[chosen],
+        windows.begins[chosen],
+        windows.ends[chosen],
+    )
     first = {name: values[places] for name, values in reply.items()}
-    is_first = (first["first_document"] == numbers[text]) & (first["first_begin"] == begins)
+    is_first = (first["first_document"] == numbers[text]) & (
+        first["first_begin"] == begins
+    )
     copy = _verify(plan, texts.texts, text, begins, ends, first, is_first)
     verified = copy | is_first  # other windows only share a hash
-    cuts = cut_copies(texts.texts, text[verified], begins[verified], ends[verified], copy[verified])
+    cuts = cut_copies(
+        texts.texts, text[verified], begins[verified], ends[verified], copy[verified]
+    )
     ratio = cuts.words / np.maximum(windows.words, 1)
     cutting = plan.section.action == "cut"
     limit = plan.section.max_duplicated_substring_ratio
     reasons: list[str | None] = [
-        EMPTY if cutting and share == 1.0 else RATIO if share > limit else None for share in ratio.tolist()
+        EMPTY if cutting and share == 1.0 else RATIO if share > limit else None
+        for share in ratio.tolist()
     ]
-    measures = {"duplicated_substring_words": pa.array(cuts.words), "duplicated_substring_ratio": pa.array(ratio)}
+    measures = {
+        "duplicated_substring_words": pa.array(cuts.words),
+        "duplicated_substring_ratio": pa.array(ratio),
+    }
     if cutting:
         measures[EDITS] = cuts_array(cuts.begins, cuts.ends, cuts.offsets)
     table, counts = texts.annotate(reasons, measures)
@@ -324,7 +444,15 @@ def apply(task: Task, plan: SubstringsPlan, anchors: Shuffled, repeated: Shuffle
             "spans": len(cuts.begins) if cutting else 0,
             "words_cut": int(cuts.words.sum()) if cutting else 0,
             "bytes_cut": int((cuts.ends - cuts.begins).sum()) if cutting else 0,
-            "repeats": _repeats(plan, texts.texts, chosen[copy], text[copy], begins[copy], ends[copy], columns),
+            "repeats": _repeats(
+                plan,
+                texts.texts,
+                chosen[copy],
+                text[copy],
+                begins[copy],
+                ends[copy],
+                columns,
+            ),
         },
     )
 
@@ -338,14 +466,27 @@ def _verify(
     first: Mapping[str, np.ndarray],
     is_first: np.ndarray,
 ) -> np.ndarray:
-    """Mask of windows with the bytes of their first copy, first copies excluded (bool)."""
-    shard_of = np.searchsorted(plan.numbering.starts, first["first_document"], side="right") - 1
+    """Mask of windows with the bytes of their first copy, first copies excluded
+    (bool).
+    """
+    shard_of = (
+        np.searchsorted(plan.numbering.starts, first["first_document"], side="right")
+        - 1
+    )
     copies = np.zeros(len(text), bool)
     for shard in np.unique(shard_of[~is_first]):
         rows = np.flatnonzero(~is_first & (shard_of == shard))
-        lent_texts, text_of_row = borrow(plan, int(shard), first["first_document"][rows])
+        lent_texts, text_of_row = borrow(
+            plan, int(shard), first["first_document"][rows]
+        )
         copies[rows] = are_copies(
-            texts, text[rows], begins[rows], ends[rows], lent_texts, text_of_row, first["first_begin"][rows]
+            texts,
+            text[rows],
+            begins[rows],
+            ends[rows],
+            lent_texts,
+            text_of_row,
+            first["first_begin"][rows],
         )
     return copies
 
@@ -359,7 +500,9 @@ def _repeats(
     ends: np.ndarray,
     first: Mapping[str, np.ndarray],
 ) -> list[dict[str, Any]]:
-    """Longest copied passages of a shard: windows that are consecutive both here and in the first copy."""
+    """Longest copied passages of a shard: windows that are consecutive both here and in
+    the first copy.
+    """
     if not len(window):
         return []
     shift = first["first_begin"] - begins
@@ -372,16 +515,29 @@ def _repeats(
     )
     starts = np.flatnonzero(new)
     lasts = np.append(starts[1:], len(window)) - 1
-    words, copies = lasts - starts + plan.section.min_words, np.maximum.reduceat(first["copies"], starts)
-    first_positions = [first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")]
+    words, copies = (
+        lasts - starts + plan.section.min_words,
+        np.maximum.reduceat(first["copies"], starts),
+    )
+    first_positions = [
+        first[name][starts] for name in ("first_id_high", "first_id_low", "first_begin")
+    ]
     longest: dict[tuple[int, int, int], dict[str, Any]] = {}
     for run in sort_rows(-words, -copies, *first_positions):
-        key = (int(first_positions[0][run]), int(first_positions[1][run]), int(first_positions[2][run]))
+        key = (
+            int(first_positions[0][run]),
+            int(first_positions[1][run]),
+            int(first_positions[2][run]),
+        )
         if key in longest:
             continue
         if len(longest) == LARGEST_REPEATS:
             break
-        passage = texts[int(text[starts[run]])].as_py().encode()[begins[starts[run]] : ends[lasts[run]]]
+        passage = (
+            texts[int(text[starts[run]])]
+            .as_py()
+            .encode()[begins[starts[run]] : ends[lasts[run]]]
+        )
         longest[key] = {
             "words": int(words[run]),
             "copies": int(copies[run]),
@@ -394,7 +550,10 @@ def _repeats(
 
 def _largest(repeats: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select the longest repeats, one per start of a first copy."""
-    ordered = sorted(repeats, key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]))
+    ordered = sorted(
+        repeats,
+        key=lambda row: (-row["words"], -row["copies"], row["document"], row["begin"]),
+    )
     longest: dict[tuple[str, int], dict[str, Any]] = {}
     for repeat in ordered:
         longest.setdefault((repeat["document"], repeat["begin"]), repeat)

@@ -1,9 +1,10 @@
 """Index of the word n-grams of evaluation items, and their search in other texts.
 
-The distinct words of the items are numbered. A word of another text is looked up by its 64-bit hash; the words of a
-matching n-gram are then compared code point by code point, so that there are no false hits. (Two words of the items
-that share a hash would hide each other: about V^2 / 2^65 pairs of V distinct words.) The index is built once, consists
-of plain arrays, and is shared by all tasks of a stage through one Arrow file.
+The distinct words of the items are numbered. A word of another text is looked up by its
+64-bit hash; the words of a matching n-gram are then compared code point by code point,
+so that there are no false hits. (Two words of the items that share a hash would hide
+each other: about V^2 / 2^65 pairs of V distinct words.) The index is built once,
+consists of plain arrays, and is shared by all tasks of a stage through one Arrow file.
 """
 
 from __future__ import annotations
@@ -21,15 +22,22 @@ from gristmill.dataprep.shuffle_format import open_batches
 from gristmill.dataprep.text.hashing import fmix64
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 from gristmill.dataprep.text.spans import hashed_words, same_lower
-from gristmill.dataprep.text.unicode_tables import NOTHING, code_point_flags, decode, lower_case_seen
+from gristmill.dataprep.text.unicode_tables import (
+    NOTHING,
+    code_point_flags,
+    decode,
+    lower_case_seen,
+)
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 LETTER = r"\p{L}"
-"""Pattern of a letter. Items without letters are rows of numbers, which many clean documents contain (tables, lists of
-years)."""
+"""Pattern of a letter. Items without letters are rows of numbers, which many clean
+documents contain (tables, lists of years).
+"""
 MOST_PLACES = 64
-"""Maximum number of places of an n-gram in the evaluation sets. A more frequent n-gram belongs to a template ("answer
-the following") and is not searched for."""
+"""Maximum number of places of an n-gram in the evaluation sets. A more frequent n-gram
+belongs to a template ("answer the following") and is not searched for.
+"""
 
 
 @kernel
@@ -48,10 +56,22 @@ def number_words(
     )
     total, distinct = 0, 0
     for part in range(parts):
-        starts, ends, values = hashed_words(data, offsets[part], offsets[part + 1], flags, lower)
+        starts, ends, values = hashed_words(
+            data, offsets[part], offsets[part + 1], flags, lower
+        )
         for word in range(len(starts)):
             value = values[word]
-            slot = _word_slot(data, starts[word], ends[word], lower, value, table, hashes, codes, code_offsets)
+            slot = _word_slot(
+                data,
+                starts[word],
+                ends[word],
+                lower,
+                value,
+                table,
+                hashes,
+                codes,
+                code_offsets,
+            )
             if table[slot] < 0:
                 table[slot] = distinct
                 hashes[distinct] = value
@@ -74,7 +94,14 @@ def number_words(
 
 
 @kernel
-def _append_codes(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray, position: int) -> int:
+def _append_codes(
+    data: np.ndarray,
+    begin: int,
+    end: int,
+    lower: np.ndarray,
+    codes: np.ndarray,
+    position: int,
+) -> int:
     while begin < end:
         code, width = decode(data, begin)
         begin += width
@@ -120,8 +147,19 @@ def _hash_words(words: np.ndarray, begin: int, length: int) -> np.uint64:
 
 
 @kernel
-def _same_words(first: np.ndarray, first_begin: int, second: np.ndarray, second_begin: int, length: int) -> bool:
-    return bool(np.all(first[first_begin : first_begin + length] == second[second_begin : second_begin + length]))
+def _same_words(
+    first: np.ndarray,
+    first_begin: int,
+    second: np.ndarray,
+    second_begin: int,
+    length: int,
+) -> bool:
+    return bool(
+        np.all(
+            first[first_begin : first_begin + length]
+            == second[second_begin : second_begin + length]
+        )
+    )
 
 
 @kernel
@@ -134,14 +172,18 @@ def _ngram_slot(
     begins: np.ndarray,
     lengths: np.ndarray,
 ) -> np.uint64:
-    """Slot of the n-gram `words[begin:begin + length]` in the table, or the free slot for it."""
+    """Slot of the n-gram `words[begin:begin + length]` in the table, or the free slot
+    for it.
+    """
     mask = np.uint64(len(table) - 1)
     slot = _hash_words(words, begin, length) & mask
     while True:
         ngram = table[slot]
         if ngram < 0:
             return slot
-        if lengths[ngram] == length and _same_words(words, begin, indexed, begins[ngram], length):
+        if lengths[ngram] == length and _same_words(
+            words, begin, indexed, begins[ngram], length
+        ):
             return slot
         slot = (slot + np.uint64(1)) & mask
 
@@ -150,9 +192,14 @@ def _ngram_slot(
 def number_ngrams(
     words: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Number the distinct n-grams; the last array has the n-gram at each position of `words`, or -1."""
+    """Number the distinct n-grams; the last array has the n-gram at each position of
+    `words`, or -1.
+    """
     table = empty_table(len(words))
-    begins, ngram_lengths = np.empty(len(words), np.int64), np.empty(len(words), np.int64)
+    begins, ngram_lengths = (
+        np.empty(len(words), np.int64),
+        np.empty(len(words), np.int64),
+    )
     number_at = np.full(len(words), -1, np.int64)
     distinct = 0
     for part in range(len(lengths)):
@@ -160,7 +207,9 @@ def number_ngrams(
         if length == 0:
             continue
         for position in range(part_offsets[part], part_offsets[part + 1] - length + 1):
-            slot = _ngram_slot(words, position, length, words, table, begins, ngram_lengths)
+            slot = _ngram_slot(
+                words, position, length, words, table, begins, ngram_lengths
+            )
             if table[slot] < 0:
                 table[slot] = distinct
                 begins[distinct], ngram_lengths[distinct] = position, length
@@ -170,7 +219,9 @@ def number_ngrams(
 
 
 @kernel
-def flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> np.ndarray:
+def flag_prefixes(
+    words: np.ndarray, begins: np.ndarray, prefix_words: int
+) -> np.ndarray:
     """Set the bit of the first words of every n-gram that begins at one of `begins`."""
     size = 1024
     while size < 2 * len(begins):
@@ -186,7 +237,9 @@ def flag_prefixes(words: np.ndarray, begins: np.ndarray, prefix_words: int) -> n
 
 
 @kernel
-def _number_hashed(hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray) -> np.ndarray:
+def _number_hashed(
+    hashes: np.ndarray, word_table: np.ndarray, word_hashes: np.ndarray
+) -> np.ndarray:
     """Number of the word with each hash, or -1 (int32)."""
     mask = np.uint64(len(word_table) - 1)
     words = np.empty(len(hashes), np.int32)
@@ -210,7 +263,9 @@ def _are_words(
     word_codes: np.ndarray,
     word_offsets: np.ndarray,
 ) -> bool:
-    """Compare spans of a text with the words of some numbers, code point by code point."""
+    """Compare spans of a text with the words of some numbers, code point by code
+    point.
+    """
     num_equal = 0
     while num_equal < len(words) and same_lower(
         data,
@@ -242,7 +297,8 @@ def scan_texts(
     prefixes: np.ndarray,
     prefix_words: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find all n-grams of the index in texts; the arrays are those of `NgramIndex` and `Hits`.
+    """Find all n-grams of the index in texts; the arrays are those of `NgramIndex` and
+    `Hits`.
 
     Args:
         wanted: int64, distinct lengths of n-grams, ascending.
@@ -255,7 +311,9 @@ def scan_texts(
     for _ in range(prefix_words):
         oldest *= _ODD
     for text in range(len(offsets) - 1):
-        starts, ends, hashes = hashed_words(data, offsets[text], offsets[text + 1], flags, lower)
+        starts, ends, hashes = hashed_words(
+            data, offsets[text], offsets[text + 1], flags, lower
+        )
         words = _number_hashed(hashes, word_table, word_hashes)
         num_known = 0  # consecutive indexed words from here on
         value = np.uint64(0)
@@ -265,13 +323,23 @@ def scan_texts(
             if position + prefix_words < len(words):
                 value -= oldest * np.uint64(words[position + prefix_words])
             bit = fmix64(value) & mask
-            if num_known < prefix_words or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0:
+            if (
+                num_known < prefix_words
+                or prefixes[bit >> np.uint64(3)] >> (bit & np.uint64(7)) & 1 == 0
+            ):
                 continue
             for length in wanted:
                 if length > num_known:
                     break
-                ngram = table[_ngram_slot(words, position, length, indexed, table, begins, lengths)]
-                if ngram < 0 or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES:
+                ngram = table[
+                    _ngram_slot(
+                        words, position, length, indexed, table, begins, lengths
+                    )
+                ]
+                if (
+                    ngram < 0
+                    or place_offsets[ngram + 1] - place_offsets[ngram] > MOST_PLACES
+                ):
                     continue
                 if not _are_words(
                     data,
@@ -291,7 +359,13 @@ def scan_texts(
                 hits[2, count] = starts[position] - offsets[text]
                 hits[3, count] = ends[position + length - 1] - offsets[text]
                 count += 1
-    return hits[0, :count], hits[1, :count], hits[2, :count], hits[3, :count], hits[4, :count]
+    return (
+        hits[0, :count],
+        hits[1, :count],
+        hits[2, :count],
+        hits[3, :count],
+        hits[4, :count],
+    )
 
 
 class NgramIndex(NamedTuple):
@@ -299,17 +373,21 @@ class NgramIndex(NamedTuple):
 
     Attributes:
         word_table: int32, open addressing; the number of a word, or -1.
-        word_hashes: uint64 per word. word_codes: uint32, lower-cased code points of all words;
+        word_hashes: uint64 per word. word_codes: uint32, lower-cased code points of all
+            words;
         word_offsets: int64, word i has word_codes[word_offsets[i]:word_offsets[i + 1]].
         words: int32, the words of all parts; part_offsets: int64 of shape (n + 1,).
-        lengths: int64 per part, words per n-gram: the configured number, less in a shorter part, 0 in a part that is
-            too short to search for or has no letter.
+        lengths: int64 per part, words per n-gram: the configured number, less in a
+            shorter part, 0 in a part that is too short to search for or has no letter.
         ngram_table: int32, open addressing; the number of a distinct n-gram, or -1.
-        ngram_begins, ngram_lengths: int64 per distinct n-gram, its first position in `words`, and its number of words.
-        place_offsets: int64; n-gram i is at places[place_offsets[i]:place_offsets[i + 1]], positions in `words`.
+        ngram_begins, ngram_lengths: int64 per distinct n-gram, its first position in
+            `words`, and its number of words.
+        place_offsets: int64; n-gram i is at places[place_offsets[i]:place_offsets[i +
+            1]], positions in `words`.
         prefixes: uint8, bit set of the hashes of the n-grams' first words.
         prefix_words: int64 of shape (1,), number of words per prefix.
-        counted_words: int64 per part, number of words in an n-gram that is searched for.
+        counted_words: int64 per part, number of words in an n-gram that is searched
+            for.
     """
 
     word_table: np.ndarray
@@ -342,8 +420,10 @@ class Hits(NamedTuple):
     """Occurrences of the index's n-grams in n texts, unordered within a text.
 
     Attributes:
-        text: int64, position of the text. word: int64, number of the n-gram's first word in it.
-        begin, end: int64, bytes of the n-gram in the text. ngram: int64, number of the n-gram in the index.
+        text: int64, position of the text. word: int64, number of the n-gram's first
+            word in it.
+        begin, end: int64, bytes of the n-gram in the text. ngram: int64, number of the
+            n-gram in the index.
     """
 
     text: np.ndarray
@@ -363,15 +443,23 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
     """
     prefix_words = min(min_words, ngram)
     data, offsets = text_buffers(texts)
-    *vocabulary, words, part_offsets = number_words(data, offsets, code_point_flags(), lower_case_seen())
+    *vocabulary, words, part_offsets = number_words(
+        data, offsets, code_point_flags(), lower_case_seen()
+    )
     sizes = np.diff(part_offsets)
     lettered = pc.match_substring_regex(texts, LETTER).to_numpy(zero_copy_only=False)
-    lengths = np.where(lettered & (sizes >= min_words), np.minimum(sizes, ngram), 0).astype(np.int64)
-    table, begins, ngram_lengths, number_at = number_ngrams(words, part_offsets, lengths)
+    lengths = np.where(
+        lettered & (sizes >= min_words), np.minimum(sizes, ngram), 0
+    ).astype(np.int64)
+    table, begins, ngram_lengths, number_at = number_ngrams(
+        words, part_offsets, lengths
+    )
     ngram_positions = np.flatnonzero(number_at >= 0)
     order = np.argsort(number_at[ngram_positions], kind="stable")
     places = ngram_positions[order].astype(np.int64)
-    place_offsets = np.searchsorted(number_at[places], np.arange(len(begins) + 1)).astype(np.int64)
+    place_offsets = np.searchsorted(
+        number_at[places], np.arange(len(begins) + 1)
+    ).astype(np.int64)
     template = np.diff(place_offsets) > MOST_PLACES
     prefixes = flag_prefixes(words, begins[~template], prefix_words)
     counted = _counted_words(number_at, template, part_offsets, lengths)
@@ -395,16 +483,23 @@ def build_index(texts: pa.Array, ngram: int, min_words: int) -> NgramIndex:
 
 def write_index(path: Path, index: NgramIndex) -> None:
     """Write the index as one Arrow file."""
-    arrays = [pa.array([values], pa.large_list(pa.from_numpy_dtype(values.dtype))) for values in index]
+    arrays = [
+        pa.array([values], pa.large_list(pa.from_numpy_dtype(values.dtype)))
+        for values in index
+    ]
     batch = pa.record_batch(arrays, names=list(index._fields))
     with atomic_write(path) as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
 
 
 def read_index(path: Path) -> NgramIndex:
-    """Read the file of `write_index`; a local file is mapped, so that all workers share its memory."""
+    """Read the file of `write_index`; a local file is mapped, so that all workers share
+    its memory.
+    """
     batch = open_batches(path).get_batch(0)
-    return NgramIndex._make(batch[name].values.to_numpy() for name in NgramIndex._fields)
+    return NgramIndex._make(
+        batch[name].values.to_numpy() for name in NgramIndex._fields
+    )
 
 
 def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
@@ -437,7 +532,9 @@ def find_ngrams(texts: pa.Array | pa.ChunkedArray, index: NgramIndex) -> Hits:
 
 
 def count_documents(hits: Hits) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct n-grams of the hits (int64, ascending), and the number of texts with each."""
+    """Distinct n-grams of the hits (int64, ascending), and the number of texts with
+    each.
+    """
     text_ngrams = np.unique(np.stack([hits.text, hits.ngram]), axis=1)
     ngrams, documents = np.unique(text_ngrams[1], return_counts=True)
     return ngrams, documents
@@ -447,7 +544,8 @@ def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.nd
     """Number of words that each n-gram covers beyond the preceding n-gram.
 
     Args:
-        positions: int64, starts of the n-grams, ascending within a group. length: int64, their numbers of words.
+        positions: int64, starts of the n-grams, ascending within a group. length:
+            int64, their numbers of words.
         new: bool, true at the first n-gram of a group.
     """
     gaps = np.diff(positions, prepend=0)
@@ -456,11 +554,16 @@ def covered(positions: np.ndarray, length: np.ndarray, new: np.ndarray) -> np.nd
 
 
 def _counted_words(
-    number_at: np.ndarray, template: np.ndarray, part_offsets: np.ndarray, lengths: np.ndarray
+    number_at: np.ndarray,
+    template: np.ndarray,
+    part_offsets: np.ndarray,
+    lengths: np.ndarray,
 ) -> np.ndarray:
     positions = np.flatnonzero(number_at >= 0)
     positions = positions[~template[number_at[positions]]]
     part = np.searchsorted(part_offsets, positions, side="right") - 1
     new = np.diff(part, prepend=-1) != 0
-    total: np.ndarray = np.bincount(part, covered(positions, lengths[part], new), len(lengths)).astype(np.int64)
+    total: np.ndarray = np.bincount(
+        part, covered(positions, lengths[part], new), len(lengths)
+    ).astype(np.int64)
     return total

@@ -1,8 +1,10 @@
-"""Hashed windows of n words of a text, and their copies, compared byte by byte. Numba kernels over UTF-8 bytes.
+"""Hashed windows of n words of a text, and their copies, compared byte by byte. Numba
+kernels over UTF-8 bytes.
 
-A window is the text from the first byte of a word to the last byte of the (n-1)-th word after it, so that equal
-windows are equal bytes. Winnowing (Schleimer, Wilkerson and Aiken 2003) selects the window with the smallest hash (the
-last of equal hashes) among any s consecutive windows: if two passages share s consecutive windows, the same one is
+A window is the text from the first byte of a word to the last byte of the (n-1)-th word
+after it, so that equal windows are equal bytes. Winnowing (Schleimer, Wilkerson and
+Aiken 2003) selects the window with the smallest hash (the last of equal hashes) among
+any s consecutive windows: if two passages share s consecutive windows, the same one is
 selected in both. Selected windows are `anchors`, about 2 of s + 1 windows.
 """
 
@@ -27,7 +29,8 @@ class Windows(NamedTuple):
     """All windows of n texts, concatenated.
 
     Attributes:
-        offsets: int64 of shape (n + 1,); text i has the windows from offsets[i] up to offsets[i + 1].
+        offsets: int64 of shape (n + 1,); text i has the windows from offsets[i] up to
+            offsets[i + 1].
         hashes: uint64. begins, ends: int64, bytes of the text.
         words: int64 of shape (n,), number of words of each text.
     """
@@ -41,7 +44,9 @@ class Windows(NamedTuple):
     @property
     def text(self) -> np.ndarray:
         """Position of each window's text."""
-        numbers: np.ndarray = np.repeat(np.arange(len(self.words)), np.diff(self.offsets))
+        numbers: np.ndarray = np.repeat(
+            np.arange(len(self.words)), np.diff(self.offsets)
+        )
         return numbers
 
 
@@ -56,12 +61,16 @@ def find_windows(texts: pa.Array | pa.ChunkedArray, length: int) -> Windows:
 
 
 def find_anchors(windows: Windows, spread: int) -> np.ndarray:
-    """Mask of anchors (bool): at least one of any `spread` consecutive windows, and one of a text with fewer."""
+    """Mask of anchors (bool): at least one of any `spread` consecutive windows, and one
+    of a text with fewer.
+    """
     return _find_anchors(windows.hashes, windows.offsets, spread)
 
 
 def near(windows: Windows, marked: np.ndarray, distance: int) -> np.ndarray:
-    """Mask of windows within `distance` windows of a marked window of the same text (bool)."""
+    """Mask of windows within `distance` windows of a marked window of the same text
+    (bool).
+    """
     return _near(windows.offsets, marked, distance)
 
 
@@ -71,7 +80,11 @@ def _find_windows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     texts = len(offsets) - 1
     capacity = (offsets[texts] - offsets[0]) // 2 + texts
-    hashes, begins, ends = np.empty(capacity, np.uint64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    hashes, begins, ends = (
+        np.empty(capacity, np.uint64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
     window_offsets, words = np.zeros(texts + 1, np.int64), np.empty(texts, np.int64)
     oldest = np.uint64(1)
     for _ in range(length - 1):
@@ -81,7 +94,8 @@ def _find_windows(
         begin = offsets[text]
         firsts, lasts = word_spans(data, begin, offsets[text + 1], flags)
         words[text] = len(firsts)
-        # Hash of each word with the gap after it; a single space, the most frequent gap, adds 0.
+        # Hash of each word with the gap after it; a single space, the most frequent
+        # gap, adds 0.
         steps = np.zeros(len(firsts), np.uint64)
         value = np.uint64(0)
         for word in range(len(firsts)):
@@ -92,14 +106,27 @@ def _find_windows(
                 begins[count], ends[count] = firsts[first] - begin, lasts[word] - begin
                 count += 1
             if word + 1 < len(firsts):
-                single = firsts[word + 1] - lasts[word] == 1 and data[lasts[word]] == SINGLE_SPACE
-                gap = np.uint64(0) if single else hash_bytes(data, lasts[word], firsts[word + 1])
+                single = (
+                    firsts[word + 1] - lasts[word] == 1
+                    and data[lasts[word]] == SINGLE_SPACE
+                )
+                gap = (
+                    np.uint64(0)
+                    if single
+                    else hash_bytes(data, lasts[word], firsts[word + 1])
+                )
                 steps[word] = word_hash + gap
             value = value * _ODD + steps[word]
             if first >= 0:
                 value -= oldest * steps[first]
         window_offsets[text + 1] = count
-    return window_offsets, hashes[:count].copy(), begins[:count].copy(), ends[:count].copy(), words
+    return (
+        window_offsets,
+        hashes[:count].copy(),
+        begins[:count].copy(),
+        ends[:count].copy(),
+        words,
+    )
 
 
 @kernel
@@ -162,36 +189,54 @@ def are_copies(
 ) -> np.ndarray:
     """Mask of spans with the bytes of their first copies.
 
-    Time is linear in the bytes that the spans cover if they are sorted by `text` and `begins`: bytes that a span shares
-    with its predecessor are not compared again.
+    Time is linear in the bytes that the spans cover if they are sorted by `text` and
+    `begins`: bytes that a span shares with its predecessor are not compared again.
 
     Args:
         texts: the texts of the spans; text, begins, ends: int64 of shape (n,).
-        lent: the texts of the first copies; lender, lent_begins: int64 of shape (n,), text and start of each.
+        lent: the texts of the first copies; lender, lent_begins: int64 of shape (n,),
+            text and start of each.
 
     Returns:
         bool of shape (n,).
     """
     data, offsets = text_buffers(texts)
     lent_data, lent_offsets = text_buffers(lent)
-    return _are_copies(data, offsets, text, begins, ends, lent_data, lent_offsets, lender, lent_begins)
+    return _are_copies(
+        data, offsets, text, begins, ends, lent_data, lent_offsets, lender, lent_begins
+    )
 
 
-def cut_copies(texts: pa.Array, text: np.ndarray, begins: np.ndarray, ends: np.ndarray, copy: np.ndarray) -> Cuts:
+def cut_copies(
+    texts: pa.Array,
+    text: np.ndarray,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    copy: np.ndarray,
+) -> Cuts:
     """Cut the words that lie in a copy and not in a first copy.
 
-    A cut ends at the beginning of the next word, so that one of the two separators around it remains.
+    A cut ends at the beginning of the next word, so that one of the two separators
+    around it remains.
 
     Args:
         text, begins, ends: int64 of shape (n,), repeated windows, by text and begin.
         copy: bool, true for a copy that may be cut, false for a first copy that stays.
     """
     data, offsets = text_buffers(texts)
-    return Cuts(*_cut_copies(data, offsets, code_point_flags(), text, begins, ends, copy))
+    return Cuts(
+        *_cut_copies(data, offsets, code_point_flags(), text, begins, ends, copy)
+    )
 
 
 @kernel
-def _same(first: np.ndarray, first_begin: int, second: np.ndarray, second_begin: int, length: int) -> bool:
+def _same(
+    first: np.ndarray,
+    first_begin: int,
+    second: np.ndarray,
+    second_begin: int,
+    length: int,
+) -> bool:
     step = 0
     while step < length and first[first_begin + step] == second[second_begin + step]:
         step += 1
@@ -217,11 +262,22 @@ def _are_copies(
         if end + shift > lent_offsets[lender[span] + 1] - lent_offsets[lender[span]]:
             continue
         compared = begin
-        if span > 0 and copies[span - 1] and text[span] == text[span - 1] and lender[span] == lender[span - 1]:
-            continues = lent_begins[span - 1] - begins[span - 1] == shift and begins[span - 1] <= begin
+        if (
+            span > 0
+            and copies[span - 1]
+            and text[span] == text[span - 1]
+            and lender[span] == lender[span - 1]
+        ):
+            continues = (
+                lent_begins[span - 1] - begins[span - 1] == shift
+                and begins[span - 1] <= begin
+            )
             if continues and ends[span - 1] > begin:
                 compared = ends[span - 1]
-        position, lent_position = offsets[text[span]] + compared, lent_offsets[lender[span]] + compared + shift
+        position, lent_position = (
+            offsets[text[span]] + compared,
+            lent_offsets[lender[span]] + compared + shift,
+        )
         copies[span] = _same(data, position, lent_data, lent_position, end - compared)
     return copies
 
@@ -246,7 +302,11 @@ def _cut_copies(
             firsts, lasts = word_spans(data, base, offsets[number + 1], flags)
             copied, kept, open_cut = -1, -1, False
             for word in range(len(firsts)):
-                while window < len(text) and text[window] == number and begins[window] <= firsts[word] - base:
+                while (
+                    window < len(text)
+                    and text[window] == number
+                    and begins[window] <= firsts[word] - base
+                ):
                     if copy[window]:
                         copied = max(copied, ends[window])
                     else:

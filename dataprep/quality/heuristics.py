@@ -1,9 +1,12 @@
-"""Heuristic score: how much a document resembles running text, from plain statistics without training.
+"""Heuristic score: how much a document resembles running text, from plain statistics
+without training.
 
-The score is the mean of eight marks in [0, 1], each a statistic on a ramp from suspicious to unquestionable text. The
-rules of Gopher (Rae et al. 2021), C4 (Raffel et al. 2020), FineWeb (Penedo et al. 2024) and NeMo Curator drop documents
-by these statistics; the ramps start near the thresholds of those rules, and were set once by hand with DCLM's human
-labels in view: `gristmill bench quality` reports how well the score ranks them.
+The score is the mean of eight marks in [0, 1], each a statistic on a ramp from
+suspicious to unquestionable text. The rules of Gopher (Rae et al. 2021), C4 (Raffel et
+al. 2020), FineWeb (Penedo et al. 2024) and NeMo Curator drop documents by these
+statistics; the ramps start near the thresholds of those rules, and were set once by
+hand with DCLM's human labels in view: `gristmill bench quality` reports how well the
+score ranks them.
 
 | mark | statistic | none at | full at |
 |---|---|---|---|
@@ -16,8 +19,9 @@ labels in view: `gristmill bench quality` reports how well the score ranks them.
 | quiet | share of capitals in the letters (RefinedWeb: lines of capitals) | 0.2 | 0.03 |
 | no titles | share of words that begin with a capital | 0.5 | 0.1 |
 
-Words are runs of characters other than whitespace; lines are separated by U+000A, and blank lines are ignored. In
-scripts that are written without spaces the first two marks are low for all documents: compare scores within a language.
+Words are runs of characters other than whitespace; lines are separated by U+000A, and
+blank lines are ignored. In scripts that are written without spaces the first two marks
+are low for all documents: compare scores within a language.
 """
 
 from __future__ import annotations
@@ -44,10 +48,17 @@ COUNTS = (
     "line_characters",
     "sentence_characters",
 )
-"""Counts of code points other than whitespace, of letters among them, and of capitals among the letters; of words, words
-with a letter, and words with an initial capital; of lines, and lines of at most 30 code points; of code points in lines
-without surrounding whitespace, and in those of them that end in a terminal mark."""
-_SPACE, _LETTER, _CAPITAL, _TERMINAL = np.uint8(1), np.uint8(2), np.uint8(4), np.uint8(8)
+"""Counts of code points other than whitespace, of letters among them, and of capitals
+among the letters; of words, words with a letter, and words with an initial capital; of
+lines, and lines of at most 30 code points; of code points in lines without surrounding
+whitespace, and in those of them that end in a terminal mark.
+"""
+_SPACE, _LETTER, _CAPITAL, _TERMINAL = (
+    np.uint8(1),
+    np.uint8(2),
+    np.uint8(4),
+    np.uint8(8),
+)
 
 
 def heuristic_scores(texts: pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -96,13 +107,20 @@ def _share(part: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _classes() -> np.ndarray:
-    """Character classes as bit flags of every code point: uint8 of shape (CODE_POINTS,)."""
+    """Character classes as bit flags of every code point: uint8 of shape
+    (CODE_POINTS,).
+    """
     characters = [chr(code) for code in range(CODE_POINTS)]
     classes = np.zeros(CODE_POINTS, np.uint8)
-    for flag, predicate in ((_SPACE, str.isspace), (_LETTER, str.isalpha), (_CAPITAL, str.isupper)):
+    for flag, predicate in (
+        (_SPACE, str.isspace),
+        (_LETTER, str.isalpha),
+        (_CAPITAL, str.isupper),
+    ):
         classes[np.fromiter(map(predicate, characters), bool, CODE_POINTS)] |= flag
     classes[[ord(mark) for mark in TERMINAL_MARKS]] |= _TERMINAL
-    classes[(classes & _LETTER) == 0] &= ~_CAPITAL  # capitals must be letters (U+24B6 is upper case, but not a letter)
+    # capitals must be letters (U+24B6 is upper case, but not a letter)
+    classes[(classes & _LETTER) == 0] &= ~_CAPITAL
     return classes
 
 
@@ -112,7 +130,8 @@ def _count(data: np.ndarray, offsets: np.ndarray, classes: np.ndarray) -> np.nda
     for text in range(len(offsets) - 1):
         row = counts[text]
         in_word, has_letter = False, False
-        length, inner, terminal = 0, 0, False  # of a line: code points since its first one, up to its last one
+        # of a line: code points since its first one, up to its last one
+        length, inner, terminal = 0, 0, False
         position, end = offsets[text], offsets[text + 1]
         while position < end:
             code, size = decode(data, position)

@@ -1,14 +1,17 @@
-"""Training of n-gram models: interpolated modified Kneser-Ney smoothing (Chen & Goodman 1999), as KenLM's lmplz.
+"""Training of n-gram models: interpolated modified Kneser-Ney smoothing (Chen & Goodman
+1999), as KenLM's lmplz.
 
-Counts are of hashes of word sequences, in sorted arrays: the result depends only on the multiset of sentences. The
-highest order and sequences at the beginning of a sentence are counted by occurrences; all others by the number of
-distinct words before them. Three discounts per order, for counts of 1, 2, and 3 or more, are derived from the counts of
-counts; if these are insufficient (one is 0, or a discount leaves its range), they are 0.5, 1 and 1.5 (lmplz
---discount_fallback).
+Counts are of hashes of word sequences, in sorted arrays: the result depends only on the
+multiset of sentences. The highest order and sequences at the beginning of a sentence
+are counted by occurrences; all others by the number of distinct words before them.
+Three discounts per order, for counts of 1, 2, and 3 or more, are derived from the
+counts of counts; if these are insufficient (one is 0, or a discount leaves its range),
+they are 0.5, 1 and 1.5 (lmplz --discount_fallback).
 
-lmplz cannot be installed from packages: kenlm on PyPI has only the scorer (its source archive omits lm/builder), Debian
-has no package, and building the repository needs Boost. Training here gives the same model on every machine; the tests
-compare with KenLM's results for the same entries.
+lmplz cannot be installed from packages: kenlm on PyPI has only the scorer (its source
+archive omits lm/builder), Debian has no package, and building the repository needs
+Boost. Training here gives the same model on every machine; the tests compare with
+KenLM's results for the same entries.
 """
 
 from __future__ import annotations
@@ -18,7 +21,15 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.quality.ngram_tables import BEGIN, END, UNKNOWN, Entries, extend, next_word, word_hash
+from gristmill.dataprep.quality.ngram_tables import (
+    BEGIN,
+    END,
+    UNKNOWN,
+    Entries,
+    extend,
+    next_word,
+    word_hash,
+)
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
 FALLBACK_DISCOUNTS = (0.5, 1.0, 1.5)
@@ -39,7 +50,9 @@ class Sentences(NamedTuple):
 
 
 class _OrderCounts(NamedTuple):
-    """N-grams of one order by ascending key: their counts, and the indices of their parts in the order below."""
+    """N-grams of one order by ascending key: their counts, and the indices of their
+    parts in the order below.
+    """
 
     keys: np.ndarray
     counts: np.ndarray
@@ -61,11 +74,16 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
         order: words in the longest sequences, at least 2.
     """
     counts_by_order = _count_orders(sentences, order)
-    adjusted = [_adjust(low, high) for low, high in zip(counts_by_order, [*counts_by_order[1:], None], strict=True)]
+    adjusted = [
+        _adjust(low, high)
+        for low, high in zip(counts_by_order, [*counts_by_order[1:], None], strict=True)
+    ]
     adjusted[0][np.searchsorted(counts_by_order[0].keys, BEGIN)] = 0
     entries: list[Entries] = []
     lower = np.empty(0)
-    for number, (part, counts) in enumerate(zip(counts_by_order, adjusted, strict=True)):
+    for number, (part, counts) in enumerate(
+        zip(counts_by_order, adjusted, strict=True)
+    ):
         discounts = _discounts(counts)[np.minimum(counts, 3)]
         if number == 0:
             vocabulary = len(part.keys)  # without BEGIN, plus UNKNOWN
@@ -73,22 +91,41 @@ def train_entries(sentences: Sentences, order: int) -> list[Entries]:
             probabilities = (counts - discounts) / counts.sum() + free_mass / vocabulary
             unknown = free_mass / vocabulary
         else:
-            sums = np.bincount(part.contexts, counts, len(counts_by_order[number - 1].keys))
+            sums = np.bincount(
+                part.contexts, counts, len(counts_by_order[number - 1].keys)
+            )
             is_context = sums > 0
             weights = np.where(
-                is_context, np.bincount(part.contexts, discounts, len(sums)) / np.where(is_context, sums, 1), 1.0
+                is_context,
+                np.bincount(part.contexts, discounts, len(sums))
+                / np.where(is_context, sums, 1),
+                1.0,
             )
             entries[-1].backoffs[: len(weights)] = np.log10(weights)
-            probabilities = (counts - discounts) / sums[part.contexts] + weights[part.contexts] * lower[part.suffixes]
+            probabilities = (counts - discounts) / sums[part.contexts] + weights[
+                part.contexts
+            ] * lower[part.suffixes]
         lower = probabilities
-        logs = np.where(counts > 0, np.log10(np.maximum(probabilities, 1e-99)), IMPOSSIBLE)
-        entries.append(Entries(part.keys, logs.astype(np.float32), np.zeros(len(part.keys), np.float32)))
+        logs = np.where(
+            counts > 0, np.log10(np.maximum(probabilities, 1e-99)), IMPOSSIBLE
+        )
+        entries.append(
+            Entries(
+                part.keys, logs.astype(np.float32), np.zeros(len(part.keys), np.float32)
+            )
+        )
     return [_with_unknown(entries[0], unknown), *entries[1:]]
 
 
 def _with_unknown(entries: Entries, probability: float) -> Entries:
-    unknown = (np.array([UNKNOWN]), np.array([np.log10(probability)], np.float32), np.zeros(1, np.float32))
-    return Entries(*(np.concatenate(pair) for pair in zip(entries, unknown, strict=True)))
+    unknown = (
+        np.array([UNKNOWN]),
+        np.array([np.log10(probability)], np.float32),
+        np.zeros(1, np.float32),
+    )
+    return Entries(
+        *(np.concatenate(pair) for pair in zip(entries, unknown, strict=True))
+    )
 
 
 def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
@@ -98,19 +135,25 @@ def _count_orders(sentences: Sentences, order: int) -> list[_OrderCounts]:
     for number in range(order):
         longer = words if number == 0 else _extend_all(chain, words)
         ends = np.flatnonzero(positions >= number)
-        keys, first_indices, counts = np.unique(longer[ends], return_index=True, return_counts=True)
+        keys, first_indices, counts = np.unique(
+            longer[ends], return_index=True, return_counts=True
+        )
         places = ends[first_indices]
         contexts = suffixes = np.zeros(0, np.int64)
         if number:
             contexts = np.searchsorted(counts_by_order[-1].keys, chain[places - 1])
             suffixes = np.searchsorted(counts_by_order[-1].keys, chain[places])
-        counts_by_order.append(_OrderCounts(keys, counts, contexts, suffixes, positions[places] == number))
+        counts_by_order.append(
+            _OrderCounts(keys, counts, contexts, suffixes, positions[places] == number)
+        )
         chain = longer
     return counts_by_order
 
 
 def _adjust(part: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:
-    """Kneser-Ney counts: distinct preceding words, or occurrences for sequences that begin a sentence (int64)."""
+    """Kneser-Ney counts: distinct preceding words, or occurrences for sequences that
+    begin a sentence (int64).
+    """
     if higher is None:
         return part.counts.copy()
     preceding_words = np.bincount(higher.suffixes, minlength=len(part.keys))
@@ -118,12 +161,19 @@ def _adjust(part: _OrderCounts, higher: _OrderCounts | None) -> np.ndarray:
 
 
 def _discounts(counts: np.ndarray) -> np.ndarray:
-    """Discounts of counts of 0, 1, 2, and 3 or more (Chen & Goodman 1999, equation 26)."""
-    counts_of_counts = np.bincount(np.minimum(counts, 5), minlength=6).astype(np.float64)
+    """Discounts of counts of 0, 1, 2, and 3 or more (Chen & Goodman 1999, equation
+    26).
+    """
+    counts_of_counts = np.bincount(np.minimum(counts, 5), minlength=6).astype(
+        np.float64
+    )
     n1, n2 = counts_of_counts[1], counts_of_counts[2]
     if counts_of_counts[1:5].all():
         scale = n1 / (n1 + 2 * n2)
-        discounts = [k - (k + 1) * scale * counts_of_counts[k + 1] / counts_of_counts[k] for k in (1, 2, 3)]
+        discounts = [
+            k - (k + 1) * scale * counts_of_counts[k + 1] / counts_of_counts[k]
+            for k in (1, 2, 3)
+        ]
         if all(0 <= discount <= k for k, discount in enumerate(discounts, 1)):
             return np.array([0.0, *discounts])
     return np.array([0.0, *FALLBACK_DISCOUNTS])

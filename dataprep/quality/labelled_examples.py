@@ -1,6 +1,8 @@
-"""Selection of the training and held-out examples of quality models, by a hash of their ids.
+"""Selection of the training and held-out examples of quality models, by a hash of their
+ids.
 
-Files may be in fastText's training format: leading labels are removed, since the manifest determines a file's class.
+Files may be in fastText's training format: leading labels are removed, since the
+manifest determines a file's class.
 """
 
 from __future__ import annotations
@@ -16,8 +18,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.documents import document_id, judged_rows, read_documents, read_shard, shard_names
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_lines
+from gristmill.dataprep.documents import (
+    document_id,
+    judged_rows,
+    read_documents,
+    read_shard,
+    shard_names,
+)
+from gristmill.dataprep.reading.compression import (
+    CorruptFileError,
+    RecordTooLongError,
+    read_lines,
+)
 from gristmill.dataprep.reading.readers import read_records
 from gristmill.dataprep.reading.records import Page, Reading, Record, Rejected
 from gristmill.dataprep.reading.sources import SourceFile, find_files
@@ -34,7 +46,8 @@ def expand_files(key: str, paths: Sequence[str]) -> list[SourceFile]:
     """Files that paths, globs or folders match, ordered by path and then by name.
 
     Raises:
-        gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a file's format is unknown.
+        gristmill.dataprep.reading.sources.SourceError: a path matches nothing, or a
+            file's format is unknown.
     """
     return [file for path in paths for file in find_files(key, {"path": path}).files]
 
@@ -43,16 +56,23 @@ def read_labelled(file: SourceFile) -> Iterator[str]:
     """Yield the texts of a file, without blank lines.
 
     Raises:
-        LabelledFileError: a record cannot be read; it is not skipped, so that training never uses part of a file.
+        LabelledFileError: a record cannot be read; it is not skipped, so that training
+            never uses part of a file.
     """
     if file.format == "text":
         yield from _read_lines(file)
         return
     for record in read_records(file, Reading(encoding_errors="strict")):
         if isinstance(record, Rejected):
-            raise LabelledFileError(f"{file.location}, record {record.number}: {record.error}; correct or remove it")
+            raise LabelledFileError(
+                f"{file.location}, record {record.number}: "
+                f"{record.error}; correct or remove it"
+            )
         if isinstance(record, Page):
-            raise LabelledFileError(f"{file.location}, record {record.number}: it is HTML; name a file of its text")
+            raise LabelledFileError(
+                f"{file.location}, record {record.number}: it is "
+                "HTML; name a file of its text"
+            )
         if isinstance(record, Record):
             yield record.text
 
@@ -68,11 +88,15 @@ def _read_lines(file: SourceFile) -> Iterator[str]:
             if text:
                 yield text
     except (CorruptFileError, RecordTooLongError, UnicodeDecodeError) as error:
-        raise LabelledFileError(f"{file.location}, line {line_count + 1}: {error}; correct or remove it") from error
+        raise LabelledFileError(
+            f"{file.location}, line {line_count + 1}: {error}; correct or remove it"
+        ) from error
 
 
 Members = tuple[int, np.ndarray, np.ndarray]
-"""Documents of one class: number of a shard or file, int64 rows in it, and their draws (see `draw`)."""
+"""Documents of one class: number of a shard or file, int64 rows in it, and their draws
+(see `draw`).
+"""
 
 
 class QualityError(ValueError):
@@ -81,7 +105,9 @@ class QualityError(ValueError):
 
 @dataclass(frozen=True)
 class Examples:
-    """Texts of one class in the order of their use: row `rows[i]` of part `parts[i]` of a pool."""
+    """Texts of one class in the order of their use: row `rows[i]` of part `parts[i]` of
+    a pool.
+    """
 
     parts: np.ndarray
     """int64 of shape (n,): indices of a pool's parts."""
@@ -103,13 +129,19 @@ class Pool:
     def texts(self, part: int, rows: np.ndarray) -> list[str]:
         """Texts of some rows of one part."""
         if part < len(self.shards):
-            return read_documents(self.inputs, self.shards[part], ["text"])["text"].take(pa.array(rows)).to_pylist()
+            return (
+                read_documents(self.inputs, self.shards[part], ["text"])["text"]
+                .take(pa.array(rows))
+                .to_pylist()
+            )
         files = [*self.files[True], *self.files[False]]
         texts = list(read_labelled(files[part - len(self.shards)]))
         return [texts[row] for row in rows.tolist()]
 
     def read(self, examples: Examples) -> Iterator[tuple[np.ndarray, list[str]]]:
-        """Read examples part by part: their positions among the examples, and their texts."""
+        """Read examples part by part: their positions among the examples, and their
+        texts.
+        """
         for part in np.unique(examples.parts).tolist():
             places = np.flatnonzero(examples.parts == part)
             yield places, self.texts(part, examples.rows[places])
@@ -123,12 +155,16 @@ def open_pool(inputs: Mapping[str, Path], section: Classifier) -> Pool:
     """
     files = {
         True: expand_files("quality.classifier.positive_files", section.positive_files),
-        False: expand_files("quality.classifier.negative_files", section.negative_files),
+        False: expand_files(
+            "quality.classifier.negative_files", section.negative_files
+        ),
     }
     return Pool(inputs, shard_names(inputs["ingest"]), files)
 
 
-def choose_examples(pool: Pool, section: Classifier, seed: int) -> dict[bool, tuple[Examples, Examples]]:
+def choose_examples(
+    pool: Pool, section: Classifier, seed: int
+) -> dict[bool, tuple[Examples, Examples]]:
     """Choose training and held-out examples: True for positive -> (training, held out).
 
     Raises:
@@ -141,53 +177,101 @@ def choose_examples(pool: Pool, section: Classifier, seed: int) -> dict[bool, tu
         for is_positive, sources in classes.items():
             class_rows = judged_rows(read.documents, read.rows, sources)
             members_by_class[is_positive].append(
-                (number, class_rows, draw(read.documents["id"].take(pa.array(class_rows)).to_pylist(), seed))
+                (
+                    number,
+                    class_rows,
+                    draw(
+                        read.documents["id"].take(pa.array(class_rows)).to_pylist(),
+                        seed,
+                    ),
+                )
             )
-    files = [(is_positive, file) for is_positive, class_files in pool.files.items() for file in class_files]
+    files = [
+        (is_positive, file)
+        for is_positive, class_files in pool.files.items()
+        for file in class_files
+    ]
     for number, (is_positive, file) in enumerate(files):
         ids = [document_id("", "", text) for text in read_labelled(file)]
-        members_by_class[is_positive].append((len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed)))
-    return {is_positive: _split(members_by_class[is_positive], section, is_positive) for is_positive in classes}
+        members_by_class[is_positive].append(
+            (len(pool.shards) + number, np.arange(len(ids)), draw(ids, seed))
+        )
+    return {
+        is_positive: _split(members_by_class[is_positive], section, is_positive)
+        for is_positive in classes
+    }
 
 
 def read_ngram_texts(inputs: Mapping[str, Path], section: Quality) -> Iterator[str]:
-    """Yield the training documents of the n-gram model: the first by hash, up to `max_bytes` of text.
+    """Yield the training documents of the n-gram model: the first by hash, up to
+    `max_bytes` of text.
 
-    Documents that the classifier holds out are excluded, so that they measure both models.
+    Documents that the classifier holds out are excluded, so that they measure both
+    models.
     """
     assert section.perplexity is not None
     assert section.perplexity.ngram is not None
     settings, classifier = section.perplexity.ngram, section.classifier
-    held_out = np.uint64((classifier.holdout if classifier is not None and classifier.has_classes else 0.0) * 2.0**64)
+    held_out = np.uint64(
+        (
+            classifier.holdout
+            if classifier is not None and classifier.has_classes
+            else 0.0
+        )
+        * 2.0**64
+    )
     shards = shard_names(inputs["ingest"])
     columns = []
     for number, shard in enumerate(shards):
         read = read_shard(inputs, shard, ["id", "source", "text"])
-        documents, rows = read.documents, judged_rows(read.documents, read.rows, settings.sources)
+        documents, rows = (
+            read.documents,
+            judged_rows(read.documents, read.rows, settings.sources),
+        )
         draws = draw(documents["id"].take(pa.array(rows)).to_pylist(), section.key_seed)
         is_free = draws[:, 0] >= held_out
-        sizes = pc.binary_length(documents["text"].take(pa.array(rows[is_free]))).to_numpy().astype(np.int64)
-        columns.append((np.full(len(sizes), number), rows[is_free], draws[is_free, 1], sizes))
-    parts, rows, order, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
+        sizes = (
+            pc.binary_length(documents["text"].take(pa.array(rows[is_free])))
+            .to_numpy()
+            .astype(np.int64)
+        )
+        columns.append(
+            (np.full(len(sizes), number), rows[is_free], draws[is_free, 1], sizes)
+        )
+    parts, rows, order, sizes = (
+        np.concatenate(column) for column in zip(*columns, strict=True)
+    )
     ordered = np.argsort(order)
     chosen = ordered[np.cumsum(sizes[ordered]) - sizes[ordered] < settings.max_bytes]
     for number in np.unique(parts[chosen]).tolist():
         shard_rows = np.sort(rows[chosen[parts[chosen] == number]])
-        yield from read_documents(inputs, shards[number], ["text"])["text"].take(pa.array(shard_rows)).to_pylist()
+        yield from (
+            read_documents(inputs, shards[number], ["text"])["text"]
+            .take(pa.array(shard_rows))
+            .to_pylist()
+        )
 
 
 def draw(ids: Sequence[bytes], seed: int) -> np.ndarray:
-    """Two uniform 64-bit numbers per document that depend only on the seed and its id: uint64 of shape (n, 2)."""
+    """Two uniform 64-bit numbers per document that depend only on the seed and its id:
+    uint64 of shape (n, 2).
+    """
     key = seed.to_bytes(16, "little", signed=True)
-    digests = b"".join(hashlib.blake2b(identity, digest_size=16, key=key).digest() for identity in ids)
+    digests = b"".join(
+        hashlib.blake2b(identity, digest_size=16, key=key).digest() for identity in ids
+    )
     return np.frombuffer(digests, "<u8").reshape(-1, 2)
 
 
-def split_draws(draws: np.ndarray, holdout: float, max_documents: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split at least two documents into training and held-out documents, neither of them empty.
+def split_draws(
+    draws: np.ndarray, holdout: float, max_documents: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split at least two documents into training and held-out documents, neither of
+    them empty.
 
     Args:
-        draws: uint64 of shape (n, 2): the first number decides the part of a document, the second its order.
+        draws: uint64 of shape (n, 2): the first number decides the part of a document,
+            the second its order.
         holdout: share of held-out documents.
         max_documents: largest number in each part; the first by order are kept.
 
@@ -201,17 +285,28 @@ def split_draws(draws: np.ndarray, holdout: float, max_documents: int) -> tuple[
     return order[~is_held_out][:max_documents], order[is_held_out][:max_documents]
 
 
-def _split(members: list[Members], section: Classifier, is_positive: bool) -> tuple[Examples, Examples]:
-    draws = np.concatenate([part_draws for _, _, part_draws in members]) if members else np.empty((0, 2), np.uint64)
+def _split(
+    members: list[Members], section: Classifier, is_positive: bool
+) -> tuple[Examples, Examples]:
+    draws = (
+        np.concatenate([part_draws for _, _, part_draws in members])
+        if members
+        else np.empty((0, 2), np.uint64)
+    )
     if len(draws) < 2:
         name = "positive" if is_positive else "negative"
         sources, files = getattr(section, name), getattr(section, f"{name}_files")
         raise QualityError(
-            f"quality: the {name} sources ({', '.join((*sources, *files))}) have {len(draws)} documents left, at least "
-            f"2 are needed; name other sources as `{name}:`, or loosen the stages before"
+            f"quality: the {name} sources ({', '.join((*sources, *files))}) have "
+            f"{len(draws)} documents left, at least 2 are needed; name other sources "
+            f"as `{name}:`, or loosen the stages before"
         )
-    parts = np.concatenate([np.full(len(rows), number, np.int64) for number, rows, _ in members])
+    parts = np.concatenate(
+        [np.full(len(rows), number, np.int64) for number, rows, _ in members]
+    )
     rows = np.concatenate([rows for _, rows, _ in members])
     chosen = split_draws(draws, section.holdout, section.max_documents)
-    training, held_out = (Examples(parts[part], rows[part], draws[part, 1]) for part in chosen)
+    training, held_out = (
+        Examples(parts[part], rows[part], draws[part, 1]) for part in chosen
+    )
     return training, held_out

@@ -1,13 +1,15 @@
 """Hash tables of an n-gram model, and the log probability of texts under it.
 
-An entry for a sequence of words w1..wn has two decimal logarithms, as in the ARPA format: of the probability of wn after
-w1..wn-1, and of the backoff weight of w1..wn as a context. The probability of a word is that of the longest entry that
-ends in it and matches the words before it, times the backoff weights of all longer contexts (Katz 1987; Heafield
-2011). A 64-bit hash identifies a sequence, so that tables need 32 bytes per entry and no words; among a million
-sequences, two share a hash with a probability of 3 in 10^8.
+An entry for a sequence of words w1..wn has two decimal logarithms, as in the ARPA
+format: of the probability of wn after w1..wn-1, and of the backoff weight of w1..wn as
+a context. The probability of a word is that of the longest entry that ends in it and
+matches the words before it, times the backoff weights of all longer contexts (Katz
+1987; Heafield 2011). A 64-bit hash identifies a sequence, so that tables need 32 bytes
+per entry and no words; among a million sequences, two share a hash with a probability
+of 3 in 10^8.
 
-Each line of a text with words is a sentence between `<s>` and `</s>`. ASCII whitespace separates words, as in KenLM. A
-literal `<s>` in a text is an unknown word.
+Each line of a text with words is a sentence between `<s>` and `</s>`. ASCII whitespace
+separates words, as in KenLM. A literal `<s>` in a text is an unknown word.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ BEGIN, END, UNKNOWN = np.uint64(1), np.uint64(2), np.uint64(3)
 """Hashes of `<s>`, `</s>` and `<unk>`."""
 NEWLINE = 10
 LOAD = 0.5
-"""Load factor of the tables: an unsuccessful search probes 2.5 slots on average (Knuth, section 6.4)."""
+"""Load factor of the tables: an unsuccessful search probes 2.5 slots on average (Knuth,
+section 6.4).
+"""
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -48,9 +52,11 @@ class NgramTables(NamedTuple):
     """Model ready to score: one open-addressing table per order, concatenated.
 
     Attributes:
-        starts: int64 of shape (order + 1,): table n is slots [starts[n - 1], starts[n]), some of them free.
-        cells: uint64 of shape (slots, 2): the key, 0 for a free slot; and its logarithms as two float32 in the same
-            8 bytes. A look-up reads one cache line.
+        starts: int64 of shape (order + 1,): table n is slots [starts[n - 1],
+            starts[n]), some of them free.
+        cells: uint64 of shape (slots, 2): the key, 0 for a free slot; and its
+            logarithms as two float32 in the same 8 bytes. A look-up reads one cache
+            line.
     """
 
     starts: np.ndarray
@@ -63,15 +69,18 @@ class NgramTables(NamedTuple):
 
     @property
     def logs(self) -> np.ndarray:
-        """Cells as float32 of shape (slots, 4): the last two are logarithm and backoff weight."""
+        """Cells as float32 of shape (slots, 4): the last two are logarithm and backoff
+        weight.
+        """
         return self.cells.view(np.float32)
 
 
 def make_tables(entries: list[Entries]) -> NgramTables:
     """Insert the entries of orders 1, 2, ... into tables with load factor LOAD.
 
-    For every entry, the sequences without its first or without its last word must be entries too, as in all models trained
-    here, so that a search can stop at the first miss.
+    For every entry, the sequences without its first or without its last word must be
+    entries too, as in all models trained here, so that a search can stop at the first
+    miss.
     """
     sizes = [int(len(part.keys) / LOAD) + 2 for part in entries]
     starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
@@ -82,10 +91,17 @@ def make_tables(entries: list[Entries]) -> NgramTables:
 
 
 def write_entries(path: Path, entries: list[Entries]) -> None:
-    """Write a model: a Parquet file of `order`, `key`, `log_probability`, `backoff`, sorted by order and key."""
-    sorted_entries = [Entries(*(column[np.argsort(part.keys)] for column in part)) for part in entries]
+    """Write a model: a Parquet file of `order`, `key`, `log_probability`, `backoff`,
+    sorted by order and key.
+    """
+    sorted_entries = [
+        Entries(*(column[np.argsort(part.keys)] for column in part)) for part in entries
+    ]
     columns = [np.concatenate(column) for column in zip(*sorted_entries, strict=True)]
-    orders = np.repeat(np.arange(1, len(entries) + 1, dtype=np.int8), [len(part.keys) for part in entries])
+    orders = np.repeat(
+        np.arange(1, len(entries) + 1, dtype=np.int8),
+        [len(part.keys) for part in entries],
+    )
     names = ("order", "key", "log_probability", "backoff")
     write_table(path, pa.table(dict(zip(names, [orders, *columns], strict=True))))
 
@@ -100,7 +116,9 @@ def read_entries(path: Path) -> list[Entries]:
     ]
 
 
-def score_texts(tables: NgramTables, texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+def score_texts(
+    tables: NgramTables, texts: pa.Array | pa.ChunkedArray
+) -> tuple[np.ndarray, np.ndarray]:
     """Log10 probability of each of n texts, and its number of tokens.
 
     Returns:
@@ -111,11 +129,15 @@ def score_texts(tables: NgramTables, texts: pa.Array | pa.ChunkedArray) -> tuple
 
 @kernel
 def next_word(data: np.ndarray, at: int, end: int) -> tuple[int, int, bool]:
-    """Find the next word of a line: begin, end, and False if the line has no further word.
+    """Find the next word of a line: begin, end, and False if the line has no further
+    word.
 
-    Without a word, the first number is the end of the line (its newline, or the end of the text).
+    Without a word, the first number is the end of the line (its newline, or the end of
+    the text).
     """
-    while at < end and data[at] != NEWLINE and (data[at] == 32 or (9 <= data[at] <= 13)):
+    while (
+        at < end and data[at] != NEWLINE and (data[at] == 32 or (9 <= data[at] <= 13))
+    ):
         at += 1
     if at >= end or data[at] == NEWLINE:
         return at, at, False
@@ -139,7 +161,9 @@ def extend(key: np.uint64, word: np.uint64) -> np.uint64:
 
 @kernel
 def _home(key: np.uint64, size: int) -> np.int64:
-    """First slot to probe for a key in a table of fewer than 2^32 slots: its upper half scaled down."""
+    """First slot to probe for a key in a table of fewer than 2^32 slots: its upper half
+    scaled down.
+    """
     return np.int64((key >> np.uint64(32)) * np.uint64(size) >> np.uint64(32))
 
 
@@ -193,7 +217,8 @@ def _step(
     if unigram_slot < 0:
         word, unigram_slot = UNKNOWN, _find(starts, cells, 0, UNKNOWN)
     longest = min(context_words, order - 1)
-    for number in range(longest, 0, -1):  # each extends the next shorter one, of the previous word
+    # each extends the next shorter one, of the previous word
+    for number in range(longest, 0, -1):
         chain[number] = extend(chain[number - 1], word)
     chain[0] = word
     matched, total = 0, np.float64(logs[unigram_slot, 2])
@@ -202,7 +227,8 @@ def _step(
     for number in range(1, longest + 1):
         previous_slot, slot = context, -1
         context = slots[number] if number < order - 1 else -1
-        if previous_slot >= 0 and matched == number - 1:  # the prefix and suffix of an entry are entries, too
+        # the prefix and suffix of an entry are entries, too
+        if previous_slot >= 0 and matched == number - 1:
             slot = _find(starts, cells, number, chain[number])
         if slot >= 0:
             matched, total = number, np.float64(logs[slot, 2])
@@ -231,14 +257,22 @@ def _score(
             while is_word:
                 if context_words == 0:
                     slots[:] = -1
-                    chain[0], slots[0], context_words = BEGIN, _find(starts, cells, 0, BEGIN), 1
+                    chain[0], slots[0], context_words = (
+                        BEGIN,
+                        _find(starts, cells, 0, BEGIN),
+                        1,
+                    )
                 word = word_hash(data, begin, position)
-                totals[text] += _step(word, starts, cells, logs, chain, slots, context_words)
+                totals[text] += _step(
+                    word, starts, cells, logs, chain, slots, context_words
+                )
                 sizes[text] += 1
                 context_words += 1
                 begin, position, is_word = next_word(data, position, end)
             if context_words:
-                totals[text] += _step(END, starts, cells, logs, chain, slots, context_words)
+                totals[text] += _step(
+                    END, starts, cells, logs, chain, slots, context_words
+                )
                 sizes[text] += 1
             position += 1
     return totals, sizes

@@ -1,7 +1,8 @@
 """Perplexity of documents under an n-gram model.
 
-Ten to the power of minus the mean log10 probability, over the words of all lines and one end per line, as in CCNet
-(Wenzek et al. 2020, cc_net/perplexity.py); lines without words are ignored (CCNet counts an end for each).
+Ten to the power of minus the mean log10 probability, over the words of all lines and
+one end per line, as in CCNet (Wenzek et al. 2020, cc_net/perplexity.py); lines without
+words are ignored (CCNet counts an end for each).
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.quality.ngram_tables import NgramTables, make_tables, read_entries, score_texts
+from gristmill.dataprep.quality.ngram_tables import (
+    NgramTables,
+    make_tables,
+    read_entries,
+    score_texts,
+)
 from gristmill.dataprep.text.hashing import hash_bytes
 from gristmill.dataprep.text.kernels import kernel, text_buffers
 
@@ -24,7 +30,9 @@ NGRAM_FILES = ("ngram-0.parquet", "ngram-1.parquet")
 """Models trained here, each on one half of the documents."""
 Normalisation = Literal["ccnet", "lower", "none"]
 LogScores = Callable[[pa.Array], tuple[np.ndarray, np.ndarray]]
-"""n texts -> their log10 probabilities (float64), and their numbers of words and ends of lines (int64)."""
+"""n texts -> their log10 probabilities (float64), and their numbers of words and ends
+of lines (int64).
+"""
 
 _PUNCTUATION = {
     "，": ",",
@@ -84,7 +92,8 @@ def score_by_other_half(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Score each text by the model of the other half, which was not trained on it.
 
-    Otherwise documents of the model's training sources would have perplexities of a few instead of thousands.
+    Otherwise documents of the model's training sources would have perplexities of a few
+    instead of thousands.
 
     Args:
         models: of half 0 and half 1.
@@ -94,7 +103,9 @@ def score_by_other_half(
     logs, sizes = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     for number in (0, 1):
         half_rows = np.flatnonzero(half == number)
-        logs[half_rows], sizes[half_rows] = models[1 - number](texts.take(pa.array(half_rows)))
+        logs[half_rows], sizes[half_rows] = models[1 - number](
+            texts.take(pa.array(half_rows))
+        )
     return logs, sizes
 
 
@@ -102,15 +113,20 @@ def score_by_other_half(
 def _halves(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     result = np.empty(len(offsets) - 1, np.int64)
     for text in range(len(result)):
-        result[text] = np.int64(hash_bytes(data, offsets[text], offsets[text + 1]) & np.uint64(1))
+        result[text] = np.int64(
+            hash_bytes(data, offsets[text], offsets[text + 1]) & np.uint64(1)
+        )
     return result
 
 
-def normalise(texts: Sequence[str], rule: Normalisation, max_characters: int | None = None) -> list[str]:
+def normalise(
+    texts: Sequence[str], rule: Normalisation, max_characters: int | None = None
+) -> list[str]:
     """Normalise texts for the model; line breaks stay.
 
-    `ccnet`: lower case, no combining marks after decomposition, every digit a 0, typographical marks in ASCII, no control
-    characters, no whitespace at the ends of lines. `lower`: only lower case. `none`: unchanged.
+    `ccnet`: lower case, no combining marks after decomposition, every digit a 0,
+    typographical marks in ASCII, no control characters, no whitespace at the ends of
+    lines. `lower`: only lower case. `none`: unchanged.
     """
     truncated = [text[:max_characters] for text in texts]
     if rule == "none":
@@ -129,19 +145,24 @@ def _like_ccnet(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _ccnet_table() -> dict[int, str | None]:
-    table: dict[int, str | None] = {ord(mark): plain for mark, plain in _PUNCTUATION.items()}
+    table: dict[int, str | None] = {
+        ord(mark): plain for mark, plain in _PUNCTUATION.items()
+    }
     for code in range(0x110000):
         category = unicodedata.category(chr(code))
         if category == "Mn":
             table[code] = None
         elif category == "Nd":
             table[code] = "0"
-    table.update({code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"})
+    table.update(
+        {code: None for code in (*range(32), *range(127, 160)) if chr(code) != "\n"}
+    )
     return table
 
 
 def load_scores(path: str, sha256: str) -> LogScores:
-    """Load the scoring function of a model: one trained here, or a file that KenLM reads (ARPA or binary).
+    """Load the scoring function of a model: one trained here, or a file that KenLM
+    reads (ARPA or binary).
 
     Args:
         path: of the file.
@@ -170,9 +191,9 @@ def _load_kenlm(path: str, sha256: str) -> Any:
         import kenlm
     except ImportError as error:
         raise PerplexityError(
-            f"{path} is scored by the package kenlm, which is not installed; install it, on "
-            "Python 3.12 or older, with: pip install 'gristmill[kenlm]', or train a model instead "
-            "(`ngram`)"
+            f"{path} is scored by the package kenlm, which is not installed; install "
+            "it, on Python 3.12 or older, with: pip install 'gristmill[kenlm]', or "
+            "train a model instead (`ngram`)"
         ) from error
     config = kenlm.Config()
     config.show_progress, config.arpa_complain = False, kenlm.ARPALoadComplain.NONE
@@ -180,7 +201,8 @@ def _load_kenlm(path: str, sha256: str) -> Any:
         return kenlm.Model(str(Path(path)), config)
     except (OSError, RuntimeError) as error:
         raise PerplexityError(
-            f"{path} is not an n-gram model that KenLM can read (an ARPA file or its own binary): {error}"
+            f"{path} is not an n-gram model that KenLM can read (an ARPA file or its "
+            f"own binary): {error}"
         ) from error
 
 
@@ -188,7 +210,10 @@ def _score_with_kenlm(model: Any, texts: pa.Array) -> tuple[np.ndarray, np.ndarr
     logs, ends = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     score = model.score
     for row, text in enumerate(texts.cast(pa.large_binary()).to_pylist()):
-        # In bytes only ASCII whitespace separates words, for Python and for KenLM, which adds <s> and </s>.
-        scores = [score(line) for line in text.split(b"\n") if line and not line.isspace()]
+        # In bytes only ASCII whitespace separates words, for Python and for KenLM,
+        # which adds <s> and </s>.
+        scores = [
+            score(line) for line in text.split(b"\n") if line and not line.isspace()
+        ]
         logs[row], ends[row] = sum(scores), len(scores) + len(text.split())
     return logs, ends

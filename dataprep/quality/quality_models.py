@@ -14,7 +14,11 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path, atomic_write, is_local, sha256_file
 from gristmill.dataprep.annotate_batches import measure_texts
 from gristmill.dataprep.documents import write_table
-from gristmill.dataprep.encoders.distil_classifier import DISTILLED, embedding_files, train_distilled
+from gristmill.dataprep.encoders.distil_classifier import (
+    DISTILLED,
+    embedding_files,
+    train_distilled,
+)
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.quality.classifier import as_line, check_label, epochs_of, train
@@ -28,8 +32,18 @@ from gristmill.dataprep.quality.labelled_examples import (
     read_ngram_texts,
 )
 from gristmill.dataprep.quality.ngram_tables import write_entries
-from gristmill.dataprep.quality.perplexity import NGRAM_FILES, halves, load_scores, normalise
-from gristmill.dataprep.quality.scorers import Measure, ModelFiles, load_language_model, make_measure
+from gristmill.dataprep.quality.perplexity import (
+    NGRAM_FILES,
+    halves,
+    load_scores,
+    normalise,
+)
+from gristmill.dataprep.quality.scorers import (
+    Measure,
+    ModelFiles,
+    load_language_model,
+    make_measure,
+)
 from gristmill.mixtures.steps.quality import Classifier, Quality
 
 CLASSIFIER_FILE = "model.bin"
@@ -39,7 +53,9 @@ CHARACTERS = "characters"
 
 
 def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
-    """Trainings that the section needs: name -> a function of (task, inputs, config, out, work)."""
+    """Trainings that the section needs: name -> a function of (task, inputs, config,
+    out, work).
+    """
     functions: dict[str, Callable[..., Done]] = {}
     if section.classifier is not None and section.classifier.model is None:
         functions["classifier"] = train_classifier
@@ -50,26 +66,50 @@ def trainings(section: Quality) -> dict[str, Callable[..., Done]]:
     return functions
 
 
-def train_classifier(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
+def train_classifier(
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    out: Path,
+    work: Path,
+) -> Done:
     """Train the classifier and commit it."""
     section = Quality.model_validate(config)
     settings, seed = section.classifier, section.key_seed
     assert settings is not None
     pool = open_pool(inputs, settings)
-    training = {is_positive: examples for is_positive, (examples, _) in choose_examples(pool, settings, seed).items()}
-    lines = {is_positive: read_training_lines(pool, examples, settings) for is_positive, examples in training.items()}
+    training = {
+        is_positive: examples
+        for is_positive, (examples, _) in choose_examples(pool, settings, seed).items()
+    }
+    lines = {
+        is_positive: read_training_lines(pool, examples, settings)
+        for is_positive, examples in training.items()
+    }
     order = {is_positive: examples.order for is_positive, examples in training.items()}
-    content = train(_merge(lines, order), settings, seed, work if is_local(work) else None)
+    content = train(
+        _merge(lines, order), settings, seed, work if is_local(work) else None
+    )
     with atomic_write(out / CLASSIFIER_FILE) as sink:
         sink.write(content)
     documents = {"positive": len(lines[True]), "negative": len(lines[False])}
     sha256 = hashlib.sha256(content).hexdigest()
     epochs = epochs_of(settings, sum(documents.values()))
-    return Done([out / CLASSIFIER_FILE], {"sha256": sha256, "training_documents": documents, "epochs": epochs})
+    return Done(
+        [out / CLASSIFIER_FILE],
+        {"sha256": sha256, "training_documents": documents, "epochs": epochs},
+    )
 
 
-def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, work: Path) -> Done:
-    """Train the n-gram models, one on each half of the documents (see `perplexity.halves`), and commit them.
+def train_ngram(
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    out: Path,
+    work: Path,
+) -> Done:
+    """Train the n-gram models, one on each half of the documents (see
+    `perplexity.halves`), and commit them.
 
     Raises:
         QualityError: the sources have too little text.
@@ -82,13 +122,16 @@ def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     half, models = halves(texts), []
     for number, name in enumerate(NGRAM_FILES):
         half_texts = texts.filter(pa.array(half == number)).to_pylist()
-        normalised = normalise(half_texts, section.perplexity.normalise, section.perplexity.max_characters)
+        normalised = normalise(
+            half_texts, section.perplexity.normalise, section.perplexity.max_characters
+        )
         sentences = read_sentences(pa.array(normalised, pa.large_string()))
         if not len(sentences.words):
             raise QualityError(
-                f"quality: the sources of the n-gram model ({', '.join(settings.sources)}) have {len(texts)} documents "
-                "left, too few to train on one half and score the other; name other sources as "
-                "`perplexity.ngram.sources`, or loosen the stages before"
+                "quality: the sources of the n-gram model "
+                f"({', '.join(settings.sources)}) have {len(texts)} documents left, "
+                "too few to train on one half and score the other; name other sources "
+                "as `perplexity.ngram.sources`, or loosen the stages before"
             )
         entries = train_entries(sentences, settings.order)
         write_entries(out / name, entries)
@@ -104,39 +147,58 @@ def train_ngram(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], 
     return Done([out / name for name in NGRAM_FILES], {"models": models})
 
 
-def find_models(section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]) -> ModelFiles:
+def find_models(
+    section: Quality, out: Path, trained: Mapping[str, Mapping[str, Any]]
+) -> ModelFiles:
     """Path and content hash of every scorer's model.
 
     Raises:
-        gristmill.dataprep.quality.classifier.ClassifierError: a user's classifier lacks the label.
+        gristmill.dataprep.quality.classifier.ClassifierError: a user's classifier lacks
+            the label.
     """
     models: dict[str, Mapping[str, str]] = {}
     if section.classifier is not None:
         user_path = section.classifier.model
         path = out / CLASSIFIER_FILE if user_path is None else as_path(user_path)
-        sha256 = sha256_file(path) if user_path is not None else trained["classifier"]["sha256"]
+        sha256 = (
+            sha256_file(path)
+            if user_path is not None
+            else trained["classifier"]["sha256"]
+        )
         models["classifier"] = {"path": str(path), "sha256": sha256}
         check_label(load_model(str(path), sha256), section.classifier)
     if DISTILLED in trained:
-        models[DISTILLED] = {name: trained[DISTILLED][name] for name in ("path", "sha256")}
+        models[DISTILLED] = {
+            name: trained[DISTILLED][name] for name in ("path", "sha256")
+        }
         models.update(embedding_files(section))
     if section.perplexity is not None and section.perplexity.has_ngrams:
         user_path = section.perplexity.kenlm
         for name in NGRAM_FILES if user_path is None else ["given"]:
             path = out / name if user_path is None else as_path(user_path)
             models[f"ngram/{name}"] = {"path": str(path), "sha256": sha256_file(path)}
-            load_scores(**models[f"ngram/{name}"])  # an unusable model fails before any work
+            # an unusable model fails before any work
+            load_scores(**models[f"ngram/{name}"])
     if section.perplexity is not None and section.perplexity.model is not None:
         # Without weights the loader reports what is missing.
         weights = sorted(as_path(section.perplexity.model).glob("model*.safetensors"))
         sha256 = "".join(sha256_file(path) for path in weights)
-        models["language_model"] = {"path": str(section.perplexity.model), "sha256": sha256}
-        load_language_model(section.perplexity.model, sha256, section.perplexity.max_tokens)
+        models["language_model"] = {
+            "path": str(section.perplexity.model),
+            "sha256": sha256,
+        }
+        load_language_model(
+            section.perplexity.model, sha256, section.perplexity.max_tokens
+        )
     return models
 
 
 def measure_held_out(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], models: ModelFiles, out: Path
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    models: ModelFiles,
+    out: Path,
 ) -> Done:
     """Measure every score on the held-out documents, which no model was trained on."""
     section = Quality.model_validate(config)
@@ -147,19 +209,34 @@ def measure_held_out(
     parts = []
     for good, (_, held_out) in chosen.items():
         for _, texts in pool.read(held_out):
-            # Unmeasurable documents are left out here; the stage quarantines them where it judges them.
-            measured, _ = measure_texts(pa.chunked_array([pa.array(texts, pa.large_string())]), measure)
-            parts.append({"good": np.full(len(measured[section.scores[0]]), good), **measured})
+            # Unmeasurable documents are left out here; the stage quarantines them where
+            # it judges them.
+            measured, _ = measure_texts(
+                pa.chunked_array([pa.array(texts, pa.large_string())]), measure
+            )
+            parts.append(
+                {"good": np.full(len(measured[section.scores[0]]), good), **measured}
+            )
     columns = ("good", CHARACTERS, *section.scores)
-    write_table(out, pa.table({name: np.concatenate([part[name] for part in parts]) for name in columns}))
+    write_table(
+        out,
+        pa.table(
+            {name: np.concatenate([part[name] for part in parts]) for name in columns}
+        ),
+    )
     return Done([out])
 
 
 def _with_length(measure: Measure) -> Measure:
-    return lambda texts: {CHARACTERS: pc.utf8_length(texts).to_numpy(zero_copy_only=False), **measure(texts)}
+    return lambda texts: {
+        CHARACTERS: pc.utf8_length(texts).to_numpy(zero_copy_only=False),
+        **measure(texts),
+    }
 
 
-def read_training_lines(pool: Pool, examples: Examples, section: Classifier) -> list[str]:
+def read_training_lines(
+    pool: Pool, examples: Examples, section: Classifier
+) -> list[str]:
     """Training lines of some examples, in their order."""
     lines = [""] * len(examples.rows)
     for places, texts in pool.read(examples):
@@ -168,10 +245,14 @@ def read_training_lines(pool: Pool, examples: Examples, section: Classifier) -> 
     return lines
 
 
-def _merge(lines: Mapping[bool, Sequence[str]], order: Mapping[bool, np.ndarray]) -> Iterator[tuple[bool, str]]:
+def _merge(
+    lines: Mapping[bool, Sequence[str]], order: Mapping[bool, np.ndarray]
+) -> Iterator[tuple[bool, str]]:
     """Merge both classes into one order, so that training alternates between them."""
     merged = [
-        (key, is_positive, index) for is_positive in lines for index, key in enumerate(order[is_positive].tolist())
+        (key, is_positive, index)
+        for is_positive in lines
+        for index, key in enumerate(order[is_positive].tolist())
     ]
     for _, is_positive, index in sorted(merged):
         yield is_positive, lines[is_positive][index]

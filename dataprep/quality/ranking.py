@@ -1,8 +1,10 @@
-"""Selection of the best share of all documents, or of each source's, by one score: exact, in bounded memory.
+"""Selection of the best share of all documents, or of each source's, by one score:
+exact, in bounded memory.
 
-Documents are ordered by (score, tie). The tie is a hash of the id, so that the order of equal scores depends only on
-the documents. Radix selection finds the k-th document: each pass over the shards counts the next 16 bits of the
-remaining candidates, and keeps the bin of the k-th. Few remaining candidates are sorted. Two passes suffice for almost
+Documents are ordered by (score, tie). The tie is a hash of the id, so that the order of
+equal scores depends only on the documents. Radix selection finds the k-th document:
+each pass over the shards counts the next 16 bits of the remaining candidates, and keeps
+the bin of the k-th. Few remaining candidates are sorted. Two passes suffice for almost
 all data; eight are the maximum.
 """
 
@@ -50,11 +52,15 @@ class Cut:
 
     def keeps(self, keys: np.ndarray, ties: np.ndarray) -> np.ndarray:
         """Return True for documents at least as good as the cut: bool of shape (n,)."""
-        return (keys < np.uint64(self.key)) | ((keys == np.uint64(self.key)) & (ties <= np.uint64(self.tie)))
+        return (keys < np.uint64(self.key)) | (
+            (keys == np.uint64(self.key)) & (ties <= np.uint64(self.tie))
+        )
 
 
 def rank_keys(scores: np.ndarray, higher_is_better: bool) -> np.ndarray:
-    """Convert scores (float64, not NaN) to uint64 keys: smaller is better, equal for equal scores."""
+    """Convert scores (float64, not NaN) to uint64 keys: smaller is better, equal for
+    equal scores.
+    """
     bits = (scores + 0.0).view(np.uint64)  # -0.0 becomes 0.0
     sign = np.uint64(1) << np.uint64(63)
     ascending = np.where(bits & sign, ~bits, bits | sign)
@@ -79,7 +85,8 @@ def find_cuts(read: Read, ranks: Mapping[int, int]) -> dict[int, Cut]:
 
     Args:
         read: all documents; groups without a rank are ignored.
-        ranks: group -> rank, from 1 (the best) to its number of documents. Groups are small integers from 0.
+        ranks: group -> rank, from 1 (the best) to its number of documents. Groups are
+            small integers from 0.
     """
     if not ranks:
         return {}
@@ -102,7 +109,9 @@ def find_cuts(read: Read, ranks: Mapping[int, int]) -> dict[int, Cut]:
             candidates += int(counts[group, digit])
         if candidates <= FEW:
             return _pick(read, prefixes, is_ranked, depth, ranks_left)
-    return {group: Cut(int(prefixes[group, 0]), int(prefixes[group, 1])) for group in ranks}
+    return {
+        group: Cut(int(prefixes[group, 0]), int(prefixes[group, 1])) for group in ranks
+    }
 
 
 def _place(depth: int) -> tuple[int, np.uint64]:
@@ -110,8 +119,12 @@ def _place(depth: int) -> tuple[int, np.uint64]:
     return depth // WORD_DIGITS, np.uint64(64 - DIGIT_BITS * (depth % WORD_DIGITS + 1))
 
 
-def _matches(part: Ranked, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int) -> np.ndarray:
-    """Positions of documents in ranked groups whose first `depth` digits are their group's prefix."""
+def _matches(
+    part: Ranked, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int
+) -> np.ndarray:
+    """Positions of documents in ranked groups whose first `depth` digits are their
+    group's prefix.
+    """
     positions = np.flatnonzero(part.groups < len(is_ranked))
     positions = positions[is_ranked[part.groups[positions]]]
     for word, values in ((0, part.keys), (1, part.ties)):
@@ -119,28 +132,45 @@ def _matches(part: Ranked, prefixes: np.ndarray, is_ranked: np.ndarray, depth: i
         if digits == 0:
             break
         shift = np.uint64(64 - DIGIT_BITS * digits)
-        positions = positions[(values[positions] >> shift) == (prefixes[part.groups[positions], word] >> shift)]
+        positions = positions[
+            (values[positions] >> shift)
+            == (prefixes[part.groups[positions], word] >> shift)
+        ]
     return positions
 
 
-def _count_digits(read: Read, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int) -> np.ndarray:
+def _count_digits(
+    read: Read, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int
+) -> np.ndarray:
     counts = np.zeros(len(is_ranked) * DIGITS, np.int64)
     word, shift = _place(depth)
     for part in read():
         positions = _matches(part, prefixes, is_ranked, depth)
-        digits = ((part.ties if word else part.keys)[positions] >> shift).astype(np.int64) % DIGITS
-        counts += np.bincount(part.groups[positions] * DIGITS + digits, minlength=len(counts))
+        digits = ((part.ties if word else part.keys)[positions] >> shift).astype(
+            np.int64
+        ) % DIGITS
+        counts += np.bincount(
+            part.groups[positions] * DIGITS + digits, minlength=len(counts)
+        )
     return counts.reshape(len(is_ranked), DIGITS)
 
 
 def _pick(
-    read: Read, prefixes: np.ndarray, is_ranked: np.ndarray, depth: int, ranks_left: np.ndarray
+    read: Read,
+    prefixes: np.ndarray,
+    is_ranked: np.ndarray,
+    depth: int,
+    ranks_left: np.ndarray,
 ) -> dict[int, Cut]:
     candidates = []
     for part in read():
         positions = _matches(part, prefixes, is_ranked, depth + 1)
-        candidates.append((part.groups[positions], part.keys[positions], part.ties[positions]))
-    groups, keys, ties = (np.concatenate([arrays[column] for arrays in candidates]) for column in range(3))
+        candidates.append(
+            (part.groups[positions], part.keys[positions], part.ties[positions])
+        )
+    groups, keys, ties = (
+        np.concatenate([arrays[column] for arrays in candidates]) for column in range(3)
+    )
     cuts = {}
     for group in np.flatnonzero(is_ranked):
         members = np.flatnonzero(groups == group)
@@ -154,7 +184,9 @@ ALL = "all"
 """Group of all documents, if sources are not ranked separately."""
 
 ReadScores = Callable[[], Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]]
-"""Reads per shard the source, score (float64, not NaN) and tie (uint64) of every ranked document."""
+"""Reads per shard the source, score (float64, not NaN) and tie (uint64) of every ranked
+document.
+"""
 
 
 @dataclass(frozen=True)
@@ -184,20 +216,30 @@ class Cuts:
     found: dict[str, GroupCut]
 
 
-def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: float, per_source: bool) -> Cuts:
-    """Find the cut at the best `share` of each group: its ceil(share * documents)-th document."""
+def rank_documents(
+    read: ReadScores, score: str, higher_is_better: bool, share: float, per_source: bool
+) -> Cuts:
+    """Find the cut at the best `share` of each group: its ceil(share * documents)-th
+    document.
+    """
     sizes: dict[str, int] = {}
     for sources, _, _ in read():
-        names, numbers = np.unique(group_names(sources, per_source).astype(str), return_counts=True)
+        names, numbers = np.unique(
+            group_names(sources, per_source).astype(str), return_counts=True
+        )
         for name, number in zip(names.tolist(), numbers.tolist(), strict=True):
             sizes[name] = sizes.get(name, 0) + number
     number_of_group = {name: number for number, name in enumerate(sorted(sizes))}
-    ranks = {number_of_group[name]: number_kept(share, size) for name, size in sizes.items()}
+    ranks = {
+        number_of_group[name]: number_kept(share, size) for name, size in sizes.items()
+    }
 
     def keyed() -> Iterator[Ranked]:
         for sources, scores, ties in read():
             groups = group_names(sources, per_source).tolist()
-            numbers = np.fromiter(map(number_of_group.__getitem__, groups), np.int64, len(groups))
+            numbers = np.fromiter(
+                map(number_of_group.__getitem__, groups), np.int64, len(groups)
+            )
             yield Ranked(numbers, rank_keys(scores, higher_is_better), ties)
 
     cuts = find_cuts(keyed, ranks)
@@ -206,14 +248,23 @@ def rank_documents(read: ReadScores, score: str, higher_is_better: bool, share: 
         higher_is_better,
         per_source,
         {
-            name: GroupCut(cuts[number], score_of_key(cuts[number].key, higher_is_better), ranks[number], sizes[name])
+            name: GroupCut(
+                cuts[number],
+                score_of_key(cuts[number].key, higher_is_better),
+                ranks[number],
+                sizes[name],
+            )
             for name, number in number_of_group.items()
         },
     )
 
 
-def kept_by_rank(cuts: Cuts, sources: Sequence[str], scores: np.ndarray, ties: np.ndarray) -> np.ndarray:
-    """Return True for documents among the best of their group: bool of shape (n,); False for NaN scores."""
+def kept_by_rank(
+    cuts: Cuts, sources: Sequence[str], scores: np.ndarray, ties: np.ndarray
+) -> np.ndarray:
+    """Return True for documents among the best of their group: bool of shape (n,);
+    False for NaN scores.
+    """
     kept = np.zeros(len(scores), bool)
     has_score = ~np.isnan(scores)
     keys = rank_keys(scores, cuts.higher_is_better)
@@ -230,7 +281,9 @@ def group_names(sources: Sequence[str], per_source: bool) -> np.ndarray:
 
 
 def describe_cuts(cuts: Cuts) -> dict[str, Any]:
-    """Cuts as JSON; a document with the cut's score is kept if its tie is at most `tie`."""
+    """Cuts as JSON; a document with the cut's score is kept if its tie is at most
+    `tie`.
+    """
     return {
         name: {
             "by": cuts.score,

@@ -49,8 +49,10 @@ PERPLEXITIES = tuple(float(round(10 ** (step / 4), 1)) for step in range(21))
 """Four bins per decade, from 1 to 100,000."""
 BITS = tuple(round(step / 4, 2) for step in range(33))
 LANGUAGE_MODEL = "gristmill.train.evaluation.document_scorer:load_scorer"
-"""Loader of the scorer of a language model. It is a name, imported only if a manifest asks for this score: data
-preparation runs without torch and does not import the layers above it."""
+"""Loader of the scorer of a language model. It is a name, imported only if a manifest
+asks for this score: data preparation runs without torch and does not import the layers
+above it.
+"""
 SCORES: Mapping[str, Score] = {
     "quality": Score(True, SHARES),
     "perplexity": Score(False, PERPLEXITIES),
@@ -62,24 +64,36 @@ SCORES: Mapping[str, Score] = {
 
 
 def make_measure(section: Quality, models: ModelFiles) -> Measure:
-    """Function that measures the configured scores; models are loaded once per process."""
+    """Function that measures the configured scores; models are loaded once per
+    process.
+    """
     scorers: list[Measure] = []
     if section.classifier is not None:
-        classifier = load_model(models["classifier"]["path"], models["classifier"]["sha256"])
+        classifier = load_model(
+            models["classifier"]["path"], models["classifier"]["sha256"]
+        )
         scorers.append(partial(_quality, classifier, section))
     if DISTILLED in models:
         distilled = load_distilled(section, models)
         scorers.append(lambda texts: {"quality": distilled(texts)})
-    ngrams = [load_scores(**model) for name, model in models.items() if name.startswith("ngram/")]
+    ngrams = [
+        load_scores(**model)
+        for name, model in models.items()
+        if name.startswith("ngram/")
+    ]
     if section.perplexity is not None and ngrams:
         scorers.append(partial(_perplexity, ngrams, section.perplexity))
     if section.perplexity is not None and "language_model" in models:
         model = models["language_model"]
-        score = load_language_model(model["path"], model["sha256"], section.perplexity.max_tokens)
+        score = load_language_model(
+            model["path"], model["sha256"], section.perplexity.max_tokens
+        )
         scorers.append(lambda texts: score(texts.to_pylist()))
     if section.heuristics:
         scorers.append(lambda texts: {"heuristic_score": heuristic_scores(texts)})
-    return lambda texts: {name: values for scorer in scorers for name, values in scorer(texts).items()}
+    return lambda texts: {
+        name: values for scorer in scorers for name, values in scorer(texts).items()
+    }
 
 
 def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
@@ -88,13 +102,23 @@ def load_language_model(path: str, sha256: str, max_tokens: int) -> Any:
     return getattr(importlib.import_module(module), name)(path, sha256, max_tokens)
 
 
-def _quality(model: Predictor, section: Quality, texts: pa.Array) -> dict[str, np.ndarray]:
+def _quality(
+    model: Predictor, section: Quality, texts: pa.Array
+) -> dict[str, np.ndarray]:
     assert section.classifier is not None
     return {"quality": score_texts(model, texts, section.classifier)}
 
 
-def _perplexity(ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array) -> dict[str, np.ndarray]:
-    """Perplexities by a single model, or by that of the two models trained here that was not trained on the text."""
+def _perplexity(
+    ngrams: Sequence[LogScores], section: Perplexity, texts: pa.Array
+) -> dict[str, np.ndarray]:
+    """Perplexities by a single model, or by that of the two models trained here that
+    was not trained on the text.
+    """
     normalised = normalise(texts.to_pylist(), section.normalise, section.max_characters)
-    scores = ngrams[0] if len(ngrams) == 1 else partial(score_by_other_half, ngrams, halves(texts))
+    scores = (
+        ngrams[0]
+        if len(ngrams) == 1
+        else partial(score_by_other_half, ngrams, halves(texts))
+    )
     return {"perplexity": perplexities(scores, pa.array(normalised, pa.large_string()))}

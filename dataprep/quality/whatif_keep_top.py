@@ -1,7 +1,9 @@
-"""Replay of `keep_top`: documents that another share would have kept, by the measured scores.
+"""Replay of `keep_top`: documents that another share would have kept, by the measured
+scores.
 
-Unlike other rules (`dataprep/whatif_thresholds.py`) it ranks all documents together: those that the stage saw and that pass the
-replayed rules of earlier stages, as in a run with the same settings.
+Unlike other rules (`dataprep/whatif_thresholds.py`) it ranks all documents together:
+those that the stage saw and that pass the replayed rules of earlier stages, as in a run
+with the same settings.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import numpy as np
 
 from gristmill.dataprep.documents import annotation_stages, shard_names
 from gristmill.dataprep.quality.labelled_examples import draw
-from gristmill.dataprep.quality.ranking import Cuts, group_names, kept_by_rank, rank_documents
+from gristmill.dataprep.quality.ranking import (
+    Cuts,
+    group_names,
+    kept_by_rank,
+    rank_documents,
+)
 from gristmill.dataprep.quality.scorers import SCORES
 from gristmill.dataprep.whatif_thresholds import Columns, Rule, judge_shard
 from gristmill.mixtures.steps.quality import Quality
@@ -35,7 +42,8 @@ def keep_top_rule(
     replayed: Rules,
     measured_columns: Collection[str],
 ) -> Rule | None:
-    """Rule of a stage that keeps the best share, with the cut of that share; None if the stage keeps all documents.
+    """Rule of a stage that keeps the best share, with the cut of that share; None if
+    the stage keeps all documents.
 
     Args:
         inputs: `ingest` and the committed stages.
@@ -47,26 +55,45 @@ def keep_top_rule(
     if section.keep_top is None or section.ranked_by not in measured_columns:
         return None
     score = section.ranked_by
-    ranked = Rule(NAME, f"{stage}.{KEY}", score, section.keep_top, nobody, (score, "source", "id"))
+    ranked = Rule(
+        NAME, f"{stage}.{KEY}", score, section.keep_top, nobody, (score, "source", "id")
+    )
 
     def read() -> Iterator[tuple[Sequence[str], np.ndarray, np.ndarray]]:
         for shard in shard_names(inputs["ingest"]):
             verdicts, _ = judge_shard(inputs, shard, stage, [ranked], [ranked])
-            reached = np.isin(verdicts.rows, _rows_left(inputs, shard, stage, ran, replayed))
+            reached = np.isin(
+                verdicts.rows, _rows_left(inputs, shard, stage, ran, replayed)
+            )
             is_ranked = reached & ~np.isnan(verdicts.columns[score])
-            columns = {name: values[is_ranked] for name, values in verdicts.columns.items()}
+            columns = {
+                name: values[is_ranked] for name, values in verdicts.columns.items()
+            }
             yield columns["source"].tolist(), columns[score], _ties(columns, seed)
 
-    cuts = rank_documents(read, score, SCORES[score].higher_is_better, section.keep_top, section.per_source)
+    cuts = rank_documents(
+        read,
+        score,
+        SCORES[score].higher_is_better,
+        section.keep_top,
+        section.per_source,
+    )
 
     def fails(columns: Columns) -> np.ndarray:
-        kept = kept_by_rank(cuts, columns["source"].tolist(), columns[score], _ties(columns, seed))
+        kept = kept_by_rank(
+            cuts, columns["source"].tolist(), columns[score], _ties(columns, seed)
+        )
         return ~np.isnan(columns[score]) & ~kept
 
     def margins(columns: Columns) -> np.ndarray:
         return _margins(cuts, columns["source"].tolist(), columns[score])
 
-    return replace(ranked, fails=fails, margins=margins, step="" if NAME.startswith(f"{stage}/") else stage)
+    return replace(
+        ranked,
+        fails=fails,
+        margins=margins,
+        step="" if NAME.startswith(f"{stage}/") else stage,
+    )
 
 
 def nobody(columns: Columns) -> np.ndarray:
@@ -74,13 +101,23 @@ def nobody(columns: Columns) -> np.ndarray:
     return np.zeros(len(columns["id"]), bool)
 
 
-def _rows_left(inputs: Mapping[str, Path], shard: str, stage: str, ran: Rules, replayed: Rules) -> np.ndarray:
-    """Rows of a shard that a stage saw, and that pass the replayed rules of the stages before it."""
+def _rows_left(
+    inputs: Mapping[str, Path], shard: str, stage: str, ran: Rules, replayed: Rules
+) -> np.ndarray:
+    """Rows of a shard that a stage saw, and that pass the replayed rules of the stages
+    before it.
+    """
     stage_verdicts, _ = judge_shard(inputs, shard, stage, [], [])
     rows = stage_verdicts.rows
     stages = annotation_stages(inputs)
     for earlier_stage in stages[: stages.index(stage)]:
-        _, verdicts = judge_shard(inputs, shard, earlier_stage, list(ran[earlier_stage]), list(replayed[earlier_stage]))
+        _, verdicts = judge_shard(
+            inputs,
+            shard,
+            earlier_stage,
+            list(ran[earlier_stage]),
+            list(replayed[earlier_stage]),
+        )
         rows = np.intersect1d(rows, verdicts.rows[verdicts.keep])
     return rows
 
@@ -94,6 +131,9 @@ def _margins(cuts: Cuts, sources: Sequence[str], scores: np.ndarray) -> np.ndarr
     groups = group_names(sources, cuts.per_source)
     score_by_group = {name: group_cut.score for name, group_cut in cuts.found.items()}
     margins: np.ndarray = np.abs(
-        scores - np.array([score_by_group.get(name, np.nan) for name in groups.tolist()], np.float64)
+        scores
+        - np.array(
+            [score_by_group.get(name, np.nan) for name in groups.tolist()], np.float64
+        )
     )
     return margins

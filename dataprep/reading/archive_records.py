@@ -1,8 +1,9 @@
-"""Records of WARC and ARC files as bytes; damage only affects the records that it touches.
+"""Records of WARC and ARC files as bytes; damage only affects the records that it
+touches.
 
-Both formats have a record's length before its content, and no other mark of the next record. A length is trusted only
-if a header, or the end of the file, follows its content. Otherwise the next header is searched, and the bytes before it
-are one Gap.
+Both formats have a record's length before its content, and no other mark of the next
+record. A length is trusted only if a header, or the end of the file, follows its
+content. Otherwise the next header is searched, and the bytes before it are one Gap.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Form:
         ends: possible ends of a header; the first match counts.
         length: header field with the content's length, in a lower-case header.
         separators: bytes after a record.
-        are_specific: True if separators are rare at the position that a wrong length leads to.
+        are_specific: True if separators are rare at the position that a wrong length
+            leads to.
     """
 
     name: str
@@ -44,7 +46,9 @@ class Form:
 
     @cached_property
     def begin_of_line(self) -> re.Pattern[bytes]:
-        """A line end, or a NUL of a hole in the file, followed by the start of a record."""
+        """A line end, or a NUL of a hole in the file, followed by the start of a
+        record.
+        """
         return re.compile(rb"[\n\0](?=" + self.begin.pattern + rb")")
 
 
@@ -58,7 +62,9 @@ WARC = Form(
 )
 ARC = Form(
     "ARC",
-    re.compile(rb"[a-z][a-z0-9+.-]*:[^\r\n]{0,65536}? [0-9a-fA-F.:]{3,45} \d{8,17} [^\r\n]{0,4096}?\d+[ \t]*\r?\n"),
+    re.compile(
+        rb"[a-z][a-z0-9+.-]*:[^\r\n]{0,65536}? [0-9a-fA-F.:]{3,45} \d{8,17} [^\r\n]{0,4096}?\d+[ \t]*\r?\n"
+    ),
     (b"\n",),
     re.compile(rb" (\d{1,18})[ \t]*\r?\n\Z"),
     (b"\n", b"\r\n"),
@@ -88,7 +94,8 @@ class Gap:
     Attributes:
         error: description and position.
         begin: first bytes.
-        lost: number of lost records besides one; None if unknown, as the file cannot be read further.
+        lost: number of lost records besides one; None if unknown, as the file cannot be
+            read further.
     """
 
     error: str
@@ -111,21 +118,31 @@ def split_records(stream: DecodedStream, form: Form) -> Iterator[Stored | Gap]:
             _skip_to_header(stream, form)
         if stream.peek(1):
             yield replace(
-                record, error=f"{record.error}: {stream.tell() - offset:,} bytes at offset {offset:,} of the content"
+                record,
+                error=f"{record.error}: {stream.tell() - offset:,} bytes at "
+                f"offset {offset:,} of the content",
             )
         elif stream.error is not None:
-            yield replace(record, error=str(stream.error), lost=stream.error.lost(num_records))
+            yield replace(
+                record, error=str(stream.error), lost=stream.error.lost(num_records)
+            )
             if not stream.resume():
                 return
             _skip_newlines(stream)
         else:
             if record.error:
-                yield replace(record, error=f"{record.error}, at offset {offset:,} of the content", lost=None)
+                yield replace(
+                    record,
+                    error=f"{record.error}, at offset {offset:,} of the content",
+                    lost=None,
+                )
             return
 
 
 def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
-    """Next record, or a Gap of which at most the header is read. At the end a Gap without an error."""
+    """Next record, or a Gap of which at most the header is read. At the end a Gap
+    without an error.
+    """
     if not stream.peek(1):
         return Gap("", b"")
     header = _header(stream, form)
@@ -146,7 +163,11 @@ def _read_record(stream: DecodedStream, form: Form) -> Stored | Gap:
     if len(block) == length and _is_followed(stream, form, block):
         return Stored(header, block)
     stream.push_back(block)
-    reason = "it ends in the middle of a record" if len(block) < length else "a record's length is wrong"
+    reason = (
+        "it ends in the middle of a record"
+        if len(block) < length
+        else "a record's length is wrong"
+    )
     return Gap(f"{damaged}: {reason}", block)
 
 
@@ -171,20 +192,25 @@ def _header_end(head: bytes, form: Form) -> int:
 
 
 def _is_followed(stream: DecodedStream, form: Form, block: bytes) -> bool:
-    """True if the next record, or the end, follows after empty lines, which are then read."""
+    """True if the next record, or the end, follows after empty lines, which are then
+    read.
+    """
     begin = stream.peek(FOLLOWING_BYTES)
     following = begin.lstrip(b"\r\n")
     newlines = len(begin) - len(following)
     if following and b"\n" not in following:
         following = stream.peek(MOST_HEADER_BYTES).lstrip(b"\r\n")
     is_separated = begin.startswith(form.separators)
-    if not following:  # part of a damaged member may have been decoded, with this record as its last
+    # part of a damaged member may have been decoded, with this record as its last
+    if not following:
         is_followed = stream.error is None or not stream.error.decoded
     elif is_separated and form.are_specific:
         is_followed = True
     else:
         is_header = form.begin.match(following) is not None
-        is_followed = is_header and (is_separated or block.endswith((b"\r", b"\n")) != form.are_specific)
+        is_followed = is_header and (
+            is_separated or block.endswith((b"\r", b"\n")) != form.are_specific
+        )
     if is_followed:
         stream.read(newlines)
     return is_followed

@@ -1,4 +1,6 @@
-"""Members of tar and zip archives, read like the files of a folder without unpacking to disk."""
+"""Members of tar and zip archives, read like the files of a folder without unpacking to
+disk.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Literal, Self, cast
 
-from gristmill.dataprep.reading.compression import READ_BYTES, CorruptFileError, DecodedStream, Metered
+from gristmill.dataprep.reading.compression import (
+    READ_BYTES,
+    CorruptFileError,
+    DecodedStream,
+    Metered,
+)
 from gristmill.dataprep.reading.records import (
     Dropped,
     Input,
@@ -28,7 +35,15 @@ from gristmill.dataprep.reading.records import (
     with_end,
 )
 
-_MALFORMED_ERRORS = (ValueError, OverflowError, EOFError, struct.error, zlib.error, RuntimeError, NotImplementedError)
+_MALFORMED_ERRORS = (
+    ValueError,
+    OverflowError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    RuntimeError,
+    NotImplementedError,
+)
 """Exceptions of `zipfile` for malformed archives, besides its own."""
 
 ReadMember = Callable[[Input, Reading], "Iterator[Read] | None"]
@@ -60,7 +75,8 @@ class _Member:
 
 
 class _TrackedHeader(tarfile.TarInfo):
-    """Tar header that records the last block parsed as a header, and the number of invalid blocks before a member.
+    """Tar header that records the last block parsed as a header, and the number of
+    invalid blocks before a member.
 
     tarfile skips these silently; only blocks of zeros are the end of an archive.
     """
@@ -78,7 +94,9 @@ class _TrackedHeader(tarfile.TarInfo):
 
 
 def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
-    """Read the members of a tar archive in order; after damage it resumes at the next valid header."""
+    """Read the members of a tar archive in order; after damage it resumes at the next
+    valid header.
+    """
     name_counts: Counter[str] = Counter()
 
     class Header(_TrackedHeader):
@@ -87,14 +105,16 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
     with DecodedStream(item.path, item.compression) as stream:
         error = ""
         try:
-            with tarfile.open(fileobj=cast(Any, stream), mode="r|", tarinfo=Header, ignore_zeros=True) as archive:
+            with tarfile.open(
+                fileobj=cast(Any, stream), mode="r|", tarinfo=Header, ignore_zeros=True
+            ) as archive:
                 for member in archive:
                     if Header.passed:
                         size, Header.passed = Header.passed * tarfile.BLOCKSIZE, 0
                         yield Rejected(
                             name_counts.total() + 1,
-                            f"the tar archive is damaged: the {size:,} bytes before offset {member.offset:,} are passed "
-                            "over",
+                            f"the tar archive is damaged: the {size:,} bytes before "
+                            f"offset {member.offset:,} are passed over",
                         )
                     opened = partial(archive.extractfile, member)
                     yield from _member_records(
@@ -104,15 +124,20 @@ def read_tar(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                         name_counts,
                         _Member(member.name, member.isfile(), member.size, opened),
                     )
-                    cast(Any, archive).members.clear()  # otherwise it keeps the headers of all members
+                    # otherwise it keeps the headers of all members
+                    cast(Any, archive).members.clear()
         except (tarfile.TarError, ValueError, OverflowError) as damage:
             error = f"the tar archive is damaged: {one_line(damage)}"
         while stream.read(READ_BYTES):  # padding after the end, whose damage counts too
             continue
-        if not error and (len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")):
+        if not error and (
+            len(Header.last) < tarfile.BLOCKSIZE or Header.last.strip(b"\0")
+        ):
             error = "the tar archive is damaged or cut off: it has no end mark"
         if stream.error is not None or error:
-            yield Rejected(name_counts.total() + 1, str(stream.error or error), lost=None)
+            yield Rejected(
+                name_counts.total() + 1, str(stream.error or error), lost=None
+            )
 
 
 def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator[Read]:
@@ -123,7 +148,11 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
             archive = zipfile.ZipFile(stream)
         except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
             _raise_storage_error(error)
-            yield Rejected(1, f"the zip archive is damaged or cut off: {one_line(error)}", lost=None)
+            yield Rejected(
+                1,
+                f"the zip archive is damaged or cut off: {one_line(error)}",
+                lost=None,
+            )
             return
         with archive:
             for member in archive.infolist():
@@ -133,7 +162,9 @@ def read_zip(item: Input, reading: Reading, read_member: ReadMember) -> Iterator
                     reading,
                     read_member,
                     name_counts,
-                    _Member(member.filename, not member.is_dir(), member.file_size, opened),
+                    _Member(
+                        member.filename, not member.is_dir(), member.file_size, opened
+                    ),
                 )
 
 
@@ -144,7 +175,9 @@ def _checked(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Iterator[Any]
         stream = archive.open(member)
     except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
         _raise_storage_error(error)
-        raise CorruptFileError(f"the member cannot be read: {one_line(error)}") from error
+        raise CorruptFileError(
+            f"the member cannot be read: {one_line(error)}"
+        ) from error
     with stream:
         yield _CheckedStream(stream)
 
@@ -158,20 +191,26 @@ class _CheckedStream:
             content: bytes = self.stream.read(size)
         except (zipfile.BadZipFile, OSError, *_MALFORMED_ERRORS) as error:
             _raise_storage_error(error)
-            raise CorruptFileError(f"the member is damaged: {one_line(error)}") from error
+            raise CorruptFileError(
+                f"the member is damaged: {one_line(error)}"
+            ) from error
         return content
 
 
 def _raise_storage_error(error: Exception) -> None:
-    """Re-raise an error of the storage. Errors of a damaged archive have no errno, or EINVAL from a seek before the
-    start.
+    """Re-raise an error of the storage. Errors of a damaged archive have no errno, or
+    EINVAL from a seek before the start.
     """
     if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
         raise error
 
 
 def _member_records(
-    item: Input, reading: Reading, read_member: ReadMember, name_counts: Counter[str], member: _Member
+    item: Input,
+    reading: Reading,
+    read_member: ReadMember,
+    name_counts: Counter[str],
+    member: _Member,
 ) -> Iterator[Read]:
     name = str(PurePosixPath(member.name))
     if not member.is_file:
@@ -184,14 +223,20 @@ def _member_records(
         yield Skipped("empty member of an archive")
         return
     name_counts[name] += 1
-    copy = "" if name_counts[name] == 1 else f";{name_counts[name]}"  # tar appends a newer version under the same name
+    # tar appends a newer version under the same name
+    copy = "" if name_counts[name] == 1 else f";{name_counts[name]}"
     meter = Metered(member)
     records = read_member(Input(f"{item.name}{copy}/{name}", meter), reading)
     if records is None:
         extension = PurePosixPath(name).suffix.lower() or "(none)"
-        yield Skipped(f"member of an archive with extension {extension}", candidate=True)
+        yield Skipped(
+            f"member of an archive with extension {extension}", candidate=True
+        )
         return
     labelled_records = (
-        replace(record, part=name) if isinstance(record, Page | Rejected | Dropped) else record for record in records
+        replace(record, part=name)
+        if isinstance(record, Page | Rejected | Dropped)
+        else record
+        for record in records
     )
     yield from with_end(labelled_records, member.size, meter, name)

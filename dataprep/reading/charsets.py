@@ -1,9 +1,10 @@
-"""Decoding of bytes by the rules of the Encoding standard and HTML: the declared encoding, or the first that decodes
-all bytes.
+"""Decoding of bytes by the rules of the Encoding standard and HTML: the declared
+encoding, or the first that decodes all bytes.
 
-A browser uses the declared encoding and shows U+FFFD for invalid bytes. As declarations are often wrong, a declared
-encoding that does not decode every byte is first compared with UTF-8 and a detector's guess. Only if no candidate
-decodes all bytes, and few are invalid, these become U+FFFD and are counted. More invalid bytes, or control characters
+A browser uses the declared encoding and shows U+FFFD for invalid bytes. As declarations
+are often wrong, a declared encoding that does not decode every byte is first compared
+with UTF-8 and a detector's guess. Only if no candidate decodes all bytes, and few are
+invalid, these become U+FFFD and are counted. More invalid bytes, or control characters
 as in binary data, are an error. UTF-8 with a few invalid bytes is always read as UTF-8.
 """
 
@@ -22,7 +23,9 @@ UTF8 = "utf-8"
 PRESCAN_BYTES = 1024
 """Start of a page that is searched for a declaration (HTML, 13.2.3.2 "prescan")."""
 HEAD_BYTES = 1 << 18
-"""Start of a page, up to its body, that is searched next: a parser restarts at a declaration there (HTML, 13.2.3.5)."""
+"""Start of a page, up to its body, that is searched next: a parser restarts at a
+declaration there (HTML, 13.2.3.5).
+"""
 _BYTE_ORDER_MARKS = (  # UTF-32's mark starts with UTF-16's, so it comes first
     (codecs.BOM_UTF8, UTF8),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -31,23 +34,47 @@ _BYTE_ORDER_MARKS = (  # UTF-32's mark starts with UTF-16's, so it comes first
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 MOST_MARK_BYTES = 4
-_SUPERSETS = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
+_SUPERSETS = {
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "big5hkscs",
+    "iso8859-11": "cp874",
+}
 """Encodings of the Encoding standard -> Python codecs that decode a superset."""
 MAX_REPLACED_SHARE = 0.005
-"""Largest share of invalid bytes: 1 in 200. Of 918 real pages 6 had some, 1 to 4 each."""
+"""Largest share of invalid bytes: 1 in 200. Of 918 real pages 6 had some, 1 to 4
+each.
+"""
 KEEP_BAD = "gristmill.keep_bad"
-"""Error handler of codecs: an invalid sequence becomes a lone surrogate, one for each U+FFFD of the Encoding standard.
+"""Error handler of codecs: an invalid sequence becomes a lone surrogate, one for each
+U+FFFD of the Encoding standard.
 """
 Errors = Literal["replace", "strict"]
-_WITH_CONTROLS = ("cp874", "cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258")
+_WITH_CONTROLS = (
+    "cp874",
+    "cp1250",
+    "cp1251",
+    "cp1252",
+    "cp1253",
+    "cp1254",
+    "cp1255",
+    "cp1256",
+    "cp1257",
+    "cp1258",
+)
 _CONTROLS = {0xDC80 + number: 0x80 + number for number in range(32)}
 _BAD = re.compile("[\udc00-\udcff]")
 _LOW_CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f]")
 _COMMENT = re.compile(rb"<!--.*?(-->|\Z)", re.DOTALL)
-_META_CHARSET = re.compile(rb"<meta\b[^>]{0,500}?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_:.+-]+)", re.IGNORECASE)
+_META_CHARSET = re.compile(
+    rb"<meta\b[^>]{0,500}?\bcharset\s*=\s*[\"']?\s*([A-Za-z0-9_:.+-]+)", re.IGNORECASE
+)
 _BODY = re.compile(rb"<body\b", re.IGNORECASE)
 _SCRIPT = re.compile(rb"<(script|style)\b.*?(</\1|\Z)", re.IGNORECASE | re.DOTALL)
-_XML_ENCODING = re.compile(rb"\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([A-Za-z0-9_:.+-]+)", re.IGNORECASE)
+_XML_ENCODING = re.compile(
+    rb"\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*[\"']([A-Za-z0-9_:.+-]+)", re.IGNORECASE
+)
 _BEYOND_ASCII = re.compile("[\x80-\U0010ffff]")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x84\x86-\x9f]")
 
@@ -58,7 +85,9 @@ class UndecodableError(ValueError):
 
 @dataclass(frozen=True)
 class Decoded:
-    """A text, its Python codec, and the number of invalid sequences replaced by U+FFFD."""
+    """A text, its Python codec, and the number of invalid sequences replaced by
+    U+FFFD.
+    """
 
     text: str
     encoding: str
@@ -66,19 +95,25 @@ class Decoded:
 
 
 def decode(
-    content: bytes, encoding: str | None, charset: str = "", html: bool = False, errors: Errors = "strict"
+    content: bytes,
+    encoding: str | None,
+    charset: str = "",
+    html: bool = False,
+    errors: Errors = "strict",
 ) -> Decoded:
     """Decode a content; a byte order mark is not part of the text.
 
-    Little-endian UTF-16 that starts with a NUL has the mark of UTF-32, and is decoded as such.
+    Little-endian UTF-16 that starts with a NUL has the mark of UTF-32, and is decoded
+    as such.
 
     Args:
         content: bytes to decode.
-        encoding: name of a codec, or `auto`: byte order mark, `charset`, the page's declaration, UTF-8, a detector's
-            guess. None: byte order mark, else UTF-8.
+        encoding: name of a codec, or `auto`: byte order mark, `charset`, the page's
+            declaration, UTF-8, a detector's guess. None: byte order mark, else UTF-8.
         charset: declared with the content (an HTTP header), or empty.
         html: look for a declaration in the content.
-        errors: `replace` invalid bytes if they are at most MAX_REPLACED_SHARE of the content; `strict`: reject them.
+        errors: `replace` invalid bytes if they are at most MAX_REPLACED_SHARE of the
+            content; `strict`: reject them.
 
     Raises:
         UndecodableError: no candidate decodes enough.
@@ -92,27 +127,42 @@ def decode(
             return Decoded(text, codec)
     if _is_damaged_utf8(content):
         return _decode_as(content, UTF8, errors)
-    replacing = [candidate for codec in tried if (candidate := _decode_replacing(content, codec, errors)) is not None]
+    replacing = [
+        candidate
+        for codec in tried
+        if (candidate := _decode_replacing(content, codec, errors)) is not None
+    ]
     sound = [candidate for candidate in replacing if not _is_binary(candidate)]
-    likely = next((candidate for candidate in sound if _is_mostly_right(candidate)), None)
+    likely = next(
+        (candidate for candidate in sound if _is_mostly_right(candidate)), None
+    )
     if likely is not None:
         return likely
     guess = _guess_codec(content)
-    if guess is not None and (text := _try(content, guess)) is not None and not _CONTROL.search(text):
+    if (
+        guess is not None
+        and (text := _try(content, guess)) is not None
+        and not _CONTROL.search(text)
+    ):
         return Decoded(text, guess)
     if sound:
         return sound[0]
     tried += [guess] if guess is not None else []
-    raise UndecodableError(f"not text in any encoding that was tried ({', '.join(tried)})")
+    raise UndecodableError(
+        f"not text in any encoding that was tried ({', '.join(tried)})"
+    )
 
 
 def marked_codec(content: bytes) -> str | None:
     """Codec of the byte order mark at the start, or None."""
-    return next((codec for mark, codec in _BYTE_ORDER_MARKS if content.startswith(mark)), None)
+    return next(
+        (codec for mark, codec in _BYTE_ORDER_MARKS if content.startswith(mark)), None
+    )
 
 
 def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
-    """Transcode parts of a content to UTF-8 if its byte order mark has another encoding.
+    """Transcode parts of a content to UTF-8 if its byte order mark has another
+    encoding.
 
     The byte order mark is dropped; invalid bytes become bytes that are not UTF-8.
 
@@ -134,7 +184,9 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
         yield from filter(None, [begin])
         yield from parts
         return
-    begin = begin.removeprefix(next(mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec))
+    begin = begin.removeprefix(
+        next(mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec)
+    )
     if codec == UTF8:
         yield from filter(None, [begin])
         yield from parts
@@ -152,22 +204,35 @@ def utf8_parts(parts: Iterator[bytes | Other]) -> Iterator[bytes | Other]:
 def _decode_as(content: bytes, codec: str, errors: Errors) -> Decoded:
     """Decode with a certain codec."""
     mark = next(
-        (mark for mark, mark_codec in _BYTE_ORDER_MARKS if mark_codec == codec and content.startswith(mark)), b""
+        (
+            mark
+            for mark, mark_codec in _BYTE_ORDER_MARKS
+            if mark_codec == codec and content.startswith(mark)
+        ),
+        b"",
     )
     try:
-        return Decoded(content.removeprefix(mark).decode(codec), codecs.lookup(codec).name)
+        return Decoded(
+            content.removeprefix(mark).decode(codec), codecs.lookup(codec).name
+        )
     except UnicodeDecodeError as error:
-        if (decoded := _decode_replacing(content.removeprefix(mark), codec, errors)) is not None:
+        if (
+            decoded := _decode_replacing(content.removeprefix(mark), codec, errors)
+        ) is not None:
             return decoded
         name = "UTF-8" if codec == UTF8 else codec
         position = error.start + len(mark)
-        raise UndecodableError(f"not valid {name}: byte 0x{content[position]:02x} at position {position}") from error
+        raise UndecodableError(
+            f"not valid {name}: byte 0x{content[position]:02x} at position {position}"
+        ) from error
 
 
 def _decode_replacing(content: bytes, codec: str, errors: Errors) -> Decoded | None:
     """Decode with U+FFFD for invalid bytes; None if there are too many."""
     codec = codecs.lookup(codec).name
-    if codec not in _WITH_CONTROLS and content.decode(codec, "replace").count("\ufffd") > most_replaced(len(content)):
+    if codec not in _WITH_CONTROLS and content.decode(codec, "replace").count(
+        "\ufffd"
+    ) > most_replaced(len(content)):
         return None  # fast path: the handler takes a microsecond per sequence
     text, replaced = replace_bad(content.decode(codec, KEEP_BAD), codec)
     allowed = most_replaced(len(content)) if errors == "replace" else 0
@@ -175,14 +240,18 @@ def _decode_replacing(content: bytes, codec: str, errors: Errors) -> Decoded | N
 
 
 def most_replaced(size: int) -> int:
-    """Largest number of invalid sequences in a content of so many bytes or characters."""
+    """Largest number of invalid sequences in a content of so many bytes or
+    characters.
+    """
     return int(MAX_REPLACED_SHARE * size)
 
 
 def replace_bad(text: str, codec: str) -> tuple[str, int]:
-    """Replace the lone surrogates of a text decoded with `KEEP_BAD` by U+FFFD, and count them.
+    """Replace the lone surrogates of a text decoded with `KEEP_BAD` by U+FFFD, and
+    count them.
 
-    Bytes 0x80 to 0x9f that are undefined in the Windows codecs are control characters by the Encoding standard.
+    Bytes 0x80 to 0x9f that are undefined in the Windows codecs are control characters
+    by the Encoding standard.
     """
     if text.isascii():
         return text, 0
@@ -194,8 +263,14 @@ def replace_bad(text: str, codec: str) -> tuple[str, int]:
 def _keep_bad(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    wide = error.encoding.lower().replace("_", "-").startswith(("utf-", "utf8", "utf16", "utf32"))
-    return chr(0xDC00 + error.object[error.start]), error.end if wide else error.start + 1
+    wide = (
+        error.encoding.lower()
+        .replace("_", "-")
+        .startswith(("utf-", "utf8", "utf16", "utf32"))
+    )
+    return chr(
+        0xDC00 + error.object[error.start]
+    ), error.end if wide else error.start + 1
 
 
 codecs.register_error(KEEP_BAD, _keep_bad)
@@ -203,7 +278,9 @@ codecs.register_error(KEEP_BAD, _keep_bad)
 
 def _is_mostly_right(decoded: Decoded) -> bool:
     """True if most characters beyond ASCII were decoded."""
-    return len(_BEYOND_ASCII.findall(decoded.text)) - decoded.replaced > decoded.replaced
+    return (
+        len(_BEYOND_ASCII.findall(decoded.text)) - decoded.replaced > decoded.replaced
+    )
 
 
 def _is_binary(decoded: Decoded) -> bool:
@@ -216,14 +293,17 @@ def _declared_codecs(content: bytes, charset: str, html: bool) -> Iterator[str]:
         yield codec
     codec = known_codec(declared_in_page(content)) if html else None
     if codec is not None:
-        yield UTF8 if codec.startswith("utf-16") else codec  # a readable declaration is not UTF-16
+        # a readable declaration is not UTF-16
+        yield UTF8 if codec.startswith("utf-16") else codec
     yield UTF8
 
 
 def declared_in_page(content: bytes) -> str:
     """Label in a page's `<meta>` element or XML declaration, or an empty string."""
     prescan = content[:PRESCAN_BYTES]
-    declaration = _XML_ENCODING.search(prescan) or _META_CHARSET.search(_COMMENT.sub(b"", prescan))
+    declaration = _XML_ENCODING.search(prescan) or _META_CHARSET.search(
+        _COMMENT.sub(b"", prescan)
+    )
     if declaration is None and len(content) > PRESCAN_BYTES:
         head = _BODY.split(_COMMENT.sub(b"", content[:HEAD_BYTES]), maxsplit=1)[0]
         declaration = _META_CHARSET.search(_SCRIPT.sub(b"", head))
@@ -231,7 +311,9 @@ def declared_in_page(content: bytes) -> str:
 
 
 def known_codec(label: str) -> str | None:
-    """Python codec of a label by the Encoding standard (`latin1` is cp1252), or None."""
+    """Python codec of a label by the Encoding standard (`latin1` is cp1252), or
+    None.
+    """
     if not label:
         return None
     from resiliparse.parse.encoding import map_encoding_to_html5
@@ -241,7 +323,9 @@ def known_codec(label: str) -> str | None:
 
 
 def _is_damaged_utf8(content: bytes) -> bool:
-    """True if most of the content beyond ASCII is UTF-8: a page with few invalid bytes, which a guess would garble."""
+    """True if most of the content beyond ASCII is UTF-8: a page with few invalid bytes,
+    which a guess would garble.
+    """
     text = content.decode(UTF8, "replace")
     damaged = text.count("\ufffd")
     return len(_BEYOND_ASCII.findall(text)) - damaged > damaged

@@ -1,7 +1,8 @@
-"""Decompressed streams that report damage with its offset and resume at the next sound member.
+"""Decompressed streams that report damage with its offset and resume at the next sound
+member.
 
-`zstandard`'s stream reader ends silently at the end of a truncated file, and `gzip` loses its buffer. Here, records
-before the damage are kept and the damage is counted.
+`zstandard`'s stream reader ends silently at the end of a truncated file, and `gzip`
+loses its buffer. Here, records before the damage are kept and the damage is counted.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from typing import Any, Literal, Protocol
 from gristmill.dataprep.reading.charsets import utf8_parts
 
 FEED_BYTES = 4096
-"""Compressed bytes per step. The output of a failing step is lost, so steps are small."""
+"""Compressed bytes per step. The output of a failing step is lost, so steps are
+small.
+"""
 ZSTD_BYTES = 512
-"""Compressed bytes per step of zstd, whose decoder has no output limit: a block of 4 bytes may expand to 128 KiB, so a
-step to 16 MiB."""
+"""Compressed bytes per step of zstd, whose decoder has no output limit: a block of 4
+bytes may expand to 128 KiB, so a step to 16 MiB.
+"""
 GZIP_BYTES = 2 * FEED_BYTES
-"""Compressed bytes per step of ISA-L, which expand to at most 8.5 MB; a multiple of zlib's steps."""
+"""Compressed bytes per step of ISA-L, which expand to at most 8.5 MB; a multiple of
+zlib's steps.
+"""
 LZ4_BYTES = 256
 """Decoded bytes per step of LZ4."""
 READ_BYTES = 1 << 20
@@ -57,10 +63,14 @@ class Damage:
     def __str__(self) -> str:
         if self.size is None:
             return self.error
-        return f"{self.error}; the {self.size:,} bytes at offset {self.offset:,} are passed over"
+        return (
+            f"{self.error}; the {self.size:,} bytes at offset {self.offset:,} are "
+            "passed over"
+        )
 
     def lost(self, records: int) -> int | None:
-        """Estimate the records lost with it, besides one; None if the file ends with it.
+        """Estimate the records lost with it, besides one; None if the file ends with
+        it.
 
         The rate is that of the records before it.
 
@@ -69,7 +79,9 @@ class Damage:
         """
         if self.size is None:
             return None
-        return max(round(records * self.size / self.offset) - 1, 0) if self.offset else 0
+        return (
+            max(round(records * self.size / self.offset) - 1, 0) if self.offset else 0
+        )
 
 
 class RecordTooLongError(ValueError):
@@ -116,9 +128,12 @@ def _xz_decoder() -> Any:
     return lzma.LZMADecompressor(memlimit=MAX_RECORD_BYTES)
 
 
-_GZIP_WINDOW_BITS = 31  # zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
+# zlib.decompressobj: 15 bits of window, +16 for the gzip wrapper
+_GZIP_WINDOW_BITS = 31
 _GZIP_HEADERS = (b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x08")
-"""First bytes of members with an empty header, and with a name only (RFC 1952, section 2.3)."""
+"""First bytes of members with an empty header, and with a name only (RFC 1952, section
+2.3).
+"""
 _DECODERS: dict[str, Callable[[], Any]] = {
     ".gz": lambda: zlib.decompressobj(_GZIP_WINDOW_BITS),
     ".bz2": bz2.BZ2Decompressor,
@@ -126,12 +141,27 @@ _DECODERS: dict[str, Callable[[], Any]] = {
     ".xz": _xz_decoder,
 }
 COMPRESSIONS = (*_DECODERS, ".lz4")
-_MAGICS = {".gz": b"\x1f\x8b\x08", ".bz2": b"BZh", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
-"""First bytes of a member, stream or frame (RFC 1952, RFC 8878; bzip2 and xz have no RFC)."""
-_PROBE_BYTES = {".gz": FEED_BYTES, ".bz2": FEED_BYTES, ".zst": ZSTD_BYTES, ".xz": FEED_BYTES}
-"""Stored bytes that must decode after a magic number, which other data may contain by chance."""
+_MAGICS = {
+    ".gz": b"\x1f\x8b\x08",
+    ".bz2": b"BZh",
+    ".zst": b"\x28\xb5\x2f\xfd",
+    ".xz": b"\xfd7zXZ\x00",
+}
+"""First bytes of a member, stream or frame (RFC 1952, RFC 8878; bzip2 and xz have no
+RFC).
+"""
+_PROBE_BYTES = {
+    ".gz": FEED_BYTES,
+    ".bz2": FEED_BYTES,
+    ".zst": ZSTD_BYTES,
+    ".xz": FEED_BYTES,
+}
+"""Stored bytes that must decode after a magic number, which other data may contain by
+chance.
+"""
 _KEPT_BYTES = 16 << 20
-"""Bytes of the current member in which the next one is searched after damage: a decoder may have read past its start.
+"""Bytes of the current member in which the next one is searched after damage: a decoder
+may have read past its start.
 """
 
 
@@ -144,7 +174,9 @@ _SHORT_EXTENSIONS = {
 
 
 def split_compression(name: str) -> tuple[str, str]:
-    """Split a file name's extensions: `a.jsonl.gz` is (`.jsonl`, `.gz`), `a.txt` is (`.txt`, ``); lower case."""
+    """Split a file name's extensions: `a.jsonl.gz` is (`.jsonl`, `.gz`), `a.txt` is
+    (`.txt`, ``); lower case.
+    """
     path = PurePosixPath(name.lower())
     if path.suffix in _SHORT_EXTENSIONS:
         return _SHORT_EXTENSIONS[path.suffix]
@@ -154,7 +186,8 @@ def split_compression(name: str) -> tuple[str, str]:
 
 
 def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
-    """Yield a file's decoded content in non-empty pieces; members and frames are concatenated.
+    """Yield a file's decoded content in non-empty pieces; members and frames are
+    concatenated.
 
     Args:
         path: the file.
@@ -171,7 +204,8 @@ def read_chunks(path: Openable, compression: str) -> Generator[bytes]:
 
 
 def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
-    """Yield a file's decoded content like `read_chunks`, and resume at the next sound member after a Damage.
+    """Yield a file's decoded content like `read_chunks`, and resume at the next sound
+    member after a Damage.
 
     Raises:
         OSError: the file cannot be opened or read.
@@ -188,7 +222,13 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
     with path.open("rb") as stream:
         for part in _decode_carefully(stream, compression, member.offset):
             if isinstance(part, Damage):
-                yield replace(part, decoded=max(part.decoded, member.decoded if part.offset == member.offset else 0))
+                yield replace(
+                    part,
+                    decoded=max(
+                        part.decoded,
+                        member.decoded if part.offset == member.offset else 0,
+                    ),
+                )
                 skip = 0
                 continue
             if skip < len(part):
@@ -196,9 +236,15 @@ def read_parts(path: Openable, compression: str) -> Generator[bytes | Damage]:
             skip = max(skip - len(part), 0)
 
 
-def _decode_carefully(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes | Damage]:
+def _decode_carefully(
+    stream: ByteStream, compression: str, begin: int
+) -> Iterator[bytes | Damage]:
     if compression:
-        yield from _decode_lz4(stream) if compression == ".lz4" else _decode(stream, compression, begin)
+        yield from (
+            _decode_lz4(stream)
+            if compression == ".lz4"
+            else _decode(stream, compression, begin)
+        )
         return
     while chunk := stream.read(READ_BYTES):
         yield chunk
@@ -219,9 +265,11 @@ class _UncertainError(Exception):
 def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
     """Decode gzip members with ISA-L, in less than half of zlib's time.
 
-    ISA-L ignores header fields that zlib rejects, so only headers that are empty or have just a name are accepted. It
-    reports damage with less detail and some bytes later, so the step before the damage is left to zlib too. It may
-    accept codes that zlib rejects; then more data precedes the damage, or all of it if the member's checksum matches.
+    ISA-L ignores header fields that zlib rejects, so only headers that are empty or
+    have just a name are accepted. It reports damage with less detail and some bytes
+    later, so the step before the damage is left to zlib too. It may accept codes that
+    zlib rejects; then more data precedes the damage, or all of it if the member's
+    checksum matches.
 
     Raises:
         _UncertainError: there may be damage in `member`, or ISA-L is not installed.
@@ -241,14 +289,19 @@ def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
                 if not data:
                     break
                 member.offset, member.decoded = read - len(data), 0
-                more = stream.read(GZIP_BYTES) if len(data) < len(_GZIP_HEADERS[0]) else b""
+                more = (
+                    stream.read(GZIP_BYTES)
+                    if len(data) < len(_GZIP_HEADERS[0])
+                    else b""
+                )
                 data, read = data + more, read + len(more)
                 if not data.startswith(_GZIP_HEADERS):
                     raise _UncertainError
                 decoder = isal_zlib.decompressobj(_GZIP_WINDOW_BITS)
             try:
                 decoded = decoder.decompress(data)
-            except Exception as error:  # IsalError, which is not an exception in its type stubs
+            except Exception as error:
+                # IsalError, which is not an exception in its type stubs
                 raise _UncertainError from error
             yield ready
             member.decoded += len(ready)
@@ -262,7 +315,8 @@ def _decode_gzip(stream: ByteStream, member: _CurrentMember) -> Iterator[bytes]:
 
 
 class _StoredBytes:
-    """A file's stored bytes in steps; those since the start of the current member are kept.
+    """A file's stored bytes in steps; those since the start of the current member are
+    kept.
 
     Args:
         stream: the file, at its start.
@@ -308,11 +362,17 @@ class _StoredBytes:
             self._kept_bytes -= len(self._kept.popleft())
 
     def pass_to_next(self, compression: str) -> bool:
-        """Skip to the next sound member after the start of the current one; False if there is none."""
+        """Skip to the next sound member after the start of the current one; False if
+        there is none.
+        """
         magic, probe_bytes = _MAGICS[compression], _PROBE_BYTES[compression]
         window = b"".join(self._kept) + self._waiting
         first = self.end + len(self._waiting) - len(window)
-        position, peeked, at_end = max(self.member + 1 - first, 0), len(self._waiting), False
+        position, peeked, at_end = (
+            max(self.member + 1 - first, 0),
+            len(self._waiting),
+            False,
+        )
         while True:
             position = window.find(magic, position)
             if position >= 0 and (at_end or len(window) - position >= probe_bytes):
@@ -328,7 +388,9 @@ class _StoredBytes:
                 return False
             chunk = self._stream.read(READ_BYTES)
             at_end, peeked = not chunk, peeked + len(chunk)
-            skipped = position if position >= 0 else max(len(window) - len(magic) + 1, 0)
+            skipped = (
+                position if position >= 0 else max(len(window) - len(magic) + 1, 0)
+            )
             window, first = window[skipped:] + chunk, first + skipped
             position = max(self.member + 1 - first, 0)
 
@@ -343,14 +405,20 @@ def _decodes(compression: str, data: bytes) -> bool:
     """True if a member may start with these bytes."""
     decoder = _DECODERS[compression]()
     try:
-        decoder.decompress(data) if compression == ".zst" else decoder.decompress(data, READ_BYTES)
+        decoder.decompress(data) if compression == ".zst" else decoder.decompress(
+            data, READ_BYTES
+        )
     except Exception:  # noqa: BLE001 - zlib.error, OSError, LZMAError or ZstdError, depending on the library
         return False
     return True
 
 
-def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes | Damage]:
-    stored = _StoredBytes(stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin)
+def _decode(
+    stream: ByteStream, compression: str, begin: int
+) -> Iterator[bytes | Damage]:
+    stored = _StoredBytes(
+        stream, FEED_BYTES if compression != ".zst" else ZSTD_BYTES, begin
+    )
     while (damage := (yield from _decode_members(stored, compression))) is not None:
         if not stored.pass_to_next(compression):
             yield damage
@@ -358,14 +426,19 @@ def _decode(stream: ByteStream, compression: str, begin: int) -> Iterator[bytes 
         yield replace(damage, size=stored.end - damage.offset)
 
 
-def _decode_members(stored: _StoredBytes, compression: str) -> Generator[bytes, None, Damage | None]:
-    """Yield the content of members; returns the first damage, or None at the end of the file."""
+def _decode_members(
+    stored: _StoredBytes, compression: str
+) -> Generator[bytes, None, Damage | None]:
+    """Yield the content of members; returns the first damage, or None at the end of the
+    file.
+    """
     decoder: _Decoder | None = None
     decoded = 0
     while data := stored.read():
         while data:
             if decoder is None:
-                data = data.lstrip(b"\0") if compression == ".gz" else data  # zero padding may follow a gzip member
+                # zero padding may follow a gzip member
+                data = data.lstrip(b"\0") if compression == ".gz" else data
                 if not data:
                     break
                 stored.begin(len(data))
@@ -382,7 +455,12 @@ def _decode_members(stored: _StoredBytes, compression: str) -> Generator[bytes, 
             data, decoder = decoder.unused_data, None
     if decoder is None:
         return None
-    return Damage(f"{compression} data ends in the middle: the file is cut off", stored.member, None, decoded)
+    return Damage(
+        f"{compression} data ends in the middle: the file is cut off",
+        stored.member,
+        None,
+        decoded,
+    )
 
 
 @dataclass
@@ -400,16 +478,21 @@ class _ArrowFile:
 
 
 def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
-    """Decode LZ4 frames with Arrow's codec: Python has none. At damage, less than LZ4_BYTES are lost."""
+    """Decode LZ4 frames with Arrow's codec: Python has none. At damage, less than
+    LZ4_BYTES are lost.
+    """
     import pyarrow as pa
 
     piece = bytearray()
-    with pa.CompressedInputStream(pa.PythonFile(_ArrowFile(stream), mode="r"), "lz4") as source:
+    with pa.CompressedInputStream(
+        pa.PythonFile(_ArrowFile(stream), mode="r"), "lz4"
+    ) as source:
         while True:
             try:
                 decoded = source.read(LZ4_BYTES)
             except OSError as error:
-                if error.errno is not None:  # the storage failed; Arrow's decoding errors have no errno
+                # the storage failed; Arrow's decoding errors have no errno
+                if error.errno is not None:
                     raise
                 yield bytes(piece)
                 yield Damage(f".lz4 data is damaged or ends in the middle: {error}", 0)
@@ -423,15 +506,22 @@ def _decode_lz4(stream: ByteStream) -> Iterator[bytes | Damage]:
 
 
 def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
-    """Decode some compressed bytes, at most READ_BYTES at once if the decoder has an output limit.
+    """Decode some compressed bytes, at most READ_BYTES at once if the decoder has an
+    output limit.
 
-    gzip expands by a factor of at most 1,032; a few bytes of bz2 and xz may expand to any size.
+    gzip expands by a factor of at most 1,032; a few bytes of bz2 and xz may expand to
+    any size.
     """
     has_limit = isinstance(decoder, bz2.BZ2Decompressor | lzma.LZMADecompressor)
     while True:
         try:
-            decoded = decoder.decompress(data, READ_BYTES) if has_limit else decoder.decompress(data)
-        except Exception as error:  # zlib.error, OSError or ZstdError: each library has its own
+            decoded = (
+                decoder.decompress(data, READ_BYTES)
+                if has_limit
+                else decoder.decompress(data)
+            )
+        except Exception as error:
+            # zlib.error, OSError or ZstdError: each library has its own
             raise CorruptFileError(f"{compression} data is damaged: {error}") from error
         yield decoded
         if not has_limit or decoder.eof or decoder.needs_input:
@@ -439,17 +529,22 @@ def _steps(decoder: _Decoder, data: bytes, compression: str) -> Iterator[bytes]:
         data = b""
 
 
-def read_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError | Damage]:
-    r"""Yield a file's lines in blocks of about BLOCK_BYTES: complete lines with their ends (`\n`).
+def read_blocks(
+    path: Openable, compression: str
+) -> Iterator[bytes | RecordTooLongError | Damage]:
+    r"""Yield a file's lines in blocks of about BLOCK_BYTES: complete lines with their
+    ends (`\n`).
 
-    A line that is too long is replaced by its error, lines that cannot be decoded by a Damage, which also cuts the line
-    before it. A last line without an end is an `Unended`. Files with a byte order mark of another encoding are
-    transcoded to UTF-8.
+    A line that is too long is replaced by its error, lines that cannot be decoded by a
+    Damage, which also cuts the line before it. A last line without an end is an
+    `Unended`. Files with a byte order mark of another encoding are transcoded to UTF-8.
     """
     yield from blocks_of(utf8_parts(read_parts(path, compression)))
 
 
-def blocks_of(parts: Iterable[bytes | Damage]) -> Iterator[bytes | RecordTooLongError | Damage]:
+def blocks_of(
+    parts: Iterable[bytes | Damage],
+) -> Iterator[bytes | RecordTooLongError | Damage]:
     """Split pieces of text into blocks of lines; see `read_blocks`."""
     block: list[bytes] = []
     partial_line: list[bytes] = []
@@ -473,7 +568,11 @@ def blocks_of(parts: Iterable[bytes | Damage]) -> Iterator[bytes | RecordTooLong
                 )
             elif line_end:
                 block += [*partial_line, piece[:line_end]]
-                block_bytes, partial_line, partial_bytes = block_bytes + partial_bytes + line_end, [], 0
+                block_bytes, partial_line, partial_bytes = (
+                    block_bytes + partial_bytes + line_end,
+                    [],
+                    0,
+                )
             if block_bytes >= BLOCK_BYTES:
                 yield from _joined(block)
                 block, block_bytes = [], 0
@@ -500,8 +599,11 @@ def _joined(parts: Sequence[bytes]) -> Iterator[bytes]:
         yield content
 
 
-def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
-    r"""Yield a file's lines, split at `\n`, without their ends; otherwise like `read_blocks`.
+def read_lines(
+    path: Openable, compression: str
+) -> Iterator[bytes | RecordTooLongError]:
+    r"""Yield a file's lines, split at `\n`, without their ends; otherwise like
+    `read_blocks`.
 
     Raises:
         CorruptFileError: at the first damage, after the complete lines before it.
@@ -509,7 +611,9 @@ def read_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLo
     return split_blocks(read_blocks(path, compression))
 
 
-def split_blocks(blocks: Iterable[bytes | RecordTooLongError | Damage]) -> Iterator[bytes | RecordTooLongError]:
+def split_blocks(
+    blocks: Iterable[bytes | RecordTooLongError | Damage],
+) -> Iterator[bytes | RecordTooLongError]:
     """Yield the lines of blocks, without their ends.
 
     Raises:
@@ -545,7 +649,10 @@ def read_whole(path: Openable, compression: str) -> bytes:
 
 
 def _too_long(unit: str) -> RecordTooLongError:
-    return RecordTooLongError(f"the {unit} is longer than {MAX_RECORD_BYTES >> 20} MiB; split it before ingesting")
+    return RecordTooLongError(
+        f"the {unit} is longer than {MAX_RECORD_BYTES >> 20} "
+        "MiB; split it before ingesting"
+    )
 
 
 class Metered:
@@ -578,10 +685,11 @@ class Metered:
 
 
 class DecodedStream:
-    """Readable stream of a file's decoded content. Damage ends the stream and is stored in `error`.
+    """Readable stream of a file's decoded content. Damage ends the stream and is stored
+    in `error`.
 
-    A library that reads from it sees an early end, which all of them handle, and never a foreign exception. `resume`
-    continues after the damage.
+    A library that reads from it sees an early end, which all of them handle, and never
+    a foreign exception. `resume` continues after the damage.
     """
 
     def __init__(self, path: Openable, compression: str) -> None:
@@ -597,7 +705,9 @@ class DecodedStream:
         self._chunks.close()
 
     def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes, fewer only at the end; everything if `size` is negative."""
+        """Read at most `size` bytes, fewer only at the end; everything if `size` is
+        negative.
+        """
         end = self._start + size
         if size >= 0 and end <= len(self._buffer):
             content = self._buffer[self._start : end]
@@ -608,7 +718,10 @@ class DecodedStream:
         while remaining > 0:
             if self._start == len(self._buffer) and not self._fill():
                 break
-            part = self._buffer[self._start : self._start + int(min(remaining, len(self._buffer) - self._start))]
+            part = self._buffer[
+                self._start : self._start
+                + int(min(remaining, len(self._buffer) - self._start))
+            ]
             parts.append(part)
             self._start += len(part)
             remaining -= len(part)
@@ -647,7 +760,9 @@ class DecodedStream:
         self._position -= len(content)
 
     def resume(self) -> bool:
-        """Continue after the damage that ended the stream; False at the end of the file."""
+        """Continue after the damage that ended the stream; False at the end of the
+        file.
+        """
         if self.error is None or self.error.size is None:
             return False
         self.error = None

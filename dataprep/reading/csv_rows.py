@@ -1,4 +1,6 @@
-"""Rows of CSV and TSV files as records. The first row has the column names; quoting follows RFC 4180."""
+"""Rows of CSV and TSV files as records. The first row has the column names; quoting
+follows RFC 4180.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,16 @@ from gristmill.dataprep.reading.charsets import (
     replace_bad,
 )
 from gristmill.dataprep.reading.compression import DecodedStream, RecordTooLongError
-from gristmill.dataprep.reading.records import Dropped, Input, Page, Reading, Record, Rejected, excerpt, from_row
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Input,
+    Page,
+    Reading,
+    Record,
+    Rejected,
+    excerpt,
+    from_row,
+)
 
 _WIDE_CODECS = ("utf-16", "utf-32")
 """Encodings with multi-byte code units, in which reading cannot resume at any byte."""
@@ -29,11 +40,15 @@ SNIFFED_BYTES = 1 << 20
 """Start of the file from which `encoding: auto` is detected."""
 
 
-def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected | Dropped]:
-    """Read one record per row, numbered from 1 without the header; empty lines are skipped.
+def read_csv(
+    item: Input, reading: Reading
+) -> Iterator[Record | Page | Rejected | Dropped]:
+    """Read one record per row, numbered from 1 without the header; empty lines are
+    skipped.
 
-    A row with a wrong number of fields or broken quoting is quarantined alone. A quote that never closes consumes the
-    rest of the file, as one record that counts the lost ones.
+    A row with a wrong number of fields or broken quoting is quarantined alone. A quote
+    that never closes consumes the rest of the file, as one record that counts the lost
+    ones.
     """
     csv.field_size_limit(compression.MAX_RECORD_BYTES)
     with DecodedStream(item.path, item.compression) as stream:
@@ -50,7 +65,11 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
         try:
             header = next(rows, [])
             if isinstance(header, _BrokenRow) or len(set(header)) < len(header):
-                problem = f"the header: {header.error}" if isinstance(header, _BrokenRow) else "a column is named twice"
+                problem = (
+                    f"the header: {header.error}"
+                    if isinstance(header, _BrokenRow)
+                    else "a column is named twice"
+                )
                 yield Rejected(1, problem, lost=None)
                 return
             while True:
@@ -59,26 +78,46 @@ def read_csv(item: Input, reading: Reading) -> Iterator[Record | Page | Rejected
                         break  # damage truncated this row
                     number += 1
                     record = _record(item, reading, number, header, row, codec)
-                    cut_off = lines.unended and isinstance(row, list) and len(row) < len(header)
-                    yield replace(record, lost=None) if cut_off and isinstance(record, Rejected) else record
+                    cut_off = (
+                        lines.unended
+                        and isinstance(row, list)
+                        and len(row) < len(header)
+                    )
+                    yield (
+                        replace(record, lost=None)
+                        if cut_off and isinstance(record, Rejected)
+                        else record
+                    )
                 if stream.error is None:
                     return
                 number += 1
-                yield Rejected(number, str(stream.error), lost=stream.error.lost(number - 1))
+                yield Rejected(
+                    number, str(stream.error), lost=stream.error.lost(number - 1)
+                )
                 if codec.startswith(_WIDE_CODECS) or not stream.resume():
                     return
                 _skip_line(stream)
-                lines = _Lines(_lines(stream.read(compression.READ_BYTES), stream, codec))
+                lines = _Lines(
+                    _lines(stream.read(compression.READ_BYTES), stream, codec)
+                )
                 rows = _rows(lines, delimiter)
         except RecordTooLongError as error:
             yield Rejected(number + 1, str(error), lost=None)
         except UnicodeDecodeError as error:
-            yield Rejected(number + 1, f"not valid {codec}: byte 0x{error.object[error.start]:02x}", lost=None)
+            yield Rejected(
+                number + 1,
+                f"not valid {codec}: byte 0x{error.object[error.start]:02x}",
+                lost=None,
+            )
 
 
 def _skip_line(stream: DecodedStream) -> None:
-    """Skip the rest of the row that damage truncated: it may have as many fields as a complete row."""
-    while (line := stream.readline(compression.READ_BYTES)) and not line.endswith(b"\n"):
+    """Skip the rest of the row that damage truncated: it may have as many fields as a
+    complete row.
+    """
+    while (line := stream.readline(compression.READ_BYTES)) and not line.endswith(
+        b"\n"
+    ):
         continue
 
 
@@ -115,15 +154,23 @@ class _BrokenRow:
 
 def _codec(start: bytes, reading: Reading) -> str:
     if reading.encoding in (None, AUTO) and (marked := marked_codec(start)) is not None:
-        return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]  # codecs that strip the mark
+        # codecs that strip the mark
+        return "utf-8-sig" if marked == UTF8 else marked[: len("utf-16")]
     if reading.encoding != AUTO:
-        return "utf-8-sig" if reading.encoding in (None, UTF8) else codecs.lookup(reading.encoding).name
-    sample = start[: start.rfind(b"\n") + 1] or start  # complete lines, so complete characters
+        return (
+            "utf-8-sig"
+            if reading.encoding in (None, UTF8)
+            else codecs.lookup(reading.encoding).name
+        )
+    # complete lines, so complete characters
+    sample = start[: start.rfind(b"\n") + 1] or start
     return decode(sample, AUTO, errors=reading.encoding_errors).encoding
 
 
 def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
-    """Yield the file's lines with their ends; undecodable bytes become lone surrogates, which `_record` rejects."""
+    """Yield the file's lines with their ends; undecodable bytes become lone surrogates,
+    which `_record` rejects.
+    """
     decoder = codecs.getincrementaldecoder(codec)(errors=KEEP_BAD)
     parts, num_chars, chunk = list[str](), 0, start
     while chunk:
@@ -131,7 +178,9 @@ def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
         parts.append(first)
         num_chars += len(first)
         if num_chars > compression.MAX_RECORD_BYTES:
-            raise RecordTooLongError(f"a line is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
+            raise RecordTooLongError(
+                f"a line is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"
+            )
         if complete_lines:
             yield "".join(parts)
             yield from complete_lines[:-1]
@@ -141,13 +190,17 @@ def _lines(start: bytes, stream: DecodedStream, codec: str) -> Iterator[str]:
 
 
 def _split(text: str) -> list[str]:
-    r"""Split into lines with their `\n`; the last item is the text after the last `\n`."""
+    r"""Split into lines with their `\n`; the last item is the text after the last
+    `\n`.
+    """
     parts = text.split("\n")
     return [*(part + "\n" for part in parts[:-1]), parts[-1]]
 
 
 def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
-    """Yield rows or their errors; after an error a new parser continues at the next line."""
+    """Yield rows or their errors; after an error a new parser continues at the next
+    line.
+    """
     while True:
         before = lines.number
         try:
@@ -160,25 +213,45 @@ def _rows(lines: _Lines, delimiter: str) -> Iterator[list[str] | _BrokenRow]:
             broken = str(error)
         consumed = lines.number - before - 1
         if broken == "unexpected end of data":
-            yield _BrokenRow("a quoted field is not closed before the file ends", None if lines.unended else consumed)
+            yield _BrokenRow(
+                "a quoted field is not closed before the file ends",
+                None if lines.unended else consumed,
+            )
         else:
             yield _BrokenRow(f"not valid CSV: {broken}", consumed)
 
 
 def _record(
-    item: Input, reading: Reading, number: int, header: list[str], row: list[str] | _BrokenRow, codec: str
+    item: Input,
+    reading: Reading,
+    number: int,
+    header: list[str],
+    row: list[str] | _BrokenRow,
+    codec: str,
 ) -> Record | Page | Rejected | Dropped:
     if isinstance(row, _BrokenRow):
         return Rejected(number, row.error, lost=row.lost)
     row_excerpt = excerpt(", ".join(row))
     if len(row) != len(header):
-        return Rejected(number, f"the row has {len(row)} fields, the header {len(header)}", row_excerpt)
+        return Rejected(
+            number,
+            f"the row has {len(row)} fields, the header {len(header)}",
+            row_excerpt,
+        )
     decoded_fields = [replace_bad(value, codec) for value in row]
     replaced = sum(bad for _, bad in decoded_fields)
-    allowed = most_replaced(sum(map(len, row))) if reading.encoding_errors == "replace" else 0
+    allowed = (
+        most_replaced(sum(map(len, row))) if reading.encoding_errors == "replace" else 0
+    )
     if replaced > allowed:
-        damaged = next(char for value in row for char in value if "\udc00" <= char <= "\udcff")
+        damaged = next(
+            char for value in row for char in value if "\udc00" <= char <= "\udcff"
+        )
         name = "UTF-8" if reading.encoding in (None, AUTO) else reading.encoding
-        return Rejected(number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", row_excerpt)
-    fields: dict[str, Any] = dict(zip(header, (value for value, _ in decoded_fields), strict=True))
+        return Rejected(
+            number, f"not valid {name}: byte 0x{ord(damaged) - 0xDC00:02x}", row_excerpt
+        )
+    fields: dict[str, Any] = dict(
+        zip(header, (value for value, _ in decoded_fields), strict=True)
+    )
     return from_row(reading, number, fields, f"{item.name}#{number}", replaced)

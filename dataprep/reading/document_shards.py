@@ -1,12 +1,16 @@
-"""Document shards of bounded size from a stream of records, and tables of quarantined, dropped and lost records.
+"""Document shards of bounded size from a stream of records, and tables of quarantined,
+dropped and lost records.
 
-Unread records are in no ledger: a file of 2,000 records truncated to 200 would count as one bad record. The number of
-lost records is therefore estimated, from the first of these that is known:
+Unread records are in no ledger: a file of 2,000 records truncated to 200 would count as
+one bad record. The number of lost records is therefore estimated, from the first of
+these that is known:
 
-1. the reader's count (a table's footer has its number of rows); 2. the file's bytes: damage after a third of them lost
-twice the records before it; 3. the other files of its source (for a member: the other members): as many records as
-their mean, or as many for its bytes, whichever is more; 4. none of these: as many as were read, as if it had been
-truncated in its middle. That exceeds any sane limit, on purpose: nothing tells what is missing from a source of a
+1. the reader's count (a table's footer has its number of rows); 2. the file's bytes:
+   damage after a third of them lost
+twice the records before it; 3. the other files of its source (for a member: the other
+members): as many records as their mean, or as many for its bytes, whichever is more; 4.
+none of these: as many as were read, as if it had been truncated in its middle. That
+exceeds any sane limit, on purpose: nothing tells what is missing from a source of a
 single truncated file.
 """
 
@@ -25,8 +29,23 @@ import pyarrow.compute as pc
 
 from gristmill.core.secrets import mask_text
 from gristmill.dataprep.conservation import Counts, add_counts
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, QUARANTINE_SCHEMA, hash_document, hash_documents, write_table
-from gristmill.dataprep.reading.records import Dropped, Ended, Read, Record, Records, Rejected, Skipped, excerpt
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    QUARANTINE_SCHEMA,
+    hash_document,
+    hash_documents,
+    write_table,
+)
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Ended,
+    Read,
+    Record,
+    Records,
+    Rejected,
+    Skipped,
+    excerpt,
+)
 
 SHOWN_DAMAGED = 20
 """Damaged files in a summary, those with most lost records first."""
@@ -61,24 +80,34 @@ class Damaged:
 
 
 def estimate_losses(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Losses of a stage's damaged files: `source`, `file`, `records` (read), `lost`, `error`; most lost first.
+    """Losses of a stage's damaged files: `source`, `file`, `records` (read), `lost`,
+    `error`; most lost first.
 
     Args:
-        results: of the tasks, with `source`, `damaged` (Damaged as dictionaries) and `whole`: `number`, `records` and
-            `bytes` of intact `files` and `members`.
+        results: of the tasks, with `source`, `damaged` (Damaged as dictionaries) and
+            `whole`: `number`, `records` and `bytes` of intact `files` and `members`.
     """
     intact = add_counts({result["source"]: result["whole"]} for result in results)
     losses = []
     for file in (Damaged(**entry) for result in results for entry in result["damaged"]):
         lost = lost_records(file, intact[file.source].get(file.kind, {}))
         losses.append(
-            {"source": file.source, "file": file.file, "records": file.records, "lost": lost, "error": file.error}
+            {
+                "source": file.source,
+                "file": file.file,
+                "records": file.records,
+                "lost": lost,
+                "error": file.error,
+            }
         )
-    return sorted(losses, key=lambda entry: (-entry["lost"], entry["source"], entry["file"]))
+    return sorted(
+        losses, key=lambda entry: (-entry["lost"], entry["source"], entry["file"])
+    )
 
 
 def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
-    """Estimated number of records that a damaged file lost, at least 1; see the module's docstring.
+    """Estimated number of records that a damaged file lost, at least 1; see the
+    module's docstring.
 
     Args:
         whole: `number`, `records` and `bytes` of the intact files of its source.
@@ -87,21 +116,32 @@ def lost_records(file: Damaged, whole: Mapping[str, int]) -> int:
         return file.lost
     if file.records and 0 < file.read_bytes < file.stored_bytes:
         return math.ceil(file.records * (file.stored_bytes / file.read_bytes - 1))
-    number, records, size = (whole.get(key, 0) for key in ("number", "records", "bytes"))
-    expected = max(records / number if number else 0, file.stored_bytes * records / size if size else 0)
-    return max(math.ceil(expected - file.records) if expected > file.records else file.records, 1)
+    number, records, size = (
+        whole.get(key, 0) for key in ("number", "records", "bytes")
+    )
+    expected = max(
+        records / number if number else 0,
+        file.stored_bytes * records / size if size else 0,
+    )
+    return max(
+        math.ceil(expected - file.records) if expected > file.records else file.records,
+        1,
+    )
 
 
 def describe_loss(loss: Mapping[str, Any]) -> str:
     """Sentence about a damaged file, an entry of `estimate_losses`."""
     return (
-        f"source {loss['source']!r}: {loss['file']} could not be read to its end: {loss['error']}; "
+        f"source {loss['source']!r}: {loss['file']} could not be read to its end: "
+        f"{loss['error']}; "
         f"{loss['records']:,} records of it were read, about {loss['lost']:,} are lost"
     )
 
 
 MAX_SHARD_ROWS = 100_000
-"""Rows after which a shard ends whatever its size, so that short documents do not fill the memory."""
+"""Rows after which a shard ends whatever its size, so that short documents do not fill
+the memory.
+"""
 MAX_QUARANTINE_ROWS = 20_000
 DROPPED_SCHEMA = pa.schema(
     [
@@ -153,14 +193,20 @@ class ShardWriter:
     """Records without text, by reason."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Items that are not documents, by kind; outside the ledger."""
-    replaced: dict[str, int] = field(default_factory=lambda: {"records": 0, "places": 0})
+    replaced: dict[str, int] = field(
+        default_factory=lambda: {"records": 0, "places": 0}
+    )
     """Records with invalid bytes, and the number of their U+FFFD."""
     too_long: dict[str, int] = field(default_factory=lambda: {"records": 0, "bytes": 0})
     """Records with a text beyond `max_document_bytes`, and the bytes of these texts."""
     skipped_candidates: Counter[str] = field(default_factory=Counter)
     """Skipped items of a kind that may be a document."""
-    whole: dict[str, Counter[str]] = field(default_factory=lambda: {"files": Counter(), "members": Counter()})
-    """`number`, `records` and `bytes` of intact files with records, and of intact archive members."""
+    whole: dict[str, Counter[str]] = field(
+        default_factory=lambda: {"files": Counter(), "members": Counter()}
+    )
+    """`number`, `records` and `bytes` of intact files with records, and of intact
+    archive members.
+    """
     damaged: list[Damaged] = field(default_factory=list)
     """Files and members with lost records."""
     kept: int = 0
@@ -173,7 +219,9 @@ class ShardWriter:
     """Ids, locators, texts and metadata of buffered documents."""
     _documents: list[tuple[bytes, bytes, bytes, str]] = field(default_factory=list)
     """Documents after `_columns`, as rows."""
-    _rejects: _Rows = field(default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA))
+    _rejects: _Rows = field(
+        default_factory=lambda: _Rows("quarantine", QUARANTINE_SCHEMA)
+    )
     _drops: _Rows = field(default_factory=lambda: _Rows("dropped", DROPPED_SCHEMA))
 
     def __post_init__(self) -> None:
@@ -220,7 +268,9 @@ class ShardWriter:
         if len(text) > self.max_document_bytes:
             self._reject_long(file, record, len(text))
             return
-        self._documents.append((hash_document(self._source, locator, text), locator, text, record.metadata))
+        self._documents.append(
+            (hash_document(self._source, locator, text), locator, text, record.metadata)
+        )
         if record.replaced:
             self.replaced["records"] += 1
             self.replaced["places"] += record.replaced
@@ -232,18 +282,34 @@ class ShardWriter:
             for record in records:
                 self.add(file, record)
             return
-        number = len(records) if self.limit is None else min(len(records), self.limit - self.kept)
+        number = (
+            len(records)
+            if self.limit is None
+            else min(len(records), self.limit - self.kept)
+        )
         ids = hash_documents(self._source, records.locators, records.texts)
         ends, begin = np.cumsum(sizes[:number]), 0
         self._settle()
         while begin < number:
             before = int(ends[begin - 1]) if begin else 0
-            filling = int(np.searchsorted(ends, before + self.shard_bytes - self._buffered_bytes)) + 1
+            filling = (
+                int(
+                    np.searchsorted(
+                        ends, before + self.shard_bytes - self._buffered_bytes
+                    )
+                )
+                + 1
+            )
             end = min(number, filling, begin + MAX_SHARD_ROWS - self._buffered_rows)
             self._columns.append(
                 [
                     column.slice(begin, end - begin)
-                    for column in (ids, records.locators, records.texts, records.metadata)
+                    for column in (
+                        ids,
+                        records.locators,
+                        records.texts,
+                        records.metadata,
+                    )
                 ]
             )
             self._count(end - begin, int(ends[end - 1]) - before)
@@ -252,10 +318,18 @@ class ShardWriter:
     def _settle(self) -> None:
         """Convert buffered rows to columns."""
         if self._documents:
-            types = (DOCUMENT_SCHEMA.field("id").type, pa.string(), pa.large_string(), pa.string())
+            types = (
+                DOCUMENT_SCHEMA.field("id").type,
+                pa.string(),
+                pa.large_string(),
+                pa.string(),
+            )
             columns = zip(*self._documents, strict=True)
             self._columns.append(
-                [pa.array(column, column_type) for column, column_type in zip(columns, types, strict=True)]
+                [
+                    pa.array(column, column_type)
+                    for column, column_type in zip(columns, types, strict=True)
+                ]
             )
             self._documents = []
 
@@ -264,7 +338,10 @@ class ShardWriter:
         self.kept += documents
         self._buffered_rows += documents
         self._buffered_bytes += size
-        if self._buffered_bytes >= self.shard_bytes or self._buffered_rows >= MAX_SHARD_ROWS:
+        if (
+            self._buffered_bytes >= self.shard_bytes
+            or self._buffered_rows >= MAX_SHARD_ROWS
+        ):
             self._write_shard()
 
     def close(self) -> None:
@@ -291,7 +368,8 @@ class ShardWriter:
         self.too_long["records"] += 1
         self.too_long["bytes"] += size
         error = (
-            f"{excerpt(record.locator)}: the text has {size:,} bytes, more than ingest.max_document_bytes = "
+            f"{excerpt(record.locator)}: the text has {size:,} bytes, more than "
+            "ingest.max_document_bytes = "
             f"{self.max_document_bytes:,}; split it, or raise that"
         )
         self._reject(file, Rejected(record.number, error, excerpt(record.text)))
@@ -311,12 +389,21 @@ class ShardWriter:
     def _end(self, file: str, end: Ended) -> None:
         place = _place(file, end.part)
         summary = Damaged(
-            self.source, place, end.error, end.records, end.stored_bytes, end.read_bytes, bool(end.part), end.lost
+            self.source,
+            place,
+            end.error,
+            end.records,
+            end.stored_bytes,
+            end.read_bytes,
+            bool(end.part),
+            end.lost,
         )
         if end.error:
             self.damaged.append(summary)
         elif end.records:
-            self.whole[summary.kind].update(number=1, records=end.records, bytes=end.stored_bytes)
+            self.whole[summary.kind].update(
+                number=1, records=end.records, bytes=end.stored_bytes
+            )
 
     def _drop(self, file: str, record: Dropped) -> None:
         self.dropped[record.reason] += 1
@@ -339,7 +426,9 @@ class ShardWriter:
     def _write_shard(self) -> None:
         self._settle()
         ids, *columns = map(pa.concat_arrays, zip(*self._columns, strict=True))
-        source = pa.DictionaryArray.from_arrays(pa.array([0] * len(ids), pa.int32()), pa.array([self.source]))
+        source = pa.DictionaryArray.from_arrays(
+            pa.array([0] * len(ids), pa.int32()), pa.array([self.source])
+        )
         self._columns = []
         table = pa.table([ids, source, *columns], schema=DOCUMENT_SCHEMA)
         self._write(f"part-{self.task}-{self.shards:03d}.parquet", table)

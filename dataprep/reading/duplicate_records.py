@@ -1,15 +1,18 @@
-"""Repeated records of one source: same locator (id) and same text, so the same document id.
+"""Repeated records of one source: same locator (id) and same text, so the same document
+id.
 
-Only an `id_field` and the record ids of WARC files can repeat; all other locators are a path and a record number. The
-first in the order of the sorted listing is kept, whichever worker read it; the others are removed from the written
-shards. A rewritten shard differs in size from its task's record, so an interrupted attempt repeats that task and ends
-with the same bytes.
+Only an `id_field` and the record ids of WARC files can repeat; all other locators are a
+path and a record number. The first in the order of the sorted listing is kept,
+whichever worker read it; the others are removed from the written shards. A rewritten
+shard differs in size from its task's record, so an interrupted attempt repeats that
+task and ends with the same bytes.
 
 No process holds a row per document of the source.
 
-1. ids: the ids of each shard by partition, NOTE_BYTES per document. 2. find: per partition, about SORTED_BYTES of ids
-in six times as much memory, the repeated rows by group of shards. 3. drop: per group, remove these rows from their
-shards, with one shard in memory at a time.
+1. ids: the ids of each shard by partition, NOTE_BYTES per document. 2. find: per
+   partition, about SORTED_BYTES of ids
+in six times as much memory, the repeated rows by group of shards. 3. drop: per group,
+remove these rows from their shards, with one shard in memory at a time.
 """
 
 from __future__ import annotations
@@ -29,9 +32,20 @@ import pyarrow.parquet as pq
 from gristmill.core.files import as_path, atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import Counts
-from gristmill.dataprep.documents import ID_BYTES, ROW_GROUP_ROWS, read_table, write_table
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    ROW_GROUP_ROWS,
+    read_table,
+    write_table,
+)
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import PROCESS_BYTES, Done, Task, partition_tasks, run_tasks
+from gristmill.dataprep.jobs.tasks import (
+    PROCESS_BYTES,
+    Done,
+    Task,
+    partition_tasks,
+    run_tasks,
+)
 from gristmill.dataprep.reading.document_shards import DROPPED_SCHEMA
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.dataprep.shuffle_format import group_starts, open_batches, sort_rows
@@ -39,7 +53,14 @@ from gristmill.dataprep.shuffle_format import group_starts, open_batches, sort_r
 REPEATED = "ingest/repeated"
 """Reason for dropping a repeated record."""
 MOST_PARTITIONS = MOST_GROUPS = 4096
-NOTE_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("shard", pa.int32()), ("row", pa.int32())])
+NOTE_SCHEMA = pa.schema(
+    [
+        ("high", pa.uint64()),
+        ("low", pa.uint64()),
+        ("shard", pa.int32()),
+        ("row", pa.int32()),
+    ]
+)
 NOTE_BYTES = 24
 SORTED_BYTES = 16 << 20
 """Bytes of ids per partition, which a task sorts in six times as much memory."""
@@ -63,18 +84,25 @@ class Repeats:
 
     def counts(self) -> Counts:
         """Changes to the ledger, which counted them as kept."""
-        change = {"kept": -self.documents, "dropped": {REPEATED: self.documents}, "bytes_kept": -self.text_bytes}
+        change = {
+            "kept": -self.documents,
+            "dropped": {REPEATED: self.documents},
+            "bytes_kept": -self.text_bytes,
+        }
         return {**change, "sources": {self.source: change}}
 
     def describe(self) -> str:
         """Sentence for a warning."""
         return (
-            f"source {self.source!r}: {self.documents:,} records repeat the id and the text of one before, first "
+            f"source {self.source!r}: {self.documents:,} records repeat the id and "
+            "the text of one before, first "
             f"{self.first!r}; they are dropped (`on_repeat: fail` refuses them)"
         )
 
 
-def shards_of(out: Path, source: str, results: Sequence[Mapping[str, Any]]) -> list[Path]:
+def shards_of(
+    out: Path, source: str, results: Sequence[Mapping[str, Any]]
+) -> list[Path]:
     """Shards of a source in the order of its listing."""
     return [
         out / f"part-{task:05d}-{piece:03d}.parquet"
@@ -90,20 +118,36 @@ def count_partitions(documents: int) -> int:
 
 
 def send_ids(name: str, num_partitions: int, task: Task) -> Generator[Sent, None, Done]:
-    """Send the ids of a shard under a name: payload `path`, and `shard`, its position."""
+    """Send the ids of a shard under a name: payload `path`, and `shard`, its
+    position.
+    """
     column = read_table(as_path(task.payload["path"]), ["id"])["id"].combine_chunks()
-    halves = np.frombuffer(column.buffers()[1], np.uint64, len(column) * 2, column.offset * ID_BYTES).reshape(-1, 2)
-    shard, row = np.full(len(column), task.payload["shard"], np.int32), np.arange(len(column), dtype=np.int32)
+    halves = np.frombuffer(
+        column.buffers()[1], np.uint64, len(column) * 2, column.offset * ID_BYTES
+    ).reshape(-1, 2)
+    shard, row = (
+        np.full(len(column), task.payload["shard"], np.int32),
+        np.arange(len(column), dtype=np.int32),
+    )
     rows = pa.table([halves[:, 0].copy(), halves[:, 1].copy(), shard, row], NOTE_SCHEMA)
-    partitions = (halves[:, 0] >> np.uint64(32)) * np.uint64(num_partitions) >> np.uint64(32)
+    partitions = (halves[:, 0] >> np.uint64(32)) * np.uint64(
+        num_partitions
+    ) >> np.uint64(32)
     yield Sent(name, rows, partitions.astype(np.int64))
     return Done()
 
 
 def settle_repeats(
-    source: str, shards: Sequence[Path], documents: int, job: str, refuse: bool, ledger: Path, context: Context
+    source: str,
+    shards: Sequence[Path],
+    documents: int,
+    job: str,
+    refuse: bool,
+    ledger: Path,
+    context: Context,
 ) -> Repeats | None:
-    """Remove repeated documents from their shards and list them in `ledger`; None if there are none.
+    """Remove repeated documents from their shards and list them in `ledger`; None if
+    there are none.
 
     A shard without remaining documents is removed.
 
@@ -121,21 +165,37 @@ def settle_repeats(
     """
     if not shards:
         return None
-    number, sorting = count_partitions(documents), _alone(context, NOTE_BYTES * documents)
-    tasks = [Task(shard.stem, {"path": str(shard), "shard": place}) for place, shard in enumerate(shards)]
+    number, sorting = (
+        count_partitions(documents),
+        _alone(context, NOTE_BYTES * documents),
+    )
+    tasks = [
+        Task(shard.stem, {"path": str(shard), "shard": place})
+        for place, shard in enumerate(shards)
+    ]
     ids = f"{job}-ids"
-    _, sent = run_shuffle(ids, tasks, partial(send_ids, ids, number), sorting, {ids: number}, direct=True)
+    _, sent = run_shuffle(
+        ids, tasks, partial(send_ids, ids, number), sorting, {ids: number}, direct=True
+    )
     find = partial(find_repeats, job, len(shards), sent[ids])
     find_results, rows = run_shuffle(
-        f"{job}-find", partition_tasks(number), find, sorting, {job: _num_groups(len(shards))}, direct=True
+        f"{job}-find",
+        partition_tasks(number),
+        find,
+        sorting,
+        {job: _num_groups(len(shards))},
+        direct=True,
     )
     groups = sorted({group for result in find_results for group in result["groups"]})
     if not groups:
         return None
     folder = context.work / f"{job}-dropped"
-    for group in groups:  # may be from an earlier attempt, with shards that have been written again since
+    # may be from an earlier attempt, with shards that have been written again since
+    for group in groups:
         dropped_file(folder, group).unlink(missing_ok=True)
-    drop = partial(drop_repeats, [str(shard) for shard in shards], rows[job], str(folder), refuse)
+    drop = partial(
+        drop_repeats, [str(shard) for shard in shards], rows[job], str(folder), refuse
+    )
     size = sum(shard.stat().st_size for shard in shards)
     results = run_tasks(
         f"{job}-drop",
@@ -144,13 +204,17 @@ def settle_repeats(
         _alone(context, size),
         direct=True,
     )
-    total = {key: sum(result[key] for result in results) for key in ("documents", "text_bytes", "emptied_shards")}
+    total = {
+        key: sum(result[key] for result in results)
+        for key in ("documents", "text_bytes", "emptied_shards")
+    }
     repeats = Repeats(source, first=results[0]["first"], **total)
     if refuse:
         raise DuplicateIdError(
-            f"source {source!r}: {repeats.documents} records repeat the id and the text of another, one of them "
-            f"{repeats.first!r}; name a field that is unique as `id_field`, leave it out, list every WARC "
-            "file once, or keep the first of each with `on_repeat: keep_first`"
+            f"source {source!r}: {repeats.documents} records repeat the id and the "
+            f"text of another, one of them {repeats.first!r}; name a field that is "
+            "unique as `id_field`, leave it out, list every WARC file once, or keep "
+            "the first of each with `on_repeat: keep_first`"
         )
     _write_ledger(ledger, source, [dropped_file(folder, group) for group in groups])
     return repeats
@@ -165,8 +229,11 @@ def _num_groups(shards: int) -> int:
     return min(shards, MOST_GROUPS)
 
 
-def find_repeats(name: str, shards: int, ids: Shuffled, task: Task) -> Generator[Sent, None, Done]:
-    """Find the rows of a partition whose id is in an earlier shard or row; send `shard` and `row` of each.
+def find_repeats(
+    name: str, shards: int, ids: Shuffled, task: Task
+) -> Generator[Sent, None, Done]:
+    """Find the rows of a partition whose id is in an earlier shard or row; send `shard`
+    and `row` of each.
 
     Args:
         name: to send them under.
@@ -191,7 +258,9 @@ def dropped_file(folder: Path, group: int) -> Path:
     return folder / f"{group:05d}.arrow"
 
 
-def drop_repeats(shards: Sequence[str], found: Shuffled, folder: str, refuse: bool, task: Task) -> Done:
+def drop_repeats(
+    shards: Sequence[str], found: Shuffled, folder: str, refuse: bool, task: Task
+) -> Done:
     """Remove the repeated documents from a group of shards.
 
     Args:
@@ -226,26 +295,42 @@ def drop_repeats(shards: Sequence[str], found: Shuffled, folder: str, refuse: bo
         writer.write_table(table)
     return Done(
         [target],
-        {"documents": len(row), "text_bytes": text_bytes, "emptied_shards": emptied, "first": locators[0][0].as_py()},
+        {
+            "documents": len(row),
+            "text_bytes": text_bytes,
+            "emptied_shards": emptied,
+            "first": locators[0][0].as_py(),
+        },
     )
 
 
 def _write_ledger(path: Path, source: str, files: Sequence[Path]) -> None:
-    """List the dropped documents, one row group at a time; the same bytes as `write_table`."""
+    """List the dropped documents, one row group at a time; the same bytes as
+    `write_table`.
+    """
     with (
         atomic_write(path) as sink,
-        pq.ParquetWriter(sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True) as writer,
+        pq.ParquetWriter(
+            sink, DROPPED_SCHEMA, compression="zstd", write_page_checksum=True
+        ) as writer,
     ):
         buffered = pa.chunked_array([], pa.string())
         for number, file in enumerate(files, start=1):
             locators = open_batches(file).read_all()["locator"]
             buffered = pa.chunked_array([*buffered.chunks, *locators.chunks])
-            while len(buffered) >= ROW_GROUP_ROWS or (number == len(files) and len(buffered)):
-                writer.write_table(_dropped_rows(source, buffered[:ROW_GROUP_ROWS]), ROW_GROUP_ROWS)
+            while len(buffered) >= ROW_GROUP_ROWS or (
+                number == len(files) and len(buffered)
+            ):
+                writer.write_table(
+                    _dropped_rows(source, buffered[:ROW_GROUP_ROWS]), ROW_GROUP_ROWS
+                )
                 buffered = buffered[ROW_GROUP_ROWS:]
 
 
 def _dropped_rows(source: str, locators: pa.ChunkedArray) -> pa.Table:
     number = len(locators)
     constants = ([source] * number, [""] * number, [0] * number)
-    return pa.table([*constants, locators.combine_chunks(), [REPEATED] * number], schema=DROPPED_SCHEMA)
+    return pa.table(
+        [*constants, locators.combine_chunks(), [REPEATED] * number],
+        schema=DROPPED_SCHEMA,
+    )

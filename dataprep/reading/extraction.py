@@ -1,11 +1,14 @@
-"""Extraction of a page's main text, title and language, and the child process that runs it.
+"""Extraction of a page's main text, title and language, and the child process that runs
+it.
 
-An extractor is a function from (HTML, options) to (text, metadata); `Options` are those of the manifest's
-ExtractOptions. Results do not depend on the time of day, earlier pages or the network.
+An extractor is a function from (HTML, options) to (text, metadata); `Options` are those
+of the manifest's ExtractOptions. Results do not depend on the time of day, earlier
+pages or the network.
 
-The process (started by `extraction_guard.Guard`) reads pages from its standard input and writes one answer for each, in
-order. It ends at a page that exceeds its CPU time, and after a page that exceeds its memory. A page is two frames
-(`guarded.py`): JSON and its content.
+The process (started by `extraction_guard.Guard`) reads pages from its standard input
+and writes one answer for each, in order. It ends at a page that exceeds its CPU time,
+and after a page that exceeds its memory. A page is two frames (`guarded.py`): JSON and
+its content.
 """
 
 from __future__ import annotations
@@ -20,12 +23,20 @@ from importlib import import_module
 from typing import Any, BinaryIO
 from unicodedata import normalize
 
-from gristmill.dataprep.reading.charsets import UTF8, Errors, UndecodableError, declared_in_page, decode
+from gristmill.dataprep.reading.charsets import (
+    UTF8,
+    Errors,
+    UndecodableError,
+    declared_in_page,
+    decode,
+)
 from gristmill.dataprep.reading.guarded import begin, frame, limit_resource, read_frame
 
 WARM_UP = b"<html><head><title>t</title></head><body><p>Some text.</p></body></html>"
 MAX_PAGE_DATE = "2100-01-01"
-"""Latest date of a page. The default of trafilatura's date finder is today, which would change the result tomorrow."""
+"""Latest date of a page. The default of trafilatura's date finder is today, which would
+change the result tomorrow.
+"""
 
 Options = Mapping[str, Any]
 Extractor = Callable[[str, Options], tuple[str, dict[str, Any]]]
@@ -42,7 +53,12 @@ class Extracted:
 
 
 def extract(
-    content: bytes, encoding: str, charset: str, extractor: Extractor, options: Options, errors: Errors = "replace"
+    content: bytes,
+    encoding: str,
+    charset: str,
+    extractor: Extractor,
+    options: Options,
+    errors: Errors = "replace",
 ) -> Extracted:
     """Decode a page and extract its main text.
 
@@ -66,7 +82,9 @@ def extract(
 
 
 def with_resiliparse(html: str, options: Options) -> tuple[str, dict[str, Any]]:
-    """Extract with resiliparse and the settings of DCLM (baselines/mappers: main content, no alternative texts)."""
+    """Extract with resiliparse and the settings of DCLM (baselines/mappers: main
+    content, no alternative texts).
+    """
     from resiliparse.extract.html2text import extract_plain_text
     from resiliparse.parse.html import HTMLTree
 
@@ -96,16 +114,27 @@ def with_trafilatura(html: str, options: Options) -> tuple[str, dict[str, Any]]:
         include_tables=options["tables"],
         include_links=options["links"],
         with_metadata=True,
-        date_extraction_params={"max_date": MAX_PAGE_DATE, "original_date": True, "extensive_search": False},
+        date_extraction_params={
+            "max_date": MAX_PAGE_DATE,
+            "original_date": True,
+            "extensive_search": False,
+        },
     )
     if document is None:
         return "", {}
     text = "\n".join(part for part in (document.text, document.comments) if part)
     text = normalize("NFC", text)  # like trafilatura.extract
-    return text, {"title": document.title, "published": document.date, "language": document.language}
+    return text, {
+        "title": document.title,
+        "published": document.date,
+        "language": document.language,
+    }
 
 
-EXTRACTORS: dict[str, Extractor] = {"resiliparse": with_resiliparse, "trafilatura": with_trafilatura}
+EXTRACTORS: dict[str, Extractor] = {
+    "resiliparse": with_resiliparse,
+    "trafilatura": with_trafilatura,
+}
 """Extractors by their names in a source's `extract`."""
 
 
@@ -123,10 +152,13 @@ def main() -> None:
     settings, pages, answers = begin()
     logging.disable()  # libraries log about each page; errors are part of the answers
     extractor = find_extractor(settings["extractor"])
-    extract(WARM_UP, "utf-8", "", extractor, settings["options"])  # imports, before the limits apply
+    # imports, before the limits apply
+    extract(WARM_UP, "utf-8", "", extractor, settings["options"])
     limit_resource(resource.RLIMIT_AS, settings["memory_bytes"])
     _answer(answers, {"ready": True})
-    while (page_header := read_frame(pages)) is not None and (content := read_frame(pages)) is not None:
+    while (page_header := read_frame(pages)) is not None and (
+        content := read_frame(pages)
+    ) is not None:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
         answer = _extract(json.loads(page_header), content, extractor, settings)
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -136,7 +168,10 @@ def main() -> None:
 
 
 def _extract(
-    page_header: dict[str, Any], content: bytes, extractor: Extractor, settings: dict[str, Any]
+    page_header: dict[str, Any],
+    content: bytes,
+    extractor: Extractor,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     try:
         extracted = extract(
@@ -147,13 +182,20 @@ def _extract(
             settings["options"],
             page_header["errors"],
         )
-        return {"text": extracted.text, "metadata": dict(extracted.metadata), "replaced": extracted.replaced}
+        return {
+            "text": extracted.text,
+            "metadata": dict(extracted.metadata),
+            "replaced": extracted.replaced,
+        }
     except UndecodableError as error:
         return {"error": str(error)}
     except MemoryError:
         return {"memory": True}
     except Exception as error:  # noqa: BLE001 - any error loses only this page
-        return {"error": f"the extractor failed: {type(error).__name__}: {' '.join(str(error).split())}"}
+        return {
+            "error": f"the extractor failed: {type(error).__name__}: "
+            f"{' '.join(str(error).split())}"
+        }
 
 
 def _answer(sink: BinaryIO, answer: dict[str, Any]) -> None:

@@ -1,9 +1,11 @@
-"""Text extraction in a child process: a page that hangs, crashes or runs out of memory only loses itself.
+"""Text extraction in a child process: a page that hangs, crashes or runs out of memory
+only loses itself.
 
-The process works while its parent reads ahead: a window of pages is in flight, and answers come back in order. If the
-process dies, the first page without an answer was the cause, and a new process continues after it. A process that has
-handled many pages may fail on a page that a fresh one handles, so a page that crashes or lacks memory is retried in a
-fresh process: the result of a page depends on that page alone.
+The process works while its parent reads ahead: a window of pages is in flight, and
+answers come back in order. If the process dies, the first page without an answer was
+the cause, and a new process continues after it. A process that has handled many pages
+may fail on a page that a fresh one handles, so a page that crashes or lacks memory is
+retried in a fresh process: the result of a page depends on that page alone.
 """
 
 from __future__ import annotations
@@ -78,8 +80,8 @@ class _SentPage:
 class Guard:
     """An extracting process and the pages in flight.
 
-    To be used by the thread that created it (Linux ends the process with that thread). The context manager kills the
-    process.
+    To be used by the thread that created it (Linux ends the process with that thread).
+    The context manager kills the process.
 
     Attributes:
         extractor: name in EXTRACTORS, or `module:function`.
@@ -111,7 +113,11 @@ class Guard:
 
     def submit(self, page: Page) -> None:
         """Submit a page; `collect` returns the answers in order."""
-        page_header = {"encoding": page.encoding, "charset": page.charset, "errors": page.errors}
+        page_header = {
+            "encoding": page.encoding,
+            "charset": page.charset,
+            "errors": page.errors,
+        }
         self._pages.append(_SentPage(frame(page_header) + frame(page.content)))
         self._bytes += len(self._pages[-1].content)
         if self._child is None:
@@ -127,10 +133,19 @@ class Guard:
             if answer is not None and "memory" not in answer:
                 self._forget()
                 self._answered += 1
-                return Failed(answer["error"]) if "error" in answer else Extracted(**answer)
+                return (
+                    Failed(answer["error"])
+                    if "error" in answer
+                    else Extracted(**answer)
+                )
             if answer is not None:
-                error = f"extraction needed more than {self.limits.memory_bytes >> 20} MiB of memory"
-            elif (state := self._exchange(SLEEP_FACTOR * self.limits.seconds)) == "alive":
+                error = (
+                    "extraction needed more than "
+                    f"{self.limits.memory_bytes >> 20} MiB of memory"
+                )
+            elif (
+                state := self._exchange(SLEEP_FACTOR * self.limits.seconds)
+            ) == "alive":
                 continue
             else:
                 error = self._timed_out() if state == "asleep" else self._obituary()
@@ -138,9 +153,13 @@ class Guard:
                 return failed
 
     def _replace(self, error: str) -> Failed | None:
-        """Restart the process after the page that ended it, or with it if no fresh process has tried it."""
+        """Restart the process after the page that ended it, or with it if no fresh
+        process has tried it.
+        """
         page = self._pages[0]
-        is_retried = self._answered > 0 and not page.tried and error != self._timed_out()
+        is_retried = (
+            self._answered > 0 and not page.tried and error != self._timed_out()
+        )
         page.tried = True
         self._kill()
         if not is_retried:
@@ -160,7 +179,11 @@ class Guard:
         status = self._child.wait()
         if status == -signal.SIGPROF:
             return self._timed_out()
-        return f"the extractor crashed (signal {-status})" if status < 0 else f"the extractor ended (status {status})"
+        return (
+            f"the extractor crashed (signal {-status})"
+            if status < 0
+            else f"the extractor ended (status {status})"
+        )
 
     def _start(self) -> None:
         settings = {
@@ -169,11 +192,14 @@ class Guard:
             "seconds": self.limits.seconds,
             "memory_bytes": self.limits.memory_bytes,
         }
-        self._child = guarded.start("gristmill.dataprep.reading.extraction", settings, bufsize=0)
+        self._child = guarded.start(
+            "gristmill.dataprep.reading.extraction", settings, bufsize=0
+        )
         for pipe in (self._child.stdin, self._child.stdout):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            with contextlib.suppress(OSError, AttributeError):  # a larger pipe is optional, and specific to Linux
+            # a larger pipe is optional, and specific to Linux
+            with contextlib.suppress(OSError, AttributeError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._answered = 0
         self._unwritten = bytearray(b"".join(page.content for page in self._pages))
@@ -181,7 +207,10 @@ class Guard:
         while self._take_answer() is None:
             if self._exchange(START_SECONDS) != "alive":
                 self._kill()
-                raise ExtractorError(f"the extractor {self.extractor!r} could not be started; the log says why")
+                raise ExtractorError(
+                    f"the extractor {self.extractor!r} could not be "
+                    "started; the log says why"
+                )
 
     def _kill(self) -> None:
         if self._child is not None:
@@ -199,7 +228,9 @@ class Guard:
         return answer
 
     def _exchange(self, seconds: float) -> Literal["alive", "dead", "asleep"]:
-        """Write and read without blocking; `asleep` if neither was possible for so long."""
+        """Write and read without blocking; `asleep` if neither was possible for so
+        long.
+        """
         assert self._child is not None
         assert self._child.stdin is not None
         assert self._child.stdout is not None
@@ -221,13 +252,16 @@ class Guard:
         assert self._child.stdin is not None
         try:
             written = self._child.stdin.write(self._unwritten[:PIPE_BYTES])
-        except BrokenPipeError:  # the process died, which the end of its answers reports
+        except BrokenPipeError:
+            # the process died, which the end of its answers reports
             self._unwritten.clear()
             return
         del self._unwritten[: written or 0]
 
 
-def extract_pages(items: Iterable[Read], guard: Guard, reading: Reading) -> Iterator[Read]:
+def extract_pages(
+    items: Iterable[Read], guard: Guard, reading: Reading
+) -> Iterator[Read]:
     """Replace each page by its document or by its error; other items pass, in order.
 
     Args:
@@ -243,7 +277,11 @@ def extract_pages(items: Iterable[Read], guard: Guard, reading: Reading) -> Iter
         pending.append(item)
         if isinstance(item, Page):
             guard.submit(item)
-        while pending and (not isinstance(pending[0], Page) or guard.is_full or len(pending) >= HELD_ITEMS):
+        while pending and (
+            not isinstance(pending[0], Page)
+            or guard.is_full
+            or len(pending) >= HELD_ITEMS
+        ):
             yield _settle(pending.popleft(), guard, reading)
     while pending:
         yield _settle(pending.popleft(), guard, reading)
@@ -258,5 +296,11 @@ def _settle(item: Read, guard: Guard, reading: Reading) -> Read:
     if not answer.text:
         return Dropped(item.number, EMPTY, item.locator, item.part)
     metadata = chosen_metadata({**answer.metadata, **item.metadata}, reading)
-    record = make_record(item.number, item.locator, answer.text, metadata, answer.replaced)
-    return Rejected(record.number, record.error, record.excerpt, item.part) if isinstance(record, Rejected) else record
+    record = make_record(
+        item.number, item.locator, answer.text, metadata, answer.replaced
+    )
+    return (
+        Rejected(record.number, record.error, record.excerpt, item.part)
+        if isinstance(record, Rejected)
+        else record
+    )

@@ -1,8 +1,10 @@
-"""A child process for work that a bad input may crash, hang or drive out of memory: its start and its protocol.
+"""A child process for work that a bad input may crash, hang or drive out of memory: its
+start and its protocol.
 
-Both sides send frames: a length (8 bytes, little-endian) and as many bytes. The process gets its settings as its only
-argument, in JSON. It ends with its parent, or at the end of its requests. It limits its own memory, and its CPU time
-per answer with an ITIMER_PROF, whose signal ends it.
+Both sides send frames: a length (8 bytes, little-endian) and as many bytes. The process
+gets its settings as its only argument, in JSON. It ends with its parent, or at the end
+of its requests. It limits its own memory, and its CPU time per answer with an
+ITIMER_PROF, whose signal ends it.
 """
 
 from __future__ import annotations
@@ -22,19 +24,31 @@ LENGTH_BYTES = 8
 READ_AHEAD_BYTES = 1 << 20
 
 
-def start(module: str, settings: Mapping[str, Any], bufsize: int = -1) -> subprocess.Popen[bytes]:
-    """Start a module in a child process; to be used by the calling thread (Linux ends the process with it)."""
+def start(
+    module: str, settings: Mapping[str, Any], bufsize: int = -1
+) -> subprocess.Popen[bytes]:
+    """Start a module in a child process; to be used by the calling thread (Linux ends
+    the process with it).
+    """
     argument = json.dumps({**settings, "parent": os.getpid()})
     return subprocess.Popen(
-        [sys.executable, "-m", module, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=bufsize
+        [sys.executable, "-m", module, argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=bufsize,
     )
 
 
 def begin() -> tuple[dict[str, Any], BinaryIO, BinaryIO]:
-    """Set up the child process; returns its settings, the request stream and the answer stream."""
+    """Set up the child process; returns its settings, the request stream and the answer
+    stream.
+    """
     settings = json.loads(sys.argv[1])
     end_with_parent(signal.SIGKILL, settings["parent"])
-    requests, answers = os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES), os.fdopen(os.dup(1), "wb")
+    requests, answers = (
+        os.fdopen(os.dup(0), "rb", buffering=READ_AHEAD_BYTES),
+        os.fdopen(os.dup(1), "wb"),
+    )
     os.dup2(2, 1)  # output of libraries must not mix with answers
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_resource(resource.RLIMIT_CORE, 0)

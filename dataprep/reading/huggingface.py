@@ -1,8 +1,10 @@
-"""Files of a split in a Hugging Face `datasets` folder. Only data and JSON are read, never code.
+"""Files of a split in a Hugging Face `datasets` folder. Only data and JSON are read,
+never code.
 
-Two layouts: that of `save_to_disk` (Arrow files listed in `state.json`, one folder per split under
-`dataset_dict.json`), and that of the hub (Parquet, JSONL, CSV or text files, assigned to splits by `configs:` at the
-top of README.md, else by name, as in https://huggingface.co/docs/hub/datasets-file-names-and-splits).
+Two layouts: that of `save_to_disk` (Arrow files listed in `state.json`, one folder per
+split under `dataset_dict.json`), and that of the hub (Parquet, JSONL, CSV or text
+files, assigned to splits by `configs:` at the top of README.md, else by name, as in
+https://huggingface.co/docs/hub/datasets-file-names-and-splits).
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ class NoSplitError(ValueError):
 
 
 def split_files(
-    names: Sequence[str], read: Callable[[str], bytes], split: str, is_data: Callable[[str], bool]
+    names: Sequence[str],
+    read: Callable[[str], bytes],
+    split: str,
+    is_data: Callable[[str], bool],
 ) -> list[str]:
     """Files of a split, sorted.
 
@@ -41,28 +46,41 @@ def split_files(
         is_data: True for files of a known format, in the hub's layout.
 
     Raises:
-        NoSplitError: the folder is not a dataset, is damaged, or lacks the split; the message lists the splits.
+        NoSplitError: the folder is not a dataset, is damaged, or lacks the split; the
+            message lists the splits.
     """
     if "dataset_dict.json" in names:
         splits = _parse(read, "dataset_dict.json").get("splits", [])
         if split not in splits:
-            raise NoSplitError(f"has no split {split!r}; its splits are {', '.join(map(str, splits))}")
+            raise NoSplitError(
+                f"has no split {split!r}; its splits are {', '.join(map(str, splits))}"
+            )
         return _saved_files(names, read, f"{split}/")
     if "state.json" in names:
         saved_split = _parse(read, "state.json").get("_split") or DEFAULT_SPLIT
         if split != saved_split:
-            raise NoSplitError(f"has no split {split!r}; it was saved with the one split {saved_split}")
+            raise NoSplitError(
+                f"has no split {split!r}; it was saved with the one split {saved_split}"
+            )
         return _saved_files(names, read, "")
-    data = sorted(name for name in names if is_data(name) and not name.endswith(_NO_DATA))
+    data = sorted(
+        name for name in names if is_data(name) and not name.endswith(_NO_DATA)
+    )
     configured = _card_patterns(names, read)
     if configured is not None:
         return _files_by_patterns(data, configured, split)
     return _files_by_name(data, split)
 
 
-def _saved_files(names: Sequence[str], read: Callable[[str], bytes], folder: str) -> list[str]:
+def _saved_files(
+    names: Sequence[str], read: Callable[[str], bytes], folder: str
+) -> list[str]:
     entries = _parse(read, f"{folder}state.json").get("_data_files") or []
-    listed = [folder + str(entry.get("filename")) for entry in entries if isinstance(entry, dict)]
+    listed = [
+        folder + str(entry.get("filename"))
+        for entry in entries
+        if isinstance(entry, dict)
+    ]
     missing = sorted(set(listed) - set(names))
     if missing or not listed:
         raise NoSplitError(
@@ -82,8 +100,12 @@ def _parse(read: Callable[[str], bytes], name: str) -> dict[str, Any]:
     return parsed
 
 
-def _card_patterns(names: Sequence[str], read: Callable[[str], bytes]) -> dict[str, list[str]] | None:
-    """Split -> patterns of the default configuration in README.md, or None if it does not list files."""
+def _card_patterns(
+    names: Sequence[str], read: Callable[[str], bytes]
+) -> dict[str, list[str]] | None:
+    """Split -> patterns of the default configuration in README.md, or None if it does
+    not list files.
+    """
     if "README.md" not in names:
         return None
     import yaml
@@ -94,20 +116,29 @@ def _card_patterns(names: Sequence[str], read: Callable[[str], bytes]) -> dict[s
     try:
         card = parse_yaml(front.group(1)) if front else None
     except yaml.YAMLError as error:
-        raise NoSplitError(f"is damaged: the top of README.md is no YAML: {' '.join(str(error).split())}") from error
+        raise NoSplitError(
+            "is damaged: the top of README.md is no YAML: "
+            f"{' '.join(str(error).split())}"
+        ) from error
     configs = card.get("configs") if isinstance(card, dict) else None
     if not configs:
         return None
     try:
         return _data_files([config for config in configs if config.get("data_files")])
     except (AttributeError, KeyError, TypeError) as error:
-        raise NoSplitError("is damaged: `configs` at the top of README.md is not of the hub's form") from error
+        raise NoSplitError(
+            "is damaged: `configs` at the top of README.md is not of the hub's form"
+        ) from error
 
 
 def _data_files(configs: Sequence[dict[str, Any]]) -> dict[str, list[str]] | None:
     if not configs:
         return None
-    marked = (config for config in configs if config.get("default") or config.get("config_name") == "default")
+    marked = (
+        config
+        for config in configs
+        if config.get("default") or config.get("config_name") == "default"
+    )
     files = next(marked, configs[0])["data_files"]
     if isinstance(files, dict):
         return {str(split): _as_list(patterns) for split, patterns in files.items()}
@@ -120,28 +151,52 @@ def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
 
 
-def _files_by_patterns(data: Sequence[str], patterns: dict[str, list[str]], split: str) -> list[str]:
+def _files_by_patterns(
+    data: Sequence[str], patterns: dict[str, list[str]], split: str
+) -> list[str]:
     if split not in patterns:
-        raise NoSplitError(f"has no split {split!r}; README.md names {', '.join(patterns)}")
-    matches = [name for name in data if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])]
+        raise NoSplitError(
+            f"has no split {split!r}; README.md names {', '.join(patterns)}"
+        )
+    matches = [
+        name
+        for name in data
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns[split])
+    ]
     if not matches:
-        raise NoSplitError(f"has no file for split {split!r}: nothing matches {', '.join(patterns[split])}")
+        raise NoSplitError(
+            f"has no file for split {split!r}: nothing matches "
+            f"{', '.join(patterns[split])}"
+        )
     return matches
 
 
 def _files_by_name(data: Sequence[str], split: str) -> list[str]:
-    """Files whose path has the split's word between punctuation; all are `train` if no path has any split's word."""
+    """Files whose path has the split's word between punctuation; all are `train` if no
+    path has any split's word.
+    """
     matches = [name for name in data if _names_split(name, split)]
     if matches:
         return matches
-    splits = sorted({alias for alias in _ALIASES for name in data if _names_split(name, alias)})
+    splits = sorted(
+        {alias for alias in _ALIASES for name in data if _names_split(name, alias)}
+    )
     if not data:
-        raise NoSplitError("holds no data: no state.json, dataset_dict.json, Parquet, JSONL or CSV file")
+        raise NoSplitError(
+            "holds no data: no state.json, dataset_dict.json, "
+            "Parquet, JSONL or CSV file"
+        )
     if splits or split != DEFAULT_SPLIT:
-        raise NoSplitError(f"has no split {split!r}; the names of its files say {', '.join(splits) or DEFAULT_SPLIT}")
+        raise NoSplitError(
+            f"has no split {split!r}; the names of its files say "
+            f"{', '.join(splits) or DEFAULT_SPLIT}"
+        )
     return list(data)
 
 
 def _names_split(name: str, split: str) -> bool:
     words = "|".join(map(re.escape, _ALIASES.get(split, (split,))))
-    return re.search(rf"(?<![A-Za-z0-9])({words})(?![A-Za-z])", name, re.IGNORECASE) is not None
+    return (
+        re.search(rf"(?<![A-Za-z0-9])({words})(?![A-Za-z])", name, re.IGNORECASE)
+        is not None
+    )

@@ -1,16 +1,20 @@
-"""First stage: reads all sources into document shards; everything else goes to quarantine.
+"""First stage: reads all sources into document shards; everything else goes to
+quarantine.
 
-Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet` for records that could not be
-read, and `dropped/<task>-<piece>.parquet` for pages without text. Other parts of a web archive (requests, redirects,
-images) are not documents: they are in no ledger, but counted by kind as `skipped`. Tasks depend only on the sorted
-listing: adjacent files of a source up to `shard_bytes` of input. A larger file, or a source with a `limit`, is one task
-that fills several shards.
+Output: `part-<task>-<piece>.parquet` (documents), `quarantine/<task>-<piece>.parquet`
+for records that could not be read, and `dropped/<task>-<piece>.parquet` for pages
+without text. Other parts of a web archive (requests, redirects, images) are not
+documents: they are in no ledger, but counted by kind as `skipped`. Tasks depend only on
+the sorted listing: adjacent files of a source up to `shard_bytes` of input. A larger
+file, or a source with a `limit`, is one task that fills several shards.
 
-Memory does not depend on the number of documents. A worker holds a shard and its tables, four times `shard_bytes` (or
-one document, four times `max_document_bytes`), and up to 20,000 rows of quarantine; while ids are compared, some 100 MB
-(`duplicate_records.py`). The parent process holds about 1 kB per file and the result of each task: another 1 kB, and the first
-quarantined records. A worker also holds the names of a tar archive's members, 150 bytes each, as a repeated name gets
-another locator.
+Memory does not depend on the number of documents. A worker holds a shard and its
+tables, four times `shard_bytes` (or one document, four times `max_document_bytes`), and
+up to 20,000 rows of quarantine; while ids are compared, some 100 MB
+(`duplicate_records.py`). The parent process holds about 1 kB per file and the result of
+each task: another 1 kB, and the first quarantined records. A worker also holds the
+names of a tar archive's members, 150 bytes each, as a repeated name gets another
+locator.
 """
 
 from __future__ import annotations
@@ -35,12 +39,21 @@ from gristmill.dataprep.reading.document_shards import (
     describe_loss,
     estimate_losses,
 )
-from gristmill.dataprep.reading.duplicate_records import Repeats, settle_repeats, shards_of
+from gristmill.dataprep.reading.duplicate_records import (
+    Repeats,
+    settle_repeats,
+    shards_of,
+)
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits, extract_pages
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.readers import read_file
 from gristmill.dataprep.reading.records import Read, Reading
-from gristmill.dataprep.reading.sources import SourceError, SourceFile, SourceListing, find_files
+from gristmill.dataprep.reading.sources import (
+    SourceError,
+    SourceFile,
+    SourceListing,
+    find_files,
+)
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.mixtures.sources import GENERATE, Ingest, OwnReader, Paragraphs, Source
 from gristmill.mixtures.user_code import OwnCodeError
@@ -51,45 +64,66 @@ SHOWN_CAUSES = 5
 """Causes listed in the warning about a mostly skipped source."""
 DEFAULT_EXTRACTOR = "resiliparse"
 THREADS = 4
-"""Most workers that share one GIL: a third of the time to read JSON lines is hashing, one document at a time."""
+"""Most workers that share one GIL: a third of the time to read JSON lines is hashing,
+one document at a time.
+"""
 THREAD_BYTES = 1 << 30
-"""Most bytes of JSON lines read by threads: two threads had read 300 MB before two processes had finished their
-imports."""
+"""Most bytes of JSON lines read by threads: two threads had read 300 MB before two
+processes had finished their imports.
+"""
 
 
 class ChangedInputError(SourceError):
-    """A source's files changed after the run was planned, so its output would have the wrong fingerprint."""
+    """A source's files changed after the run was planned, so its output would have the
+    wrong fingerprint.
+    """
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Read all sources of `config` into document shards under `out`.
 
     Args:
-        inputs: empty, or `generate`, whose folder has the files of the generated sources.
-        config: `sources` (name -> Source section, with the `listing` that it was planned from, if any), `ingest`
-            (Ingest section) and `generated` (names of generated sources).
+        inputs: empty, or `generate`, whose folder has the files of the generated
+            sources.
+        config: `sources` (name -> Source section, with the `listing` that it was
+            planned from, if any), `ingest` (Ingest section) and `generated` (names of
+            generated sources).
         out: folder for the shards and the quarantine.
         context: of the stage.
 
     Returns:
-        `counts`, `sources` (files, shards and skipped items of each), `quarantined` (the first ones), `lost` (estimated
-        records of files that could not be read to their end), `damaged` (the files that lost most), `skipped` (number
-        by kind) and `warnings`.
+        `counts`, `sources` (files, shards and skipped items of each), `quarantined`
+        (the first ones), `lost` (estimated records of files that could not be read to
+        their end), `damaged` (the files that lost most), `skipped` (number by kind) and
+        `warnings`.
 
     Raises:
-        SourceError: a source matches nothing, has an unknown format, or yields no document.
+        SourceError: a source matches nothing, has an unknown format, or yields no
+            document.
         ChangedInputError: a source's files differ from those that it was planned from.
-        DuplicateIdError: records of a source with `on_repeat: fail` repeat the id and the text of another record.
+        DuplicateIdError: records of a source with `on_repeat: fail` repeat the id and
+            the text of another record.
         ExtractorError: the extracting process does not start.
-        QuarantineError: more than `max_quarantined` of the records could not be read, or are lost with damaged files.
+        QuarantineError: more than `max_quarantined` of the records could not be read,
+            or are lost with damaged files.
     """
     section = Ingest.model_validate(config.get("ingest", {}))
-    planned = {name: source.get("listing") for name, source in config["sources"].items()}
-    sources = {
-        name: Source.model_validate({key: value for key, value in source.items() if key != "listing"})
-        for name, source in sorted({**config["sources"], **_generated(inputs, config)}.items())
+    planned = {
+        name: source.get("listing") for name, source in config["sources"].items()
     }
-    listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
+    sources = {
+        name: Source.model_validate(
+            {key: value for key, value in source.items() if key != "listing"}
+        )
+        for name, source in sorted(
+            {**config["sources"], **_generated(inputs, config)}.items()
+        )
+    }
+    listings = {
+        name: find_files(name, source.model_dump()) for name, source in sources.items()
+    }
     for name, listing in listings.items():
         check_unchanged(name, listing, planned.get(name))
     unsteady = list(try_readers(sources, listings))
@@ -111,11 +145,16 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     for warning in warnings:
         context.warn(warning)
     lost = sum(loss["lost"] for loss in losses)
-    counts = balance(results, section.max_quarantined, context.stage, lost, out / "quarantine")
+    counts = balance(
+        results, section.max_quarantined, context.stage, lost, out / "quarantine"
+    )
     repeats = _settle_repeats(out, sources, listings, results, context)
     for repeat in repeats:
         context.warn(repeat.describe())
-    described = {name: _describe(name, source, listings[name], results, losses) for name, source in sources.items()}
+    described = {
+        name: _describe(name, source, listings[name], results, losses)
+        for name, source in sources.items()
+    }
     for repeat in repeats:
         described[repeat.source]["shards"] -= repeat.emptied_shards
     return {
@@ -123,15 +162,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "sources": described,
         "lost": lost,
         "damaged": losses[:SHOWN_DAMAGED],
-        "quarantined": [row for result in results for row in result["quarantined"]][:SHOWN_QUARANTINED],
+        "quarantined": [row for result in results for row in result["quarantined"]][
+            :SHOWN_QUARANTINED
+        ],
         "skipped": add_counts(result["skipped"] for result in results),
         "warnings": [*warnings, *(repeat.describe() for repeat in repeats)],
     }
 
 
-def _generated(inputs: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _generated(
+    inputs: Mapping[str, Path], config: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
     """Source sections of the sources that the previous stage wrote."""
-    return {name: generated_files(inputs[GENERATE] / name) for name in config.get("generated", ())}
+    return {
+        name: generated_files(inputs[GENERATE] / name)
+        for name in config.get("generated", ())
+    }
 
 
 def generated_files(folder: Path) -> dict[str, Any]:
@@ -139,11 +185,14 @@ def generated_files(folder: Path) -> dict[str, Any]:
     return {"path": f"{folder}/part-*.jsonl", "format": "jsonl", "id_field": "locator"}
 
 
-def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raise ChangedInputError if a source's files differ from the listing that it was planned from.
+def check_unchanged(
+    name: str, listing: SourceListing, planned: Sequence[Mapping[str, Any]] | None
+) -> None:
+    """Raise ChangedInputError if a source's files differ from the listing that it was
+    planned from.
 
-    Compares names, sizes and modification times or etags; content hashed during planning is not hashed again. Python
-    sources have no files.
+    Compares names, sizes and modification times or etags; content hashed during
+    planning is not hashed again. Python sources have no files.
     """
     if planned is None or any(file.format == "python" for file in listing.files):
         return
@@ -152,36 +201,54 @@ def check_unchanged(name: str, listing: SourceListing, planned: Sequence[Mapping
     changed = sorted(before.keys() ^ now.keys())
     for path in before.keys() & now.keys():
         hashed = before[path]["stamp"].startswith("sha256:")
-        if before[path]["size"] != now[path].size or not (hashed or before[path]["stamp"] == now[path].stamp):
+        if before[path]["size"] != now[path].size or not (
+            hashed or before[path]["stamp"] == now[path].stamp
+        ):
             changed.append(path)
     if changed:
-        again = f", or mend {listing.by} if it lists others at every call" if listing.by else ""
+        again = (
+            f", or mend {listing.by} if it lists others at every call"
+            if listing.by
+            else ""
+        )
         raise ChangedInputError(
-            f"source {name!r}: {len(changed)} files changed since the run was planned, first "
-            f"{min(changed)}; run again{again}"
+            f"source {name!r}: {len(changed)} files changed since the run was planned, "
+            f"first {min(changed)}; run again{again}"
         )
     if listing.by and list(before) != list(now):
         raise ChangedInputError(
-            f"source {name!r}: {listing.by} lists its files in another order than when the run "
-            "was planned; let it sort them"
+            f"source {name!r}: {listing.by} lists its files in another order than when "
+            "the run was planned; let it sort them"
         )
 
 
-def plan(sources: Mapping[str, Source], listings: Mapping[str, SourceListing], shard_bytes: int) -> list[Task]:
-    """Split the listings into tasks, ordered by source and file name; a pure function of both."""
+def plan(
+    sources: Mapping[str, Source],
+    listings: Mapping[str, SourceListing],
+    shard_bytes: int,
+) -> list[Task]:
+    """Split the listings into tasks, ordered by source and file name; a pure function
+    of both.
+    """
     tasks: list[Task] = []
     for name, source in sorted(sources.items()):
         reading, listing = reading_of(source), listings[name]
-        for files in _groups(listing.files, shard_bytes, is_single=source.limit is not None):
+        for files in _groups(
+            listing.files, shard_bytes, is_single=source.limit is not None
+        ):
             payload = {
                 "source": name,
                 "files": [asdict(file) for file in files],
                 "reading": asdict(reading),
                 "extract_options": source.extract_options.model_dump(),
                 "limit": source.limit,
-                **({"read": source.read.model_dump(mode="json")} if source.read else {}),
+                **(
+                    {"read": source.read.model_dump(mode="json")} if source.read else {}
+                ),
             }
-            tasks.append(Task(f"{len(tasks):05d}", payload, sum(file.size for file in files)))
+            tasks.append(
+                Task(f"{len(tasks):05d}", payload, sum(file.size for file in files))
+            )
     return tasks
 
 
@@ -200,11 +267,17 @@ def reading_of(source: Source) -> Reading:
     )
 
 
-def _groups(files: Sequence[SourceFile], shard_bytes: int, is_single: bool) -> Iterator[list[SourceFile]]:
+def _groups(
+    files: Sequence[SourceFile], shard_bytes: int, is_single: bool
+) -> Iterator[list[SourceFile]]:
     group: list[SourceFile] = []
     group_bytes = 0
     for file in files:
-        if group and not is_single and (group_bytes + file.size > shard_bytes or file.format == "python"):
+        if (
+            group
+            and not is_single
+            and (group_bytes + file.size > shard_bytes or file.format == "python")
+        ):
             yield group
             group, group_bytes = [], 0
         group.append(file)
@@ -223,23 +296,42 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     """
     source = task.payload["source"]
     writer = ShardWriter(
-        as_path(out), task.name, source, section.shard_bytes, section.max_document_bytes, task.payload["limit"]
+        as_path(out),
+        task.name,
+        source,
+        section.shard_bytes,
+        section.max_document_bytes,
+        task.payload["limit"],
     )
     reading = Reading(**task.payload["reading"])
     warnings = []
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
-    extractor = Guard(reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits)
-    with extractor as guard, TableReader() as tables, _own_reader(task.payload) as own_reader:
+    extractor = Guard(
+        reading.extract or DEFAULT_EXTRACTOR, task.payload["extract_options"], limits
+    )
+    with (
+        extractor as guard,
+        TableReader() as tables,
+        _own_reader(task.payload) as own_reader,
+    ):
         for file in (SourceFile(**entry) for entry in task.payload["files"]):
             before, skipped = writer.read, writer.skipped.total()
-            records = read_file(file, reading, tables) if own_reader is None else own_records(own_reader, file, reading)
+            records = (
+                read_file(file, reading, tables)
+                if own_reader is None
+                else own_records(own_reader, file, reading)
+            )
             for record in extract_pages(records, guard, reading):
                 writer.add(file.name, record)
                 if writer.is_full:
                     break
             if writer.read == before:
-                exception = " but what is skipped" if writer.skipped.total() > skipped else ""
-                warnings.append(f"source {source!r}: {file.name} holds no records{exception}")
+                exception = (
+                    " but what is skipped" if writer.skipped.total() > skipped else ""
+                )
+                warnings.append(
+                    f"source {source!r}: {file.name} holds no records{exception}"
+                )
             if writer.is_full:
                 break
     writer.close()
@@ -259,8 +351,14 @@ def ingest_task(out: str, section: Ingest, task: Task) -> Done:
     return Done(writer.files, result)
 
 
-def _own_reader(payload: Mapping[str, Any]) -> AbstractContextManager[OwnProcess | None]:
-    return OwnProcess(OwnReader.model_validate(payload["read"])) if "read" in payload else nullcontext()
+def _own_reader(
+    payload: Mapping[str, Any],
+) -> AbstractContextManager[OwnProcess | None]:
+    return (
+        OwnProcess(OwnReader.model_validate(payload["read"]))
+        if "read" in payload
+        else nullcontext()
+    )
 
 
 def own_records(own: OwnProcess, file: SourceFile, reading: Reading) -> Iterator[Read]:
@@ -268,8 +366,11 @@ def own_records(own: OwnProcess, file: SourceFile, reading: Reading) -> Iterator
     return own.records(file.name, file.location, file.compression, file.size, reading)
 
 
-def try_readers(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> Iterator[str]:
-    """Call every user's reader twice on its first file; yield a warning if the results differ.
+def try_readers(
+    sources: Mapping[str, Source], listings: Mapping[str, SourceListing]
+) -> Iterator[str]:
+    """Call every user's reader twice on its first file; yield a warning if the results
+    differ.
 
     Raises:
         SourceError: a reader cannot be loaded or called, or yields no records.
@@ -279,7 +380,10 @@ def try_readers(sources: Mapping[str, Source], listings: Mapping[str, SourceList
             continue
         file, reading = listings[name].files[0], reading_of(source)
         try:
-            with OwnProcess(source.read) as first_process, OwnProcess(source.read) as second_process:
+            with (
+                OwnProcess(source.read) as first_process,
+                OwnProcess(source.read) as second_process,
+            ):
                 first, second = (
                     list(islice(own_records(process, file, reading), TRIED_RECORDS))
                     for process in (first_process, second_process)
@@ -288,22 +392,32 @@ def try_readers(sources: Mapping[str, Source], listings: Mapping[str, SourceList
             raise SourceError(f"source {name!r}: read: {error}") from error
         if first != second:
             yield (
-                f"source {name!r}: {source.read.use.reference} is not deterministic: called twice on {file.name}, "
+                f"source {name!r}: {source.read.use.reference} is not deterministic: "
+                f"called twice on {file.name}, "
                 "it gives other records; runs of this manifest will differ"
             )
 
 
-def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping[str, Any]]) -> None:
+def _check_every_source(
+    sources: Mapping[str, Source], results: Sequence[Mapping[str, Any]]
+) -> None:
     counts = add_counts(result["counts"]["sources"] for result in results)
     for name, source in sources.items():
         part = counts.get(name, {})
         if part.get("kept"):
             continue
         first_rejected = next(
-            (row for result in results for row in result["quarantined"] if row["source"] == name), None
+            (
+                row
+                for result in results
+                for row in result["quarantined"]
+                if row["source"] == name
+            ),
+            None,
         )
         example = (
-            f"; the first: {first_rejected['file']}, record {first_rejected['record']}: {first_rejected['error']}"
+            f"; the first: {first_rejected['file']}, record "
+            f"{first_rejected['record']}: {first_rejected['error']}"
             if first_rejected
             else ""
         )
@@ -312,60 +426,90 @@ def _check_every_source(sources: Mapping[str, Source], results: Sequence[Mapping
         raise SourceError(
             f"source {name!r}: no documents came out of {source.path}: "
             + (
-                f"{part['quarantined']} of {part['read']} records could not be read{example}"
+                f"{part['quarantined']} of {part['read']} records could not be "
+                f"read{example}"
                 if part.get("quarantined")
                 else f"its {part['read']} records hold no text"
                 if part.get("read")
                 else "its files hold no records"
             )
             + (f"; {empty} pages had no text" if empty else "")
-            + (f"; skipped: {', '.join(f'{number} x {kind}' for kind, number in skipped.items())}" if skipped else "")
+            + (
+                f"; skipped: {', '.join(f'{number} x {kind}' for kind, number in skipped.items())}"
+                if skipped
+                else ""
+            )
             + "; correct the source or remove it"
         )
 
 
 def _skipped(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return add_counts(result["skipped"] for result in results if result["source"] == name)
+    return add_counts(
+        result["skipped"] for result in results if result["source"] == name
+    )
 
 
-def _skip_warnings(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _skip_warnings(
+    names: Iterable[str], results: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Warnings about sources with more skipped than read responses or members."""
     warnings = []
     for name in names:
         source_results = [result for result in results if result["source"] == name]
-        candidates = add_counts(result["skipped_candidates"] for result in source_results)
-        skipped, read = sum(candidates.values()), sum(result["counts"]["read"] for result in source_results)
+        candidates = add_counts(
+            result["skipped_candidates"] for result in source_results
+        )
+        skipped, read = (
+            sum(candidates.values()),
+            sum(result["counts"]["read"] for result in source_results),
+        )
         if skipped > read:
-            causes = sorted(candidates.items(), key=lambda item: (-item[1], item[0]))[:SHOWN_CAUSES]
+            causes = sorted(candidates.items(), key=lambda item: (-item[1], item[0]))[
+                :SHOWN_CAUSES
+            ]
             warnings.append(
-                f"source {name!r}: {skipped:,} of {skipped + read:,} responses and members were skipped; most "
+                f"source {name!r}: {skipped:,} of {skipped + read:,} responses and "
+                "members were skipped; most "
                 f"often: {', '.join(f'{cause} ({number:,})' for cause, number in causes)}"
             )
     return warnings
 
 
-def _replacement_warnings(names: Iterable[str], results: Sequence[Mapping[str, Any]]) -> list[str]:
+def _replacement_warnings(
+    names: Iterable[str], results: Sequence[Mapping[str, Any]]
+) -> list[str]:
     """Warnings about sources with bytes that are invalid in their encoding."""
     replaced = {name: _count_replaced(name, results) for name in names}
     return [
-        f"source {name!r}: {count['records']:,} records had bytes that their encoding does not hold; "
-        f"{count['places']:,} places have U+FFFD instead (`encoding_errors: strict` quarantines such records)"
+        f"source {name!r}: {count['records']:,} records had bytes that their encoding "
+        f"does not hold; {count['places']:,} places have U+FFFD instead "
+        "(`encoding_errors: strict` quarantines such records)"
         for name, count in replaced.items()
         if count["records"]
     ]
 
 
 def _count_replaced(name: str, results: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    return add_counts(result["replaced"] for result in results if result["source"] == name)
+    return add_counts(
+        result["replaced"] for result in results if result["source"] == name
+    )
 
 
-def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], max_bytes: int) -> list[str]:
-    """Warnings about sources with texts beyond the limit: one text may be longer than all other documents."""
+def _too_long(
+    names: Iterable[str], results: Sequence[Mapping[str, Any]], max_bytes: int
+) -> list[str]:
+    """Warnings about sources with texts beyond the limit: one text may be longer than
+    all other documents.
+    """
     too_long = {
-        name: add_counts(result["too_long"] for result in results if result["source"] == name) for name in names
+        name: add_counts(
+            result["too_long"] for result in results if result["source"] == name
+        )
+        for name in names
     }
     return [
-        f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = {max_bytes:,}: {count['records']:,}, "
+        f"source {name!r}: quarantined texts longer than ingest.max_document_bytes = "
+        f"{max_bytes:,}: {count['records']:,}, "
         f"with {count['bytes']:,} bytes in all; split them, or raise that"
         for name, count in too_long.items()
         if count["records"]
@@ -373,26 +517,43 @@ def _too_long(names: Iterable[str], results: Sequence[Mapping[str, Any]], max_by
 
 
 def _has_warc(listing: SourceListing) -> bool:
-    return any("warc" in (file.format, file.members) or file.members == "auto" for file in listing.files)
+    return any(
+        "warc" in (file.format, file.members) or file.members == "auto"
+        for file in listing.files
+    )
 
 
 def _ignored_files(listings: Mapping[str, SourceListing]) -> list[str]:
     return [
         f"source {name!r}: its folder also holds files that are not read: "
         + "; ".join(
-            [", ".join(f"{count} {ending}" for ending, count in listing.ignored.items()), *answers(listing.ignored)]
+            [
+                ", ".join(
+                    f"{count} {ending}" for ending, count in listing.ignored.items()
+                ),
+                *answers(listing.ignored),
+            ]
         )
         for name, listing in listings.items()
         if listing.ignored
     ]
 
 
-def _is_read_in_kernels(sources: Mapping[str, Source], listings: Mapping[str, SourceListing]) -> bool:
-    """True for little input of JSON lines only, read mostly without the GIL: processes would take longer to start."""
+def _is_read_in_kernels(
+    sources: Mapping[str, Source], listings: Mapping[str, SourceListing]
+) -> bool:
+    """True for little input of JSON lines only, read mostly without the GIL: processes
+    would take longer to start.
+    """
     files = [file for listing in listings.values() for file in listing.files]
-    is_plain = all(source.read is None and source.extract in (None, "none") for source in sources.values())
+    is_plain = all(
+        source.read is None and source.extract in (None, "none")
+        for source in sources.values()
+    )
     return (
-        is_plain and all(file.format == "jsonl" for file in files) and sum(file.size for file in files) <= THREAD_BYTES
+        is_plain
+        and all(file.format == "jsonl" for file in files)
+        and sum(file.size for file in files) <= THREAD_BYTES
     )
 
 
@@ -412,7 +573,11 @@ def _settle_repeats(
     repeats_of_sources = []
     for number, (name, source) in enumerate(sources.items()):
         if _may_repeat(source, listings[name]):
-            documents = sum(result["counts"]["kept"] for result in results if result["source"] == name)
+            documents = sum(
+                result["counts"]["kept"]
+                for result in results
+                if result["source"] == name
+            )
             repeats_of_sources.append(
                 settle_repeats(
                     name,
@@ -438,7 +603,9 @@ def _describe(
         "path": source.path,
         "files": len(listing.files),
         "input_bytes": sum(file.size for file in listing.files),
-        "shards": sum(result["shards"] for result in results if result["source"] == name),
+        "shards": sum(
+            result["shards"] for result in results if result["source"] == name
+        ),
         "skipped": _skipped(name, results),
         "replaced": _count_replaced(name, results),
         "lost": sum(loss["lost"] for loss in losses if loss["source"] == name),

@@ -1,4 +1,6 @@
-"""JSON files in blocks of lines: JSON lines unchanged, a JSON array with one line per element."""
+"""JSON files in blocks of lines: JSON lines unchanged, a JSON array with one line per
+element.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,22 @@ from gristmill.dataprep.reading.compression import (
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEPARATORS = b", \t\r\n"
 _ARRAY_START = re.compile(rb"\s*\[(?:\s*[{\]]|[ \t\r]*\n|\s*\Z)")
-"""An array that spans lines or contains objects; a line such as `[1, 2]` in a JSON-lines file is a bad record."""
+"""An array that spans lines or contains objects; a line such as `[1, 2]` in a
+JSON-lines file is a bad record.
+"""
 _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 """A string, a bracket, or the quote of an incomplete string."""
 
 
-def json_blocks(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError | Damage]:
-    """Yield the lines of a JSON file in blocks, like `read_blocks`; for an array, a line per element.
+def json_blocks(
+    path: Openable, compression: str
+) -> Iterator[bytes | RecordTooLongError | Damage]:
+    """Yield the lines of a JSON file in blocks, like `read_blocks`; for an array, a
+    line per element.
 
     Raises:
-        CorruptFileError: an array is damaged or has no end; raised after the complete elements before.
+        CorruptFileError: an array is damaged or has no end; raised after the complete
+            elements before.
     """
     parts = utf8_parts(read_parts(path, compression))
     begin: list[bytes | Damage] = []
@@ -54,7 +62,9 @@ def is_array(start: bytes) -> bool:
     return _ARRAY_START.match(start.removeprefix(BYTE_ORDER_MARK)) is not None
 
 
-def json_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLongError]:
+def json_lines(
+    path: Openable, compression: str
+) -> Iterator[bytes | RecordTooLongError]:
     """Yield the lines of `json_blocks` one by one, without their ends.
 
     Raises:
@@ -63,7 +73,9 @@ def json_lines(path: Openable, compression: str) -> Iterator[bytes | RecordTooLo
     return split_blocks(json_blocks(path, compression))
 
 
-def _array_blocks(parts: Iterator[bytes | Damage]) -> Iterator[bytes | RecordTooLongError | Damage]:
+def _array_blocks(
+    parts: Iterator[bytes | Damage],
+) -> Iterator[bytes | RecordTooLongError | Damage]:
     elements = _Elements()
     for part in parts:
         if isinstance(part, Damage):
@@ -133,11 +145,16 @@ class _Elements:
         del self._text[:begin]
         self._scanned = scanned - begin
         if len(self._text) > MAX_RECORD_BYTES:
-            raise CorruptFileError(f"an element of the JSON array is longer than {MAX_RECORD_BYTES >> 20} MiB")
+            raise CorruptFileError(
+                "an element of the JSON array is longer than "
+                f"{MAX_RECORD_BYTES >> 20} MiB"
+            )
         self._next_scan_size = max(2 * len(self._text), len(self._text) + BLOCK_BYTES)
 
     def _add_line(self, lines: list[bytes], begin: int, end: int) -> None:
-        """Add a range of the text as a line, unless it has only white space and commas."""
+        """Add a range of the text as a line, unless it has only white space and
+        commas.
+        """
         content = self._text[begin:end].strip(_SEPARATORS)
         if content:
             # A line break in a string is an error in JSON, and so is a carriage return.

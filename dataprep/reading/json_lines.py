@@ -10,7 +10,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from gristmill.dataprep.reading.charsets import KEEP_BAD, UTF8, most_replaced, replace_bad
+from gristmill.dataprep.reading.charsets import (
+    KEEP_BAD,
+    UTF8,
+    most_replaced,
+    replace_bad,
+)
 from gristmill.dataprep.reading.compression import (
     CorruptFileError,
     Damage,
@@ -33,15 +38,23 @@ from gristmill.dataprep.reading.records import (
     not_utf8,
 )
 
-UNEXPECTED_MARK = "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
+UNEXPECTED_MARK = (
+    "Unexpected UTF-8 BOM (decode using utf-8-sig): line 1 column 1 (char 0)"
+)
 INEXACT = 2.0**63
-"""orjson makes a float of an integer that 64 bits do not hold; Python keeps all its digits."""
+"""orjson makes a float of an integer that 64 bits do not hold; Python keeps all its
+digits.
+"""
 _DECODER = json.JSONDecoder(parse_constant=str)
 """Shared decoder: with `parse_constant`, `json.loads` creates one per record."""
 
 
-def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Page | Rejected | Dropped]:
-    """Read JSON lines, or the elements of a JSON array; lines of white space are not records."""
+def read_jsonl(
+    item: Input, reading: Reading
+) -> Iterator[Record | Records | Page | Rejected | Dropped]:
+    """Read JSON lines, or the elements of a JSON array; lines of white space are not
+    records.
+    """
     number = 0
     try:
         for block in json_blocks(item.path, item.compression):
@@ -53,7 +66,9 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Pag
                 number += 1
                 yield Rejected(number, str(block), lost=block.lost(number - 1))
                 continue
-            lines: list[bytes] = [block] if isinstance(block, Unended) else list(lines_of(block))
+            lines: list[bytes] = (
+                [block] if isinstance(block, Unended) else list(lines_of(block))
+            )
             yield from _read_lines(item, reading, lines, number)
             number += len(lines)
     except CorruptFileError as error:
@@ -63,7 +78,9 @@ def read_jsonl(item: Input, reading: Reading) -> Iterator[Record | Records | Pag
 def _read_lines(
     item: Input, reading: Reading, lines: list[bytes], number: int
 ) -> Iterator[Record | Records | Page | Rejected | Dropped]:
-    """Read a block of lines, of which `number` come before; adjacent documents are yielded as columns."""
+    """Read a block of lines, of which `number` come before; adjacent documents are
+    yielded as columns.
+    """
     documents: list[Record] = []
     for line_number, line in enumerate(lines, start=number + 1):
         if not line or line.isspace():
@@ -90,7 +107,9 @@ def _as_columns(documents: list[Record]) -> Records:
     )
 
 
-def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Record | Page | Rejected | Dropped:
+def _from_line(
+    item: Input, reading: Reading, number: int, line: bytes
+) -> Record | Page | Rejected | Dropped:
     replaced = 0
     row = _exact_row(line, reading)
     if row is None:
@@ -99,17 +118,25 @@ def _from_line(item: Input, reading: Reading, number: int, line: bytes) -> Recor
             row = parse_json(text)
         except ValueError as error:
             if isinstance(line, Unended):
-                return Rejected(number, f"the file is cut off in its last line: {error}", excerpt(line), lost=None)
+                return Rejected(
+                    number,
+                    f"the file is cut off in its last line: {error}",
+                    excerpt(line),
+                    lost=None,
+                )
             return Rejected(number, str(error), excerpt(line))
         if not isinstance(row, dict):
-            return Rejected(number, f"a JSON object was expected, not {kind(row)}", excerpt(line))
+            return Rejected(
+                number, f"a JSON object was expected, not {kind(row)}", excerpt(line)
+            )
     return from_row(reading, number, row, f"{item.name}#{number}", replaced)
 
 
 def _exact_row(line: bytes, reading: Reading) -> dict[str, Any] | None:
     """Object of a line if orjson reads it as Python does; otherwise None.
 
-    orjson refuses lone surrogates, NaN and infinities, which Python reads, and rounds large integers.
+    orjson refuses lone surrogates, NaN and infinities, which Python reads, and rounds
+    large integers.
     """
     try:
         row = orjson.loads(line)
@@ -120,7 +147,9 @@ def _exact_row(line: bytes, reading: Reading) -> dict[str, Any] | None:
     for value in row.values():
         if type(value) is float and abs(value) >= INEXACT:
             return None
-        if type(value) in (dict, list) and (reading.metadata or "." in f"{reading.text}{reading.id}"):
+        if type(value) in (dict, list) and (
+            reading.metadata or "." in f"{reading.text}{reading.id}"
+        ):
             return None  # a number in it may be kept
     return row
 
@@ -137,10 +166,12 @@ def _line_text(line: bytes, reading: Reading) -> tuple[str, int]:
 
 
 def parse_json(line: bytes | str) -> Any:
-    """Parse one line of JSON. NaN and Infinity, which JSON lacks but Python writes, become strings.
+    """Parse one line of JSON. NaN and Infinity, which JSON lacks but Python writes,
+    become strings.
 
     Raises:
-        ValueError: not UTF-8, not JSON, or nested too deeply; the message is for the user.
+        ValueError: not UTF-8, not JSON, or nested too deeply; the message is for the
+            user.
     """
     try:
         text = line if isinstance(line, str) else line.decode(UTF8)

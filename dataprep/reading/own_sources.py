@@ -1,10 +1,12 @@
-"""User-written readers and listings, run in a separate process: a crash, a hang or printed output only affects the
-current file.
+"""User-written readers and listings, run in a separate process: a crash, a hang or
+printed output only affects the current file.
 
-This module has both sides. `OwnProcess` starts the process with the code by value; the process reports that it is
-ready, then answers one request at a time. Frames (`guarded.py`) are JSON towards it and pickled tuples back. Records
-are sent in buffers. If the process ends, the last buffer is lost, so the file is read again in a fresh process that
-sends each record at once: the result is every record that its reader yielded before it ended.
+This module has both sides. `OwnProcess` starts the process with the code by value; the
+process reports that it is ready, then answers one request at a time. Frames
+(`guarded.py`) are JSON towards it and pickled tuples back. Records are sent in buffers.
+If the process ends, the last buffer is lost, so the file is read again in a fresh
+process that sends each record at once: the result is every record that its reader
+yielded before it ended.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ SLEEP_FACTOR = 6
 THIS_MODULE = "gristmill.dataprep.reading.own_sources"
 READ, LIST = "read", "list"
 BUFFER_BYTES = 1 << 16
-"""Buffered answers: a switch between two processes costs as much as some hundred of them."""
+"""Buffered answers: a switch between two processes costs as much as some hundred of
+them.
+"""
 ENTRY_KEYS = ("path", "size", "name")
 Answer = tuple[Any, ...]
 
@@ -70,7 +74,8 @@ class _Meter:
 
 @dataclass
 class OwnProcess:
-    """A process with one user function, started at the first request and killed by the context manager.
+    """A process with one user function, started at the first request and killed by the
+    context manager.
 
     To be used by the thread that created it (Linux ends the process with that thread).
 
@@ -96,31 +101,52 @@ class OwnProcess:
             path: of the source, for a function with a parameter `path`.
 
         Raises:
-            OwnCodeError: the function raises, ends or hangs, or returns anything but paths.
+            OwnCodeError: the function raises, ends or hangs, or returns anything but
+                paths.
         """
         try:
-            return [entry for answer_kind, entry in self._answers({"path": path}) if answer_kind == "file"]
+            return [
+                entry
+                for answer_kind, entry in self._answers({"path": path})
+                if answer_kind == "file"
+            ]
         except _EndedError as error:
-            raise OwnCodeError(f"{self.own.use.place}: {self.own.use.name} {error}") from error
+            raise OwnCodeError(
+                f"{self.own.use.place}: {self.own.use.name} {error}"
+            ) from error
 
-    def records(self, name: str, location: str, compression: str, size: int, reading: Reading) -> Iterator[Read]:
+    def records(
+        self, name: str, location: str, compression: str, size: int, reading: Reading
+    ) -> Iterator[Read]:
         """Records that a reader yields for a file, followed by an Ended.
 
         Args:
             name: of the file; prefix of the locators.
-            location: path or URL; a remote file is copied to this machine for a function that takes a path.
-            compression: of the file; a function that takes a stream gets it decompressed.
+            location: path or URL; a remote file is copied to this machine for a
+                function that takes a path.
+            compression: of the file; a function that takes a stream gets it
+                decompressed.
             size: stored bytes.
             reading: conversion of records to documents.
 
         Raises:
-            OwnCodeError: the code cannot be loaded or called with a file, or does not return an iterable.
+            OwnCodeError: the code cannot be loaded or called with a file, or does not
+                return an iterable.
             OSError: the storage failed.
         """
         self.start()
         meter = _Meter() if self.takes == "stream" else None
-        with _as_file(location) if self.takes == "path" else contextlib.nullcontext(location) as place:
-            request = {"name": name, "location": place, "compression": compression, "reading": asdict(reading)}
+        with (
+            _as_file(location)
+            if self.takes == "path"
+            else contextlib.nullcontext(location) as place
+        ):
+            request = {
+                "name": name,
+                "location": place,
+                "compression": compression,
+                "reading": asdict(reading),
+            }
             yield from with_end(self._records(request, meter or _Meter()), size, meter)
 
     def _records(self, request: dict[str, Any], meter: _Meter) -> Iterator[Read]:
@@ -132,15 +158,23 @@ class OwnProcess:
                 ):
                     if number > num_yielded:
                         num_yielded, meter.read_bytes = number, read_bytes
-                        yield content if answer_kind == "record" else Rejected(number, content, lost=None)
+                        yield (
+                            content
+                            if answer_kind == "record"
+                            else Rejected(number, content, lost=None)
+                        )
                 return
             except _EndedError as error:
                 if is_unbuffered:
-                    yield Rejected(num_yielded + 1, f"{self.own.use.place}: {self.own.use.name} {error}", lost=None)
+                    yield Rejected(
+                        num_yielded + 1,
+                        f"{self.own.use.place}: {self.own.use.name} {error}",
+                        lost=None,
+                    )
 
     def _answers(self, request: Mapping[str, Any]) -> Iterator[Answer]:
-        """Yield the answers to a request; kills the process unless all were read. Raises _EndedError if the process
-        ended.
+        """Yield the answers to a request; kills the process unless all were read.
+        Raises _EndedError if the process ended.
         """
         is_complete = False
         try:
@@ -151,7 +185,11 @@ class OwnProcess:
                 if answer[0] == "refused":
                     raise OwnCodeError(answer[1])
                 if answer[0] == "errno":
-                    raise OSError(answer[2]) if answer[1] is None else OSError(*answer[1:])
+                    raise (
+                        OSError(answer[2])
+                        if answer[1] is None
+                        else OSError(*answer[1:])
+                    )
                 is_complete = answer[0] == "end"
                 if not is_complete:
                     yield answer
@@ -168,13 +206,19 @@ class OwnProcess:
         if self._child is not None:
             return
         task = READ if isinstance(self.own, OwnReader) else LIST
-        self._child = guarded.start(THIS_MODULE, {"what": task, "seconds": self.own.time_limit_seconds})
-        self._send(frame(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode()))
+        self._child = guarded.start(
+            THIS_MODULE, {"what": task, "seconds": self.own.time_limit_seconds}
+        )
+        self._send(
+            frame(self.own.model_dump_json(exclude={"time_limit_seconds"}).encode())
+        )
         try:
             status, content = self._answer()
         except _EndedError as error:
             self._kill()
-            raise OwnCodeError(f"{self.own.use.file} {error} while it was loaded") from error
+            raise OwnCodeError(
+                f"{self.own.use.file} {error} while it was loaded"
+            ) from error
         if status == "refused":
             self._kill()
             raise OwnCodeError(content)
@@ -183,7 +227,8 @@ class OwnProcess:
     def _send(self, content: bytes) -> None:
         assert self._child is not None
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process ended, which the missing answer reports
+        # the process ended, which the missing answer reports
+        with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(content)
             self._child.stdin.flush()
 
@@ -203,7 +248,11 @@ class OwnProcess:
             return f"took more than {seconds:g} s of processor time for {unit} {key}"
         if status == -signal.SIGALRM:
             return f"gave nothing for {SLEEP_FACTOR * seconds:g} s {key}"
-        return f"crashed (signal {-status})" if status < 0 else f"ended its process (status {status})"
+        return (
+            f"crashed (signal {-status})"
+            if status < 0
+            else f"ended its process (status {status})"
+        )
 
     def _kill(self) -> None:
         if self._child is not None:
@@ -213,10 +262,13 @@ class OwnProcess:
 
 @contextlib.contextmanager
 def _as_file(location: str) -> Iterator[str]:
-    """Yield a local path: the file itself, or a temporary copy of a remote file with the same name."""
+    """Yield a local path: the file itself, or a temporary copy of a remote file with
+    the same name.
+    """
     path = as_path(location)
     if is_local(path):
-        yield getattr(path, "path", "") or str(path)  # a file:// URL has its path in `path`
+        # a file:// URL has its path in `path`
+        yield getattr(path, "path", "") or str(path)
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-read-") as folder:
         copy = Path(folder) / path.name
@@ -233,7 +285,8 @@ def main() -> None:
     settings, requests, output = guarded.begin()
     answers = open(output.fileno(), "wb", buffering=BUFFER_BYTES, closefd=False)  # noqa: SIM115 - closed at exit
     with open(os.devnull) as null_device:
-        os.dup2(null_device.fileno(), 0)  # user code that reads stdin would consume the next request
+        # user code that reads stdin would consume the next request
+        os.dup2(null_device.fileno(), 0)
 
     def answer(*values: Any, at_once: bool = True) -> None:
         answers.write(frame(pickle.dumps(values)))
@@ -244,7 +297,11 @@ def main() -> None:
     limited = _TimeLimited(settings["seconds"])
     try:
         with limited:
-            call, takes = _reader(user_function) if settings["what"] == READ else _listing(user_function)
+            call, takes = (
+                _reader(user_function)
+                if settings["what"] == READ
+                else _listing(user_function)
+            )
     except OwnCodeError as error:
         answer("refused", str(error))
         return
@@ -267,7 +324,9 @@ def main() -> None:
 
 
 class _TimeLimited:
-    """Time limit: ends the process if a block exceeds its CPU time, or SLEEP_FACTOR times that in wall-clock time."""
+    """Time limit: ends the process if a block exceeds its CPU time, or SLEEP_FACTOR
+    times that in wall-clock time.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -283,29 +342,47 @@ class _TimeLimited:
 
 def _reader(user_function: Own) -> tuple[Callable[..., Any], str]:
     """Load a reader; returns it with its argument, `path` or `stream`."""
-    call, parameters = load_own(user_function, "path or stream"), _parameters(user_function)
-    first = next((parameter for parameter in parameters if parameter.name not in user_function.options), None)
+    call, parameters = (
+        load_own(user_function, "path or stream"),
+        _parameters(user_function),
+    )
+    first = next(
+        (
+            parameter
+            for parameter in parameters
+            if parameter.name not in user_function.options
+        ),
+        None,
+    )
     if first is None or first.name in ("path", "stream"):
         return call, "path" if first is None else first.name
     hint = str(first.annotation)
     if "Path" in hint or "IO" in hint:
         return call, "path" if "Path" in hint else "stream"
     raise OwnCodeError(
-        f"{user_function.use.place}: the first parameter of {user_function.use.name} is called {first.name!r}; call it "
-        "`path` (the file as it is stored) or `stream` (its bytes, decompressed), or give it the type "
-        "hint Path or BinaryIO"
+        f"{user_function.use.place}: the first parameter of {user_function.use.name} "
+        f"is called {first.name!r}; call it `path` (the file as it is stored) or "
+        "`stream` (its bytes, decompressed), or give it the type hint Path or BinaryIO"
     )
 
 
 def _listing(user_function: Own) -> tuple[Callable[..., Any], str]:
-    """Load a listing; returns it with `path` if it takes the source's path, else an empty string."""
-    takes = "path" if any(parameter.name == "path" for parameter in _parameters(user_function)) else ""
+    """Load a listing; returns it with `path` if it takes the source's path, else an
+    empty string.
+    """
+    takes = (
+        "path"
+        if any(parameter.name == "path" for parameter in _parameters(user_function))
+        else ""
+    )
     return load_own(user_function, *([takes] if takes else [])), takes
 
 
 def _parameters(user_function: Own) -> list[inspect.Parameter]:
     try:
-        return list(inspect.signature(load_function(user_function.use)).parameters.values())
+        return list(
+            inspect.signature(load_function(user_function.use)).parameters.values()
+        )
     except (TypeError, ValueError):  # a built-in without a signature
         return []
 
@@ -331,26 +408,36 @@ class _Decoded(io.RawIOBase):
 
 
 def _read(
-    user_function: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
+    user_function: Own,
+    call: Callable[..., Any],
+    takes: str,
+    request: Mapping[str, Any],
+    limited: _TimeLimited,
 ) -> Iterator[Answer]:
-    """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`, bytes, error) if reading cannot
-    continue.
+    """Yield (`record`, stored bytes read so far, Read) for each record, and (`failed`,
+    bytes, error) if reading cannot continue.
     """
     reading, name = Reading(**request["reading"]), request["name"]
     if takes == "path":
-        for number, item in enumerate(_items(user_function, call, Path(request["location"]), limited), start=1):
+        for number, item in enumerate(
+            _items(user_function, call, Path(request["location"]), limited), start=1
+        ):
             yield _answer_of(user_function, reading, name, number, item, 0)
         return
     metered = Metered(as_path(request["location"]))
     with DecodedStream(metered, request["compression"]) as stream:
         raw = _Decoded(stream)
-        for number, item in enumerate(_items(user_function, call, io.BufferedReader(raw), limited), start=1):
+        for number, item in enumerate(
+            _items(user_function, call, io.BufferedReader(raw), limited), start=1
+        ):
             if isinstance(item, _Failed):
                 if raw.failure is not None:
                     raise raw.failure
                 if stream.error is not None:
                     break
-            yield _answer_of(user_function, reading, name, number, item, metered.read_bytes)
+            yield _answer_of(
+                user_function, reading, name, number, item, metered.read_bytes
+            )
         if stream.error is not None:
             yield "failed", metered.read_bytes, str(stream.error)
 
@@ -376,9 +463,12 @@ def _items(
     try:
         with limited:
             iterable = call(argument)
-            if isinstance(iterable, str | bytes | Mapping) or not isinstance(iterable, Iterable):
+            if isinstance(iterable, str | bytes | Mapping) or not isinstance(
+                iterable, Iterable
+            ):
                 raise OwnCodeError(
-                    f"{user_function.use.place}: {user_function.use.name} gives {_described(iterable)}, not records one by "
+                    f"{user_function.use.place}: {user_function.use.name} gives "
+                    f"{_described(iterable)}, not records one by "
                     'one; write: yield {"text": ...}'
                 )
             records = iter(iterable)
@@ -389,7 +479,10 @@ def _items(
                 return
             running = getattr(iterable, "gi_frame", None)
             yield _Item(
-                value, f"{user_function.use.file}, line {running.f_lineno}" if running else user_function.use.place
+                value,
+                f"{user_function.use.file}, line {running.f_lineno}"
+                if running
+                else user_function.use.place,
             )
     except OwnCodeError:
         raise
@@ -406,11 +499,20 @@ def one_line_of(own: Own, error: BaseException) -> str:
 
 
 def _answer_of(
-    user_function: Own, reading: Reading, name: str, number: int, item: _Item | _Failed, read_bytes: int
+    user_function: Own,
+    reading: Reading,
+    name: str,
+    number: int,
+    item: _Item | _Failed,
+    read_bytes: int,
 ) -> Answer:
     if isinstance(item, _Failed):
         return "failed", read_bytes, item.error
-    return "record", read_bytes, _record(user_function, reading, number, f"{name}#{number}", item)
+    return (
+        "record",
+        read_bytes,
+        _record(user_function, reading, number, f"{name}#{number}", item),
+    )
 
 
 def _record(
@@ -420,36 +522,56 @@ def _record(
     value = item.value
     if isinstance(value, BaseException):
         message = f"{type(value).__name__}: {one_line(value)} ({item.place})"
-        return Rejected(number, one_line_of(user_function, value) if value.__traceback__ else message)
+        return Rejected(
+            number,
+            one_line_of(user_function, value) if value.__traceback__ else message,
+        )
     if not isinstance(value, Mapping):
         return Rejected(
             number,
-            f"{item.place}: a record is a mapping with {reading.text!r}, not {_described(value)}",
+            f"{item.place}: a record is a mapping with {reading.text!r}, not "
+            f"{_described(value)}",
             excerpt(str(value)),
         )
     try:
         record = from_row(reading, number, value, locator)
         if isinstance(record, Page):  # its metadata is pickled to the parent process
             return replace(record, metadata=json.loads(metadata_json(record.metadata)))
-    except (TypeError, ValueError, RecursionError) as error:  # metadata that is not JSON
-        return Rejected(number, f"{item.place}: the record cannot be kept: {one_line(error)}", excerpt(str(value)))
-    return replace(record, error=f"{item.place}: {record.error}") if isinstance(record, Rejected) else record
+    except (TypeError, ValueError, RecursionError) as error:
+        # metadata that is not JSON
+        return Rejected(
+            number,
+            f"{item.place}: the record cannot be kept: {one_line(error)}",
+            excerpt(str(value)),
+        )
+    return (
+        replace(record, error=f"{item.place}: {record.error}")
+        if isinstance(record, Rejected)
+        else record
+    )
 
 
 def _list(
-    user_function: Own, call: Callable[..., Any], takes: str, request: Mapping[str, Any], limited: _TimeLimited
+    user_function: Own,
+    call: Callable[..., Any],
+    takes: str,
+    request: Mapping[str, Any],
+    limited: _TimeLimited,
 ) -> Iterator[Answer]:
     """Yield (`file`, entry) for each file."""
     try:
         with limited:
             listing = call(as_path(request["path"])) if takes else call()
-            is_many = isinstance(listing, Iterable) and not isinstance(listing, str | bytes | Mapping)
+            is_many = isinstance(listing, Iterable) and not isinstance(
+                listing, str | bytes | Mapping
+            )
             entries = list(listing) if is_many else [listing]
     except (Exception, SystemExit) as error:
         raise OwnCodeError(one_line_of(user_function, error)) from error
     if not is_many:
         raise OwnCodeError(
-            f"{user_function.use.place}: {user_function.use.name} gives {_described(listing)}, not paths one by one"
+            f"{user_function.use.place}: {user_function.use.name} gives "
+            f"{_described(listing)}, not paths one by one"
         )
     for number, entry in enumerate(entries, start=1):
         yield "file", _entry(user_function, number, entry)
@@ -458,18 +580,29 @@ def _list(
 def _entry(user_function: Own, number: int, entry: Any) -> dict[str, Any]:
     if isinstance(entry, str | os.PathLike):
         return {"path": os.fspath(entry)}
-    has_valid_keys = isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and set(entry) <= set(ENTRY_KEYS)
-    if has_valid_keys and isinstance(entry.get("size", 0), int) and isinstance(entry.get("name", ""), str):
+    has_valid_keys = (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("path"), str)
+        and set(entry) <= set(ENTRY_KEYS)
+    )
+    if (
+        has_valid_keys
+        and isinstance(entry.get("size", 0), int)
+        and isinstance(entry.get("name", ""), str)
+    ):
         return dict(entry)
     raise OwnCodeError(
-        f"{user_function.use.place}: entry {number} of {user_function.use.name} is {_described(entry)}; each is a path "
+        f"{user_function.use.place}: entry {number} of {user_function.use.name} is "
+        f"{_described(entry)}; each is a path "
         "or URL, or a mapping with `path`, and if wanted `size` (bytes) and `name`"
     )
 
 
 def _described(value: Any) -> str:
     """Type and start of a value."""
-    return "nothing" if value is None else f"{kind(value)} ({excerpt(repr(value))[:40]})"
+    return (
+        "nothing" if value is None else f"{kind(value)} ({excerpt(repr(value))[:40]})"
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Text that every machine with Python has: sources of the demo that need no download.
 
-`python-docs://` is prose: topics of the language reference, docstrings of the standard library, and descriptions and
-licences of the installed distributions (real near-duplicates). `python-stdlib://` is code: the files of the standard
-library. The content depends only on the interpreter and the installed distributions.
+`python-docs://` is prose: topics of the language reference, docstrings of the standard
+library, and descriptions and licences of the installed distributions (real
+near-duplicates). `python-stdlib://` is code: the files of the standard library. The
+content depends only on the interpreter and the installed distributions.
 """
 
 from __future__ import annotations
@@ -28,12 +29,23 @@ CONTENT_VERSION = 1
 MIN_CHARACTERS = 200
 """Shortest document; most shorter ones are a single sentence."""
 LONG_DOCSTRING_CHARACTERS = 1500
-"""A docstring of this length is a document; shorter ones are sections of their module's document."""
+"""A docstring of this length is a document; shorter ones are sections of their module's
+document.
+"""
 MAX_CODE_BYTES = 300_000
 """Largest file; larger ones of the standard library are generated tables."""
 _OWN_NAME = "gristmill"
-_SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
-_GENERATED = re.compile(r"\bgenerated (from|by|automatically)|automatically generated", re.IGNORECASE)
+_SKIPPED_FOLDERS = {
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "test",
+    "tests",
+    "idle_test",
+}
+_GENERATED = re.compile(
+    r"\bgenerated (from|by|automatically)|automatically generated", re.IGNORECASE
+)
 _LICENCE_NAME = re.compile(r"licen[cs]e|copying|notice", re.IGNORECASE)
 
 
@@ -58,18 +70,27 @@ def python_parts(path: str) -> list[str]:
 
 
 def python_documents(path: str, part: str) -> Iterator[PythonDocument]:
-    """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed order."""
+    """Documents of one part of `python-docs://` or `python-stdlib://`, in a fixed
+    order.
+    """
     return _PARTS[path][part]()
 
 
 def python_listing(path: str, verify: bool) -> list[dict[str, Any]]:
-    """Fingerprint of the content: interpreter and distributions, or with `verify` the hash of every part."""
+    """Fingerprint of the content: interpreter and distributions, or with `verify` the
+    hash of every part.
+    """
     if verify:
         return [_hashed(path, part) for part in python_parts(path)]
     entries = [("documents", str(CONTENT_VERSION)), ("python", sys.version)]
     if path == DOCS:
-        entries += [(f"dist/{name}", distribution.version) for name, distribution in installed_distributions()]
-    return [{"path": name, "size": 0, "stamp": stamp} for name, stamp in sorted(entries)]
+        entries += [
+            (f"dist/{name}", distribution.version)
+            for name, distribution in installed_distributions()
+        ]
+    return [
+        {"path": name, "size": 0, "stamp": stamp} for name, stamp in sorted(entries)
+    ]
 
 
 def _hashed(path: str, part: str) -> dict[str, Any]:
@@ -83,10 +104,14 @@ def _hashed(path: str, part: str) -> dict[str, Any]:
 
 
 def installed_distributions() -> list[tuple[str, metadata.Distribution]]:
-    """Installed distributions by normalised name (PEP 503), sorted, without gristmill."""
+    """Installed distributions by normalised name (PEP 503), sorted, without
+    gristmill.
+    """
     paths = sysconfig.get_paths()
     distributions: dict[str, metadata.Distribution] = {}
-    for distribution in metadata.distributions(path=sorted({paths["purelib"], paths["platlib"]})):
+    for distribution in metadata.distributions(
+        path=sorted({paths["purelib"], paths["platlib"]})
+    ):
         name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "").lower()
         if name and name != _OWN_NAME:
             distributions.setdefault(name, distribution)
@@ -94,12 +119,17 @@ def installed_distributions() -> list[tuple[str, metadata.Distribution]]:
 
 
 def standard_library_files() -> list[tuple[str, Path]]:
-    """Modules of the standard library by relative path, sorted, without tests and generated tables."""
+    """Modules of the standard library by relative path, sorted, without tests and
+    generated tables.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     files = []
     for path in root.rglob("*.py"):
         relative = path.relative_to(root)
-        if _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1]) and path.stat().st_size <= MAX_CODE_BYTES:
+        if (
+            _SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1])
+            and path.stat().st_size <= MAX_CODE_BYTES
+        ):
             files.append((relative.as_posix(), path))
     return sorted(files)
 
@@ -115,20 +145,26 @@ def read_code(path: Path) -> str:
 
 
 def docstrings(module: str, tree: ast.Module) -> Iterator[tuple[str, str, str]]:
-    """Docstrings of a module and its classes and functions: (name, signature, docstring), in source order."""
+    """Docstrings of a module and its classes and functions: (name, signature,
+    docstring), in source order.
+    """
     module_docstring = ast.get_docstring(tree)
     if module_docstring:
         yield module, "", module_docstring
     yield from _member_docstrings(module, tree.body)
 
 
-def _member_docstrings(prefix: str, body: list[ast.stmt]) -> Iterator[tuple[str, str, str]]:
+def _member_docstrings(
+    prefix: str, body: list[ast.stmt]
+) -> Iterator[tuple[str, str, str]]:
     for node in body:
         if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         name = f"{prefix}.{node.name}"
         text = ast.get_docstring(node)
-        signature = "" if isinstance(node, ast.ClassDef) else f"({ast.unparse(node.args)})"
+        signature = (
+            "" if isinstance(node, ast.ClassDef) else f"({ast.unparse(node.args)})"
+        )
         if text:
             yield name, signature, text
         if isinstance(node, ast.ClassDef):
@@ -155,13 +191,17 @@ def _module_docs() -> Iterator[PythonDocument]:
         try:
             entries = list(docstrings(module, ast.parse(read_code(path))))
         except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-            yield PythonDocument(f"stdlib/{relative}", "", error=f"not valid Python: {error}")
+            yield PythonDocument(
+                f"stdlib/{relative}", "", error=f"not valid Python: {error}"
+            )
             continue
         sections = []
         for name, signature, text in entries:
             section = f"{name}{signature}\n\n{text}"
             if name != module and len(text) >= LONG_DOCSTRING_CHARACTERS:
-                yield PythonDocument(f"stdlib/{relative}:{name.removeprefix(module + '.')}", section)
+                yield PythonDocument(
+                    f"stdlib/{relative}:{name.removeprefix(module + '.')}", section
+                )
             else:
                 sections.append(section)
         yield from _if_long_enough(f"stdlib/{relative}", "\n\n\n".join(sections), {})
@@ -171,12 +211,19 @@ def _distribution_docs() -> Iterator[PythonDocument]:
     for name, distribution in installed_distributions():
         document_metadata = {"version": distribution.version}
         try:
-            # Parsed here, as an import of the package importlib_metadata changes the result of `.metadata`.
-            payload = email.message_from_string(distribution.read_text("METADATA") or "").get_payload()
+            # Parsed here, as an import of the package importlib_metadata changes the
+            # result of `.metadata`.
+            payload = email.message_from_string(
+                distribution.read_text("METADATA") or ""
+            ).get_payload()
         except UnicodeDecodeError as error:
-            yield PythonDocument(f"dist/{name}/METADATA", "", error=f"not valid UTF-8: {error}")
+            yield PythonDocument(
+                f"dist/{name}/METADATA", "", error=f"not valid UTF-8: {error}"
+            )
         else:
-            yield from _if_long_enough(f"dist/{name}/METADATA", str(payload or ""), document_metadata)
+            yield from _if_long_enough(
+                f"dist/{name}/METADATA", str(payload or ""), document_metadata
+            )
         yield from _licences(name, distribution, document_metadata)
 
 
@@ -191,9 +238,13 @@ def _licences(
         try:
             text = path.read_text("utf-8")
         except UnicodeDecodeError as error:
-            yield PythonDocument(f"dist/{name}/{relative_path}", "", error=f"not valid UTF-8: {error}")
+            yield PythonDocument(
+                f"dist/{name}/{relative_path}", "", error=f"not valid UTF-8: {error}"
+            )
             continue
-        yield from _if_long_enough(f"dist/{name}/{relative_path}", text, document_metadata)
+        yield from _if_long_enough(
+            f"dist/{name}/{relative_path}", text, document_metadata
+        )
 
 
 def _standard_library_code() -> Iterator[PythonDocument]:
@@ -201,19 +252,27 @@ def _standard_library_code() -> Iterator[PythonDocument]:
         try:
             text = read_code(path)
         except (SyntaxError, UnicodeDecodeError) as error:
-            yield PythonDocument(f"stdlib/{relative}", "", error=f"not valid Python: {error}")
+            yield PythonDocument(
+                f"stdlib/{relative}", "", error=f"not valid Python: {error}"
+            )
             continue
         if not _GENERATED.search(text[:500]):
             yield from _if_long_enough(f"stdlib/{relative}", text, {})
 
 
-def _if_long_enough(locator: str, text: str, document_metadata: dict[str, Any]) -> Iterator[PythonDocument]:
+def _if_long_enough(
+    locator: str, text: str, document_metadata: dict[str, Any]
+) -> Iterator[PythonDocument]:
     if len(text) >= MIN_CHARACTERS:
         yield PythonDocument(locator, text, document_metadata)
 
 
 _PARTS: dict[str, dict[str, Callable[[], Iterator[PythonDocument]]]] = {
-    DOCS: {"distributions": _distribution_docs, "docstrings": _module_docs, "topics": _topics},
+    DOCS: {
+        "distributions": _distribution_docs,
+        "docstrings": _module_docs,
+        "topics": _topics,
+    },
     STDLIB: {"code": _standard_library_code},
 }
 
@@ -232,10 +291,13 @@ PHRASINGS = (
 
 
 def questions() -> list[dict[str, Any]]:
-    """SFT examples without ids: a question about a name of the standard library, and the first paragraph of its
-    docstring.
+    """SFT examples without ids: a question about a name of the standard library, and
+    the first paragraph of its docstring.
     """
-    return [{"messages": [_user(question), _assistant(answer)]} for question, answer in _pairs()]
+    return [
+        {"messages": [_user(question), _assistant(answer)]}
+        for question, answer in _pairs()
+    ]
 
 
 def preferences() -> list[dict[str, Any]]:
@@ -249,7 +311,11 @@ def preferences() -> list[dict[str, Any]]:
         number = _hash("rejected", question) % len(answers)
         rejected = answers[number] if answers[number] != answer else answers[number - 1]
         examples.append(
-            {"prompt": [_user(question)], "chosen": [_assistant(answer)], "rejected": [_assistant(rejected)]}
+            {
+                "prompt": [_user(question)],
+                "chosen": [_assistant(answer)],
+                "rejected": [_assistant(rejected)],
+            }
         )
     return examples
 
@@ -260,7 +326,9 @@ def _pairs() -> list[tuple[str, str]]:
         answer = " ".join(text.split("\n\n")[0].split())
         if MIN_ANSWER_CHARACTERS <= len(answer) <= MAX_ANSWER_CHARACTERS:
             phrasing = PHRASINGS[_hash("phrasing", name) % len(PHRASINGS)]
-            pairs_by_name.setdefault(name, (phrasing.format(kind=kind, name=name), answer))
+            pairs_by_name.setdefault(
+                name, (phrasing.format(kind=kind, name=name), answer)
+            )
     return list(pairs_by_name.values())
 
 
@@ -269,16 +337,21 @@ def _public_docstrings() -> Iterator[tuple[str, str, str]]:
         module = module_name(relative)
         try:
             tree = ast.parse(read_code(path))
-        except (SyntaxError, ValueError):  # not valid Python; reading python-docs:// as a source reports it
+        except (SyntaxError, ValueError):
+            # not valid Python; reading python-docs:// as a source reports it
             continue
         for name, signature, text in docstrings(module, tree):
             if not any(part.startswith("_") for part in name.split(".")):
-                kind = "module" if name == module else "function" if signature else "class"
+                kind = (
+                    "module" if name == module else "function" if signature else "class"
+                )
                 yield name, kind, text
 
 
 def _hash(purpose: str, text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{purpose}\0{text}".encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b(f"{purpose}\0{text}".encode(), digest_size=8).digest(), "little"
+    )
 
 
 def _user(content: str) -> dict[str, str]:

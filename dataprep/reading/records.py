@@ -1,4 +1,6 @@
-"""Records read from a file: documents, pages awaiting extraction, and rejected, dropped and skipped records."""
+"""Records read from a file: documents, pages awaiting extraction, and rejected, dropped
+and skipped records.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,34 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.reading.charsets import AUTO, UTF8, Decoded, Errors, UndecodableError, decode
+from gristmill.dataprep.reading.charsets import (
+    AUTO,
+    UTF8,
+    Decoded,
+    Errors,
+    UndecodableError,
+    decode,
+)
 from gristmill.dataprep.reading.compression import Openable
 
 EXCERPT_CHARACTERS = 200
 NUL = "\0"
 EMPTY = "extract/empty"
-"""Reason for dropping a page without text, which is common on the web and not an error."""
+"""Reason for dropping a page without text, which is common on the web and not an
+error.
+"""
 
 
-_METADATA_ENCODER = json.JSONEncoder(ensure_ascii=False, sort_keys=True, default=str, allow_nan=False)
+_METADATA_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, sort_keys=True, default=str, allow_nan=False
+)
 """Shared encoder: `json.dumps` creates one per record."""
 
 
 def metadata_json(values: Mapping[str, Any]) -> str:
-    """Metadata as a document's JSON string. NaN and infinities, which JSON lacks, become strings."""
+    """Metadata as a document's JSON string. NaN and infinities, which JSON lacks,
+    become strings.
+    """
     if not values:
         return "{}"
     try:
@@ -35,12 +50,18 @@ def metadata_json(values: Mapping[str, Any]) -> str:
 
 
 def _finite(value: Any) -> Any:
-    """Copy of a value with NaN and infinities as strings, spelled like Python's `json`."""
+    """Copy of a value with NaN and infinities as strings, spelled like Python's
+    `json`.
+    """
     if isinstance(value, Mapping):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(part) for part in value]
-    return json.dumps(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return (
+        json.dumps(value)
+        if isinstance(value, float) and not math.isfinite(value)
+        else value
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +74,8 @@ class Reading:
         encoding: name of a codec, `auto`, or None for the format's default.
         encoding_errors: handling of invalid bytes; see `decode`.
         extract: extractor of HTML, or None for the format's default.
-        split: split text files into `chapters`, or into paragraphs of so many characters; None for no split.
+        split: split text files into `chapters`, or into paragraphs of so many
+            characters; None for no split.
     """
 
     text: str = "text"
@@ -75,7 +97,9 @@ class Input:
 
 
 class Record(NamedTuple):
-    """One document; `metadata` is a JSON object, `replaced` the number of U+FFFD put for invalid bytes."""
+    """One document; `metadata` is a JSON object, `replaced` the number of U+FFFD put
+    for invalid bytes.
+    """
 
     number: int
     locator: str
@@ -106,7 +130,10 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         columns = (
             self.numbers.tolist(),
-            *(column.to_pylist() for column in (self.locators, self.texts, self.metadata)),
+            *(
+                column.to_pylist()
+                for column in (self.locators, self.texts, self.metadata)
+            ),
         )
         return (Record(*row) for row in zip(*columns, strict=True))
 
@@ -114,7 +141,10 @@ class Records:
         """Slice of the documents, without a copy."""
         return Records(
             self.numbers[begin:end],
-            *(column.slice(begin, end - begin) for column in (self.locators, self.texts, self.metadata)),
+            *(
+                column.slice(begin, end - begin)
+                for column in (self.locators, self.texts, self.metadata)
+            ),
         )
 
 
@@ -152,7 +182,8 @@ class Rejected:
         error: description.
         excerpt: start of the record.
         part: member of an archive, or empty.
-        lost: number of records after it that are lost with it, as its file cannot be read further; None if unknown.
+        lost: number of records after it that are lost with it, as its file cannot be
+            read further; None if unknown.
     """
 
     number: int
@@ -178,8 +209,8 @@ class Skipped:
 
     Attributes:
         reason: its kind: an HTTP request, an image, a directory.
-        candidate: True for kinds that may be documents, such as responses but not requests; there is a warning if most
-            candidates of a source are skipped.
+        candidate: True for kinds that may be documents, such as responses but not
+            requests; there is a warning if most candidates of a source are skipped.
     """
 
     reason: str
@@ -188,7 +219,8 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Ended:
-    """End of a file, or of an archive's member, with its number of records and its losses.
+    """End of a file, or of an archive's member, with its number of records and its
+    losses.
 
     Attributes:
         records: number of records read, including bad ones.
@@ -216,7 +248,9 @@ class Meter(Protocol):
     read_bytes: int
 
 
-def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, part: str = "") -> Iterator[Read]:
+def with_end(
+    records: Iterator[Read], stored_bytes: int, meter: Meter | None, part: str = ""
+) -> Iterator[Read]:
     """Yield the records of a file or a member, then an Ended.
 
     Args:
@@ -229,16 +263,33 @@ def with_end(records: Iterator[Read], stored_bytes: int, meter: Meter | None, pa
     lost: int | None = 0
     for record in records:
         yield record
-        number += len(record) if isinstance(record, Records) else isinstance(record, Record | Page | Rejected | Dropped)
+        number += (
+            len(record)
+            if isinstance(record, Records)
+            else isinstance(record, Record | Page | Rejected | Dropped)
+        )
         if isinstance(record, Rejected) and record.lost != 0 and record.part == part:
-            error, lost = record.error, None if None in (lost, record.lost) else (lost or 0) + (record.lost or 0)
-    yield Ended(number, stored_bytes, stored_bytes if meter is None else meter.read_bytes, part, error, lost)
+            error, lost = (
+                record.error,
+                None
+                if None in (lost, record.lost)
+                else (lost or 0) + (record.lost or 0),
+            )
+    yield Ended(
+        number,
+        stored_bytes,
+        stored_bytes if meter is None else meter.read_bytes,
+        part,
+        error,
+        lost,
+    )
 
 
 def make_record(
     number: int, locator: str, text: str, metadata: Mapping[str, Any], replaced: int = 0
 ) -> Record | Rejected | Dropped:
-    """Make a document; an empty text is dropped, one with NULs or lone surrogates is quarantined.
+    """Make a document; an empty text is dropped, one with NULs or lone surrogates is
+    quarantined.
 
     NULs come from another encoding or a binary file.
     """
@@ -247,39 +298,63 @@ def make_record(
     if NUL in text:
         return Rejected(
             number,
-            f"the text has {text.count(NUL):,} NUL characters; if it is UTF-16 or UTF-32 without a byte order mark, "
-            "name that as `encoding`",
+            f"the text has {text.count(NUL):,} NUL characters; if it is UTF-16 or "
+            "UTF-32 without a byte order mark, name that as `encoding`",
             excerpt(text),
         )
     record = Record(number, locator, text, metadata_json(metadata), replaced)
-    if text.isascii() and locator.isascii() and record.metadata.isascii():  # O(1) for strings
+    # O(1) for strings
+    if text.isascii() and locator.isascii() and record.metadata.isascii():
         return record
-    for field_name, value in (("text", text), ("id", locator), ("metadata", record.metadata)):
+    for field_name, value in (
+        ("text", text),
+        ("id", locator),
+        ("metadata", record.metadata),
+    ):
         if (lone := _lone_surrogate(value)) is not None:
-            return Rejected(number, f"{field_name} has a lone surrogate {lone}, which UTF-8 cannot hold", excerpt(text))
+            return Rejected(
+                number,
+                f"{field_name} has a lone surrogate {lone}, which UTF-8 cannot hold",
+                excerpt(text),
+            )
     return record
 
 
 def from_row(
-    reading: Reading, number: int, row: Mapping[str, Any], locator: str, replaced: int = 0
+    reading: Reading,
+    number: int,
+    row: Mapping[str, Any],
+    locator: str,
+    replaced: int = 0,
 ) -> Record | Page | Rejected | Dropped:
-    """Make a document of a table's row or a JSON object; a Page if its text is HTML to be extracted.
+    """Make a document of a table's row or a JSON object; a Page if its text is HTML to
+    be extracted.
 
     Args:
         replaced: number of U+FFFD already put for invalid bytes of the row.
     """
     text = field_of(row, reading.text)
     if text is None and not has_field(row, reading.text):
-        return Rejected(number, f"no field {reading.text!r}; the fields are {_names(row)}", excerpt(str(dict(row))))
+        return Rejected(
+            number,
+            f"no field {reading.text!r}; the fields are {_names(row)}",
+            excerpt(str(dict(row))),
+        )
     if text is None:
         return Dropped(number, EMPTY, locator)
     if not isinstance(text, str | bytes):
-        return Rejected(number, f"field {reading.text!r} must be a string, not {kind(text)}", excerpt(str(dict(row))))
+        return Rejected(
+            number,
+            f"field {reading.text!r} must be a string, not {kind(text)}",
+            excerpt(str(dict(row))),
+        )
     if reading.id is not None:
         key = field_of(row, reading.id)
         if not isinstance(key, str | int) or isinstance(key, bool) or key == "":
             return Rejected(
-                number, f"field {reading.id!r} must be a string or an integer, not {kind(key)}", excerpt(str(dict(row)))
+                number,
+                f"field {reading.id!r} must be a string or an integer, not {kind(key)}",
+                excerpt(str(dict(row))),
             )
         locator = str(key)
     metadata = _metadata(row, reading)
@@ -293,18 +368,33 @@ def from_row(
         )
     except UndecodableError as error:
         return Rejected(number, str(error), excerpt(text))
-    return make_record(number, locator, decoded.text, metadata, decoded.replaced + replaced)
+    return make_record(
+        number, locator, decoded.text, metadata, decoded.replaced + replaced
+    )
 
 
 def _page(
-    number: int, locator: str, html: str | bytes, metadata: Mapping[str, Any], reading: Reading
+    number: int,
+    locator: str,
+    html: str | bytes,
+    metadata: Mapping[str, Any],
+    reading: Reading,
 ) -> Page | Rejected | Dropped:
-    record = make_record(number, locator, html if isinstance(html, str) else "bytes", metadata)
+    record = make_record(
+        number, locator, html if isinstance(html, str) else "bytes", metadata
+    )
     if not isinstance(record, Record):
         return record
     if isinstance(html, str):
         return Page(number, locator, html.encode("utf-8"), UTF8, metadata=metadata)
-    return Page(number, locator, html, reading.encoding or AUTO, metadata=metadata, errors=reading.encoding_errors)
+    return Page(
+        number,
+        locator,
+        html,
+        reading.encoding or AUTO,
+        metadata=metadata,
+        errors=reading.encoding_errors,
+    )
 
 
 def has_field(row: Mapping[str, Any], name: str) -> bool:
@@ -312,22 +402,36 @@ def has_field(row: Mapping[str, Any], name: str) -> bool:
     if name in row:
         return True
     outer, dot, inner = name.partition(".")
-    return bool(dot) and isinstance(row.get(outer), Mapping) and has_field(row[outer], inner)
+    return (
+        bool(dot)
+        and isinstance(row.get(outer), Mapping)
+        and has_field(row[outer], inner)
+    )
 
 
 def field_of(row: Mapping[str, Any], name: str) -> Any:
-    """Value of a field, or None; `a.b` is the key `a.b` if there is one, else the key `b` of the object `a`."""
+    """Value of a field, or None; `a.b` is the key `a.b` if there is one, else the key
+    `b` of the object `a`.
+    """
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
-    return field_of(row[outer], inner) if dot and isinstance(row.get(outer), Mapping) else None
+    return (
+        field_of(row[outer], inner)
+        if dot and isinstance(row.get(outer), Mapping)
+        else None
+    )
 
 
 def _metadata(row: Mapping[str, Any], reading: Reading) -> dict[str, Any]:
     if reading.metadata is not None:
         values = {name: field_of(row, name) for name in reading.metadata}
         return {name: value for name, value in values.items() if value is not None}
-    scalars = {name: value for name, value in row.items() if value is not None and not isinstance(value, (list, dict))}
+    scalars = {
+        name: value
+        for name, value in row.items()
+        if value is not None and not isinstance(value, (list, dict))
+    }
     scalars.pop(reading.text, None)
     if reading.id is not None:
         scalars.pop(reading.id, None)
@@ -350,19 +454,35 @@ def _lone_surrogate(value: str) -> str | None:
 
 def not_utf8(error: UnicodeDecodeError) -> str:
     """Error message for bytes that are not UTF-8."""
-    return f"not valid UTF-8: byte 0x{error.object[error.start]:02x} at position {error.start}"
+    return (
+        f"not valid UTF-8: byte 0x{error.object[error.start]:02x} at position "
+        f"{error.start}"
+    )
 
 
 def excerpt(content: bytes | str) -> str:
     """Start of a bad record, in valid UTF-8."""
-    text = content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace") if isinstance(content, bytes) else content
+    text = (
+        content[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace")
+        if isinstance(content, bytes)
+        else content
+    )
     return text[:EXCERPT_CHARACTERS].encode("utf-8", "backslashreplace").decode()
 
 
 def kind(value: Any) -> str:
     """Name of a JSON value's type for messages."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
+    return names.get(
+        type(value),
+        "a number" if isinstance(value, int | float) else type(value).__name__,
+    )
 
 
 def _names(row: Mapping[str, Any]) -> str:

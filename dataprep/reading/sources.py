@@ -1,8 +1,10 @@
-"""Files of a source, local or in any fsspec store, and the stamps that identify their content.
+"""Files of a source, local or in any fsspec store, and the stamps that identify their
+content.
 
-A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these, or one of two sources without
-files: `python-docs://` and `python-stdlib://`. Wildcards do not match names that start with a dot. A tar or zip archive
-is one input; its members are listed when it is read.
+A path is a file, a glob (`**` for any depth), a folder, an fsspec URL of one of these,
+or one of two sources without files: `python-docs://` and `python-stdlib://`. Wildcards
+do not match names that start with a dot. A tar or zip archive is one input; its members
+are listed when it is read.
 """
 
 from __future__ import annotations
@@ -18,15 +20,35 @@ from urllib.parse import unquote
 
 from gristmill.core.files import DEFAULT_STORE, as_path, sha256_file
 from gristmill.core.object_stores import not_installed
-from gristmill.dataprep.reading.binary_formats import answers, format_of_extension, how_to_read
+from gristmill.dataprep.reading.binary_formats import (
+    answers,
+    format_of_extension,
+    how_to_read,
+)
 from gristmill.dataprep.reading.compression import split_compression
-from gristmill.dataprep.reading.huggingface import DEFAULT_SPLIT, NoSplitError, split_files
+from gristmill.dataprep.reading.huggingface import (
+    DEFAULT_SPLIT,
+    NoSplitError,
+    split_files,
+)
 from gristmill.dataprep.reading.own_sources import OwnProcess
-from gristmill.dataprep.reading.pythondocs import is_python_source, python_listing, python_parts
+from gristmill.dataprep.reading.pythondocs import (
+    is_python_source,
+    python_listing,
+    python_parts,
+)
 from gristmill.mixtures.sources import OwnListing
 from gristmill.mixtures.user_code import OwnCodeError
 
-_STAMP_KEYS = ("ETag", "etag", "mtime", "LastModified", "last_modified", "updated", "created")
+_STAMP_KEYS = (
+    "ETag",
+    "etag",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "created",
+)
 
 
 class LinkOutsideError(ValueError):
@@ -35,7 +57,9 @@ class LinkOutsideError(ValueError):
 
 @dataclass(frozen=True)
 class Found:
-    """A file: name relative to the searched path, location, size in bytes, and stamp that changes with its content."""
+    """A file: name relative to the searched path, location, size in bytes, and stamp
+    that changes with its content.
+    """
 
     name: str
     location: str
@@ -44,7 +68,9 @@ class Found:
 
 
 def find(path: str) -> tuple[str, list[Found]]:
-    """Kind of a path (`file`, `folder`, `glob`, `missing`), and its files, unordered."""
+    """Kind of a path (`file`, `folder`, `glob`, `missing`), and its files,
+    unordered.
+    """
     return _find_remote(path) if "://" in path else _find_local(path)
 
 
@@ -62,7 +88,11 @@ def _find_local(path: str) -> tuple[str, list[Found]]:
         for name in glob.glob(pattern, root_dir=root or None, recursive=True)
         if DEFAULT_STORE in pattern or DEFAULT_STORE not in Path(name).parts
     )
-    return "glob", [_file_inside(root, name) for name in sorted(set(names)) if os.path.isfile(os.path.join(root, name))]
+    return "glob", [
+        _file_inside(root, name)
+        for name in sorted(set(names))
+        if os.path.isfile(os.path.join(root, name))
+    ]
 
 
 def _file_inside(root: str, name: str) -> Found:
@@ -71,27 +101,41 @@ def _file_inside(root: str, name: str) -> Found:
     Raises:
         LinkOutsideError: the file is a link to a file outside of the folder.
     """
-    location, base = os.path.realpath(os.path.join(root, name)), os.path.realpath(root or ".")
+    location, base = (
+        os.path.realpath(os.path.join(root, name)),
+        os.path.realpath(root or "."),
+    )
     allowed = [base]
     # Hugging Face cache: a snapshot's files link to its blobs.
     if os.path.basename(os.path.dirname(base)) == "snapshots":
         allowed.append(os.path.join(os.path.dirname(os.path.dirname(base)), "blobs"))
     if not any(os.path.commonpath([location, folder]) == folder for folder in allowed):
-        raise LinkOutsideError(f"{os.path.join(root, name)} links to {location}, which lies outside of {base}")
+        raise LinkOutsideError(
+            f"{os.path.join(root, name)} links to {location}, "
+            f"which lies outside of {base}"
+        )
     return _local_file(root, name)
 
 
 def _walk(folder: str) -> Iterator[str]:
-    """Yield the regular files below a folder, also through links, without pipes, devices and outputs of runs."""
+    """Yield the regular files below a folder, also through links, without pipes,
+    devices and outputs of runs.
+    """
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != DEFAULT_STORE)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".") and name != DEFAULT_STORE
+        )
         for name in sorted(names):
             if not name.startswith(".") and os.path.isfile(os.path.join(parent, name)):
                 yield os.path.relpath(os.path.join(parent, name), folder)
 
 
 def _split_glob(path: str) -> tuple[str, str]:
-    """Split a pattern before its first part with a wildcard: `a/b/**/*.py` is (`a/b`, `**/*.py`)."""
+    """Split a pattern before its first part with a wildcard: `a/b/**/*.py` is (`a/b`,
+    `**/*.py`).
+    """
     parts = path.split("/")
     first = next(number for number, part in enumerate(parts) if glob.has_magic(part))
     root = "/".join(parts[:first])
@@ -101,7 +145,12 @@ def _split_glob(path: str) -> tuple[str, str]:
 def _local_file(root: str, name: str) -> Found:
     location = os.path.join(root, name)
     status = os.stat(location)
-    return Found(Path(name).as_posix(), os.path.abspath(location), status.st_size, str(status.st_mtime_ns))
+    return Found(
+        Path(name).as_posix(),
+        os.path.abspath(location),
+        status.st_size,
+        str(status.st_mtime_ns),
+    )
 
 
 def _find_remote(path: str) -> tuple[str, list[Found]]:
@@ -112,22 +161,33 @@ def _find_remote(path: str) -> tuple[str, list[Found]]:
         root = _split_glob(inner)[0]
         return "glob", _remote_files(store, root, store.glob(inner, detail=True))
     if store.isfile(inner):
-        return "file", _remote_files(store, inner.rpartition("/")[0], {inner: store.info(inner)})
+        return "file", _remote_files(
+            store, inner.rpartition("/")[0], {inner: store.info(inner)}
+        )
     if not store.isdir(inner):
         return "missing", []
     return "folder", _remote_files(store, inner, store.find(inner, detail=True))
 
 
-def _remote_files(store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]) -> list[Found]:
+def _remote_files(
+    store: Any, root: str, infos: Mapping[str, Mapping[str, Any]]
+) -> list[Found]:
     files = []
     for location, info in infos.items():
         name = location[len(root) :].lstrip("/")
         if "://" in location:
-            name = unquote(name.partition("?")[0])  # the query is not part of the name, and may be a signature
-        if info["type"] != "file" or any(part.startswith(".") for part in name.split("/")):
+            # the query is not part of the name, and may be a signature
+            name = unquote(name.partition("?")[0])
+        if info["type"] != "file" or any(
+            part.startswith(".") for part in name.split("/")
+        ):
             continue
-        stamp = next((str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), "")
-        files.append(Found(name, store.unstrip_protocol(location), int(info["size"]), stamp))
+        stamp = next(
+            (str(info[key]) for key in _STAMP_KEYS if info.get(key) is not None), ""
+        )
+        files.append(
+            Found(name, store.unstrip_protocol(location), int(info["size"]), stamp)
+        )
     return files
 
 
@@ -177,12 +237,15 @@ FORMATS = {
         ".ini",
     ),
 }
-"""Extensions per format, which may be followed by a compression (.gz, .zst, .bz2, .xz, .lz4), except for Parquet, Arrow
-and zip."""
+"""Extensions per format, which may be followed by a compression (.gz, .zst, .bz2, .xz,
+.lz4), except for Parquet, Arrow and zip.
+"""
 ARCHIVES = ("tar", "zip")
 _DATASET_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 _WITHOUT_COMPRESSION = ("parquet", "arrow", "zip")
-_FORMAT_OF = {extension: name for name, extensions in FORMATS.items() for extension in extensions}
+_FORMAT_OF = {
+    extension: name for name, extensions in FORMATS.items() for extension in extensions
+}
 OWN = "own"
 """Format of files for a user's reader."""
 HASHED_BYTES = 64 << 20
@@ -201,7 +264,8 @@ class SourceFile:
         name: path relative to the glob's fixed part, with `/`; never absolute.
         location: current path or URL.
         size: bytes as stored.
-        stamp: modification time in ns, etag, or another value that changes with the content.
+        stamp: modification time in ns, etag, or another value that changes with the
+            content.
         format: a key of FORMATS, `python`, or OWN.
         compression: one of compression.COMPRESSIONS, or empty.
         members: format of an archive's members: the source's format, or `auto`.
@@ -227,15 +291,19 @@ class SourceListing:
     """User's function that listed them."""
 
 
-def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
-    """List the fingerprint of a source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
+def listing(
+    name: str, source: Mapping[str, Any], verify: bool = False
+) -> list[dict[str, Any]]:
+    """List the fingerprint of a source: `path` (relative), `size` (bytes), `stamp`,
+    sorted by path.
 
     A user's listing keeps its order.
 
     Args:
         name: of the source, for messages.
         source: its section of the manifest; only settings that select files are used.
-        verify: use SHA-256 of the contents as stamps instead of modification times or etags.
+        verify: use SHA-256 of the contents as stamps instead of modification times or
+            etags.
 
     Raises:
         SourceError: as in `find_files`.
@@ -247,17 +315,21 @@ def listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[
         {
             "path": file.name,
             "size": file.size,
-            "stamp": f"sha256:{sha256_file(as_path(file.location))}" if verify else file.stamp,
+            "stamp": f"sha256:{sha256_file(as_path(file.location))}"
+            if verify
+            else file.stamp,
         }
         for file in find_files(name, source).files
     ]
 
 
 def outside_listing(key: str, path: str, verify: bool = False) -> list[dict[str, Any]]:
-    """List the fingerprint of a setting's outside files (word lists, models, evaluation sets), sorted by name.
+    """List the fingerprint of a setting's outside files (word lists, models, evaluation
+    sets), sorted by name.
 
-    Small files are identified by the SHA-256 of their content, so that copying them changes nothing; files of
-    HASHED_BYTES and more by size and modification time or etag, unless `verify` is set.
+    Small files are identified by the SHA-256 of their content, so that copying them
+    changes nothing; files of HASHED_BYTES and more by size and modification time or
+    etag, unless `verify` is set.
 
     Args:
         key: the setting, for messages.
@@ -285,25 +357,32 @@ def find_at(key: str, path: str) -> tuple[str, list[Found]]:
     """`find` with the errors of an object store's library as one sentence.
 
     Raises:
-        SourceError: the URL's protocol is unknown, or the store does not answer or refuses access.
+        SourceError: the URL's protocol is unknown, or the store does not answer or
+            refuses access.
     """
     try:
         return find(path)
     except LinkOutsideError as error:
-        raise SourceError(f"{key}: {error}; name that file by its own path, or copy it") from error
+        raise SourceError(
+            f"{key}: {error}; name that file by its own path, or copy it"
+        ) from error
     except Exception as error:  # each of these libraries has its own errors
         protocol, separator, _ = path.partition("://")
         if not separator:
             raise
         if isinstance(error, ImportError):
-            raise SourceError(f"{key}: {path}: {not_installed(protocol, error)}") from error
+            raise SourceError(
+                f"{key}: {path}: {not_installed(protocol, error)}"
+            ) from error
         raise SourceError(
-            f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; correct the URL, or the access to it"
+            f"{key}: {path} cannot be listed: {' '.join(str(error).split())}; "
+            "correct the URL, or the access to it"
         ) from error
 
 
 def outside_files(key: str, path: str) -> list[tuple[str, str]]:
-    """Outside files of a setting: (name relative to the path's fixed part, location), sorted by name.
+    """Outside files of a setting: (name relative to the path's fixed part, location),
+    sorted by name.
 
     Raises:
         SourceError: the path matches nothing.
@@ -315,40 +394,66 @@ def outside_files(key: str, path: str) -> list[tuple[str, str]]:
 
 
 def check(name: str, source: Mapping[str, Any]) -> None:
-    """Raise SourceError if a source matches nothing, or the format of a file is unknown."""
+    """Raise SourceError if a source matches nothing, or the format of a file is
+    unknown.
+    """
     find_files(name, source)
 
 
 def find_files(name: str, source: Mapping[str, Any]) -> SourceListing:
     """Find the inputs of a source, sorted by name; a user's listing keeps its order.
 
-    A folder is searched recursively for files of the source's format (`auto`: all known extensions; `text`: all files;
-    `hf`: the files of a split). A glob or a file path selects files by name.
+    A folder is searched recursively for files of the source's format (`auto`: all known
+    extensions; `text`: all files; `hf`: the files of a split). A glob or a file path
+    selects files by name.
 
     Raises:
-        SourceError: the path matches nothing, `auto` does not know a file's format, or an `hf` folder lacks the split.
+        SourceError: the path matches nothing, `auto` does not know a file's format, or
+            an `hf` folder lacks the split.
     """
-    path, source_format = source["path"], OWN if source.get("read") else source.get("format", "auto")
+    path, source_format = (
+        source["path"],
+        OWN if source.get("read") else source.get("format", "auto"),
+    )
     if source.get("list"):
         own_listing = OwnListing.model_validate(source["list"])
-        files = [_source_file(name, item, source_format, "") for item in _listed(name, own_listing, path)]
+        files = [
+            _source_file(name, item, source_format, "")
+            for item in _listed(name, own_listing, path)
+        ]
         return SourceListing(files, by=own_listing.use.reference)
     if is_python_source(path):
-        return SourceListing([SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)])
+        return SourceListing(
+            [SourceFile(part, path, 0, "", "python", "") for part in python_parts(path)]
+        )
     if "://" in path and "::" in path:
-        raise SourceError(f"source {name!r}: {path} is a chain of URLs; name the archive itself, its members are read")
+        raise SourceError(
+            f"source {name!r}: {path} is a chain of URLs; name the "
+            "archive itself, its members are read"
+        )
     kind, matches = find_at(f"source {name!r}", path)
     if source_format == "hf":
-        return _dataset_files(name, path, kind, matches, source.get("split") or DEFAULT_SPLIT)
+        return _dataset_files(
+            name, path, kind, matches, source.get("split") or DEFAULT_SPLIT
+        )
     selected, ignored = matches, Counter[str]()
     if kind == "folder":
         selected = [item for item in matches if _is_wanted(item.name, source_format)]
         kept = {item.name for item in selected}
-        ignored.update(PurePosixPath(item.name).suffix or "(none)" for item in matches if item.name not in kept)
+        ignored.update(
+            PurePosixPath(item.name).suffix or "(none)"
+            for item in matches
+            if item.name not in kept
+        )
     if not selected:
-        raise SourceError(f"source {name!r}: {_nothing(kind, path, source_format, ignored)}")
+        raise SourceError(
+            f"source {name!r}: {_nothing(kind, path, source_format, ignored)}"
+        )
     explicit = split_compression(PurePosixPath(path).name)[0] if kind == "glob" else ""
-    files = [_source_file(name, item, source_format, explicit) for item in sorted(selected, key=lambda item: item.name)]
+    files = [
+        _source_file(name, item, source_format, explicit)
+        for item in sorted(selected, key=lambda item: item.name)
+    ]
     return SourceListing(files, dict(sorted(ignored.items())))
 
 
@@ -356,7 +461,8 @@ def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
     """Files of a user's listing; paths are relative to `base`.
 
     Raises:
-        SourceError: the function fails, or its paths are missing, do not exist or repeat.
+        SourceError: the function fails, or its paths are missing, do not exist or
+            repeat.
     """
     try:
         with OwnProcess(own_listing) as process:
@@ -364,12 +470,16 @@ def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
     except OwnCodeError as error:
         raise SourceError(f"source {name!r}: list: {error}") from error
     if not files:
-        raise SourceError(f"source {name!r}: list: {own_listing.use.reference} lists no files")
-    names = Counter(item.name for item in files)
-    if repeated_name := next((file for file, number in names.items() if number > 1), None):
         raise SourceError(
-            f"source {name!r}: list: {own_listing.use.reference} lists {repeated_name} twice; list it once, or give "
-            "each a `name` of its own"
+            f"source {name!r}: list: {own_listing.use.reference} lists no files"
+        )
+    names = Counter(item.name for item in files)
+    if repeated_name := next(
+        (file for file, number in names.items() if number > 1), None
+    ):
+        raise SourceError(
+            f"source {name!r}: list: {own_listing.use.reference} lists {repeated_name} "
+            "twice; list it once, or give each a `name` of its own"
         )
     return files
 
@@ -377,7 +487,9 @@ def _listed(name: str, own_listing: OwnListing, base: str) -> list[Found]:
 def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
     """A listed file; an entry with a URL and a size is not looked up."""
     path = entry["path"]
-    location = path if "://" in path or os.path.isabs(path) else f"{base.rstrip('/')}/{path}"
+    location = (
+        path if "://" in path or os.path.isabs(path) else f"{base.rstrip('/')}/{path}"
+    )
     file_name = entry.get("name") or _relative_name(location, base)
     if "://" in location and "size" in entry:
         return Found(file_name, location, entry["size"], "")
@@ -391,14 +503,24 @@ def _entry(name: str, entry: Mapping[str, Any], base: str) -> Found:
 
 
 def _relative_name(location: str, base: str) -> str:
-    """Name of a listed file: its path below `base`, or the full path; without a URL's scheme and query."""
-    relative_path = location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
-    return unquote(relative_path.partition("?")[0]) if "://" in location else relative_path
+    """Name of a listed file: its path below `base`, or the full path; without a URL's
+    scheme and query.
+    """
+    relative_path = (
+        location.removeprefix(base.rstrip("/") + "/").rpartition("://")[2].lstrip("/")
+    )
+    return (
+        unquote(relative_path.partition("?")[0]) if "://" in location else relative_path
+    )
 
 
-def _dataset_files(name: str, path: str, kind: str, matches: Sequence[Found], split: str) -> SourceListing:
+def _dataset_files(
+    name: str, path: str, kind: str, matches: Sequence[Found], split: str
+) -> SourceListing:
     if kind != "folder":
-        raise SourceError(f"source {name!r}: {path} must be a folder, since its format is hf")
+        raise SourceError(
+            f"source {name!r}: {path} must be a folder, since its format is hf"
+        )
     file_by_name = {item.name: item for item in matches}
 
     def is_data(file: str) -> bool:
@@ -406,11 +528,16 @@ def _dataset_files(name: str, path: str, kind: str, matches: Sequence[Found], sp
 
     try:
         files = split_files(
-            sorted(file_by_name), lambda file: as_path(file_by_name[file].location).read_bytes(), split, is_data
+            sorted(file_by_name),
+            lambda file: as_path(file_by_name[file].location).read_bytes(),
+            split,
+            is_data,
         )
     except NoSplitError as error:
         raise SourceError(f"source {name!r}: the dataset {path} {error}") from error
-    return SourceListing([_source_file(name, file_by_name[file], "auto", "") for file in files])
+    return SourceListing(
+        [_source_file(name, file_by_name[file], "auto", "") for file in files]
+    )
 
 
 def format_of(extension: str) -> str | None:
@@ -429,49 +556,79 @@ def member_format(extension: str, asked: str) -> str | None:
     return asked if asked == "text" or known_format == asked or not extension else None
 
 
-def _nothing(kind: str, path: str, source_format: str, ignored: Mapping[str, int]) -> str:
+def _nothing(
+    kind: str, path: str, source_format: str, ignored: Mapping[str, int]
+) -> str:
     if kind == "missing":
         return f"{path} does not exist; correct its path"
     if kind == "glob":
         return f"no file matches {path}; correct the pattern (** matches any depth)"
-    ignored_text = ", ".join(f"{count} {extension}" for extension, count in ignored.items()) or "no files at all"
+    ignored_text = (
+        ", ".join(f"{count} {extension}" for extension, count in ignored.items())
+        or "no files at all"
+    )
     advice = (
-        "name the format, or a glob such as folder/**/*.ext" if source_format == "auto" else "correct path or format"
+        "name the format, or a glob such as folder/**/*.ext"
+        if source_format == "auto"
+        else "correct path or format"
     )
     advice = "; ".join(answers(ignored)) or advice
-    return f"the folder {path} holds nothing of format {source_format} (it holds {ignored_text}); {advice}"
+    return (
+        f"the folder {path} holds nothing of format {source_format} (it holds "
+        f"{ignored_text}); {advice}"
+    )
 
 
 def _is_wanted(name: str, source_format: str) -> bool:
     known_format = _FORMAT_OF.get(split_compression(name)[0])
     return source_format in ("text", OWN) or (
-        known_format is not None if source_format == "auto" else known_format == source_format
+        known_format is not None
+        if source_format == "auto"
+        else known_format == source_format
     )
 
 
-def _source_file(name: str, item: Found, source_format: str, explicit: str) -> SourceFile:
-    # A listing may rename a file, so its location has the extension; a URL may have a query.
+def _source_file(
+    name: str, item: Found, source_format: str, explicit: str
+) -> SourceFile:
+    # A listing may rename a file, so its location has the extension; a URL may have a
+    # query.
     extension, compression = split_compression(
         item.location.partition("?")[0] if "://" in item.location else item.location
     )
     known_format = _FORMAT_OF.get(extension)
-    if source_format == "auto" and known_format is None and (binary := format_of_extension(extension)):
+    if (
+        source_format == "auto"
+        and known_format is None
+        and (binary := format_of_extension(extension))
+    ):
         raise SourceError(f"source {name!r}: {item.name}: {how_to_read(binary)}")
-    if source_format == "auto" and known_format is None and extension and extension == explicit:
+    if (
+        source_format == "auto"
+        and known_format is None
+        and extension
+        and extension == explicit
+    ):
         known_format = "text"  # a glob with an explicit extension selects these files
     chosen = known_format if source_format == "auto" else source_format
     if chosen is None:
-        known_extensions = " ".join(extension for extensions in FORMATS.values() for extension in extensions)
+        known_extensions = " ".join(
+            extension for extensions in FORMATS.values() for extension in extensions
+        )
         raise SourceError(
-            f"source {name!r}: cannot tell the format of {item.name} by its extension {extension or '(none)'}; "
-            f"set `format:` to text, jsonl, csv, parquet, arrow, html or warc (known extensions: {known_extensions})"
+            f"source {name!r}: cannot tell the format of {item.name} by its extension "
+            f"{extension or '(none)'}; set `format:` to text, jsonl, csv, parquet, "
+            f"arrow, html or warc (known extensions: {known_extensions})"
         )
     members = ""
     if known_format in ARCHIVES and source_format != OWN:
         if source_format in ("parquet", "arrow"):
             raise SourceError(
-                f"source {name!r}: {item.name}: {source_format} files are not read out of archives; unpack it"
+                f"source {name!r}: {item.name}: {source_format} files are not read "
+                "out of archives; unpack it"
             )
         chosen, members = known_format, source_format
     compression = "" if chosen in _WITHOUT_COMPRESSION else compression
-    return SourceFile(item.name, item.location, item.size, item.stamp, chosen, compression, members)
+    return SourceFile(
+        item.name, item.location, item.size, item.stamp, chosen, compression, members
+    )

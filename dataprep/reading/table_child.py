@@ -1,8 +1,10 @@
-"""Child process that reads tables: takes the path of a Parquet or Arrow file, and writes its rows as validated batches.
+"""Child process that reads tables: takes the path of a Parquet or Arrow file, and
+writes its rows as validated batches.
 
-Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it allocate any amount of memory.
-Each batch is fully validated here before it is sent. Started by `table_guard.TableReader`; a frame (`guarded.py`) is
-JSON, or after `{"batch": true}` an Arrow stream of one batch.
+Arrow trusts the offsets in a file, so a damaged file may crash its reader or make it
+allocate any amount of memory. Each batch is fully validated here before it is sent.
+Started by `table_guard.TableReader`; a frame (`guarded.py`) is JSON, or after
+`{"batch": true}` an Arrow stream of one batch.
 """
 
 from __future__ import annotations
@@ -27,11 +29,15 @@ BATCH_BYTES = 16 << 20
 _FILE_MAGIC = b"ARROW1"
 """First bytes of the Arrow file format, which the stream format lacks."""
 _STREAM_OFFSET = 8
-"""Start of the stream in the file format, after the padded magic bytes (Arrow Columnar Format)."""
+"""Start of the stream in the file format, after the padded magic bytes (Arrow Columnar
+Format).
+"""
 
 
 def main() -> None:
-    """Read files until the requests end, or a file is damaged. The only argument is JSON."""
+    """Read files until the requests end, or a file is damaged. The only argument is
+    JSON.
+    """
     settings, requests, answers = begin()
     limit_resource(resource.RLIMIT_AS, _address_space() + settings["memory_bytes"])
     while (request := read_frame(requests)) is not None:
@@ -43,11 +49,17 @@ def main() -> None:
             return
 
 
-def _answer(answers: BinaryIO, path: Path, request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def _answer(
+    answers: BinaryIO, path: Path, request: dict[str, Any], settings: dict[str, Any]
+) -> dict[str, Any]:
     """Write the batches of a file; returns the outcome."""
     try:
         signal.setitimer(signal.ITIMER_PROF, settings["seconds"])
-        for batch in _parquet(path, request) if request["form"] == "parquet" else _arrow(path, request):
+        for batch in (
+            _parquet(path, request)
+            if request["form"] == "parquet"
+            else _arrow(path, request)
+        ):
             if isinstance(batch, int):
                 answers.write(frame({"rows": batch}))
                 continue
@@ -67,7 +79,11 @@ def _answer(answers: BinaryIO, path: Path, request: dict[str, Any], settings: di
     except (MemoryError, pa.ArrowMemoryError):
         return {"memory": True}
     except OSError as error:  # Arrow's decoding errors have no errno
-        return _damage(error) if error.errno is None else {"errno": error.errno, "error": str(error)}
+        return (
+            _damage(error)
+            if error.errno is None
+            else {"errno": error.errno, "error": str(error)}
+        )
     except Exception as error:  # noqa: BLE001 - any error loses only this file
         return _damage(error)
     finally:
@@ -77,7 +93,9 @@ def _answer(answers: BinaryIO, path: Path, request: dict[str, Any], settings: di
 
 @dataclass(frozen=True)
 class _LostRows:
-    """Unreadable rows of a row group or a batch: their number (None if unknown) and the error."""
+    """Unreadable rows of a row group or a batch: their number (None if unknown) and the
+    error.
+    """
 
     rows: int | None
     error: str
@@ -94,18 +112,26 @@ def _one_line(error: Exception) -> str:
 
 def _raise_unless_damage(error: Exception) -> None:
     """Re-raise errors that are not of the file: lack of memory, a failing storage."""
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno is not None):
+    if isinstance(error, MemoryError) or (
+        isinstance(error, OSError) and error.errno is not None
+    ):
         raise error
 
 
 def _address_space() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) if sys.platform.startswith("linux") else 0
+    pages = (
+        int(Path("/proc/self/statm").read_text().split()[0])
+        if sys.platform.startswith("linux")
+        else 0
+    )
     return pages * resource.getpagesize()
 
 
-def _parquet(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | int | _LostRows]:
-    """Yield the number of rows, if a file of this size can have so many, then the batches; damage loses its row group
-    only.
+def _parquet(
+    path: Path, request: dict[str, Any]
+) -> Iterator[pa.RecordBatch | int | _LostRows]:
+    """Yield the number of rows, if a file of this size can have so many, then the
+    batches; damage loses its row group only.
     """
     size = path.stat().st_size
     with pq.ParquetFile(str(path), page_checksum_verification=True) as table:
@@ -115,13 +141,19 @@ def _parquet(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | i
         for group in range(table.num_row_groups):
             num_read = 0
             try:
-                for batch in table.iter_batches(BATCH_ROWS, [group], columns, use_threads=False):
+                for batch in table.iter_batches(
+                    BATCH_ROWS, [group], columns, use_threads=False
+                ):
                     num_read += len(batch)
                     yield batch
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 _raise_unless_damage(error)
                 yield _LostRows(
-                    max(min(table.metadata.row_group(group).num_rows, size) - num_read, 1), _one_line(error)
+                    max(
+                        min(table.metadata.row_group(group).num_rows, size) - num_read,
+                        1,
+                    ),
+                    _one_line(error),
                 )
 
 
@@ -134,7 +166,9 @@ def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lo
             return
         try:
             opened = pa.ipc.open_file(source)
-        except pa.ArrowInvalid:  # a truncated file has lost its footer, and is a stream after its first bytes
+        except pa.ArrowInvalid:
+            # a truncated file has lost its footer, and is a stream after its first
+            # bytes
             source.seek(_STREAM_OFFSET)
             yield from _stream_batches(source, request)
             raise
@@ -146,13 +180,16 @@ def _arrow(path: Path, request: dict[str, Any]) -> Iterator[pa.RecordBatch | _Lo
                 batch.validate()  # column lengths, before slicing
             except Exception as error:  # noqa: BLE001 - any error of a damaged file
                 _raise_unless_damage(error)
-                yield _LostRows(rows, _one_line(error))  # the size of the previous batch
+                # the size of the previous batch
+                yield _LostRows(rows, _one_line(error))
                 continue
             rows = len(batch)
             yield from _slices(batch.select(columns))
 
 
-def _stream_batches(source: pa.NativeFile, request: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+def _stream_batches(
+    source: pa.NativeFile, request: dict[str, Any]
+) -> Iterator[pa.RecordBatch]:
     with pa.ipc.open_stream(source) as opened:
         columns = columns_of(opened.schema, request)
         for batch in opened:
@@ -166,18 +203,23 @@ def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def columns_of(schema: pa.Schema, about: dict[str, Any]) -> list[str]:
-    """Columns to read: all if none are requested; for a nested field, its top-level column."""
+    """Columns to read: all if none are requested; for a nested field, its top-level
+    column.
+    """
     if about["columns"] is None:
         return list(schema.names)
     requested = set(about["columns"])
-    selected = requested | {name.split(".")[0] for name in requested if name not in schema.names}
+    selected = requested | {
+        name.split(".")[0] for name in requested if name not in schema.names
+    }
     if not about["scalars"]:
         return [name for name in schema.names if name in selected]
     no_metadata = (pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary)
     return [
         column.name
         for column in schema
-        if column.name in selected or not any(is_kind(column.type) for is_kind in no_metadata)
+        if column.name in selected
+        or not any(is_kind(column.type) for is_kind in no_metadata)
     ]
 
 
@@ -192,7 +234,9 @@ def _pieces(batch: pa.RecordBatch, most_bytes: int) -> Iterator[pa.RecordBatch]:
 
 
 def _damage_of(batch: pa.RecordBatch) -> str | None:
-    """Error of a wrong offset, index or length, or None. Strings need not be UTF-8: that is an error of the row."""
+    """Error of a wrong offset, index or length, or None. Strings need not be UTF-8:
+    that is an error of the row.
+    """
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid:
@@ -211,7 +255,12 @@ def as_bytes(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_large_string(kind):
         return pa.large_binary()
     if pa.types.is_struct(kind):
-        return pa.struct([kind.field(n).with_type(as_bytes(kind.field(n).type)) for n in range(kind.num_fields)])
+        return pa.struct(
+            [
+                kind.field(n).with_type(as_bytes(kind.field(n).type))
+                for n in range(kind.num_fields)
+            ]
+        )
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(as_bytes(kind.value_type)))
     if pa.types.is_list(kind):

@@ -1,7 +1,9 @@
-"""Reader of Parquet and Arrow files in a child process: a damaged file only loses itself.
+"""Reader of Parquet and Arrow files in a child process: a damaged file only loses
+itself.
 
-The process is reused for further files. Earlier files may have corrupted a failing process, so a file that crashes it
-or needs too much memory is read again in a fresh one: the result of a file depends on that file alone.
+The process is reused for further files. Earlier files may have corrupted a failing
+process, so a file that crashes it or needs too much memory is read again in a fresh
+one: the result of a file depends on that file alone.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class _EndedError(Exception):
 
 @dataclass
 class TableReader:
-    """A process that reads tables, started for the first one and killed by the context manager.
+    """A process that reads tables, started for the first one and killed by the context
+    manager.
 
     To be used by the thread that created it (Linux ends the process with that thread).
 
@@ -73,9 +76,14 @@ class TableReader:
         self._kill()
 
     def batches(
-        self, path: Path, form: str, columns: Sequence[str] | None = None, scalars: bool = False
+        self,
+        path: Path,
+        form: str,
+        columns: Sequence[str] | None = None,
+        scalars: bool = False,
     ) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
-        """Yield the rows of a file in small validated batches; a row that is too long is replaced by its error.
+        """Yield the rows of a file in small validated batches; a row that is too long
+        is replaced by its error.
 
         Args:
             path: a remote file is copied to this machine first.
@@ -104,12 +112,16 @@ class TableReader:
                     return
                 except _EndedError as error:
                     if is_fresh:
-                        raise CorruptFileError(f"the {form.capitalize()} file is damaged: {error}") from error
+                        raise CorruptFileError(
+                            f"the {form.capitalize()} file is damaged: {error}"
+                        ) from error
                     is_fresh = True
 
-    def _answers(self, request: dict[str, Any]) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
-        """Yield the answers to a request; kills the process unless all were read. Raises _EndedError if the process
-        ended.
+    def _answers(
+        self, request: dict[str, Any]
+    ) -> Iterator[pa.RecordBatch | RecordTooLongError | LostRows]:
+        """Yield the answers to a request; kills the process unless all were read.
+        Raises _EndedError if the process ended.
         """
         import pyarrow as pa
 
@@ -122,20 +134,33 @@ class TableReader:
                     self.rows = answer["rows"]
                 elif "lost" in answer:
                     yield LostRows(
-                        answer["lost"], f"the {request['form'].capitalize()} file is damaged: {answer['error']}"
+                        answer["lost"],
+                        f"the {request['form'].capitalize()} file is "
+                        f"damaged: {answer['error']}",
                     )
                 elif "batch" in answer:
                     yield (
                         pa.ipc.open_stream(self._frame()).read_next_batch()
                         if answer["batch"]
-                        else (RecordTooLongError(f"the row is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"))
+                        else (
+                            RecordTooLongError(
+                                "the row is longer than "
+                                f"{compression.MAX_RECORD_BYTES >> 20} MiB"
+                            )
+                        )
                     )
                 elif "errno" in answer:
                     raise OSError(answer["errno"], answer["error"])
                 elif "memory" in answer:
-                    raise _EndedError(f"reading it needed more than {self.memory_bytes >> 20} MiB of memory")
+                    raise _EndedError(
+                        "reading it needed more than "
+                        f"{self.memory_bytes >> 20} MiB of memory"
+                    )
                 elif "damage" in answer:
-                    raise CorruptFileError(f"the {request['form'].capitalize()} file is damaged: {answer['damage']}")
+                    raise CorruptFileError(
+                        f"the {request['form'].capitalize()} file "
+                        f"is damaged: {answer['damage']}"
+                    )
                 else:
                     is_complete = True
         finally:
@@ -149,9 +174,12 @@ class TableReader:
                 "seconds": self.seconds,
                 "row_bytes": compression.MAX_RECORD_BYTES,
             }
-            self._child = guarded.start("gristmill.dataprep.reading.table_child", settings)
+            self._child = guarded.start(
+                "gristmill.dataprep.reading.table_child", settings
+            )
         assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process died, which the missing answer reports
+        # the process died, which the missing answer reports
+        with contextlib.suppress(BrokenPipeError):
             self._child.stdin.write(frame(request))
             self._child.stdin.flush()
 
@@ -166,7 +194,11 @@ class TableReader:
     def _obituary(self, status: int) -> str:
         if status == -signal.SIGPROF:
             return f"a batch of its rows took more than {self.seconds:g} s"
-        return f"it crashed its reader (signal {-status})" if status < 0 else f"its reader ended (status {status})"
+        return (
+            f"it crashed its reader (signal {-status})"
+            if status < 0
+            else f"its reader ended (status {status})"
+        )
 
     def _kill(self) -> None:
         if self._child is not None:

@@ -1,15 +1,19 @@
-"""Web pages of WARC, WET and ARC files (ISO 28500, and its predecessor ARC), with HTTP parsed by fastwarc.
+"""Web pages of WARC, WET and ARC files (ISO 28500, and its predecessor ARC), with HTTP
+parsed by fastwarc.
 
-Types are sniffed as in the WHATWG MIME Sniffing Standard, 7.1 "Identifying a resource with an unknown MIME type"
-(https://mimesniff.spec.whatwg.org), with two differences, since pages are wanted: a byte order mark before a tag is
-skipped, and XML whose root is `html` is XHTML.
+Types are sniffed as in the WHATWG MIME Sniffing Standard, 7.1 "Identifying a resource
+with an unknown MIME type" (https://mimesniff.spec.whatwg.org), with two differences,
+since pages are wanted: a byte order mark before a tag is skipped, and XML whose root is
+`html` is XHTML.
 
-Documents are responses with a 2xx status and a type of HTML or plain text, and conversion records (the text in Common
-Crawl's WET files). The type of a response without a declaration is sniffed like in browsers. Requests, metadata,
-redirects, errors and images are not documents; they become Skipped.
+Documents are responses with a 2xx status and a type of HTML or plain text, and
+conversion records (the text in Common Crawl's WET files). The type of a response
+without a declaration is sniffed like in browsers. Requests, metadata, redirects, errors
+and images are not documents; they become Skipped.
 
-Deviations of crawlers are supported: header lines that end in LF alone (ClueWeb), and bodies that were decoded before
-they were stored, under headers that still declare gzip or chunked.
+Deviations of crawlers are supported: header lines that end in LF alone (ClueWeb), and
+bodies that were decoded before they were stored, under headers that still declare gzip
+or chunked.
 """
 
 from __future__ import annotations
@@ -21,8 +25,20 @@ from itertools import combinations
 from typing import Any, Literal
 
 from gristmill.dataprep.reading import compression
-from gristmill.dataprep.reading.archive_records import ARC, WARC, Gap, Stored, split_records
-from gristmill.dataprep.reading.charsets import AUTO, UTF8, Decoded, UndecodableError, decode
+from gristmill.dataprep.reading.archive_records import (
+    ARC,
+    WARC,
+    Gap,
+    Stored,
+    split_records,
+)
+from gristmill.dataprep.reading.charsets import (
+    AUTO,
+    UTF8,
+    Decoded,
+    UndecodableError,
+    decode,
+)
 from gristmill.dataprep.reading.compression import DecodedStream
 from gristmill.dataprep.reading.records import (
     EMPTY,
@@ -49,23 +65,33 @@ _XML = re.compile(rb"[\t\n\x0c\r ]*<\?xml")
 _XHTML_ROOT = re.compile(rb"<(?:!doctype\s+)?html[\s>]", re.IGNORECASE)
 _TEXT_MARKS = (b"\xfe\xff", b"\xff\xfe", b"\xef\xbb\xbf")
 _PRINTED = {b"%PDF-": "application/pdf", b"%!PS-Adobe-": "application/postscript"}
-"""Types that start with letters; all others of the standard's tables have bytes that text lacks."""
+"""Types that start with letters; all others of the standard's tables have bytes that
+text lacks.
+"""
 _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 """The standard's "binary data bytes" (3)."""
 
 
 def sniff_type(content: bytes) -> str:
-    """Sniff the media type of a body: text/html, application/xhtml+xml, text/xml, text/plain or a non-text type."""
+    """Sniff the media type of a body: text/html, application/xhtml+xml, text/xml,
+    text/plain or a non-text type.
+    """
     begin = content[:HEADER_BYTES]
     body = begin.removeprefix(b"\xef\xbb\xbf")
     if _HTML.match(body):
         return "text/html"
     if _XML.match(body):
         return "application/xhtml+xml" if _XHTML_ROOT.search(body) else "text/xml"
-    letter_type = next((name for mark, name in _PRINTED.items() if begin.startswith(mark)), None)
+    letter_type = next(
+        (name for mark, name in _PRINTED.items() if begin.startswith(mark)), None
+    )
     if letter_type is not None:
         return letter_type
-    return "text/plain" if begin.startswith(_TEXT_MARKS) or is_text(begin) else "application/octet-stream"
+    return (
+        "text/plain"
+        if begin.startswith(_TEXT_MARKS) or is_text(begin)
+        else "application/octet-stream"
+    )
 
 
 def is_text(content: bytes) -> bool:
@@ -76,18 +102,31 @@ def is_text(content: bytes) -> bool:
 HTML_TYPES = ("text/html", "application/xhtml+xml")
 PLAIN_TYPE = "text/plain"
 TOO_LONG = "the record is longer than {} MiB"
-_KINDS = ("warcinfo", "response", "resource", "request", "metadata", "revisit", "conversion", "continuation")
+_KINDS = (
+    "warcinfo",
+    "response",
+    "resource",
+    "request",
+    "metadata",
+    "revisit",
+    "conversion",
+    "continuation",
+)
 """Types of records (ISO 28500, 5.5)."""
 _TYPE = re.compile(rb"\nwarc-type[ \t]*:[ \t]*([a-z]+)[ \t]*\r?\n")
 _CONTINUED = re.compile(r"\r?\n[ \t]+")
 _ARC_ABOUT = re.compile(r"(.*) ([0-9a-fA-F.:]{3,45}) (\d{14}) .*")
-"""URL, address and date of a record: the URL may contain spaces, and so may the type."""
+"""URL, address and date of a record: the URL may contain spaces, and so may the
+type.
+"""
 ARC_FIELDS = 5
 """Fields of a record's line in version 1: URL, IP address, date, type, length."""
 _ARC_BEGIN = b"filedesc://"
 _ARC_DATE = re.compile(r"\A(\d{4})(\d\d)(\d\d)(\d\d)(\d\d)(\d\d)\Z")
 UNKNOWN_TYPES = ("", "unknown/unknown", "application/unknown", "*/*")
-"""Declared types without information; absent and malformed ones are empty (WHATWG MIME Sniffing Standard, 7)."""
+"""Declared types without information; absent and malformed ones are empty (WHATWG MIME
+Sniffing Standard, 7).
+"""
 MAX_HTTP_HEADER_BYTES = 1 << 20
 _EMPTY_LINE = b"\r\n\r\n"
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
@@ -103,16 +142,22 @@ class _BrokenError(ValueError):
 
 
 def read_warc(item: Input, reading: Reading) -> Iterator[Read]:
-    """Read the pages of a WARC, WET or ARC file; records of all types are numbered from 1.
+    """Read the pages of a WARC, WET or ARC file; records of all types are numbered from
+    1.
 
-    Damage only affects the records that it touches: one Rejected for the gap between two valid records.
+    Damage only affects the records that it touches: one Rejected for the gap between
+    two valid records.
     """
     with DecodedStream(item.path, item.compression) as stream:
         is_arc = stream.peek(len(_ARC_BEGIN)) == _ARC_BEGIN
         reader = _ArcReader(item, reading) if is_arc else _WarcReader(item, reading)
-        for number, record in enumerate(split_records(stream, ARC if is_arc else WARC), start=1):
+        for number, record in enumerate(
+            split_records(stream, ARC if is_arc else WARC), start=1
+        ):
             if isinstance(record, Gap):
-                yield Rejected(number, record.error, excerpt(record.begin), lost=record.lost)
+                yield Rejected(
+                    number, record.error, excerpt(record.begin), lost=record.lost
+                )
             else:
                 yield reader.record(number, record)
 
@@ -133,7 +178,13 @@ class _Header:
         if "\n " in text or "\n\t" in text:
             text = _CONTINUED.sub(" ", text)
         pairs = (line.partition(":") for line in text.split("\n")[1:])
-        return cls({name.strip().lower(): value.strip() for name, colon, value in pairs if colon})
+        return cls(
+            {
+                name.strip().lower(): value.strip()
+                for name, colon, value in pairs
+                if colon
+            }
+        )
 
     def get(self, name: str, default: str = "") -> str:
         """Value of a field, or the default."""
@@ -174,10 +225,11 @@ class _WarcReader:
 
 @dataclass
 class _ArcReader:
-    """Reader of the records of an ARC file: a line about each record that ends with its length, then its content.
+    """Reader of the records of an ARC file: a line about each record that ends with its
+    length, then its content.
 
-    The first record describes the file; its second line names the fields, 5 in version 1 and 10 in version 2
-    (https://archive.org/web/researcher/ArcFileFormat.php).
+    The first record describes the file; its second line names the fields, 5 in version
+    1 and 10 in version 2 (https://archive.org/web/researcher/ArcFileFormat.php).
     """
 
     item: Input
@@ -194,22 +246,41 @@ class _ArcReader:
             return Rejected(number, TOO_LONG.format(compression.MAX_RECORD_BYTES >> 20))
         record_line = stored.header.decode("latin-1").strip()
         line_match = _ARC_ABOUT.fullmatch(record_line)
-        fields = list(line_match.groups()) if line_match else record_line.rsplit(" ", self.fields - 1)
+        fields = (
+            list(line_match.groups())
+            if line_match
+            else record_line.rsplit(" ", self.fields - 1)
+        )
         if len(fields) < ARC_FIELDS and line_match is None:
-            return Rejected(number, f"the line about the record has {len(fields)} fields", excerpt(record_line))
-        headers = _Header({"warc-target-uri": fields[0], "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2])})
+            return Rejected(
+                number,
+                f"the line about the record has {len(fields)} fields",
+                excerpt(record_line),
+            )
+        headers = _Header(
+            {
+                "warc-target-uri": fields[0],
+                "warc-date": _ARC_DATE.sub(r"\1-\2-\3T\4:\5:\6Z", fields[2]),
+            }
+        )
         is_http = fields[0].lower().startswith(("http://", "https://"))
-        return _page(self.item, self.reading, number, _Record(headers, is_http), stored.block)
+        return _page(
+            self.item, self.reading, number, _Record(headers, is_http), stored.block
+        )
 
 
-def _page(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
+def _page(
+    item: Input, reading: Reading, number: int, record: _Record, block: bytes
+) -> Read:
     try:
         return _response(item, reading, number, record, block)
     except (_BrokenError, UndecodableError) as error:
         return Rejected(number, str(error), excerpt(block))
 
 
-def _conversion(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
+def _conversion(
+    item: Input, reading: Reading, number: int, record: _Record, block: bytes
+) -> Read:
     try:
         decoded = decode(block, UTF8, errors=reading.encoding_errors)
     except UndecodableError as error:
@@ -223,14 +294,26 @@ def _conversion(item: Input, reading: Reading, number: int, record: _Record, blo
 
 
 def _text_of(
-    number: int, locator: str, decoded: Decoded, metadata: Mapping[str, Any], reading: Reading
+    number: int,
+    locator: str,
+    decoded: Decoded,
+    metadata: Mapping[str, Any],
+    reading: Reading,
 ) -> Record | Rejected | Dropped:
     if not decoded.text.strip():
         return Dropped(number, EMPTY, locator)
-    return make_record(number, locator, decoded.text, chosen_metadata(metadata, reading), decoded.replaced)
+    return make_record(
+        number,
+        locator,
+        decoded.text,
+        chosen_metadata(metadata, reading),
+        decoded.replaced,
+    )
 
 
-def _response(item: Input, reading: Reading, number: int, record: _Record, block: bytes) -> Read:
+def _response(
+    item: Input, reading: Reading, number: int, record: _Record, block: bytes
+) -> Read:
     if not record.is_http:
         return Skipped("response of another protocol than HTTP", candidate=True)
     block = _normalize_line_ends(block)
@@ -254,17 +337,35 @@ def _response(item: Input, reading: Reading, number: int, record: _Record, block
     if media_type in UNKNOWN_TYPES:
         media_type = sniff_type(content)
         if media_type not in (*HTML_TYPES, PLAIN_TYPE):
-            return Skipped(f"content type {media_type}, by its first bytes", candidate=True)
+            return Skipped(
+                f"content type {media_type}, by its first bytes", candidate=True
+            )
     charset_match = _CHARSET.search(declared)
     charset = charset_match.group(1).lower() if charset_match else ""
     metadata = {**_about(record), "content_type": media_type}
     encoding, locator = reading.encoding or AUTO, _locator(item, number, record)
     if media_type == PLAIN_TYPE or reading.extract == "none":
-        decoded = decode(content, encoding, charset, media_type != PLAIN_TYPE, reading.encoding_errors)
+        decoded = decode(
+            content,
+            encoding,
+            charset,
+            media_type != PLAIN_TYPE,
+            reading.encoding_errors,
+        )
         if decoded.encoding != UTF8:
             metadata["encoding"] = decoded.encoding
-        return _text_of(number, locator, decoded, {**metadata, "charset": charset}, reading)
-    return Page(number, locator, content, encoding, charset, metadata, errors=reading.encoding_errors)
+        return _text_of(
+            number, locator, decoded, {**metadata, "charset": charset}, reading
+        )
+    return Page(
+        number,
+        locator,
+        content,
+        encoding,
+        charset,
+        metadata,
+        errors=reading.encoding_errors,
+    )
 
 
 def _normalize_line_ends(block: bytes) -> bytes:
@@ -283,17 +384,22 @@ def _without(block: bytes, dropped: Collection[str]) -> bytes:
     """Response without some of its header lines."""
     head, end, body = block.partition(b"\r\n\r\n")
     kept = [
-        line for line in head.split(b"\r\n") if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped
+        line
+        for line in head.split(b"\r\n")
+        if line.partition(b":")[0].strip().lower().decode("latin-1") not in dropped
     ]
     return b"\r\n".join(kept) + end + body
 
 
 def _parse_http(block: bytes, auto_decode: Literal["none", "all"]) -> Any:
-    """Parse the block as a separate record, so that an error of fastwarc does not end the file's iteration."""
+    """Parse the block as a separate record, so that an error of fastwarc does not end
+    the file's iteration.
+    """
     from fastwarc.warc import WarcRecord
 
     headers = (
-        f"WARC/1.1\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
+        "WARC/1.1\r\nWARC-Type: response\r\nContent-Type: application/http; "
+        "msgtype=response\r\n"
         f"Content-Length: {len(block)}\r\n\r\n"
     )
     record = WarcRecord.from_bytes(headers.encode("ascii") + block + b"\r\n\r\n")
@@ -316,7 +422,9 @@ def _payload(block: bytes, packings: Collection[str]) -> bytes:
             try:
                 content = _unpacked(_without(block, dropped) if dropped else block)
             except OSError as error:
-                first_error = first_error or _BrokenError(f"the body of the HTTP response cannot be decoded: {error}")
+                first_error = first_error or _BrokenError(
+                    f"the body of the HTTP response cannot be decoded: {error}"
+                )
                 continue
             in_chunks = "transfer-encoding" in dropped and _CHUNK_SIZE.match(content)
             if not dropped or (is_text(content) and not in_chunks):
@@ -326,9 +434,13 @@ def _payload(block: bytes, packings: Collection[str]) -> bytes:
 
 
 def _unpacked(block: bytes) -> bytes:
-    content: bytes = _parse_http(block, "all").reader.read(compression.MAX_RECORD_BYTES + 1)
+    content: bytes = _parse_http(block, "all").reader.read(
+        compression.MAX_RECORD_BYTES + 1
+    )
     if len(content) > compression.MAX_RECORD_BYTES:
-        raise _BrokenError(f"the page is longer than {compression.MAX_RECORD_BYTES >> 20} MiB")
+        raise _BrokenError(
+            f"the page is longer than {compression.MAX_RECORD_BYTES >> 20} MiB"
+        )
     return content
 
 
@@ -341,11 +453,19 @@ def _about(record: _Record) -> dict[str, Any]:
 
 
 def _url(record: _Record) -> str:
-    return record.headers.get("WARC-Target-URI").strip().removeprefix("<").removesuffix(">")  # wget adds angle brackets
+    # wget adds angle brackets
+    return (
+        record.headers.get("WARC-Target-URI")
+        .strip()
+        .removeprefix("<")
+        .removesuffix(">")
+    )
 
 
 def _locator(item: Input, number: int, record: Any) -> str:
-    """URL with the record's id: crawls have a URL more than once, and a document's locator is unique."""
+    """URL with the record's id: crawls have a URL more than once, and a document's
+    locator is unique.
+    """
     identity = (record.record_id or "").strip("<>").removeprefix("urn:uuid:")
     return f"{_url(record)}#{identity or f'{item.name}#{number}'}"
 

@@ -1,4 +1,6 @@
-"""Rewards of answers without a model: built-in checks and users' functions. Does not import torch."""
+"""Rewards of answers without a model: built-in checks and users' functions. Does not
+import torch.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.dataprep.rewards.math_answers import same_answer
-from gristmill.dataprep.user_functions import blaming, call_own, check_call, load_function, taken_by_name
+from gristmill.dataprep.user_functions import (
+    blaming,
+    call_own,
+    check_call,
+    load_function,
+    taken_by_name,
+)
 from gristmill.mixtures.reinforcement import (
     ANSWER,
     GIVEN,
@@ -32,8 +40,12 @@ from gristmill.mixtures.user_code import OwnCodeError, OwnFunction
 
 EXCERPT = 100
 """Characters of an answer quoted in a message."""
-NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)")
-"""Decimal number, optionally with thousands commas; a hyphen right after a word or digit is not a sign."""
+NUMBER = re.compile(
+    r"(?:(?<![\w)])[-\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+)
+"""Decimal number, optionally with thousands commas; a hyphen right after a word or
+digit is not a sign.
+"""
 
 
 class Rewarded(Protocol):
@@ -46,33 +58,46 @@ class Rewarded(Protocol):
         columns: Mapping[str, Sequence[Any]],
         turns: Sequence[Sequence[Mapping[str, Any]]] | None = None,
     ) -> list[float]:
-        """Args: texts of prompts and answers, name of a column -> its values, and the messages of each answer; if None, each
-        answer is one assistant message."""
+        """Args: texts of prompts and answers, name of a column -> its values, and the
+        messages of each answer; if None, each answer is one assistant message.
+        """
 
 
 class NoAnswerError(ValueError):
     """A reward compares with a reference answer, but prompts have none."""
 
 
-def check_answers(where: str, examples: Sequence[Mapping[str, Any]], rewards: Sequence[AnswerReward], key: str) -> None:
-    """Raise NoAnswerError if a reward compares with reference answers that some prompts lack."""
+def check_answers(
+    where: str,
+    examples: Sequence[Mapping[str, Any]],
+    rewards: Sequence[AnswerReward],
+    key: str,
+) -> None:
+    """Raise NoAnswerError if a reward compares with reference answers that some prompts
+    lack.
+    """
     comparing = [name_of(reward) for reward in rewards if wants_answer(reward)]
     unanswered = [example["id"] for example in examples if "answer" not in example]
     if comparing and unanswered:
         raise NoAnswerError(
-            f"{where}: {len(unanswered)} of {len(examples)} prompts have no {key!r}, which the reward "
-            f"{comparing[0]} compares with (the first: {unanswered[0]}); add it, name its key as `answer:` "
-            "of the set, or remove the reward"
+            f"{where}: {len(unanswered)} of {len(examples)} prompts have no {key!r}, "
+            f"which the reward {comparing[0]} compares with (the first: "
+            f"{unanswered[0]}); add it, name its key as `answer:` of the set, or "
+            "remove the reward"
         )
 
 
 def record_columns(
-    reward: OwnReward, examples: Sequence[Mapping[str, Any]], prompts: Sequence[Sequence[Mapping[str, Any]]]
+    reward: OwnReward,
+    examples: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Sequence[Mapping[str, Any]]],
 ) -> dict[str, list[Any]]:
-    """Columns of prompts' records by name, a list of values each, as TRL's GRPOTrainer passes them to rewards.
+    """Columns of prompts' records by name, a list of values each, as TRL's GRPOTrainer
+    passes them to rewards.
 
     Args:
-        reward: may take `answer` and `messages`, which records need not have as columns.
+        reward: may take `answer` and `messages`, which records need not have as
+            columns.
         examples: n prompts from `prompt_example`.
         prompts: their messages.
     """
@@ -80,7 +105,9 @@ def record_columns(
     names = dict.fromkeys(name for columns in kept for name in columns)
     values_by_column = {name: [columns.get(name) for columns in kept] for name in names}
     if ANSWER in reward.needed_columns:
-        values_by_column.setdefault(ANSWER, [example.get(ANSWER) for example in examples])
+        values_by_column.setdefault(
+            ANSWER, [example.get(ANSWER) for example in examples]
+        )
     if MESSAGES in reward.needed_columns:
         values_by_column[MESSAGES] = list(prompts)
     return values_by_column
@@ -90,14 +117,22 @@ def own_reward(reward: OwnReward) -> Rewarded:
     """Load a user's reward function.
 
     Raises:
-        OwnCodeError: it cannot be loaded, or its parameters do not match; or, when called, it raises or does not return
-            a number for each answer.
+        OwnCodeError: it cannot be loaded, or its parameters do not match; or, when
+            called, it raises or does not return a number for each answer.
     """
     code, function = reward.use, load_function(reward.use)
     takes = taken_by_name(function, GIVEN)
-    if TURNS in inspect.signature(function).parameters and TURNS not in {*reward.columns, *reward.options}:
+    if TURNS in inspect.signature(function).parameters and TURNS not in {
+        *reward.columns,
+        *reward.options,
+    }:
         takes.append(TURNS)
-    check_call(code, function, (), {**dict.fromkeys((*takes, *reward.needed_columns)), **reward.options})
+    check_call(
+        code,
+        function,
+        (),
+        {**dict.fromkeys((*takes, *reward.needed_columns)), **reward.options},
+    )
 
     def given(
         prompts: Sequence[str],
@@ -110,12 +145,19 @@ def own_reward(reward: OwnReward) -> Rewarded:
         texts: dict[str, Any] = {
             "prompts": list(prompts),
             "completions": list(completions),
-            TURNS: [[{"role": "assistant", "content": completion}] for completion in completions]
+            TURNS: [
+                [{"role": "assistant", "content": completion}]
+                for completion in completions
+            ]
             if turns is None
             else list(turns),
         }
         reserved_names = {*takes, *reward.options}
-        passed_columns = [name for name in taken_by_name(function, list(columns)) if name not in reserved_names]
+        passed_columns = [
+            name
+            for name in taken_by_name(function, list(columns))
+            if name not in reserved_names
+        ]
         returned = call_own(
             reward,
             function,
@@ -124,14 +166,25 @@ def own_reward(reward: OwnReward) -> Rewarded:
             **reward.options,
         )
         with blaming(code):
-            values = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else returned
-        if not isinstance(values, list) or len(values) != len(completions):
-            description = f"{len(values)} rewards" if isinstance(values, list) else f"{type(returned).__name__}"
-            raise OwnCodeError(
-                f"{code.place}: {code.name} returned {description} for {len(completions)} completions; return a "
-                "list with a number for each"
+            values = (
+                list(returned)
+                if isinstance(returned, Iterable) and not isinstance(returned, str)
+                else returned
             )
-        return [_number(code, value, completions[place]) for place, value in enumerate(values)]
+        if not isinstance(values, list) or len(values) != len(completions):
+            description = (
+                f"{len(values)} rewards"
+                if isinstance(values, list)
+                else f"{type(returned).__name__}"
+            )
+            raise OwnCodeError(
+                f"{code.place}: {code.name} returned {description} for "
+                f"{len(completions)} completions; return a list with a number for each"
+            )
+        return [
+            _number(code, value, completions[place])
+            for place, value in enumerate(values)
+        ]
 
     return given
 
@@ -143,8 +196,8 @@ def _number(code: OwnFunction, value: Any, completion: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise OwnCodeError(
-            f"{code.place}: {code.name} returned {value!r} for the completion {completion[:EXCERPT]!r}; "
-            "return a finite number"
+            f"{code.place}: {code.name} returned {value!r} for the completion "
+            f"{completion[:EXCERPT]!r}; return a finite number"
         )
     return number
 
@@ -167,18 +220,28 @@ class Answer:
 def exact(answer: Answer, reward: Exact) -> float:
     """Return 1 if the answer equals the reference answer, else 0."""
     text, reference = answer.text.strip(), _right(answer).strip()
-    return float(text.casefold() == reference.casefold() if reward.ignore_case else text == reference)
+    return float(
+        text.casefold() == reference.casefold()
+        if reward.ignore_case
+        else text == reference
+    )
 
 
 def contains(answer: Answer, reward: Contains) -> float:
     """Return 1 if the answer contains a text, else 0."""
     substring = _right(answer).strip() if reward.text is None else reward.text
     text = answer.text
-    return float(substring.casefold() in text.casefold() if reward.ignore_case else substring in text)
+    return float(
+        substring.casefold() in text.casefold()
+        if reward.ignore_case
+        else substring in text
+    )
 
 
 def number(answer: Answer, reward: Number) -> float:
-    """Return 1 if the last numbers of the answer and of the reference answer are equal within the tolerance, else 0."""
+    """Return 1 if the last numbers of the answer and of the reference answer are equal
+    within the tolerance, else 0.
+    """
     value, reference = last_number(answer.text), last_number(_right(answer))
     if value is None or reference is None:
         return 0.0
@@ -188,11 +251,15 @@ def number(answer: Answer, reward: Number) -> float:
 def last_number(text: str) -> float | None:
     """Last number in a text, or None."""
     numbers = NUMBER.findall(text)
-    return float(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
+    return (
+        float(numbers[-1].replace(",", "").replace("\u2212", "-")) if numbers else None
+    )
 
 
 def regex(answer: Answer, reward: Regex) -> float:
-    """Return 1 if a regular expression matches and, if required, its last first group is the reference answer, else 0."""
+    """Return 1 if a regular expression matches and, if required, its last first group
+    is the reference answer, else 0.
+    """
     matches = list(re.finditer(reward.pattern, answer.text, re.DOTALL))
     if not matches or not reward.captures_answer:
         return float(bool(matches))
@@ -201,17 +268,31 @@ def regex(answer: Answer, reward: Regex) -> float:
 
 
 def length(answer: Answer, reward: Length) -> float:
-    """Closeness of the answer's length to the target: 1 at the target, falling linearly to 0."""
-    return max(0.0, 1.0 - abs(answer.tokens - reward.target_tokens) / reward.target_tokens)
+    """Closeness of the answer's length to the target: 1 at the target, falling linearly
+    to 0.
+    """
+    return max(
+        0.0, 1.0 - abs(answer.tokens - reward.target_tokens) / reward.target_tokens
+    )
 
 
 def tagged(answer: Answer, reward: Format) -> float:
-    """Return 1 if the answer is the tagged parts in order, each exactly once and not empty, else 0."""
-    parts = r"\s*".join(rf"<{tag}>(?P<p{place}>.*?)</{tag}>" for place, tag in enumerate(reward.tags))
+    """Return 1 if the answer is the tagged parts in order, each exactly once and not
+    empty, else 0.
+    """
+    parts = r"\s*".join(
+        rf"<{tag}>(?P<p{place}>.*?)</{tag}>" for place, tag in enumerate(reward.tags)
+    )
     match = re.fullmatch(rf"\s*{parts}\s*", answer.text, re.DOTALL)
     if match is None or any(not part.strip() for part in match.groups()):
         return 0.0
-    return float(all(answer.text.count(mark) == 1 for tag in reward.tags for mark in (f"<{tag}>", f"</{tag}>")))
+    return float(
+        all(
+            answer.text.count(mark) == 1
+            for tag in reward.tags
+            for mark in (f"<{tag}>", f"</{tag}>")
+        )
+    )
 
 
 def verifier_of(reward: AnswerReward) -> Callable[[Answer], float]:
@@ -235,7 +316,10 @@ def verifier_of(reward: AnswerReward) -> Callable[[Answer], float]:
             return lambda answer: length(answer, reward)
         case Format():
             return lambda answer: tagged(answer, reward)
-    raise TypeError(f"{name_of(reward)} is not a check: a model or a function of the user's gives it")
+    raise TypeError(
+        f"{name_of(reward)} is not a check: a model or a function of the "
+        "user's gives it"
+    )
 
 
 def _right(answer: Answer) -> str:

@@ -1,8 +1,10 @@
-"""Equality of mathematical answers: parsed without executing code, compared numerically with sympy.
+"""Equality of mathematical answers: parsed without executing code, compared numerically
+with sympy.
 
-A model's output is not trusted as code: Python's grammar parses the text, and only numbers, names, arithmetic and a few
-functions of the tree are converted. sympy's own parsers evaluate their input, and its simplification may not terminate;
-values are therefore compared at a few points to many digits, in bounded time.
+A model's output is not trusted as code: Python's grammar parses the text, and only
+numbers, names, arithmetic and a few functions of the tree are converted. sympy's own
+parsers evaluate their input, and its simplification may not terminate; values are
+therefore compared at a few points to many digits, in bounded time.
 """
 
 from __future__ import annotations
@@ -19,17 +21,24 @@ from gristmill.core.seeds import content_key
 MOST_CHARACTERS = 400
 """Longest expression that is parsed."""
 MOST_EXPONENT = 1000
-"""Largest exponent, and most digits of a power: towers of powers would exhaust memory."""
+"""Largest exponent, and most digits of a power: towers of powers would exhaust
+memory.
+"""
 DIGITS = 30
 """Digits to which values are computed."""
 CLOSE = 1e-12
 """Largest relative difference of equal values."""
 POINTS = 3
-"""Points at which expressions are compared: variables are fractions between 0 and 2, derived from their names."""
+"""Points at which expressions are compared: variables are fractions between 0 and 2,
+derived from their names.
+"""
 FUNCTIONS = ("sqrt", "sin", "cos", "tan", "log", "exp")
 NAMES = {"pi": "pi", "e": "E", "i": "I"}
 REPLACED = (
-    (r"\\left|\\right|\\[,;!: ]|\\\$|\$|\\displaystyle|\\(?:text|mathrm|mbox)\{[^{}]*\}", " "),
+    (
+        r"\\left|\\right|\\[,;!: ]|\\\$|\$|\\displaystyle|\\(?:text|mathrm|mbox)\{[^{}]*\}",
+        " ",
+    ),
     (r"\\[dt]frac", r"\\frac"),
     (r"\\(?:cdot|times)", "*"),
     (r"\\div", "/"),
@@ -47,8 +56,10 @@ class NotMathError(ValueError):
 
 
 def final_answer(text: str) -> str:
-    """Final answer of a text: the last `\\boxed{...}`, else the text after the last `####`, else the part of the
-    last line after its last equals sign or `is`, without a full stop."""
+    """Final answer of a text: the last `\\boxed{...}`, else the text after the last
+    `####`, else the part of the last line after its last equals sign or `is`, without a
+    full stop.
+    """
     begin = text.rfind("\\boxed{")
     if begin >= 0:
         depth, start = 1, begin + len("\\boxed{")
@@ -62,7 +73,9 @@ def final_answer(text: str) -> str:
 
 
 def same_answer(given: str, right: str) -> bool:
-    """Return True if the final answers of two texts have the same value; other texts must be equal."""
+    """Return True if the final answers of two texts have the same value; other texts
+    must be equal.
+    """
     answer, reference = final_answer(given), final_answer(right)
     if answer.strip() == reference.strip():
         return bool(answer.strip())
@@ -94,18 +107,37 @@ def _values(text: str) -> tuple[complex, ...]:
         tree = ast.parse(_as_python(text), mode="eval").body
         parts = tree.elts if isinstance(tree, ast.Tuple) else [tree]
         expressions = [_to_sympy(part) for part in parts]
-        names = sorted({symbol for expression in expressions for symbol in expression.free_symbols}, key=str)
+        names = sorted(
+            {
+                symbol
+                for expression in expressions
+                for symbol in expression.free_symbols
+            },
+            key=str,
+        )
         values = [
             complex(
                 expression.evalf(
                     DIGITS,
-                    subs={name: sympy.Rational(content_key(point, str(name)) % 9973 + 1, 4999) for name in names},
+                    subs={
+                        name: sympy.Rational(
+                            content_key(point, str(name)) % 9973 + 1, 4999
+                        )
+                        for name in names
+                    },
                 )
             )
             for point in range(POINTS)
             for expression in expressions
         ]
-    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
+    except (
+        SyntaxError,
+        ValueError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise NotMathError(text) from error
     if not all(abs(value) < float("inf") for value in values):
         raise NotMathError(text)
@@ -131,20 +163,32 @@ def _to_sympy(node: ast.expr) -> Any:
     import sympy
 
     match node:
-        case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
-            return sympy.Rational(str(value)) if isinstance(value, float) else sympy.Integer(value)
+        case ast.Constant(value=int() | float() as value) if not isinstance(
+            value, bool
+        ):
+            return (
+                sympy.Rational(str(value))
+                if isinstance(value, float)
+                else sympy.Integer(value)
+            )
         case ast.Name(id=name):
             return getattr(sympy, NAMES[name]) if name in NAMES else sympy.Symbol(name)
         case ast.UnaryOp(op=ast.USub(), operand=inner):
             return -_to_sympy(inner)
         case ast.UnaryOp(op=ast.UAdd(), operand=inner):
             return _to_sympy(inner)
-        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if name in FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=[inner], keywords=[]) if (
+            name in FUNCTIONS
+        ):
             return getattr(sympy, name)(_to_sympy(inner))
         case ast.BinOp(left=left, op=ast.Pow(), right=right):
             base, exponent = _to_sympy(left), _to_sympy(right)
             size = abs(complex(exponent.evalf(5))) if exponent.is_number else math.inf
-            digits = size * math.log10(abs(complex(base.evalf(5))) + 2.0) if base.is_number else 0.0
+            digits = (
+                size * math.log10(abs(complex(base.evalf(5))) + 2.0)
+                if base.is_number
+                else 0.0
+            )
             if size > MOST_EXPONENT or digits > MOST_EXPONENT:
                 raise ValueError("a power that is no small number")
             return base**exponent

@@ -1,4 +1,6 @@
-"""Clusters of vectors: k-means by scikit-learn on a sample, and the nearest centroid of each vector."""
+"""Clusters of vectors: k-means by scikit-learn on a sample, and the nearest centroid of
+each vector.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ from gristmill.core.seeds import seeded_key
 from gristmill.dataprep.encoders.model_folders import needed
 
 DOCUMENTS_PER_CLUSTER = 1_000
-"""Documents per cluster by default, up to a million documents. Beyond, the number of clusters is the square root of the
-number of documents, which balances comparisons within clusters and with centroids."""
+"""Documents per cluster by default, up to a million documents. Beyond, the number of
+clusters is the square root of the number of documents, which balances comparisons
+within clusters and with centroids.
+"""
 SAMPLE_PER_CLUSTER = 256
 """Sampled vectors per centroid, the limit of FAISS (`max_points_per_centroid`)."""
 SAMPLE_BYTES = 256_000_000
@@ -23,7 +27,9 @@ ROWS_AT_ONCE = 4_096
 
 
 def count_clusters(documents: int) -> int:
-    """Default number of clusters for this many documents; a function of the data alone."""
+    """Default number of clusters for this many documents; a function of the data
+    alone.
+    """
     return max(1, min(documents // DOCUMENTS_PER_CLUSTER, math.isqrt(documents)))
 
 
@@ -48,17 +54,23 @@ def draw(ids: np.ndarray, seed: int, number: int, documents: int) -> np.ndarray:
 def fit_centroids(vectors: np.ndarray, clusters: int, seed: int) -> np.ndarray:
     """Learn centroids of length 1: float32 of shape (k, dim), k <= clusters.
 
-    One thread computes them, so that the same vectors in the same order give the same bytes.
+    One thread computes them, so that the same vectors in the same order give the same
+    bytes.
 
     Raises:
-        gristmill.dataprep.encoders.model_folders.ModelFolderError: scikit-learn is not installed.
+        gristmill.dataprep.encoders.model_folders.ModelFolderError: scikit-learn is not
+            installed.
     """
     distinct = np.unique(vectors, axis=0)
     if min(clusters, len(distinct)) < 2:
         return np.zeros((1, vectors.shape[1]), np.float32)
     cluster, limits = needed("sklearn.cluster"), needed("threadpoolctl")
     kmeans = cluster.MiniBatchKMeans(
-        min(clusters, len(distinct)), batch_size=FIRST_BATCH, max_iter=MOST_ROUNDS, n_init=1, random_state=seed % 2**32
+        min(clusters, len(distinct)),
+        batch_size=FIRST_BATCH,
+        max_iter=MOST_ROUNDS,
+        n_init=1,
+        random_state=seed % 2**32,
     )
     with limits.threadpool_limits(1):
         centres: np.ndarray = kmeans.fit(vectors.astype(np.float32)).cluster_centers_
@@ -71,5 +83,7 @@ def nearest_centroids(vectors: np.ndarray, centroids: np.ndarray) -> np.ndarray:
     nearest = np.zeros(len(vectors), np.int32)
     for begin in range(0, len(vectors), ROWS_AT_ONCE):
         rows = slice(begin, begin + ROWS_AT_ONCE)
-        nearest[rows] = np.argmax(vectors[rows].astype(np.float32) @ centroids.T, axis=1)
+        nearest[rows] = np.argmax(
+            vectors[rows].astype(np.float32) @ centroids.T, axis=1
+        )
     return nearest

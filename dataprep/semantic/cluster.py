@@ -1,10 +1,14 @@
-"""Stage `cluster`: number and name the clusters of documents with similar meaning, for selection and weighting.
+"""Stage `cluster`: number and name the clusters of documents with similar meaning, for
+selection and weighting.
 
-1. embed: per shard, the vectors of its documents, and sampled vectors with the beginnings of their texts.
-2. fit: the centroids, largest cluster first, their names and their places on a map, from the sample.
+1. embed: per shard, the vectors of its documents, and sampled vectors with the
+   beginnings of their texts.
+2. fit: the centroids, largest cluster first, their names and their places on a map,
+   from the sample.
 3. apply: per shard, the annotation table and the vectors.
 
-A task holds a shard or the sample: two copies of 256 MB of vectors, and at most 2,000 characters per document.
+A task holds a shard or the sample: two copies of 256 MB of vectors, and at most 2,000
+characters per document.
 """
 
 from __future__ import annotations
@@ -45,18 +49,24 @@ MOST_POINTS = 1_000
 """Maximum number of sampled documents on the map."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Annotate every kept document with number (`domain`) and name (`domain_name`) of its cluster; drops no document.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Annotate every kept document with number (`domain`) and name (`domain_name`) of
+    its cluster; drops no document.
 
-    Writes one annotation table per document shard, `centroids.npy` and `vectors/`, as `dedup_semantic` does.
+    Writes one annotation table per document shard, `centroids.npy` and `vectors/`, as
+    `dedup_semantic` does.
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `cluster` section (`mixtures.steps.dedup_semantic.Cluster`).
+        config: the manifest's `cluster` section
+            (`mixtures.steps.dedup_semantic.Cluster`).
 
     Returns:
-        `counts`; `domains`: `domain`, `name`, `documents` and place (`x`, `y`) of each; `map`: `x`, `y` and `domain` of
-        sampled documents; `sample`, the number of sampled documents; `reader` as of `models.score_documents.run`.
+        `counts`; `domains`: `domain`, `name`, `documents` and place (`x`, `y`) of each;
+        `map`: `x`, `y` and `domain` of sampled documents; `sample`, the number of
+        sampled documents; `reader` as of `models.score_documents.run`.
 
     Raises:
         ModelFolderError: the model does not exist, or a package is missing.
@@ -65,15 +75,34 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     section = Cluster.model_validate(config)
     plan = make_plan(inputs, section, out, context)
     shards = shard_tasks(inputs["ingest"])
-    embedded, sent = run_shuffle("embed", shards, partial(embed, plan=plan, with_texts=True), context, {SAMPLE: 1})
-    (fitted,) = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
+    embedded, sent = run_shuffle(
+        "embed",
+        shards,
+        partial(embed, plan=plan, with_texts=True),
+        context,
+        {SAMPLE: 1},
+    )
+    (fitted,) = run_tasks(
+        "fit",
+        [Task("centroids")],
+        partial(fit, plan=plan, sample=sent[SAMPLE]),
+        context,
+    )
     names = [domain["name"] for domain in fitted["domains"]]
-    applied = run_tasks("apply", shards, partial(apply, plan=plan, names=names), context)
+    applied = run_tasks(
+        "apply", shards, partial(apply, plan=plan, names=names), context
+    )
     sizes = add_counts(result["domains"] for result in applied)
-    read = {name: sum(result[name] for result in embedded) for name in ("documents", "tokens", "windows", "cut")}
+    read = {
+        name: sum(result[name] for result in embedded)
+        for name in ("documents", "tokens", "windows", "cut")
+    }
     return {
         "counts": balance(applied, section.max_quarantined, context.stage, errors=out),
-        "domains": [{**domain, "documents": sizes.get(str(domain["domain"]), 0)} for domain in fitted["domains"]],
+        "domains": [
+            {**domain, "documents": sizes.get(str(domain["domain"]), 0)}
+            for domain in fitted["domains"]
+        ],
         "map": fitted["map"],
         "sample": fitted["sample"],
         "reader": {**described(section.model, plan.sha256), **read},
@@ -82,7 +111,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
     """Learn the centroids from the sample, sorted by id, and name the clusters."""
-    rows = pa.table({"vector": pa.array([], pa.binary(2)), "text": pa.array([], pa.string())})
+    rows = pa.table(
+        {"vector": pa.array([], pa.binary(2)), "text": pa.array([], pa.string())}
+    )
     if not sample.is_nothing:
         rows = sample.read(0).sort_by("id")
     vectors = unpack_vectors(rows["vector"])
@@ -101,7 +132,10 @@ def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
                 {"domain": number, "name": name, "x": x, "y": y}
                 for number, (name, (x, y)) in enumerate(zip(names, places, strict=True))
             ],
-            "map": [[x, y, int(domain)] for (x, y), domain in zip(points, cluster_of_row, strict=False)],
+            "map": [
+                [x, y, int(domain)]
+                for (x, y), domain in zip(points, cluster_of_row, strict=False)
+            ],
         },
     )
 
@@ -112,11 +146,18 @@ def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
     judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
     embedded = read_vectors(plan, task.name)
-    domain = nearest_centroids(unpack_vectors(embedded["vector"]), read_centroids(plan.out))
+    domain = nearest_centroids(
+        unpack_vectors(embedded["vector"]), read_centroids(plan.out)
+    )
     position = np.full(len(judged), -1)
-    position[np.searchsorted(judged, embedded["row"].to_numpy())] = np.arange(len(domain))
+    position[np.searchsorted(judged, embedded["row"].to_numpy())] = np.arange(
+        len(domain)
+    )
     domain_of_row = pa.array(domain).take(pa.array(position, mask=position < 0))
-    measures = {"domain": domain_of_row, "domain_name": pa.array(names, pa.string()).take(domain_of_row)}
+    measures = {
+        "domain": domain_of_row,
+        "domain_name": pa.array(names, pa.string()).take(domain_of_row),
+    }
     table, counts = annotate(
         shard.documents,
         shard.rows,
@@ -128,9 +169,17 @@ def apply(task: Task, plan: VectorPlan, names: list[str]) -> Done:
     )
     paths = [plan.out / task.name, plan.out / VECTORS / task.name]
     write_table(paths[0], table)
-    vectors = embedded.select(["id", "vector"]).append_column("centroid", pa.array(domain))
+    vectors = embedded.select(["id", "vector"]).append_column(
+        "centroid", pa.array(domain)
+    )
     write_table(paths[1], vectors, repeating=())
     sizes = np.bincount(domain, minlength=len(names))
     return Done(
-        paths, {"counts": counts, "domains": {str(number): int(size) for number, size in enumerate(sizes) if size}}
+        paths,
+        {
+            "counts": counts,
+            "domains": {
+                str(number): int(size) for number, size in enumerate(sizes) if size
+            },
+        },
     )

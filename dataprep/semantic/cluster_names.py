@@ -15,11 +15,13 @@ ROWS_AT_ONCE = 4_096
 
 
 def name_clusters(texts: Sequence[str], clusters: np.ndarray, number: int) -> list[str]:
-    """Name each of `number` clusters by its most typical words, joined with spaces; `empty` for an empty cluster.
+    """Name each of `number` clusters by its most typical words, joined with spaces;
+    `empty` for an empty cluster.
 
-    A word counts once per document. Its weight in a cluster is p log(p / q), with p the share of the cluster's
-    documents that contain it and q the share of all documents: its term of the divergence between the two (Kullback and
-    Leibler 1951). Words of all documents, such as `the`, have weight 0.
+    A word counts once per document. Its weight in a cluster is p log(p / q), with p the
+    share of the cluster's documents that contain it and q the share of all documents:
+    its term of the divergence between the two (Kullback and Leibler 1951). Words of all
+    documents, such as `the`, have weight 0.
 
     Args:
         texts: texts of n documents.
@@ -30,16 +32,25 @@ def name_clusters(texts: Sequence[str], clusters: np.ndarray, number: int) -> li
         counted[cluster].update(set(WORD.findall(text.lower())))
     everywhere = sum(counted, Counter[str]())
     sizes = np.bincount(clusters, minlength=number).tolist()
-    return [_name(words, size, everywhere, len(texts)) for words, size in zip(counted, sizes, strict=True)]
+    return [
+        _name(words, size, everywhere, len(texts))
+        for words, size in zip(counted, sizes, strict=True)
+    ]
 
 
-def _name(words: Counter[str], size: int, everywhere: Counter[str], documents: int) -> str:
+def _name(
+    words: Counter[str], size: int, everywhere: Counter[str], documents: int
+) -> str:
     if not size:
         return "empty"
 
     def weight(word: str) -> tuple[float, int, str]:
         share = words[word] / size
-        return -round(share * float(np.log(share * documents / everywhere[word])), 9), -words[word], word
+        return (
+            -round(share * float(np.log(share * documents / everywhere[word])), 9),
+            -words[word],
+            word,
+        )
 
     return " ".join(sorted(words, key=weight)[:WORDS_OF_A_NAME]) or "no words"
 
@@ -47,25 +58,35 @@ def _name(words: Counter[str], size: int, everywhere: Counter[str], documents: i
 def project(
     vectors: np.ndarray, clusters: np.ndarray, number: int, most: int
 ) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """Project `number` clusters and the first `most` of n vectors onto the first two principal components.
+    """Project `number` clusters and the first `most` of n vectors onto the first two
+    principal components.
 
-    The sign of a component makes its largest element positive. The place of a cluster is the mean of its vectors, not
-    its centroid: a centroid has length 1 and would lie outside of its vectors, whose mean is shorter. A cluster without
-    vectors is in the middle of the map.
+    The sign of a component makes its largest element positive. The place of a cluster
+    is the mean of its vectors, not its centroid: a centroid has length 1 and would lie
+    outside of its vectors, whose mean is shorter. A cluster without vectors is in the
+    middle of the map.
 
     Args:
         clusters: int of shape (n,), the cluster of each vector.
     """
     if len(vectors) < 2 or vectors.shape[1] < 2:
         return [(0.0, 0.0)] * number, [(0.0, 0.0)] * min(len(vectors), most)
-    parts = [vectors[begin : begin + ROWS_AT_ONCE] for begin in range(0, len(vectors), ROWS_AT_ONCE)]
+    parts = [
+        vectors[begin : begin + ROWS_AT_ONCE]
+        for begin in range(0, len(vectors), ROWS_AT_ONCE)
+    ]
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in parts) / len(vectors)
     spread = sum((part - mean).T @ (part - mean) for part in parts)
     axes = np.linalg.eigh(spread)[1][:, ::-1][:, :2]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(2)])
     flat = np.concatenate([(part - mean) @ axes for part in parts])
     sizes = np.maximum(np.bincount(clusters, minlength=number), 1)
-    middles = np.stack([np.bincount(clusters, flat[:, axis], number) for axis in range(2)], axis=1) / sizes[:, None]
+    middles = (
+        np.stack(
+            [np.bincount(clusters, flat[:, axis], number) for axis in range(2)], axis=1
+        )
+        / sizes[:, None]
+    )
 
     def rounded(places: np.ndarray) -> list[tuple[float, float]]:
         return [(round(float(x), 3), round(float(y), 3)) for x, y in places]

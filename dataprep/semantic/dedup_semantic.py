@@ -1,4 +1,5 @@
-"""Stage `dedup_semantic`: keep one of several documents with the same meaning, and record the choice and its reason.
+"""Stage `dedup_semantic`: keep one of several documents with the same meaning, and
+record the choice and its reason.
 
 1. embed: per shard, the vectors of its documents, and sampled vectors.
 2. fit: the centroids, from the sample.
@@ -6,9 +7,10 @@
 4. decide: per partition, the survivors of each of its clusters.
 5. apply: per shard, the annotation table and the vectors of kept documents.
 
-A task holds a shard, the sample (two copies of 256 MB) or a cluster: two copies of 2 bytes per element of its vectors,
-some 500 bytes per document for the other columns, and 200 MB for the comparison. A cluster is never split: one of a
-million documents with 384 elements takes 2 GB. The summary has the size of the largest.
+A task holds a shard, the sample (two copies of 256 MB) or a cluster: two copies of 2
+bytes per element of its vectors, some 500 bytes per document for the other columns, and
+200 MB for the comparison. A cluster is never split: one of a million documents with 384
+elements takes 2 GB. The summary has the size of the largest.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ import pyarrow.compute as pc
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import annotate, judged_rows, read_shard, write_table
-from gristmill.dataprep.duplicates.clusters import KeepKey, best_first, explain_choices, parse_keep
+from gristmill.dataprep.duplicates.clusters import (
+    KeepKey,
+    best_first,
+    explain_choices,
+    parse_keep,
+)
 from gristmill.dataprep.duplicates.survivors import (
     DECISIONS,
     KEEP_PREFIX,
@@ -41,7 +48,13 @@ from gristmill.dataprep.duplicates.survivors import (
 )
 from gristmill.dataprep.encoders.document_scores import described
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    Task,
+    partition_tasks,
+    run_tasks,
+    shard_tasks,
+)
 from gristmill.dataprep.semantic.centroids import nearest_centroids
 from gristmill.dataprep.semantic.embedding_store import unpack_vectors
 from gristmill.dataprep.semantic.semantic_pairs import survivors_in_order
@@ -75,11 +88,15 @@ TWIN_COLUMNS = [
 ]
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Drop documents with the same meaning as a kept one (`alike.survivors_in_order`), cluster by cluster.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Drop documents with the same meaning as a kept one (`alike.survivors_in_order`),
+    cluster by cluster.
 
-    Writes one annotation table per document shard, with `cluster`, `cluster_size` and `duplicate_of` as in `dedup`,
-    `cosine` (with the survivor, null for survivors) and `centroid` (number of the k-means cluster). Also writes
+    Writes one annotation table per document shard, with `cluster`, `cluster_size` and
+    `duplicate_of` as in `dedup`, `cosine` (with the survivor, null for survivors) and
+    `centroid` (number of the k-means cluster). Also writes
 
     - `clusters.parquet`, one row per duplicate: TWIN_COLUMNS;
     - `centroids.npy`: float32 of shape (clusters, dim);
@@ -87,11 +104,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `dedup_semantic` section (`mixtures.steps.dedup_semantic.DedupSemantic`).
+        config: the manifest's `dedup_semantic` section
+            (`mixtures.steps.dedup_semantic.DedupSemantic`).
 
     Returns:
-        `counts`, `clusters` (survivors that represent two documents or more), `largest_clusters` of these, `kmeans`
-        (`clusters`, number of documents in the `sample`, number of documents in the `largest`), and `reader` as of
+        `counts`, `clusters` (survivors that represent two documents or more),
+        `largest_clusters` of these, `kmeans` (`clusters`, number of documents in the
+        `sample`, number of documents in the `largest`), and `reader` as of
         `models.score_documents.run`.
 
     Raises:
@@ -103,14 +122,33 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     keys = parse_keep(section.keep)
     check_columns(inputs, keys)
     plan = make_plan(inputs, section, out, context)
-    shards, num_partitions = shard_tasks(inputs["ingest"]), min(plan.clusters, MOST_PARTITIONS)
-    embedded, sent = run_shuffle("embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1})
-    (fitted,) = run_tasks("fit", [Task("centroids")], partial(fit, plan=plan, sample=sent[SAMPLE]), context)
-    gather_clusters = partial(gather_members, plan=plan, keys=keys, num_partitions=num_partitions)
-    _, members = run_shuffle("members", shards, gather_clusters, context, {MEMBERS: num_partitions})
+    shards, num_partitions = (
+        shard_tasks(inputs["ingest"]),
+        min(plan.clusters, MOST_PARTITIONS),
+    )
+    embedded, sent = run_shuffle(
+        "embed", shards, partial(embed, plan=plan), context, {SAMPLE: 1}
+    )
+    (fitted,) = run_tasks(
+        "fit",
+        [Task("centroids")],
+        partial(fit, plan=plan, sample=sent[SAMPLE]),
+        context,
+    )
+    gather_clusters = partial(
+        gather_members, plan=plan, keys=keys, num_partitions=num_partitions
+    )
+    _, members = run_shuffle(
+        "members", shards, gather_clusters, context, {MEMBERS: num_partitions}
+    )
     num_ranges = count_member_partitions(plan.numbering.num_new)
     choose_survivors = partial(
-        decide, plan=plan, keys=keys, threshold=section.threshold, members=members[MEMBERS], num_ranges=num_ranges
+        decide,
+        plan=plan,
+        keys=keys,
+        threshold=section.threshold,
+        members=members[MEMBERS],
+        num_ranges=num_ranges,
     )
     decided, decisions = run_shuffle(
         "decide",
@@ -119,15 +157,28 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context,
         {DECISIONS: len(shards), TWINS: num_ranges},
     )
-    applied = run_tasks("apply", shards, partial(apply, plan=plan, decisions=decisions[DECISIONS]), context)
+    applied = run_tasks(
+        "apply",
+        shards,
+        partial(apply, plan=plan, decisions=decisions[DECISIONS]),
+        context,
+    )
     counts = balance(applied, section.max_quarantined, context.stage, errors=out)
     write_duplicates(out / "clusters.parquet", decisions[TWINS])
-    read = {name: sum(result[name] for result in embedded) for name in ("documents", "tokens", "windows", "cut")}
+    read = {
+        name: sum(result[name] for result in embedded)
+        for name in ("documents", "tokens", "windows", "cut")
+    }
     return {
         "counts": counts,
         "clusters": sum(result["clusters"] for result in decided),
-        "largest_clusters": largest_clusters([cluster for result in decided for cluster in result["largest_clusters"]]),
-        "kmeans": {**fitted, "largest": max((result["largest"] for result in decided), default=0)},
+        "largest_clusters": largest_clusters(
+            [cluster for result in decided for cluster in result["largest_clusters"]]
+        ),
+        "kmeans": {
+            **fitted,
+            "largest": max((result["largest"] for result in decided), default=0),
+        },
         "reader": {**described(section.model, plan.sha256), **read},
     }
 
@@ -135,16 +186,25 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 def gather_members(
     task: Task, plan: VectorPlan, keys: Sequence[KeepKey], num_partitions: int
 ) -> Generator[Sent, None, Done]:
-    """Send the documents of one shard, with the columns of the keys, to the partitions of their clusters."""
+    """Send the documents of one shard, with the columns of the keys, to the partitions
+    of their clusters.
+    """
     batch = read_vectors(plan, task.name)
     rows = batch["row"].to_numpy()
-    key_columns = read_columns(plan.measured, task.name, rows, keys, batch.select(["id", "locator", "length"]))
-    centroid = nearest_centroids(unpack_vectors(batch["vector"]), read_centroids(plan.out))
+    key_columns = read_columns(
+        plan.measured, task.name, rows, keys, batch.select(["id", "locator", "length"])
+    )
+    centroid = nearest_centroids(
+        unpack_vectors(batch["vector"]), read_centroids(plan.out)
+    )
     yield Sent(
         MEMBERS,
         pa.table(
             {
-                **{f"{KEEP_PREFIX}{name}": key_columns[name] for name in key_columns.column_names},
+                **{
+                    f"{KEEP_PREFIX}{name}": key_columns[name]
+                    for name in key_columns.column_names
+                },
                 "document": plan.numbering.starts[task.payload["shard"]] + rows,
                 "centroid": centroid,
                 "locator": batch["locator"],
@@ -157,27 +217,44 @@ def gather_members(
 
 
 def decide(
-    task: Task, plan: VectorPlan, keys: Sequence[KeepKey], threshold: float, members: Shuffled, num_ranges: int
+    task: Task,
+    plan: VectorPlan,
+    keys: Sequence[KeepKey],
+    threshold: float,
+    members: Shuffled,
+    num_ranges: int,
 ) -> Generator[Sent, None, Done]:
     """Choose the survivors of every cluster of one partition, one cluster at a time.
 
     Returns:
-        `clusters` (survivors that represent two documents or more), `largest_clusters` of these, and the number of
-        documents in the `largest` k-means cluster.
+        `clusters` (survivors that represent two documents or more), `largest_clusters`
+        of these, and the number of documents in the `largest` k-means cluster.
     """
     counted: dict[str, Any] = {"clusters": 0, "largest_clusters": [], "largest": 0}
     for centroid in range(
-        task.payload["partition"], 0 if members.is_nothing else plan.clusters, members.num_partitions
+        task.payload["partition"],
+        0 if members.is_nothing else plan.clusters,
+        members.num_partitions,
     ):
-        cluster_members = members.read(task.payload["partition"], partial(_of_cluster, centroid=centroid))
+        cluster_members = members.read(
+            task.payload["partition"], partial(_of_cluster, centroid=centroid)
+        )
         decisions = decide_cluster(cluster_members, keys, threshold)
-        yield Sent(DECISIONS, decisions.select(DECIDED), plan.numbering.shards_of(decisions["document"].to_numpy()))
+        yield Sent(
+            DECISIONS,
+            decisions.select(DECIDED),
+            plan.numbering.shards_of(decisions["document"].to_numpy()),
+        )
         twins = decisions.filter(decisions["reason"].is_valid()).select(TWIN_COLUMNS)
         yield Sent(TWINS, twins, ranges_of(twins["cluster"], num_ranges))
-        survivors = decisions.filter(pc.and_(decisions["reason"].is_null(), pc.greater(decisions["size"], 1)))
+        survivors = decisions.filter(
+            pc.and_(decisions["reason"].is_null(), pc.greater(decisions["size"], 1))
+        )
         counted = {
             "clusters": counted["clusters"] + len(survivors),
-            "largest_clusters": largest_clusters([*counted["largest_clusters"], *as_clusters(survivors)]),
+            "largest_clusters": largest_clusters(
+                [*counted["largest_clusters"], *as_clusters(survivors)]
+            ),
             "largest": max(counted["largest"], len(decisions)),
         }
     return Done([], counted)
@@ -187,17 +264,29 @@ def _of_cluster(members: pa.Table, centroid: int) -> pa.Table:
     return members.filter(pc.equal(members["centroid"], centroid))
 
 
-def decide_cluster(members: pa.Table, keys: Sequence[KeepKey], threshold: float) -> pa.Table:
-    """Choose the survivors of one k-means cluster: a row per member with DECIDED and TWIN_COLUMNS."""
+def decide_cluster(
+    members: pa.Table, keys: Sequence[KeepKey], threshold: float
+) -> pa.Table:
+    """Choose the survivors of one k-means cluster: a row per member with DECIDED and
+    TWIN_COLUMNS.
+    """
     names = [name for name in members.column_names if name.startswith(KEEP_PREFIX)]
-    values = members.select(names).rename_columns([name.removeprefix(KEEP_PREFIX) for name in names])
-    one_component = values.append_column("component", pa.array(np.zeros(len(members), np.int64)))
+    values = members.select(names).rename_columns(
+        [name.removeprefix(KEEP_PREFIX) for name in names]
+    )
+    one_component = values.append_column(
+        "component", pa.array(np.zeros(len(members), np.int64))
+    )
     order = best_first(one_component, keys)
-    chosen, ordered_cosine = survivors_in_order(unpack_vectors(members["vector"].take(pa.array(order))), threshold)
+    chosen, ordered_cosine = survivors_in_order(
+        unpack_vectors(members["vector"].take(pa.array(order))), threshold
+    )
     survivor, cosine = np.empty_like(order), np.empty(len(order))
     survivor[order], cosine[order] = order[chosen], ordered_cosine
     component = np.unique(survivor, return_inverse=True)[1]
-    choices = explain_choices(values.append_column("component", pa.array(component)), keys, survivor)
+    choices = explain_choices(
+        values.append_column("component", pa.array(component)), keys, survivor
+    )
     kept = survivor == np.arange(len(members))
     places = pa.array(survivor, mask=kept)
     return pa.table(
@@ -206,14 +295,21 @@ def decide_cluster(members: pa.Table, keys: Sequence[KeepKey], threshold: float)
             "centroid": members["centroid"],
             "cluster": choices["cluster"],
             "size": choices["size"],
-            "reason": pa.array(np.full(len(members), REASON, object), pa.string(), mask=kept),
+            "reason": pa.array(
+                np.full(len(members), REASON, object), pa.string(), mask=kept
+            ),
             "survivor": values["id"].take(places),
             "survivor_locator": members["locator"].take(places),
             "member": values["id"],
             "member_locator": members["locator"],
             "cosine": pa.array(cosine, mask=kept),
-            "linked_by": pa.array(np.full(len(members), LINKED_BY, object), pa.string(), mask=kept),
-            **{name: choices[name] for name in ("decided_by", "survivor_value", "member_value")},
+            "linked_by": pa.array(
+                np.full(len(members), LINKED_BY, object), pa.string(), mask=kept
+            ),
+            **{
+                name: choices[name]
+                for name in ("decided_by", "survivor_value", "member_value")
+            },
         }
     )
 
@@ -224,7 +320,10 @@ def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
     judged = judged_rows(shard.documents, shard.rows, plan.section.sources)
     sizes_and_errors = open_batches(seen_path(plan, task.name)).get_batch(0)
     decisions_here = decisions.read(task.payload["shard"]).sort_by("document")
-    rows = decisions_here["document"].to_numpy() - plan.numbering.starts[task.payload["shard"]]
+    rows = (
+        decisions_here["document"].to_numpy()
+        - plan.numbering.starts[task.payload["shard"]]
+    )
     position = np.full(len(judged), -1)
     position[np.searchsorted(judged, rows)] = np.arange(len(rows))
     decided = decisions_here.take(pa.array(position, mask=position < 0))
@@ -235,7 +334,9 @@ def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
         "cosine": "cosine",
         "centroid": "centroid",
     }
-    measures = {name: decided[column].combine_chunks() for name, column in columns.items()}
+    measures = {
+        name: decided[column].combine_chunks() for name, column in columns.items()
+    }
     table, counts = annotate(
         shard.documents,
         shard.rows,
@@ -248,6 +349,10 @@ def apply(task: Task, plan: VectorPlan, decisions: Shuffled) -> Done:
     paths = [plan.out / task.name, plan.out / VECTORS / task.name]
     write_table(paths[0], table)
     embedded = read_vectors(plan, task.name)
-    vectors = embedded.select(["id", "vector"]).append_column("centroid", decisions_here["centroid"])
-    write_table(paths[1], vectors.filter(decisions_here["reason"].is_null()), repeating=())
+    vectors = embedded.select(["id", "vector"]).append_column(
+        "centroid", decisions_here["centroid"]
+    )
+    write_table(
+        paths[1], vectors.filter(decisions_here["reason"].is_null()), repeating=()
+    )
     return Done(paths, {"counts": counts})

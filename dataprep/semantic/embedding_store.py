@@ -1,4 +1,6 @@
-"""Vectors of documents: computed once per shard, stored as float16, and read again without the model."""
+"""Vectors of documents: computed once per shard, stored as float16, and read again
+without the model.
+"""
 
 from __future__ import annotations
 
@@ -20,32 +22,47 @@ READ = ("tokens", "windows", "whole")
 
 
 def pack_vectors(vectors: np.ndarray) -> pa.Array:
-    """Pack vectors (n, dim) into n binary values of 2 dim bytes: float16, which changes a cosine by less than 1e-4."""
+    """Pack vectors (n, dim) into n binary values of 2 dim bytes: float16, which changes
+    a cosine by less than 1e-4.
+    """
     halves = np.ascontiguousarray(vectors, "<f2")
     kind = pa.binary(2 * halves.shape[1])
-    return pa.FixedSizeBinaryArray.from_buffers(kind, len(halves), [None, pa.py_buffer(halves.tobytes())])
+    return pa.FixedSizeBinaryArray.from_buffers(
+        kind, len(halves), [None, pa.py_buffer(halves.tobytes())]
+    )
 
 
 def unpack_vectors(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Unpack values of `pack_vectors` without nulls: float16 of shape (n, dim)."""
-    array = pa.concat_arrays(values.chunks) if isinstance(values, pa.ChunkedArray) and values.num_chunks else values
+    array = (
+        pa.concat_arrays(values.chunks)
+        if isinstance(values, pa.ChunkedArray) and values.num_chunks
+        else values
+    )
     width = array.type.byte_width
     if not len(array):
         return np.empty((0, width // 2), np.float16)
-    data = np.frombuffer(array.buffers()[1], np.uint8)[array.offset * width : (array.offset + len(array)) * width]
+    data = np.frombuffer(array.buffers()[1], np.uint8)[
+        array.offset * width : (array.offset + len(array)) * width
+    ]
     return data.view("<f2").reshape(len(array), width // 2)
 
 
 def embed_shard(
-    inputs: Mapping[str, Path], shard: str, sources: tuple[str, ...] | None, model: ReadingModel, sha256: str
+    inputs: Mapping[str, Path],
+    shard: str,
+    sources: tuple[str, ...] | None,
+    model: ReadingModel,
+    sha256: str,
 ) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.ChunkedArray, dict[str, int]]:
     """Embed the documents of a shard that were kept so far and belong to the sources.
 
     Returns:
-        a row per document that the model could read: `row` (in the shard), `id`, `locator`, `length` (code points) and
-        `vector`; sizes and errors of all documents of the shard (`sketches.describe_seen`); the texts of the rows; and
-        the numbers of `documents`, `tokens` and `windows` read, and of documents that were not read to their end
-        (`cut`).
+        a row per document that the model could read: `row` (in the shard), `id`,
+        `locator`, `length` (code points) and `vector`; sizes and errors of all
+        documents of the shard (`sketches.describe_seen`); the texts of the rows; and
+        the numbers of `documents`, `tokens` and `windows` read, and of documents that
+        were not read to their end (`cut`).
     """
     kept_shard = read_shard(inputs, shard, ["id", "source", "locator", "text"])
     judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
@@ -55,7 +72,8 @@ def embed_shard(
     good = np.array([error is None for error in errors], bool)
     rows = judged[good]
     document_columns = {
-        name: kept_shard.documents[name].take(pa.array(rows)).combine_chunks() for name in ("id", "locator")
+        name: kept_shard.documents[name].take(pa.array(rows)).combine_chunks()
+        for name in ("id", "locator")
     }
     batch = pa.record_batch(
         {
@@ -72,7 +90,12 @@ def embed_shard(
         "windows": int(windows.sum()),
         "cut": int((~is_whole).sum()),
     }
-    return batch, describe_seen(kept_shard.documents, judged, errors), texts.filter(pa.array(good)), counted
+    return (
+        batch,
+        describe_seen(kept_shard.documents, judged, errors),
+        texts.filter(pa.array(good)),
+        counted,
+    )
 
 
 def _embed(embedder: Embedder, texts: pa.Array) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Semantic duplicates within a cluster, by exact cosines of each document with the kept ones."""
+"""Semantic duplicates within a cluster, by exact cosines of each document with the kept
+ones.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,23 @@ def least_cosine(threshold: float) -> float:
     return (math.ceil(threshold * GRID - 1e-6) - 0.5) / GRID
 
 
-def survivors_in_order(vectors: np.ndarray, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def survivors_in_order(
+    vectors: np.ndarray, threshold: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Choose survivors among n documents, sorted from best to worst.
 
-    A document is dropped if a better kept document reaches the threshold, and the best such document is its survivor;
-    otherwise it is kept and its own survivor. No two kept documents reach the threshold.
+    A document is dropped if a better kept document reaches the threshold, and the best
+    such document is its survivor; otherwise it is kept and its own survivor. No two
+    kept documents reach the threshold.
 
     Args:
-        vectors: float16 of shape (n, dim), of length 1 or all zeros; a zero vector is not similar to any.
+        vectors: float16 of shape (n, dim), of length 1 or all zeros; a zero vector is
+            not similar to any.
         threshold: least cosine.
 
     Returns:
-        the survivor of each document, int64 of shape (n,); and the cosine with it, rounded to thousandths, float64, 1
-        for a kept document.
+        the survivor of each document, int64 of shape (n,); and the cosine with it,
+        rounded to thousandths, float64, 1 for a kept document.
     """
     least = least_cosine(threshold)
     survivor, cosine = np.arange(len(vectors)), np.ones(len(vectors))
@@ -53,12 +59,17 @@ def survivors_in_order(vectors: np.ndarray, threshold: float) -> tuple[np.ndarra
             better = np.flatnonzero(is_similar[row] & is_kept)
             if len(better):
                 is_kept[row] = False
-                survivor[rows[row]], cosine[rows[row]] = rows[better[0]], cosines[row, better[0]]
+                survivor[rows[row]], cosine[rows[row]] = (
+                    rows[better[0]],
+                    cosines[row, better[0]],
+                )
         kept = np.concatenate([kept, rows[is_kept]])
     return survivor, np.minimum(np.round(cosine, 3), 1.0)
 
 
 def _products(vectors: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     """Cosines of all pairs of `rows` and `columns`: float32."""
-    cosines: np.ndarray = vectors[rows].astype(np.float32) @ vectors[columns].astype(np.float32).T
+    cosines: np.ndarray = (
+        vectors[rows].astype(np.float32) @ vectors[columns].astype(np.float32).T
+    )
     return cosines

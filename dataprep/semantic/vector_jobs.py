@@ -1,4 +1,6 @@
-"""First jobs of `cluster` and `dedup_semantic`: the vectors of all documents, a sample of them, and its centroids."""
+"""First jobs of `cluster` and `dedup_semantic`: the vectors of all documents, a sample
+of them, and its centroids.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.encoders.model_folders import folder_sha256, needed
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task
-from gristmill.dataprep.semantic.centroids import count_clusters, count_sample, draw, fit_centroids
+from gristmill.dataprep.semantic.centroids import (
+    count_clusters,
+    count_sample,
+    draw,
+    fit_centroids,
+)
 from gristmill.dataprep.semantic.embedding_store import embed_shard, unpack_vectors
 from gristmill.dataprep.shuffle_format import open_batches, task_file
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 SAMPLE, CENTROIDS, VECTORS = "sample", "centroids.npy", "vectors"
-"""Stream of the sample for k-means, file of the centroids, folder with the vectors of kept documents."""
+"""Stream of the sample for k-means, file of the centroids, folder with the vectors of
+kept documents.
+"""
 BEGINNING = 2_000
 """Code points of each text that are sent with the sample."""
 
@@ -35,7 +44,8 @@ class VectorPlan:
     """Settings shared by all tasks of a stage with vectors.
 
     Attributes:
-        inputs: the documents, with merged annotations of the earlier steps (`measuring.merge_annotations`).
+        inputs: the documents, with merged annotations of the earlier steps
+            (`measuring.merge_annotations`).
         measured: inputs with every annotating stage, for the columns of `keep`.
         sha256: hash of the model's folder.
         clusters: number of k-means clusters.
@@ -53,8 +63,15 @@ class VectorPlan:
     out: Path
 
 
-def make_plan(inputs: Mapping[str, Path], section: DedupSemantic | Cluster, out: Path, context: Context) -> VectorPlan:
-    """Number the documents and choose the number of clusters and the size of the sample."""
+def make_plan(
+    inputs: Mapping[str, Path],
+    section: DedupSemantic | Cluster,
+    out: Path,
+    context: Context,
+) -> VectorPlan:
+    """Number the documents and choose the number of clusters and the size of the
+    sample.
+    """
     needed("sklearn.cluster")
     sha256 = folder_sha256(section.model.path)
     dim = load_embedder(section.model, sha256).dim
@@ -74,7 +91,9 @@ def make_plan(inputs: Mapping[str, Path], section: DedupSemantic | Cluster, out:
     )
 
 
-def embed(task: Task, plan: VectorPlan, with_texts: bool = False) -> Generator[Sent, None, Done]:
+def embed(
+    task: Task, plan: VectorPlan, with_texts: bool = False
+) -> Generator[Sent, None, Done]:
     """Write the vectors of one shard's documents, and send the sampled ones.
 
     Args:
@@ -88,10 +107,14 @@ def embed(task: Task, plan: VectorPlan, with_texts: bool = False) -> Generator[S
     for path, content in zip(paths, (batch, sizes_and_errors), strict=True):
         write_sketches(path, content)
     beginnings = binary_numbers(batch["id"]).view(">u8")[:, 0].astype(np.uint64)
-    drawn = pa.array(draw(beginnings, section.seed, plan.sample, plan.numbering.num_new))
+    drawn = pa.array(
+        draw(beginnings, section.seed, plan.sample, plan.numbering.num_new)
+    )
     sample = pa.Table.from_batches([batch]).select(["id", "vector"]).filter(drawn)
     if with_texts:
-        sample = sample.append_column("text", pc.utf8_slice_codeunits(texts.filter(drawn), 0, BEGINNING))
+        sample = sample.append_column(
+            "text", pc.utf8_slice_codeunits(texts.filter(drawn), 0, BEGINNING)
+        )
     yield Sent(SAMPLE, sample, np.zeros(len(sample), np.int64))
     return Done(paths, read_counts)
 
@@ -107,17 +130,23 @@ def seen_path(plan: VectorPlan, shard: str) -> Path:
 
 
 def read_vectors(plan: VectorPlan, shard: str) -> pa.Table:
-    """Read the documents of a shard that have vectors, ascending by row; see `vectors.embed_shard`."""
+    """Read the documents of a shard that have vectors, ascending by row; see
+    `vectors.embed_shard`.
+    """
     return pa.Table.from_batches([open_batches(vectors_path(plan, shard)).get_batch(0)])
 
 
 def fit(task: Task, plan: VectorPlan, sample: Shuffled) -> Done:
     """Learn the centroids from the sample, sorted by id."""
     rows = None if sample.is_nothing else sample.read(0).sort_by("id")
-    vectors = np.zeros((0, 1), np.float16) if rows is None else unpack_vectors(rows["vector"])
+    vectors = (
+        np.zeros((0, 1), np.float16) if rows is None else unpack_vectors(rows["vector"])
+    )
     centroids = fit_centroids(vectors, plan.clusters, plan.section.seed)
     write_centroids(plan.out, centroids)
-    return Done([plan.out / CENTROIDS], {"clusters": len(centroids), "sample": len(vectors)})
+    return Done(
+        [plan.out / CENTROIDS], {"clusters": len(centroids), "sample": len(vectors)}
+    )
 
 
 def write_centroids(out: Path, centroids: np.ndarray) -> None:

@@ -1,4 +1,6 @@
-"""Search for the documents nearest to a text in meaning, by the vectors that a stage has written."""
+"""Search for the documents nearest to a text in meaning, by the vectors that a stage
+has written.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,13 @@ from gristmill.dataprep.documents import open_table
 from gristmill.dataprep.semantic.embedding_store import unpack_vectors
 
 ROWS_AT_ONCE = 8_192
-"""Vectors that are read at a time: with 384 elements 6 MB as stored, and 12 MB more while they are compared."""
+"""Vectors that are read at a time: with 384 elements 6 MB as stored, and 12 MB more
+while they are compared.
+"""
 LEAST_COSINE = 0.0
-"""Cosine that a listed document exceeds; a text without known tokens has cosine 0 with every document."""
+"""Cosine that a listed document exceeds; a text without known tokens has cosine 0 with
+every document.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,10 +34,14 @@ class Near:
     cosine: float
 
 
-def nearest(folder: Path, shards: Sequence[str], vector: np.ndarray, most: int) -> tuple[list[Near], int]:
-    """Find the documents with the largest cosines, sorted by descending cosine and id, and count all vectors.
+def nearest(
+    folder: Path, shards: Sequence[str], vector: np.ndarray, most: int
+) -> tuple[list[Near], int]:
+    """Find the documents with the largest cosines, sorted by descending cosine and id,
+    and count all vectors.
 
-    The search is exhaustive: it reads all files, ROWS_AT_ONCE vectors at a time, and keeps the `most` nearest so far.
+    The search is exhaustive: it reads all files, ROWS_AT_ONCE vectors at a time, and
+    keeps the `most` nearest so far.
 
     Args:
         folder: folder `vectors` with a file per shard: `id` and `vector`.
@@ -43,13 +53,20 @@ def nearest(folder: Path, shards: Sequence[str], vector: np.ndarray, most: int) 
     num_vectors, least = 0, LEAST_COSINE
     for shard in shards:
         with open_table(folder / shard) as file:
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=["id", "vector"], use_threads=is_local(folder)):
+            for batch in file.iter_batches(
+                ROWS_AT_ONCE, columns=["id", "vector"], use_threads=is_local(folder)
+            ):
                 num_vectors += len(batch)
                 cosines = unpack_vectors(batch["vector"]).astype(np.float32) @ vector
                 rows = np.flatnonzero((cosines > LEAST_COSINE) & (cosines >= least))
                 rows = rows[np.argsort(-cosines[rows], kind="stable")[:most]]
                 ids = batch["id"].take(pa.array(rows)).to_pylist()
-                best += [Near(shard, id_, float(cosine)) for id_, cosine in zip(ids, cosines[rows], strict=True)]
-                best = sorted(best, key=lambda document: (-document.cosine, document.id))[:most]
+                best += [
+                    Near(shard, id_, float(cosine))
+                    for id_, cosine in zip(ids, cosines[rows], strict=True)
+                ]
+                best = sorted(
+                    best, key=lambda document: (-document.cosine, document.id)
+                )[:most]
                 least = best[-1].cosine if len(best) == most else LEAST_COSINE
     return best, num_vectors

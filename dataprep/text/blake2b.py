@@ -1,6 +1,8 @@
-"""BLAKE2b-128 of many texts at once: the digests of `hashlib`, without Python objects or the GIL.
+"""BLAKE2b-128 of many texts at once: the digests of `hashlib`, without Python objects
+or the GIL.
 
-For short texts `hashlib` keeps the GIL, so that hashing threads block threads that run other kernels.
+For short texts `hashlib` keeps the GIL, so that hashing threads block threads that run
+other kernels.
 """
 
 from __future__ import annotations
@@ -39,8 +41,9 @@ SCHEDULE = np.array(
     ],
     np.uint8,
 )
-"""Message schedule: words of a block in the order of the steps (RFC 7693, section 2.7); rounds 10 and 11 repeat the
-first two."""
+"""Message schedule: words of a block in the order of the steps (RFC 7693, section 2.7);
+rounds 10 and 11 repeat the first two.
+"""
 ROUNDS, BLOCK_BYTES = 12, 128
 PARAMETERS = np.uint64(0x01010010)
 """No key, 16 bytes of digest (RFC 7693, section 2.8)."""
@@ -54,7 +57,11 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
         data, offsets: as from `text_buffers`.
     """
     digests = np.empty((len(offsets) - 1, 2), np.uint64)
-    state, words, last = np.empty(8, np.uint64), np.empty(16, np.uint64), np.empty(BLOCK_BYTES, np.uint8)
+    state, words, last = (
+        np.empty(8, np.uint64),
+        np.empty(16, np.uint64),
+        np.empty(BLOCK_BYTES, np.uint8),
+    )
     for text in range(len(offsets) - 1):
         pos, end = offsets[text], offsets[text + 1]
         length = end - pos
@@ -77,9 +84,20 @@ def digest_texts(data: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 @kernel
-def _compress(state: np.ndarray, words: np.ndarray, hashed: np.uint64, final: np.uint64) -> None:
+def _compress(
+    state: np.ndarray, words: np.ndarray, hashed: np.uint64, final: np.uint64
+) -> None:
     """Function F of RFC 7693, section 3.2."""
-    v0, v1, v2, v3, v4, v5, v6, v7 = (state[0], state[1], state[2], state[3], state[4], state[5], state[6], state[7])
+    v0, v1, v2, v3, v4, v5, v6, v7 = (
+        state[0],
+        state[1],
+        state[2],
+        state[3],
+        state[4],
+        state[5],
+        state[6],
+        state[7],
+    )
     v8, v9, v10, v11 = INITIAL[0], INITIAL[1], INITIAL[2], INITIAL[3]
     v12, v13, v14, v15 = INITIAL[4] ^ hashed, INITIAL[5], INITIAL[6] ^ final, INITIAL[7]
     for number in range(ROUNDS):
@@ -104,7 +122,12 @@ def _compress(state: np.ndarray, words: np.ndarray, hashed: np.uint64, final: np
 
 @kernel
 def _mix(
-    a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64, first: np.uint64, second: np.uint64
+    a: np.uint64,
+    b: np.uint64,
+    c: np.uint64,
+    d: np.uint64,
+    first: np.uint64,
+    second: np.uint64,
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
     """Function G of RFC 7693, section 3.1."""
     a = a + b + first

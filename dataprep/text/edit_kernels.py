@@ -1,4 +1,6 @@
-"""Kernels that apply edits to texts, and compose two rounds of edits into one; see `edits.py`."""
+"""Kernels that apply edits to texts, and compose two rounds of edits into one; see
+`edits.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,13 @@ def replace_spans(
 
     Args:
         data, offsets: bytes of n texts, text i from offsets[i] up to offsets[i + 1].
-        firsts: text i has the edits from firsts[i] up to firsts[i + 1]: bytes begins[e] up to ends[e] within the text.
+        firsts: text i has the edits from firsts[i] up to firsts[i + 1]: bytes begins[e]
+            up to ends[e] within the text.
         new_data, new_offsets: bytes of the replacements.
 
     Returns:
-        Bytes and offsets of the n edited texts; and the first text whose edits overlap or reach beyond it, or -1.
+        Bytes and offsets of the n edited texts; and the first text whose edits overlap
+        or reach beyond it, or -1.
     """
     number = len(offsets) - 1
     edited_offsets = np.zeros(number + 1, np.int64)
@@ -36,7 +40,9 @@ def replace_spans(
             if begins[edit] < pos or ends[edit] < begins[edit] or ends[edit] > size:
                 return np.empty(0, np.uint8), edited_offsets, text
             pos = ends[edit]
-            length += new_offsets[edit + 1] - new_offsets[edit] - (ends[edit] - begins[edit])
+            length += (
+                new_offsets[edit + 1] - new_offsets[edit] - (ends[edit] - begins[edit])
+            )
         edited_offsets[text + 1] = edited_offsets[text] + length
     edited = np.empty(edited_offsets[number], np.uint8)
     out_pos = 0
@@ -47,10 +53,14 @@ def replace_spans(
             edited[out_pos : out_pos + stop - pos] = data[pos:stop]
             out_pos += stop - pos
             length = new_offsets[edit + 1] - new_offsets[edit]
-            edited[out_pos : out_pos + length] = new_data[new_offsets[edit] : new_offsets[edit + 1]]
+            edited[out_pos : out_pos + length] = new_data[
+                new_offsets[edit] : new_offsets[edit + 1]
+            ]
             out_pos += length
             pos = offsets[text] + ends[edit]
-        edited[out_pos : out_pos + offsets[text + 1] - pos] = data[pos : offsets[text + 1]]
+        edited[out_pos : out_pos + offsets[text + 1] - pos] = data[
+            pos : offsets[text + 1]
+        ]
         out_pos += offsets[text + 1] - pos
     return edited, edited_offsets, -1
 
@@ -68,8 +78,8 @@ def compose(
     data2: np.ndarray,
     texts2: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Compose two rounds of edits (`edits.then`): `firsts`, `begins`, `ends`, and bytes and offsets of the
-    replacements.
+    """Compose two rounds of edits (`edits.then`): `firsts`, `begins`, `ends`, and bytes
+    and offsets of the replacements.
     """
     number = len(firsts) - 1
     capacity = len(begins) + len(begins2)
@@ -80,18 +90,22 @@ def compose(
     count = 0
     for text in range(number):
         edit1, edit2 = firsts[text], firsts2[text]
-        shift = 0  # position in the intermediate text minus position in the original text
+        # position in the intermediate text minus position in the original text
+        shift = 0
         while edit1 < firsts[text + 1] or edit2 < firsts2[text + 1]:
-            # The next edit of either round, then all edits of both rounds that touch it.
+            # The next edit of either round, then all edits of both rounds that touch
+            # it.
             is_first_round = edit2 == firsts2[text + 1] or (
                 edit1 < firsts[text + 1] and begins[edit1] + shift <= begins2[edit2]
             )
             begin = begins[edit1] if is_first_round else begins2[edit2] - shift
-            middle, size = begin + shift, cuts[count]  # consumed bytes of the intermediate text
+            # consumed bytes of the intermediate text
+            middle, size = begin + shift, cuts[count]
             while True:
                 if edit1 < firsts[text + 1] and begins[edit1] + shift <= middle:
-                    # The replacement of this edit is at `place` of the intermediate text. The parts that the second
-                    # round does not cut are kept, in order with the second round's replacements.
+                    # The replacement of this edit is at `place` of the intermediate
+                    # text. The parts that the second round does not cut are kept, in
+                    # order with the second round's replacements.
                     length = texts[edit1 + 1] - texts[edit1]
                     place = begins[edit1] + shift
                     pos = max(middle, place)
@@ -99,18 +113,32 @@ def compose(
                     while edit2 < firsts2[text + 1] and begins2[edit2] <= stop:
                         if begins2[edit2] > pos:
                             size = _copy(
-                                out_data, size, data, texts[edit1] + pos - place, texts[edit1] + begins2[edit2] - place
+                                out_data,
+                                size,
+                                data,
+                                texts[edit1] + pos - place,
+                                texts[edit1] + begins2[edit2] - place,
                             )
-                        size = _copy(out_data, size, data2, texts2[edit2], texts2[edit2 + 1])
+                        size = _copy(
+                            out_data, size, data2, texts2[edit2], texts2[edit2 + 1]
+                        )
                         pos = max(pos, ends2[edit2])
                         edit2 += 1
                     if pos < stop:
-                        size = _copy(out_data, size, data, texts[edit1] + pos - place, texts[edit1 + 1])
+                        size = _copy(
+                            out_data,
+                            size,
+                            data,
+                            texts[edit1] + pos - place,
+                            texts[edit1 + 1],
+                        )
                     middle = max(pos, stop)
                     shift += length - (ends[edit1] - begins[edit1])
                     edit1 += 1
                 elif edit2 < firsts2[text + 1] and begins2[edit2] <= middle:
-                    size = _copy(out_data, size, data2, texts2[edit2], texts2[edit2 + 1])
+                    size = _copy(
+                        out_data, size, data2, texts2[edit2], texts2[edit2 + 1]
+                    )
                     middle = max(middle, ends2[edit2])
                     edit2 += 1
                 else:
@@ -119,7 +147,13 @@ def compose(
             count += 1
             cuts[count] = size
         offsets[text + 1] = count
-    return offsets, out_begins[:count], out_ends[:count], out_data[: cuts[count]], cuts[: count + 1]
+    return (
+        offsets,
+        out_begins[:count],
+        out_ends[:count],
+        out_data[: cuts[count]],
+        cuts[: count + 1],
+    )
 
 
 @kernel

@@ -1,9 +1,10 @@
-"""Fast hashes and a sort for numba kernels. The hashes do not resist deliberate collisions.
+"""Fast hashes and a sort for numba kernels. The hashes do not resist deliberate
+collisions.
 
 Their values are part of stored data (shingles, bands), so they must not change.
 
-A comparison sort branches on random bits, which a processor cannot predict; this radix sort does not branch (Knuth, The
-Art of Computer Programming, volume 3, section 5.2.5).
+A comparison sort branches on random bits, which a processor cannot predict; this radix
+sort does not branch (Knuth, The Art of Computer Programming, volume 3, section 5.2.5).
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import numpy as np
 from gristmill.dataprep.text.kernels import inner_kernel, kernel
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3, section 6.4)."""
+"""2^64 divided by the golden ratio (Knuth, The Art of Computer Programming, volume 3,
+section 6.4).
+"""
 _OTHER_ODD = np.uint64(0xC2B2AE3D27D4EB4F)
 """xxHash's second 64-bit prime (Collet, BSD)."""
 
 
 @inner_kernel
 def fmix32(value: np.uint32) -> np.uint32:
-    """MurmurHash3's 32-bit finaliser, a bijection in which every bit reaches every other (Appleby, public domain)."""
+    """MurmurHash3's 32-bit finaliser, a bijection in which every bit reaches every
+    other (Appleby, public domain).
+    """
     value = np.uint32(value ^ (value >> np.uint32(16)))
     value = np.uint32(value * np.uint32(0x85EBCA6B))
     value = np.uint32(value ^ (value >> np.uint32(13)))
@@ -30,7 +35,9 @@ def fmix32(value: np.uint32) -> np.uint32:
 
 @inner_kernel
 def fmix64(value: np.uint64) -> np.uint64:
-    """MurmurHash3's 64-bit finaliser, a bijection in which every bit reaches every other (Appleby, public domain)."""
+    """MurmurHash3's 64-bit finaliser, a bijection in which every bit reaches every
+    other (Appleby, public domain).
+    """
     value ^= value >> np.uint64(33)
     value *= np.uint64(0xFF51AFD7ED558CCD)
     value ^= value >> np.uint64(33)
@@ -40,7 +47,9 @@ def fmix64(value: np.uint64) -> np.uint64:
 
 @inner_kernel
 def splitmix64(value: np.uint64) -> np.uint64:
-    """SplitMix64's finaliser, a bijection that mixes like `fmix64` (Steele, Lea & Flood 2014, figure 13)."""
+    """SplitMix64's finaliser, a bijection that mixes like `fmix64` (Steele, Lea & Flood
+    2014, figure 13).
+    """
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
@@ -48,7 +57,9 @@ def splitmix64(value: np.uint64) -> np.uint64:
 
 @inner_kernel
 def fold_words(first: np.uint64, second: np.uint64) -> np.uint64:
-    """Two words as one whose low bits depend on all bits: enough for a hash table, with two products only."""
+    """Two words as one whose low bits depend on all bits: enough for a hash table, with
+    two products only.
+    """
     mixed = (first ^ second * _OTHER_ODD) * _ODD
     return mixed ^ mixed >> np.uint64(32)
 
@@ -57,7 +68,8 @@ def fold_words(first: np.uint64, second: np.uint64) -> np.uint64:
 def load64(data: np.ndarray, at: int) -> np.uint64:
     """Eight bytes as a little-endian number.
 
-    Compiles to one load, but only with an unsigned index: a signed one may count from the end.
+    Compiles to one load, but only with an unsigned index: a signed one may count from
+    the end.
     """
     place = np.uint64(at)
     return (
@@ -92,7 +104,9 @@ def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
     if length >= 8:
         return load64(data, start)
     if start + 8 <= len(data):
-        return load64(data, start) & ((np.uint64(1) << np.uint64(8 * length)) - np.uint64(1))
+        return load64(data, start) & (
+            (np.uint64(1) << np.uint64(8 * length)) - np.uint64(1)
+        )
     value = np.uint64(0)
     for step in range(length):
         value |= np.uint64(data[start + step]) << np.uint64(8 * step)
@@ -101,7 +115,9 @@ def first_bytes(data: np.ndarray, start: int, length: int) -> np.uint64:
 
 @inner_kernel
 def hash_bytes(data: np.ndarray, begin: int, end: int) -> np.uint64:
-    """64-bit hash of `data[begin:end]`, eight bytes at a time, seeded with the length."""
+    """64-bit hash of `data[begin:end]`, eight bytes at a time, seeded with the
+    length.
+    """
     value = np.uint64(end - begin) * _ODD
     while end - begin >= 8:
         value = (value ^ load64(data, begin)) * _ODD
@@ -120,7 +136,9 @@ def same_bytes(data: np.ndarray, first: int, second: int, length: int) -> bool:
 
 
 @inner_kernel
-def equal_bytes(one: np.ndarray, first: int, other: np.ndarray, second: int, length: int) -> bool:
+def equal_bytes(
+    one: np.ndarray, first: int, other: np.ndarray, second: int, length: int
+) -> bool:
     """True if a range of bytes of one array equals a range of another."""
     step = 0
     while length - step >= 8:
@@ -174,7 +192,9 @@ def _insert(values: np.ndarray) -> None:
 
 @kernel
 def _sort_bytes(values: np.ndarray, spare: np.ndarray) -> None:
-    """Four stable passes, lowest byte first; after an even number of passes the result is in `values`."""
+    """Four stable passes, lowest byte first; after an even number of passes the result
+    is in `values`.
+    """
     places = np.zeros(4 * 256, np.int64)
     for value in values:
         for step in range(4):

@@ -1,10 +1,12 @@
-"""Cache of the kernels' machine code: on this machine and, for workers of a cluster, in the store of the run.
+"""Cache of the kernels' machine code: on this machine and, for workers of a cluster, in
+the store of the run.
 
-Each compiled function, for each signature, is a file named by everything that its code depends on: the sources of the
-kernels, the versions of Python, numba and LLVM, the processor, the signature. Files therefore need no coordination: a
-file serves every process on any machine. numba's own cache has an index per function, named by the folder of its
-source; if two processes compile a function for different signatures at the same time, one loses its entry, or both
-write the same file.
+Each compiled function, for each signature, is a file named by everything that its code
+depends on: the sources of the kernels, the versions of Python, numba and LLVM, the
+processor, the signature. Files therefore need no coordination: a file serves every
+process on any machine. numba's own cache has an index per function, named by the folder
+of its source; if two processes compile a function for different signatures at the same
+time, one loses its entry, or both write the same file.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _shared: list[Path] = []
 
 
 def share(folder: Path) -> None:
-    """Also load machine code from a store in this process, and save newly compiled code there.
+    """Also load machine code from a store in this process, and save newly compiled code
+    there.
 
     Args:
         folder: of the store.
@@ -63,7 +66,9 @@ class MachineCode:
         return None if content is None else pickle.loads(content)
 
     def save(self, key: object, data: Any) -> None:
-        """Save numba's compiled data, also in the store, where `load` did not find it."""
+        """Save numba's compiled data, also in the store, where `load` did not find
+        it.
+        """
         from numba.core.serialize import dumps
 
         file = self._file(key)
@@ -81,14 +86,20 @@ class MachineCode:
 
         description = repr((numba.__version__, llvmlite.__version__, self._source, key))
         return (
-            None if " at 0x" in description else f"{self._name}.{hashlib.sha256(description.encode()).hexdigest()[:32]}"
+            None
+            if " at 0x" in description
+            else f"{self._name}.{hashlib.sha256(description.encode()).hexdigest()[:32]}"
         )
 
 
 def _content(file: Path) -> bytes | None:
-    """Verified content of a file, as it will be executed; None if it is missing or damaged."""
+    """Verified content of a file, as it will be executed; None if it is missing or
+    damaged.
+    """
     try:
-        stored: bytes = file.read_bytes() if is_local(file) else file.fs.cat_file(file.path)  # type: ignore[attr-defined]
+        stored: bytes = (
+            file.read_bytes() if is_local(file) else file.fs.cat_file(file.path)
+        )  # type: ignore[attr-defined]
     except FileNotFoundError:
         return None
     digest, content = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]

@@ -1,8 +1,9 @@
-"""Compilation of array functions with numba, and Arrow string columns as the arrays that they read.
+"""Compilation of array functions with numba, and Arrow string columns as the arrays
+that they read.
 
-numba's cache only checks the file of the called function, not those of the functions that it calls, and would run stale
-code after an update. The folder of the machine code is therefore named after the content of all kernel sources. Its
-files: `jit_cache.py`.
+numba's cache only checks the file of the called function, not those of the functions
+that it calls, and would run stale code after an update. The folder of the machine code
+is therefore named after the content of all kernel sources. Its files: `jit_cache.py`.
 """
 
 from __future__ import annotations
@@ -24,17 +25,23 @@ from numba.extending import intrinsic
 from gristmill.dataprep.text.jit_cache import MachineCode
 
 
-def text_buffers(texts: pa.Array | pa.ChunkedArray, checked: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """View a column of strings without copying it (slices included; nulls are empty texts).
+def text_buffers(
+    texts: pa.Array | pa.ChunkedArray, checked: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """View a column of strings without copying it (slices included; nulls are empty
+    texts).
 
     Args:
         texts: `string` or `large_string`, n values.
-        checked: validate the values; otherwise the first kernel must detect invalid ones.
+        checked: validate the values; otherwise the first kernel must detect invalid
+            ones.
 
     Returns:
-        data: uint8, the UTF-8 bytes of the values (the entire buffer, which may have more).
+        data: uint8, the UTF-8 bytes of the values (the entire buffer, which may have
+            more).
         offsets: int64 of shape (n + 1,); value i is `data[offsets[i]:offsets[i + 1]]`.
-        Both are always read-only, since numba compiles a kernel separately for writable and read-only arrays.
+        Both are always read-only, since numba compiles a kernel separately for writable
+        and read-only arrays.
 
     Raises:
         pa.ArrowInvalid: a value is not UTF-8; the kernels rely on this check.
@@ -51,7 +58,9 @@ def text_buffers(texts: pa.Array | pa.ChunkedArray, checked: bool = True) -> tup
         return _read_only(np.empty(0, np.uint8)), _read_only(np.zeros(1, np.int64))
     _, offsets, data = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64, len(texts) + 1, offset=8 * texts.offset)
-    return _read_only(np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)), _read_only(bounds)
+    return _read_only(
+        np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    ), _read_only(bounds)
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:
@@ -59,7 +68,9 @@ def _read_only(values: np.ndarray) -> np.ndarray:
     return values
 
 
-MARK = re.compile(r"^ *@(?:kernel|inner_kernel|inlined_kernel|intrinsic)\b", re.MULTILINE)
+MARK = re.compile(
+    r"^ *@(?:kernel|inner_kernel|inlined_kernel|intrinsic)\b", re.MULTILINE
+)
 """Decorator of a kernel, or of a function that kernels call."""
 FOLDERS = ("dataprep", "tokenize")
 """Folders with kernels; those of the second call those of the first."""
@@ -68,7 +79,8 @@ FOLDERS = ("dataprep", "tokenize")
 def cache_folder() -> Path:
     """Folder with the machine code of this version of the kernels.
 
-    Below `NUMBA_CACHE_DIR` if that is set, otherwise below the user's cache folder (XDG base directories).
+    Below `NUMBA_CACHE_DIR` if that is set, otherwise below the user's cache folder (XDG
+    base directories).
     """
     digest = hashlib.blake2b(digest_size=8)
     folders = (Path(__file__).parents[2] / name for name in FOLDERS)
@@ -83,7 +95,9 @@ def cache_folder() -> Path:
 
 numba.config.CACHE_DIR = str(cache_folder())
 UNCOUNTED = {"_nrt": False}
-"""Option of numba that omits reference counting; functions that create arrays do not compile with it."""
+"""Option of numba that omits reference counting; functions that create arrays do not
+compile with it.
+"""
 
 
 def kernel(function: Any) -> Any:
@@ -94,14 +108,17 @@ def kernel(function: Any) -> Any:
 def inner_kernel(function: Any) -> Any:
     """Compile a function that creates no arrays, to be called by other kernels.
 
-    Other kernels count references to each of their arrays, twice per call and with atomic additions: more work than the
-    rest of a function that is called for every word (see docs/patched.md).
+    Other kernels count references to each of their arrays, twice per call and with
+    atomic additions: more work than the rest of a function that is called for every
+    word (see docs/patched.md).
     """
     return _compiled(function, **UNCOUNTED)
 
 
 def inlined_kernel(function: Any) -> Any:
-    """Compile an inner kernel that is inlined into its callers: an array takes seven arguments of a call."""
+    """Compile an inner kernel that is inlined into its callers: an array takes seven
+    arguments of a call.
+    """
     return _compiled(function, forceinline=True, **UNCOUNTED)
 
 
@@ -111,7 +128,9 @@ def _compiled(function: Any, **options: bool) -> Any:
     if cache is not None:
         cache_impl = cache._impl
         cache._cache_file = MachineCode(
-            Path(numba.config.CACHE_DIR), cache_impl.filename_base, cache_impl.locator.get_source_stamp()
+            Path(numba.config.CACHE_DIR),
+            cache_impl.filename_base,
+            cache_impl.locator.get_source_stamp(),
         )
     return dispatcher
 

@@ -1,4 +1,5 @@
-"""Preloads numba, which takes a third of a second before it loads a kernel, and the tables of all code points, a fifth.
+"""Preloads numba, which takes a third of a second before it loads a kernel, and the
+tables of all code points, a fifth.
 
 Imported by processes that are forked.
 """

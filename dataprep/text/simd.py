@@ -1,6 +1,8 @@
-"""Operations on 64 bytes at once, by their address, as vectors that LLVM maps to those of the processor.
+"""Operations on 64 bytes at once, by their address, as vectors that LLVM maps to those
+of the processor.
 
-A result is a 64-bit mask with one bit per byte, lowest first. See `eight_bytes` for operations without vectors.
+A result is a 64-bit mask with one bit per byte, lowest first. See `eight_bytes` for
+operations without vectors.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ def _load(builder: Any, address: Any) -> Any:
 
 def _within(builder: Any, values: Any, first: int, last: int) -> Any:
     """Mask of the bytes in a range."""
-    return builder.icmp_unsigned("<=", builder.sub(values, _all(first)), _all(last - first))
+    return builder.icmp_unsigned(
+        "<=", builder.sub(values, _all(first)), _all(last - first)
+    )
 
 
 def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
@@ -45,7 +49,9 @@ def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
     @intrinsic
     def found(typing: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.bitcast(find(builder, _load(builder, arguments[0])), ir.IntType(64))
+            return builder.bitcast(
+                find(builder, _load(builder, arguments[0])), ir.IntType(64)
+            )
 
         return types.uint64(address), generate
 
@@ -53,12 +59,17 @@ def _finder(find: Callable[[Any, Any], Any]) -> Callable[[int], np.uint64]:
 
 
 def _separators(builder: Any, values: Any) -> Any:
-    spaces = builder.or_(builder.icmp_unsigned("==", values, _all(0x20)), builder.icmp_unsigned("==", values, _all(0)))
+    spaces = builder.or_(
+        builder.icmp_unsigned("==", values, _all(0x20)),
+        builder.icmp_unsigned("==", values, _all(0)),
+    )
     return builder.or_(spaces, _within(builder, values, 0x09, 0x0D))
 
 
 def _ends_of_marks(builder: Any, values: Any) -> Any:
-    return builder.or_(*(builder.icmp_unsigned("==", values, _all(byte)) for byte in b">_"))
+    return builder.or_(
+        *(builder.icmp_unsigned("==", values, _all(byte)) for byte in b">_")
+    )
 
 
 def _at_least(byte: int) -> Callable[[Any, Any], Any]:
@@ -66,33 +77,53 @@ def _at_least(byte: int) -> Callable[[Any, Any], Any]:
 
 
 separators_of_64 = _finder(_separators)
-"""Mask of the bytes between fastText's words: a space, a control character from tab to carriage return, or zero."""
+"""Mask of the bytes between fastText's words: a space, a control character from tab to
+carriage return, or zero.
+"""
 ends_of_marks_in_64 = _finder(_ends_of_marks)
 """Mask of the bytes `>` and `_`."""
-above_blanks_of_64, high_of_64, leads_of_64, leads_of_three_of_64, leads_of_four_of_64 = (
-    _finder(_at_least(byte)) for byte in (0x21, 0x80, 0xC0, 0xE0, 0xF0)
-)
-"""Masks of the bytes above U+0020, of bytes beyond ASCII, and of lead bytes of characters with two or more, three or
-more, and four bytes."""
+(
+    above_blanks_of_64,
+    high_of_64,
+    leads_of_64,
+    leads_of_three_of_64,
+    leads_of_four_of_64,
+) = (_finder(_at_least(byte)) for byte in (0x21, 0x80, 0xC0, 0xE0, 0xF0))
+"""Masks of the bytes above U+0020, of bytes beyond ASCII, and of lead bytes of
+characters with two or more, three or more, and four bytes.
+"""
 
 
 def _copy_intrinsic(lower: bool) -> Callable[[int, int], np.uint64]:
-    """Intrinsic that copies 64 bytes with a space for each ASCII whitespace (`str.isspace`), optionally lower-cased."""
+    """Intrinsic that copies 64 bytes with a space for each ASCII whitespace
+    (`str.isspace`), optionally lower-cased.
+    """
 
     @intrinsic
     def write(typing: Any, target: Any, source: Any) -> Any:
-        """Copy the bytes at one address to another; returns the mask of those beyond ASCII."""
+        """Copy the bytes at one address to another; returns the mask of those beyond
+        ASCII.
+        """
 
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             values = _load(builder, arguments[1])
-            spaces = builder.or_(_within(builder, values, 0x09, 0x0D), _within(builder, values, 0x1C, 0x1F))
+            spaces = builder.or_(
+                _within(builder, values, 0x09, 0x0D),
+                _within(builder, values, 0x1C, 0x1F),
+            )
             output = values
             if lower:
                 capitals = _within(builder, values, ord("A"), ord("Z"))
-                output = builder.select(capitals, builder.or_(values, _all(0x20)), values)
+                output = builder.select(
+                    capitals, builder.or_(values, _all(0x20)), values
+                )
             output = builder.select(spaces, _all(0x20), output)
-            builder.store(output, builder.inttoptr(arguments[0], _BYTES.as_pointer()), align=1)
-            return builder.bitcast(builder.icmp_signed("<", values, _all(0)), ir.IntType(64))
+            builder.store(
+                output, builder.inttoptr(arguments[0], _BYTES.as_pointer()), align=1
+            )
+            return builder.bitcast(
+                builder.icmp_signed("<", values, _all(0)), ir.IntType(64)
+            )
 
         return types.uint64(target, source), generate
 
@@ -105,17 +136,31 @@ write_64, write_64_lower = _copy_intrinsic(False), _copy_intrinsic(True)
 
 @intrinsic
 def never_utf8_of_64(typing: Any, address: Any) -> Any:
-    """Mask of the bytes that UTF-8 lacks, or lacks before the byte that follows, of the 65 at an address (Unicode,
-    table 3-7).
+    """Mask of the bytes that UTF-8 lacks, or lacks before the byte that follows, of the
+    65 at an address (Unicode, table 3-7).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         values = _load(builder, arguments[0])
-        following = _load(builder, builder.add(arguments[0], ir.Constant(ir.IntType(64), 1)))
-        invalid = builder.or_(_within(builder, values, 0xC0, 0xC1), _at_least(0xF5)(builder, values))
-        for byte, order, bound in ((0xE0, "<", 0xA0), (0xED, ">=", 0xA0), (0xF0, "<", 0x90), (0xF4, ">=", 0x90)):
+        following = _load(
+            builder, builder.add(arguments[0], ir.Constant(ir.IntType(64), 1))
+        )
+        invalid = builder.or_(
+            _within(builder, values, 0xC0, 0xC1), _at_least(0xF5)(builder, values)
+        )
+        for byte, order, bound in (
+            (0xE0, "<", 0xA0),
+            (0xED, ">=", 0xA0),
+            (0xF0, "<", 0x90),
+            (0xF4, ">=", 0x90),
+        ):
             here = builder.icmp_unsigned("==", values, _all(byte))
-            invalid = builder.or_(invalid, builder.and_(here, builder.icmp_unsigned(order, following, _all(bound))))
+            invalid = builder.or_(
+                invalid,
+                builder.and_(
+                    here, builder.icmp_unsigned(order, following, _all(bound))
+                ),
+            )
         return builder.bitcast(invalid, ir.IntType(64))
 
     return types.uint64(address), generate
@@ -128,9 +173,17 @@ def fetch(typing: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         number, place = ir.IntType(32), cgutils.voidptr_t
         fetch = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(ir.VoidType(), [place, number, number, number]), "llvm.prefetch.p0"
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [place, number, number, number]),
+            "llvm.prefetch.p0",
         )
-        builder.call(fetch, [builder.inttoptr(arguments[0], place), *(ir.Constant(number, way) for way in (0, 3, 1))])
+        builder.call(
+            fetch,
+            [
+                builder.inttoptr(arguments[0], place),
+                *(ir.Constant(number, way) for way in (0, 3, 1)),
+            ],
+        )
         return context.get_dummy_value()
 
     return types.void(address), generate

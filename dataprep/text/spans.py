@@ -1,8 +1,9 @@
 """Kernels that find the words, lines and paragraphs of UTF-8 text.
 
-A span is a range of bytes and its length in code points. All functions take the text as `data[begin:end]`, valid UTF-8,
-and the flags of `unicode_tables.code_point_flags`; all take time linear in the bytes. `tokenise_words.py` splits batches of
-texts into words, also by other rules.
+A span is a range of bytes and its length in code points. All functions take the text as
+`data[begin:end]`, valid UTF-8, and the flags of `unicode_tables.code_point_flags`; all
+take time linear in the bytes. `tokenise_words.py` splits batches of texts into words,
+also by other rules.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ import numpy as np
 from gristmill.dataprep.text.hashing import fmix64, load64
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.dataprep.text.swar import HIGH_BITS, number_of
-from gristmill.dataprep.text.unicode_tables import ALONE, ALPHABETIC, NOTHING, SPACE, WORD, decode
+from gristmill.dataprep.text.unicode_tables import (
+    ALONE,
+    ALPHABETIC,
+    NOTHING,
+    SPACE,
+    WORD,
+    decode,
+)
 
 NEWLINE = np.uint8(0x0A)
 
@@ -21,14 +29,20 @@ NEWLINE = np.uint8(0x0A)
 def find_words(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Find the words: maximal runs of code points that are not whitespace, like `str.split()`.
+    """Find the words: maximal runs of code points that are not whitespace, like
+    `str.split()`.
 
     Returns:
-        starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool, True if any code point of the
+        starts, ends: int64 byte positions; chars: int64 code points; alphabetic: bool,
+            True if any code point of the
         word is alphabetic. One entry per word.
     """
     capacity = (end - begin) // 2 + 1
-    starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    starts, ends, chars = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
     alphabetic = np.empty(capacity, np.bool_)
     count, start, length = 0, 0, 0
     flag_union = np.uint16(0)
@@ -57,7 +71,8 @@ def find_words(
 def find_segments(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray, newlines: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the lines or paragraphs: the text between runs of at least `newlines` newlines (U+000A only).
+    """Find the lines or paragraphs: the text between runs of at least `newlines`
+    newlines (U+000A only).
 
     Whitespace is stripped from both ends; empty segments are skipped.
 
@@ -65,10 +80,15 @@ def find_segments(
         newlines: 1 for lines, 2 for paragraphs.
 
     Returns:
-        starts, ends: int64 byte positions; chars: int64 code points. One entry per segment.
+        starts, ends: int64 byte positions; chars: int64 code points. One entry per
+            segment.
     """
     capacity = (end - begin + 1) // 2 + 1
-    starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int64)
+    starts, ends, chars = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+    )
     count, segment = 0, begin
     while segment < end:
         stop = skip_to_newlines(data, segment, end, newlines)
@@ -77,7 +97,8 @@ def find_segments(
             starts[count], ends[count] = first, last
             chars[count] = count_code_points(data, first, last)
             count += 1
-        # Further newlines between two segments are stripped from the second with other whitespace.
+        # Further newlines between two segments are stripped from the second with other
+        # whitespace.
         segment = stop + newlines
     return starts[:count], ends[:count], chars[:count]
 
@@ -129,7 +150,9 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in hashing.py
 
 
 @kernel
-def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def word_spans(
+    data: np.ndarray, begin: int, end: int, flags: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Find the words of `data[begin:end]`, valid UTF-8.
 
     Args:
@@ -138,7 +161,8 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
     Returns:
         starts, ends: int64 byte positions in `data`, one entry per word.
     """
-    capacity = (end - begin) // 2 + 1  # adjacent words without a space have a character of three bytes
+    # adjacent words without a space have a character of three bytes
+    capacity = (end - begin) // 2 + 1
     starts, ends = np.empty(capacity, np.int64), np.empty(capacity, np.int64)
     count, in_word = 0, False
     pos = begin
@@ -164,9 +188,11 @@ def word_spans(data: np.ndarray, begin: int, end: int, flags: np.ndarray) -> tup
 def hashed_words(
     data: np.ndarray, begin: int, end: int, flags: np.ndarray, lower: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    r"""Find the words like `word_spans`, and hash the lower-cased code points of each to 64 bits.
+    r"""Find the words like `word_spans`, and hash the lower-cased code points of each
+    to 64 bits.
 
-    Invisible code points neither end a word nor count: `ex\u00adample` is the word `example`.
+    Invisible code points neither end a word nor count: `ex\u00adample` is the word
+    `example`.
 
     Args:
         lower: `unicode_tables.lower_case_seen`.
@@ -175,7 +201,11 @@ def hashed_words(
         starts, ends: int64; hashes: uint64, one entry per word.
     """
     capacity = (end - begin) // 2 + 1
-    starts, ends, hashes = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.uint64)
+    starts, ends, hashes = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.uint64),
+    )
     count, length, value = 0, np.uint64(0), np.uint64(0)
     pos = begin
     while pos < end:
@@ -206,7 +236,9 @@ def hashed_words(
 
 
 @kernel
-def same_lower(data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray) -> bool:
+def same_lower(
+    data: np.ndarray, begin: int, end: int, lower: np.ndarray, codes: np.ndarray
+) -> bool:
     """True if a word's lower-cased visible code points are `codes` (uint32)."""
     num_equal = 0
     while begin < end:

@@ -1,7 +1,9 @@
-"""Operations on eight bytes at once, as one 64-bit number (its lowest byte is the first), without a branch per byte.
+"""Operations on eight bytes at once, as one 64-bit number (its lowest byte is the
+first), without a branch per byte.
 
-Results are in the high bits of the bytes. A byte below 0x80 is at least `low` if adding 0x80 - low sets its high bit;
-no such sum carries over into the next byte (Knuth, The Art of Computer Programming, volume 4A, 7.1.3).
+Results are in the high bits of the bytes. A byte below 0x80 is at least `low` if adding
+0x80 - low sets its high bit; no such sum carries over into the next byte (Knuth, The
+Art of Computer Programming, volume 4A, 7.1.3).
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def equal_to(eight: np.uint64, byte: int) -> np.uint64:
 
 @inner_kernel
 def first_of(high_bits: np.uint64) -> np.uint64:
-    """Index, from 0 to 7, of the first byte whose high bit is set; at least one must be."""
+    """Index, from 0 to 7, of the first byte whose high bit is set; at least one must
+    be.
+    """
     lowest = high_bits & (~high_bits + np.uint64(1))
     return (lowest >> np.uint64(7)) * _PLACES >> np.uint64(56)
 

@@ -1,7 +1,7 @@
 """Unicode tables for kernels: a set of flags and a lower-case form per code point.
 
-The tables are built with Python's `str` methods, so a kernel agrees with Python of the same version
-(`unicodedata.unidata_version`) on every code point.
+The tables are built with Python's `str` methods, so a kernel agrees with Python of the
+same version (`unicodedata.unidata_version`) on every code point.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ FF05 FF08-FF09 FF0C FF0E FF11 FF1A-FF1B FF1F FF5E FF61 10A56-10A57 10F55-10F59 1
 11641-11642 1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F 16AF5
 16B37-16B38 16B44 16E98 1BC9F 1DA88
 """
-"""Code points that do not make a token a word in datatrove 0.10 (`PUNCTUATION_SET` of utils/text.py): 281 code points,
-with most ASCII control characters (not the tab and the line feed) and the full-width digit one, and without `‘`."""
+"""Code points that do not make a token a word in datatrove 0.10 (`PUNCTUATION_SET` of
+utils/text.py): 281 code points, with most ASCII control characters (not the tab and the
+line feed) and the full-width digit one, and without `‘`.
+"""
 
 ALPHABETIC_BEYOND_LETTERS = """
 345 363-36F 5B0-5BD 5BF 5C1-5C2 5C4-5C5 5C7 610-61A 64B-657 659-65F 670 6D6-6DC 6E1-6E4 6E7-6E8 6ED 711 730-73F
@@ -58,10 +60,12 @@ AAB2-AAB4 AAB7-AAB8 AABE AAEB-AAEF AAF5 ABE3-ABEA FB1E 10140-10174 10341 1034A 1
 11D93-11D96 11EF3-11EF6 12400-1246E 16F4F 16F51-16F87 16F8F-16F92 16FF0-16FF1 1BC9E 1E000-1E006 1E008-1E018
 1E01B-1E021 1E023-1E024 1E026-1E02A 1E947 1F130-1F149 1F150-1F169 1F170-1F189
 """
-"""Code points that are Alphabetic in Unicode but not for `str.isalpha()`: Roman numerals, circled letters, and the
-vowel signs and other marks that are part of letters (property Alphabetic without the categories L* in
-DerivedCoreProperties.txt of Unicode 14.0, the version of Python 3.11). POSIX classes such as `[[:alpha:]]` of the
-package `regex` include them."""
+"""Code points that are Alphabetic in Unicode but not for `str.isalpha()`: Roman
+numerals, circled letters, and the vowel signs and other marks that are part of letters
+(property Alphabetic without the categories L* in DerivedCoreProperties.txt of Unicode
+14.0, the version of Python 3.11). POSIX classes such as `[[:alpha:]]` of the package
+`regex` include them.
+"""
 
 
 CODE_POINTS = 0x110000
@@ -73,17 +77,23 @@ ALPHABETIC = np.uint16(2)
 WORD = np.uint16(4)
 r"""Flag: `str.isalnum()` or the underscore, like `\w` in a regular expression."""
 ALONE = np.uint16(8)
-"""Flag: of a script that is written without spaces, so that each code point counts as a word."""
+"""Flag: of a script that is written without spaces, so that each code point counts as a
+word.
+"""
 LATIN = np.uint16(16)
 """Flag: an ASCII letter, `[a-zA-Z]`."""
 ALPHABETIC_PROPERTY = np.uint16(32)
-"""Flag: Unicode's property Alphabetic, `[[:alpha:]]`: letters, letter-like numbers, vowel signs."""
+"""Flag: Unicode's property Alphabetic, `[[:alpha:]]`: letters, letter-like numbers,
+vowel signs.
+"""
 CONTENT = np.uint16(64)
 """Flag: not in datatrove's set of punctuation marks and control characters."""
 SYMBOL = np.uint16(128)
 """Flag: `#` or `…`."""
 MARK = np.uint16(256)
-"""Flag: a combining mark (categories Mn and Mc) or a joiner, which belongs to the code point before it."""
+"""Flag: a combining mark (categories Mn and Mc) or a joiner, which belongs to the code
+point before it.
+"""
 
 UNSPACED_RANGES = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -111,16 +121,18 @@ INVISIBLE_RANGES = (
     (0xFEFF, 0xFEFF),  # byte order mark
     (0xE0000, 0xE0FFF),  # tags, variation selectors
 )
-"""Default_Ignorable_Code_Point of Unicode 14.0 (DerivedCoreProperties.txt), without the Hangul fillers, which are
-letters, and the controls of musical notation and shorthand."""
+"""Default_Ignorable_Code_Point of Unicode 14.0 (DerivedCoreProperties.txt), without the
+Hangul fillers, which are letters, and the controls of musical notation and shorthand.
+"""
 NOTHING = np.uint32(0xFFFFFFFF)
 """Value of `lower_case_seen` for invisible code points; larger than any code point."""
 
 JOINERS = (0x200C, 0x200D)
 """Zero-width non-joiner and joiner."""
 ASSIGNED = ((0x0, 0x323B0), (0xE0000, 0xE01F0))
-"""Ranges outside of which Unicode only has private-use and unassigned code points, for which no method of `str` is
-true."""
+"""Ranges outside of which Unicode only has private-use and unassigned code points, for
+which no method of `str` is true.
+"""
 Flag = np.unsignedinteger[Any]
 """A number with a single set bit."""
 
@@ -130,7 +142,8 @@ def flag_code_points(
     told: Iterable[tuple[Flag, Callable[[str], bool]]],
     listed: Iterable[tuple[Flag, Iterable[tuple[int, int]]]],
 ) -> np.ndarray:
-    """Flags of every code point: an array of unsigned integers, of shape (CODE_POINTS,).
+    """Flags of every code point: an array of unsigned integers, of shape
+    (CODE_POINTS,).
 
     Args:
         told: flags, each with its predicate on characters; not set outside of ASSIGNED.
@@ -141,7 +154,9 @@ def flag_code_points(
     for begin, end in ASSIGNED:
         characters = [chr(code) for code in range(begin, end)]
         for flag, predicate in told:
-            flags[begin:end] |= np.fromiter(map(predicate, characters), bool, end - begin) * flag
+            flags[begin:end] |= (
+                np.fromiter(map(predicate, characters), bool, end - begin) * flag
+            )
     for flag, spans in listed:
         for first, last in spans:
             flags[first : last + 1] |= flag
@@ -187,13 +202,18 @@ def _is_mark(character: str) -> bool:
 def lower_case() -> np.ndarray:
     """Lower-case code point of every code point: uint32 of shape (CODE_POINTS,).
 
-    U+0130, the only one whose lower case is two code points, maps to itself. All others are lowered in one call except
-    the sigma (U+03A3), whose lower case depends on its context.
+    U+0130, the only one whose lower case is two code points, maps to itself. All others
+    are lowered in one call except the sigma (U+03A3), whose lower case depends on its
+    context.
     """
     lowered = np.arange(CODE_POINTS, dtype=np.uint32)
     code_points = np.delete(lowered, [0x130, 0x3A3])
-    text = code_points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass").lower()
-    lowered[code_points] = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    text = (
+        code_points.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass").lower()
+    )
+    lowered[code_points] = np.frombuffer(
+        text.encode("utf-32-le", "surrogatepass"), "<u4"
+    )
     lowered[0x3A3] = ord("\u03a3".lower())
     return lowered
 
@@ -224,4 +244,6 @@ def decode(data: np.ndarray, at: int) -> tuple[int, int]:
     third = int(data[place + np.uint64(2)]) & 0x3F
     if lead < 0xF0:
         return (lead & 0x0F) << 12 | second << 6 | third, 3
-    return (lead & 0x07) << 18 | second << 12 | third << 6 | int(data[place + np.uint64(3)]) & 0x3F, 4
+    return (lead & 0x07) << 18 | second << 12 | third << 6 | int(
+        data[place + np.uint64(3)]
+    ) & 0x3F, 4

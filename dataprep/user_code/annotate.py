@@ -1,11 +1,13 @@
-"""Stage `annotate`: measure documents with a user's function, and drop documents by thresholds.
+"""Stage `annotate`: measure documents with a user's function, and drop documents by
+thresholds.
 
 If the step has a model instead, `dataprep/encoders/score_documents.py` measures.
 
-A function of one document returns a dictionary (a TypedDict, a NamedTuple, a dataclass) of numbers, booleans and texts,
-or a single such value for the column with the function's name; a bare False drops the document. A function of a batch
-returns columns with a value per document: a RecordBatch, a Table, a dictionary of arrays, or one array. None, null and
-NaN are missing values, which pass every threshold.
+A function of one document returns a dictionary (a TypedDict, a NamedTuple, a dataclass)
+of numbers, booleans and texts, or a single such value for the column with the
+function's name; a bare False drops the document. A function of a batch returns columns
+with a value per document: a RecordBatch, a Table, a dictionary of arrays, or one array.
+None, null and NaN are missing values, which pass every threshold.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ from gristmill.dataprep.annotate_batches import spread
 from gristmill.dataprep.conservation import add_counts, balance
 from gristmill.dataprep.documents import annotate, read_table, write_table
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks, shard_tasks
-from gristmill.dataprep.thresholds import bounds_of, count_failures, failures, first_failures
+from gristmill.dataprep.thresholds import (
+    bounds_of,
+    count_failures,
+    failures,
+    first_failures,
+)
 from gristmill.dataprep.user_code.own_documents import (
     BATCH_ROWS,
     SAMPLE_ROWS,
@@ -51,29 +58,38 @@ TYPES: Mapping[pa.DataType, Callable[[pa.DataType], bool]] = {
     pa.bool_(): pa.types.is_boolean,
     pa.int64(): pa.types.is_integer,
     pa.float64(): pa.types.is_floating,
-    pa.string(): lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+    pa.string(): lambda kind: (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    ),
     pa.null(): pa.types.is_null,
 }
 """Types of columns, each with a test of the types that are cast to it."""
 MOST_TEXT_BYTES = 100_000
 """Maximum size of a value: a column describes a document and is not a second text."""
 LIKE = 1e-6
-"""Relative tolerance between two calls: sums over batches of different sizes are rounded differently."""
+"""Relative tolerance between two calls: sums over batches of different sizes are
+rounded differently.
+"""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Measure every kept document with the user's function, and drop documents by thresholds or a bare False.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Measure every kept document with the user's function, and drop documents by
+    thresholds or a bare False.
 
-    Writes one annotation table per document shard, with every column that the function may return,
-    `OwnAnnotate.measured`.
+    Writes one annotation table per document shard, with every column that the function
+    may return, `OwnAnnotate.measured`.
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `annotate` section (`mixtures.steps.own_steps.Annotate`), with the code by value.
+        config: the manifest's `annotate` section (`mixtures.steps.own_steps.Annotate`),
+            with the code by value.
 
     Returns:
-        `counts`; `rules`: per threshold the number of documents that fail it, and that fail only it; `histograms`: per
-        numeric column; `code`: description of the code; `differs`: the different results of two calls, if any.
+        `counts`; `rules`: per threshold the number of documents that fail it, and that
+        fail only it; `histograms`: per numeric column; `code`: description of the code;
+        `differs`: the different results of two calls, if any.
 
     Raises:
         OwnCodeError: the function cannot be called, or returned an invalid value.
@@ -89,9 +105,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     load_document_function(section, columns)  # fail before any work
     tasks = shard_tasks(inputs["ingest"])
     process = partial(
-        annotate_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, known=columns
+        annotate_shard,
+        inputs=dict(inputs),
+        config=section.model_dump(mode="json"),
+        out=out,
+        known=columns,
     )
-    # Use processes for large inputs: Python code holds the GIL, and functions of batches often run Python code too.
+    # Use processes for large inputs: Python code holds the GIL, and functions of
+    # batches often run Python code too.
     results = run_tasks("annotate", tasks, process, context, holds_gil=True)
     unite_types(section, tasks, results, out, context)
     return {
@@ -99,28 +120,48 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "rules": add_counts(result["rules"] for result in results),
         "histograms": {
             name: histograms.fit_histogram(counted)
-            for name, counted in histograms.add_histograms(result["histograms"] for result in results).items()
+            for name, counted in histograms.add_histograms(
+                result["histograms"] for result in results
+            ).items()
         },
         **describe_run(section, results, context),
     }
 
 
 def annotate_shard(
-    task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    out: Path,
+    known: Sequence[str],
 ) -> Done:
     """Measure one document shard and write its annotations."""
     section = OwnAnnotate.model_validate(config)
     function = load_document_function(section, known)
-    judged_columns = read_judged_columns(inputs, task.name, section.sources, function.reads)
+    judged_columns = read_judged_columns(
+        inputs, task.name, section.sources, function.reads
+    )
     with TimeLimit(section.time_limit_seconds) as limit:
         measured = measure(function, section, judged_columns.given, limit)
         differs = compare_calls(function, section, judged_columns, measured, limit)
-    numbers = {name: as_numbers(values) for name, values in measured.columns.items() if is_number(values.type)}
+    numbers = {
+        name: as_numbers(values)
+        for name, values in measured.columns.items()
+        if is_number(values.type)
+    }
     reasons, failed = judge(section, measured, numbers)
-    columns = {name: spread(values, measured.errors) for name, values in measured.columns.items()}
+    columns = {
+        name: spread(values, measured.errors)
+        for name, values in measured.columns.items()
+    }
     spread_reasons = spread(pa.array(reasons, pa.string()), measured.errors)
     table, counts = annotate(
-        judged_columns.documents, judged_columns.rows, judged_columns.judged, spread_reasons, columns, measured.errors
+        judged_columns.documents,
+        judged_columns.rows,
+        judged_columns.judged,
+        spread_reasons,
+        columns,
+        measured.errors,
     )
     write_table(out / task.name, table)
     return Done(
@@ -130,9 +171,12 @@ def annotate_shard(
             "rules": count_failures(failed),
             "differs": differs,
             "histograms": {
-                name: histograms.histogram(values, histograms.ANY_EDGES) for name, values in numbers.items()
+                name: histograms.histogram(values, histograms.ANY_EDGES)
+                for name, values in numbers.items()
             },
-            "types": {name: str(values.type) for name, values in measured.columns.items()},
+            "types": {
+                name: str(values.type) for name, values in measured.columns.items()
+            },
         },
     )
 
@@ -142,7 +186,8 @@ class Measured:
     """Measurements of n documents.
 
     Attributes:
-        columns: all columns that the step announces; a value per document that did not raise.
+        columns: all columns that the step announces; a value per document that did not
+            raise.
         errors: error per document, or None.
         decides: the function returned bare booleans, of which False drops the document.
     """
@@ -152,7 +197,9 @@ class Measured:
     decides: bool = False
 
 
-def measure(function: DocumentFunction, section: OwnAnnotate, given: pa.Table, limit: TimeLimit) -> Measured:
+def measure(
+    function: DocumentFunction, section: OwnAnnotate, given: pa.Table, limit: TimeLimit
+) -> Measured:
     """Call a function on n documents.
 
     Raises:
@@ -163,11 +210,23 @@ def measure(function: DocumentFunction, section: OwnAnnotate, given: pa.Table, l
         _measure_batch(function, section, given.slice(start, BATCH_ROWS), limit)
         for start in range(0, len(given), BATCH_ROWS)
     ]
-    columns = {name: _join(section, name, [part.columns[name] for part in parts]) for name in announced}
-    return Measured(columns, [error for part in parts for error in part.errors], any(part.decides for part in parts))
+    columns = {
+        name: _join(section, name, [part.columns[name] for part in parts])
+        for name in announced
+    }
+    return Measured(
+        columns,
+        [error for part in parts for error in part.errors],
+        any(part.decides for part in parts),
+    )
 
 
-def _measure_batch(function: DocumentFunction, section: OwnAnnotate, documents: pa.Table, limit: TimeLimit) -> Measured:
+def _measure_batch(
+    function: DocumentFunction,
+    section: OwnAnnotate,
+    documents: pa.Table,
+    limit: TimeLimit,
+) -> Measured:
     announced = section.measured
     rows: list[Mapping[str, Any]] = []
     parts: list[Mapping[str, pa.Array]] = []
@@ -181,7 +240,9 @@ def _measure_batch(function: DocumentFunction, section: OwnAnnotate, documents: 
         _check_announced(function, announced, values)
         decides |= is_decision
         if function.batch is None:
-            rows.append({name: _plain(function, name, value) for name, value in values.items()})
+            rows.append(
+                {name: _plain(function, name, value) for name, value in values.items()}
+            )
         else:
             parts.append(
                 {
@@ -192,25 +253,52 @@ def _measure_batch(function: DocumentFunction, section: OwnAnnotate, documents: 
                 }
             )
     if function.batch is None:
-        parts = [{name: _from_values(function, name, [row.get(name) for row in rows]) for name in announced}]
-    return Measured({name: _join(section, name, [part[name] for part in parts]) for name in announced}, errors, decides)
+        parts = [
+            {
+                name: _from_values(function, name, [row.get(name) for row in rows])
+                for name in announced
+            }
+        ]
+    return Measured(
+        {
+            name: _join(section, name, [part[name] for part in parts])
+            for name in announced
+        },
+        errors,
+        decides,
+    )
 
 
 def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], bool]:
-    """Returned values by column name, and True if the function returned a bare decision."""
+    """Returned values by column name, and True if the function returned a bare
+    decision.
+    """
     function_name = function.step.use.name
     if isinstance(value, pa.RecordBatch | pa.Table):
-        return {name: value[name] for name in value.schema.names if name not in function.reads}, False
+        return {
+            name: value[name]
+            for name in value.schema.names
+            if name not in function.reads
+        }, False
     if isinstance(value, Mapping):
         return value, False
     if hasattr(value, "_asdict"):
         return value._asdict(), False
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}, False
+        return {
+            field.name: getattr(value, field.name)
+            for field in dataclasses.fields(value)
+        }, False
     if function.batch is None and isinstance(value, PLAIN):
         return {function_name: value}, isinstance(value, bool | np.bool_)
-    if function.batch is not None and isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray):
-        is_boolean = value.dtype == bool if isinstance(value, np.ndarray) else pa.types.is_boolean(value.type)
+    if function.batch is not None and isinstance(
+        value, pa.Array | pa.ChunkedArray | np.ndarray
+    ):
+        is_boolean = (
+            value.dtype == bool
+            if isinstance(value, np.ndarray)
+            else pa.types.is_boolean(value.type)
+        )
         return {function_name: value}, is_boolean
     allowed = (
         "a dictionary, a number, a text, True or False"
@@ -220,14 +308,19 @@ def _named(function: DocumentFunction, value: Any) -> tuple[Mapping[str, Any], b
     raise function.wrong(f"returned {described(value)}; return {allowed}")
 
 
-def _check_announced(function: DocumentFunction, announced: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raise OwnCodeError if a function returns columns that were not announced before it ran."""
+def _check_announced(
+    function: DocumentFunction, announced: Sequence[str], values: Mapping[str, Any]
+) -> None:
+    """Raise OwnCodeError if a function returns columns that were not announced before
+    it ran.
+    """
     unknown = next((str(name) for name in values if name not in announced), None)
     if unknown is not None:
         raise function.wrong(
-            f"returned a column {unknown!r} that nothing announces{did_you_mean(unknown, announced)}; write `measures: "
-            f"[{', '.join(map(str, values))}]` in the step, or give the function a return type with the names (a "
-            "TypedDict)"
+            f"returned a column {unknown!r} that nothing "
+            f"announces{did_you_mean(unknown, announced)}; write `measures: "
+            f"[{', '.join(map(str, values))}]` in the step, or give the function a "
+            "return type with the names (a TypedDict)"
         )
 
 
@@ -238,19 +331,29 @@ def _plain(function: DocumentFunction, name: str, value: Any) -> Any:
         return plain_value
     if not isinstance(plain_value, str):
         raise function.wrong(
-            f"returned {described(value)} as {name!r}; a column has numbers, texts, True or False, or None"
+            f"returned {described(value)} as {name!r}; a column has numbers, texts, "
+            "True or False, or None"
         )
     return plain_value
 
 
-def _from_values(function: DocumentFunction, name: str, values: Sequence[Any]) -> pa.Array:
+def _from_values(
+    function: DocumentFunction, name: str, values: Sequence[Any]
+) -> pa.Array:
     kinds = {
-        "text" if isinstance(value, str) else "True or False" if isinstance(value, bool) else "numbers"
+        "text"
+        if isinstance(value, str)
+        else "True or False"
+        if isinstance(value, bool)
+        else "numbers"
         for value in values
         if value is not None
     }
     if len(kinds) > 1:
-        raise function.wrong(f"returned {' and '.join(sorted(kinds))} as {name!r}; a column has one kind of value")
+        raise function.wrong(
+            f"returned {' and '.join(sorted(kinds))} as {name!r}; a "
+            "column has one kind of value"
+        )
     return _array(function, name, values, len(values))
 
 
@@ -260,31 +363,48 @@ def _array(function: DocumentFunction, name: str, value: Any, rows: int) -> pa.A
         array = (
             value.combine_chunks()
             if isinstance(value, pa.ChunkedArray)
-            else (value if isinstance(value, pa.Array) else pa.array(value, from_pandas=True))
+            else (
+                value
+                if isinstance(value, pa.Array)
+                else pa.array(value, from_pandas=True)
+            )
         )
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        raise function.wrong(f"returned values as {name!r} that make no column: {error}") from error
+        raise function.wrong(
+            f"returned values as {name!r} that make no column: {error}"
+        ) from error
     if len(array) != rows:
-        raise function.wrong(f"returned {len(array):,} values as {name!r} for {rows:,} documents; return one for each")
+        raise function.wrong(
+            f"returned {len(array):,} values as {name!r} for "
+            f"{rows:,} documents; return one for each"
+        )
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = next((kind for kind, is_kind in TYPES.items() if is_kind(array.type)), None)
     if kind is None:
-        raise function.wrong(f"returned {array.type} as {name!r}; a column has numbers, texts, True or False")
+        raise function.wrong(
+            f"returned {array.type} as {name!r}; a column has "
+            "numbers, texts, True or False"
+        )
     return _cast_column(function, name, array, kind)
 
 
-def _cast_column(function: DocumentFunction, name: str, values: pa.Array, kind: pa.DataType) -> pa.Array:
+def _cast_column(
+    function: DocumentFunction, name: str, values: pa.Array, kind: pa.DataType
+) -> pa.Array:
     try:
         column = values.cast(kind)
     except pa.ArrowInvalid as error:
-        raise function.wrong(f"returned {values.type} as {name!r}, which does not fit {kind}: {error}") from error
+        raise function.wrong(
+            f"returned {values.type} as {name!r}, which does not fit {kind}: {error}"
+        ) from error
     if kind == pa.float64():
         return pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
     longest = pc.max(pc.binary_length(column)).as_py() if kind == pa.string() else None
     if longest is not None and longest > MOST_TEXT_BYTES:
         raise function.wrong(
-            f"returned a text of {longest:,} bytes as {name!r}, which may have {MOST_TEXT_BYTES:,}; a "
+            f"returned a text of {longest:,} bytes as {name!r}, which may have "
+            f"{MOST_TEXT_BYTES:,}; a "
             "column says something of a document; a step `edit` changes its text"
         )
     return column
@@ -292,11 +412,16 @@ def _cast_column(function: DocumentFunction, name: str, values: pa.Array, kind: 
 
 def _join(section: OwnAnnotate, name: str, parts: Sequence[pa.Array]) -> pa.Array:
     kind = common_type(section, name, [part.type for part in parts])
-    return pa.concat_arrays([part.cast(kind) for part in parts]) if parts else pa.nulls(0)
+    return (
+        pa.concat_arrays([part.cast(kind) for part in parts]) if parts else pa.nulls(0)
+    )
 
 
-def common_type(section: OwnAnnotate, name: str, types: Iterable[pa.DataType]) -> pa.DataType:
-    """Common type of a column's parts: integers and floats make floats, and null matches any type.
+def common_type(
+    section: OwnAnnotate, name: str, types: Iterable[pa.DataType]
+) -> pa.DataType:
+    """Common type of a column's parts: integers and floats make floats, and null
+    matches any type.
 
     Raises:
         OwnCodeError: the types are incompatible.
@@ -304,7 +429,9 @@ def common_type(section: OwnAnnotate, name: str, types: Iterable[pa.DataType]) -
     kinds = {kind for kind in types if not pa.types.is_null(kind)}
     if len(kinds) > 1 and kinds != {pa.int64(), pa.float64()}:
         raise wrong(
-            section, f"returned {' and '.join(sorted(map(str, kinds)))} as {name!r}; a column has one kind of value"
+            section,
+            f"returned {' and '.join(sorted(map(str, kinds)))} as {name!r}; "
+            "a column has one kind of value",
         )
     return pa.float64() if len(kinds) > 1 else next(iter(kinds), pa.null())
 
@@ -316,14 +443,17 @@ def is_number(kind: pa.DataType) -> bool:
 
 def as_numbers(values: pa.Array) -> np.ndarray:
     """Convert a column to float64, with NaN for null."""
-    numbers: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(zero_copy_only=False)
+    numbers: np.ndarray = pc.fill_null(values.cast(pa.float64()), math.nan).to_numpy(
+        zero_copy_only=False
+    )
     return numbers
 
 
 def judge(
     section: OwnAnnotate, measured: Measured, numbers: Mapping[str, np.ndarray]
 ) -> tuple[list[str | None], dict[str, np.ndarray]]:
-    """Reason to drop each document that did not raise, or None; and masks of failing documents by threshold.
+    """Reason to drop each document that did not raise, or None; and masks of failing
+    documents by threshold.
 
     Raises:
         OwnCodeError: a threshold bounds a column of texts.
@@ -332,7 +462,8 @@ def judge(
         if bound.statistic not in numbers:
             raise wrong(
                 section,
-                f"returns texts as {bound.statistic!r}, which {bound.key} cannot bound; remove it, or return a number",
+                f"returns texts as {bound.statistic!r}, which {bound.key} cannot "
+                "bound; remove it, or return a number",
             )
     good = measured.errors.count(None)
     failed = failures(numbers, {"annotate": section})
@@ -345,21 +476,35 @@ def judge(
 
 
 def compare_calls(
-    function: DocumentFunction, section: OwnAnnotate, read: JudgedColumns, measured: Measured, limit: TimeLimit
+    function: DocumentFunction,
+    section: OwnAnnotate,
+    read: JudgedColumns,
+    measured: Measured,
+    limit: TimeLimit,
 ) -> str | None:
-    """Call a function again on the first documents that did not raise; returns the difference in words, or None."""
-    good = [row for row, error in enumerate(measured.errors) if error is None][:SAMPLE_ROWS]
-    again = measure(function, section, read.given.take(pa.array(good, pa.int64())), limit)
+    """Call a function again on the first documents that did not raise; returns the
+    difference in words, or None.
+    """
+    good = [row for row, error in enumerate(measured.errors) if error is None][
+        :SAMPLE_ROWS
+    ]
+    again = measure(
+        function, section, read.given.take(pa.array(good, pa.int64())), limit
+    )
     for row, error in zip(good, again.errors, strict=True):
         if error is not None:
-            return f"of two calls with document {read.shown(row)} the second one raised {error}"
+            return (
+                f"of two calls with document {read.shown(row)} the second one "
+                f"raised {error}"
+            )
     for name, values in again.columns.items():
         for row, first_value, second_value in zip(
             good, measured.columns[name].to_pylist(), values.to_pylist(), strict=False
         ):
             if not _alike(first_value, second_value):
                 return (
-                    f"two calls with document {read.shown(row)} gave {first_value!r} and {second_value!r} as {name!r}"
+                    f"two calls with document {read.shown(row)} gave {first_value!r} "
+                    f"and {second_value!r} as {name!r}"
                 )
     return None
 
@@ -371,22 +516,39 @@ def _alike(first: Any, second: Any) -> bool:
 
 
 def unite_types(
-    section: OwnAnnotate, tasks: Sequence[Task], results: Sequence[Mapping[str, Any]], out: Path, context: Context
+    section: OwnAnnotate,
+    tasks: Sequence[Task],
+    results: Sequence[Mapping[str, Any]],
+    out: Path,
+    context: Context,
 ) -> None:
-    """Rewrite tables with a column type other than the common one, such as integers in one of many shards.
+    """Rewrite tables with a column type other than the common one, such as integers in
+    one of many shards.
 
     Raises:
         OwnCodeError: the types of a column are incompatible.
     """
     names = section.measured
-    types = {name: common_type(section, name, [_type(result["types"][name]) for result in results]) for name in names}
-    final_types = {name: pa.float64() if pa.types.is_null(kind) else kind for name, kind in types.items()}
+    types = {
+        name: common_type(
+            section, name, [_type(result["types"][name]) for result in results]
+        )
+        for name in names
+    }
+    final_types = {
+        name: pa.float64() if pa.types.is_null(kind) else kind
+        for name, kind in types.items()
+    }
     outdated_tasks = [
         task
         for task, result in zip(tasks, results, strict=True)
         if any(_type(result["types"][name]) != final_types[name] for name in names)
     ]
-    cast = partial(cast_shard, types={name: str(kind) for name, kind in final_types.items()}, out=out)
+    cast = partial(
+        cast_shard,
+        types={name: str(kind) for name, kind in final_types.items()},
+        out=out,
+    )
     run_tasks("types", outdated_tasks, cast, context, direct=True)
 
 
@@ -398,6 +560,8 @@ def cast_shard(task: Task, types: Mapping[str, str], out: Path) -> Done:
     """Rewrite the annotations of a shard with columns of these types."""
     table = read_table(out / task.name)
     for name, kind in types.items():
-        table = table.set_column(table.column_names.index(name), name, table[name].cast(_type(kind)))
+        table = table.set_column(
+            table.column_names.index(name), name, table[name].cast(_type(kind))
+        )
     write_table(out / task.name, table)
     return Done([out / task.name])

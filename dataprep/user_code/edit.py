@@ -1,7 +1,9 @@
-"""Stage `edit`: change texts with a user's function, and derive the edits by comparison.
+"""Stage `edit`: change texts with a user's function, and derive the edits by
+comparison.
 
-The function maps one document to its new text, or a batch to an array of new texts. Differences are stored as edits,
-like those of `clean`, so that documents stay unchanged and `explain` shows the changes.
+The function maps one document to its new text, or a batch to an array of new texts.
+Differences are stored as edits, like those of `clean`, so that documents stay unchanged
+and `explain` shows the changes.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ from gristmill.mixtures.steps.own_steps import Edit as EditStep
 EMPTY = "edit/empty"
 REMOVED, ADDED = "bytes_removed", "bytes_added"
 MOST_PAIRS = 1_000_000
-"""Maximum number of compared pairs of lines, or of words; a longer difference becomes one edit."""
+"""Maximum number of compared pairs of lines, or of words; a longer difference becomes
+one edit.
+"""
 MOST_GROWTH_CHARACTERS = 10_000_000
 """Maximum growth of a text by a function."""
 NEAR = 64
@@ -51,19 +55,24 @@ Difference = tuple[int, int, str]
 """Characters `begin` up to `end` of a text, and their replacement."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Edit every kept document with the user's function.
 
-    Writes one annotation table per document shard, with `edits`, and the numbers of removed and added bytes. A document
-    that becomes empty or white space is dropped: `edit/empty`.
+    Writes one annotation table per document shard, with `edits`, and the numbers of
+    removed and added bytes. A document that becomes empty or white space is dropped:
+    `edit/empty`.
 
     Args:
         inputs: `ingest`, and the earlier annotating stages.
-        config: the manifest's `edit` section (`mixtures.steps.own_steps.Edit`), with the code by value.
+        config: the manifest's `edit` section (`mixtures.steps.own_steps.Edit`), with
+            the code by value.
 
     Returns:
-        `counts`; `edits`: under the function's name the numbers of changed `documents`, of edits (`times`), and of
-        removed `bytes`; `code`: description of the code; `differs`: the different results of two calls, if any.
+        `counts`; `edits`: under the function's name the numbers of changed `documents`,
+        of edits (`times`), and of removed `bytes`; `code`: description of the code;
+        `differs`: the different results of two calls, if any.
 
     Raises:
         OwnCodeError: the function cannot be called, or did not return text.
@@ -73,7 +82,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     columns = known_columns(inputs)
     load_document_function(section, columns)  # fail before any work
     tasks = shard_tasks(inputs["ingest"])
-    process = partial(edit_shard, inputs=dict(inputs), config=section.model_dump(mode="json"), out=out, known=columns)
+    process = partial(
+        edit_shard,
+        inputs=dict(inputs),
+        config=section.model_dump(mode="json"),
+        out=out,
+        known=columns,
+    )
     results = run_tasks("edit", tasks, process, context, holds_gil=True)
     return {
         "counts": balance(results, section.max_quarantined, context.stage, errors=out),
@@ -82,20 +97,37 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def edit_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], out: Path, known: Sequence[str]) -> Done:
+def edit_shard(
+    task: Task,
+    inputs: Mapping[str, Path],
+    config: dict[str, Any],
+    out: Path,
+    known: Sequence[str],
+) -> Done:
     """Edit one document shard and write its annotations."""
     section = EditStep.model_validate(config)
     function = load_document_function(section, known)
-    judged_columns = read_judged_columns(inputs, task.name, section.sources, function.reads)
+    judged_columns = read_judged_columns(
+        inputs, task.name, section.sources, function.reads
+    )
     with TimeLimit(section.time_limit_seconds) as limit:
         new_texts, errors = edit_texts(function, judged_columns.given, limit)
         differs = compare_calls(function, judged_columns, new_texts, limit)
     edits, errors = compare_texts(
-        judged_columns.documents["text"].take(pa.array(judged_columns.judged)), new_texts, errors
+        judged_columns.documents["text"].take(pa.array(judged_columns.judged)),
+        new_texts,
+        errors,
     )
-    reasons = [EMPTY if text is not None and not text.strip() else None for text in new_texts]
-    removed = [sum(end - begin for begin, end, _ in document_edits) for document_edits in edits]
-    added = [sum(len(text.encode()) for *_, text in document_edits) for document_edits in edits]
+    reasons = [
+        EMPTY if text is not None and not text.strip() else None for text in new_texts
+    ]
+    removed = [
+        sum(end - begin for begin, end, _ in document_edits) for document_edits in edits
+    ]
+    added = [
+        sum(len(text.encode()) for *_, text in document_edits)
+        for document_edits in edits
+    ]
     failed = np.array([error is not None for error in errors], bool)
     columns = {
         EDITS: edits_array(edits),
@@ -103,7 +135,12 @@ def edit_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], o
         ADDED: pa.array(added, pa.int64(), mask=failed),
     }
     table, counts = annotate(
-        judged_columns.documents, judged_columns.rows, judged_columns.judged, reasons, columns, errors
+        judged_columns.documents,
+        judged_columns.rows,
+        judged_columns.judged,
+        reasons,
+        columns,
+        errors,
     )
     write_table(out / task.name, table)
     return Done(
@@ -111,7 +148,11 @@ def edit_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], o
         {
             "counts": counts,
             "differs": differs,
-            "edits": {"documents": sum(map(bool, edits)), "times": sum(map(len, edits)), "bytes": sum(removed)},
+            "edits": {
+                "documents": sum(map(bool, edits)),
+                "times": sum(map(len, edits)),
+                "bytes": sum(removed),
+            },
         },
     )
 
@@ -119,7 +160,8 @@ def edit_shard(task: Task, inputs: Mapping[str, Path], config: dict[str, Any], o
 def edit_texts(
     function: DocumentFunction, given: pa.Table, limit: TimeLimit
 ) -> tuple[list[str | None], list[str | None]]:
-    """New texts of n documents, None for those that raised; and their errors, None for the others.
+    """New texts of n documents, None for those that raised; and their errors, None for
+    the others.
 
     Raises:
         OwnCodeError: the function did not return text.
@@ -129,7 +171,11 @@ def edit_texts(
     for start in range(0, len(given), BATCH_ROWS):
         for returned in call_on(function, given.slice(start, BATCH_ROWS), limit):
             errors += [returned.error] * returned.rows
-            new_texts += [None] if returned.error is not None else _texts(function, returned.value, returned.rows)
+            new_texts += (
+                [None]
+                if returned.error is not None
+                else _texts(function, returned.value, returned.rows)
+            )
     return new_texts, errors
 
 
@@ -142,27 +188,49 @@ def _texts(function: DocumentFunction, value: Any, rows: int) -> list[str]:
     new_texts = (
         value.to_pylist()
         if isinstance(value, pa.Array | pa.ChunkedArray)
-        else (list(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else None)
+        else (
+            list(value)
+            if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+            else None
+        )
     )
     if new_texts is None:
-        raise function.wrong(f"returned {described(value)}; return an array of the new texts")
+        raise function.wrong(
+            f"returned {described(value)}; return an array of the new texts"
+        )
     if len(new_texts) != rows:
-        raise function.wrong(f"returned {len(new_texts):,} texts for {rows:,} documents; return one for each")
+        raise function.wrong(
+            f"returned {len(new_texts):,} texts for {rows:,} "
+            "documents; return one for each"
+        )
     invalid = next((text for text in new_texts if not isinstance(text, str)), "")
     if invalid != "":
-        raise function.wrong(f"returned {described(invalid)} among the new texts; return a text for each document")
+        raise function.wrong(
+            f"returned {described(invalid)} among the new texts; "
+            "return a text for each document"
+        )
     return [str(text) for text in new_texts]
 
 
 def compare_calls(
-    function: DocumentFunction, read: JudgedColumns, made: Sequence[str | None], limit: TimeLimit
+    function: DocumentFunction,
+    read: JudgedColumns,
+    made: Sequence[str | None],
+    limit: TimeLimit,
 ) -> str | None:
-    """Call a function again on the first documents that did not raise; returns the difference in words, or None."""
+    """Call a function again on the first documents that did not raise; returns the
+    difference in words, or None.
+    """
     good = [row for row, text in enumerate(made) if text is not None][:SAMPLE_ROWS]
-    again, errors = edit_texts(function, read.given.take(pa.array(good, pa.int64())), limit)
+    again, errors = edit_texts(
+        function, read.given.take(pa.array(good, pa.int64())), limit
+    )
     for row, text, error in zip(good, again, errors, strict=True):
         if error is not None:
-            return f"of two calls with document {read.shown(row)} the second one raised {error}"
+            return (
+                f"of two calls with document {read.shown(row)} the second one "
+                f"raised {error}"
+            )
         if text != made[row]:
             return f"two calls with document {read.shown(row)} gave different texts"
     return None
@@ -171,7 +239,9 @@ def compare_calls(
 def compare_texts(
     texts: pa.ChunkedArray, made: Sequence[str | None], errors: Sequence[str | None]
 ) -> tuple[list[list[Edit]], list[str | None]]:
-    """Edits from the old texts to the new ones; and the errors, including those of the comparison."""
+    """Edits from the old texts to the new ones; and the errors, including those of the
+    comparison.
+    """
     edits: list[list[Edit]] = []
     all_errors = list(errors)
     for row, after in enumerate(made):
@@ -182,18 +252,20 @@ def compare_texts(
             before = texts[row].as_py()
             if len(after) - len(before) > MOST_GROWTH_CHARACTERS:
                 all_errors[row] = (
-                    f"the new text is {len(after) - len(before):,} characters longer; at most "
-                    f"{MOST_GROWTH_CHARACTERS:,} are allowed"
+                    f"the new text is {len(after) - len(before):,} characters longer; "
+                    f"at most {MOST_GROWTH_CHARACTERS:,} are allowed"
                 )
             else:
                 edits[-1] = list(derive_edits(before, after))
-        except UnicodeError as error:  # half of a surrogate pair, or a document that is not UTF-8
+        except UnicodeError as error:
+            # half of a surrogate pair, or a document that is not UTF-8
             all_errors[row] = f"{type(error).__name__}: {error}"
     return edits, all_errors
 
 
 def derive_edits(before: str, after: str) -> Iterator[Edit]:
-    """Derive the edits, in bytes, from one text to another: by lines first, then by words within lines.
+    """Derive the edits, in bytes, from one text to another: by lines first, then by
+    words within lines.
 
     Raises:
         UnicodeEncodeError: a text cannot be encoded as UTF-8.
@@ -212,8 +284,10 @@ class Cut:
 
     Attributes:
         pieces: text -> its pieces in order.
-        head: common prefix of two texts -> length of its part that ends at a piece boundary.
-        tail: common suffix -> number of characters to drop so that it starts at a piece boundary.
+        head: common prefix of two texts -> length of its part that ends at a piece
+            boundary.
+        tail: common suffix -> number of characters to drop so that it starts at a piece
+            boundary.
     """
 
     pieces: Callable[[str], list[str]]
@@ -239,10 +313,16 @@ def _edge(pattern: re.Pattern[str], text: str) -> re.Match[str]:
     return match
 
 
-def differences(before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), at: int = 0) -> Iterator[Difference]:
-    """Differences between two texts, ascending and separated by equal text; `at` is the offset of `before`."""
+def differences(
+    before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), at: int = 0
+) -> Iterator[Difference]:
+    """Differences between two texts, ascending and separated by equal text; `at` is the
+    offset of `before`.
+    """
     prefix = common_prefix(before, after)
-    suffix = min(common_prefix(before[::-1], after[::-1]), min(len(before), len(after)) - prefix)
+    suffix = min(
+        common_prefix(before[::-1], after[::-1]), min(len(before), len(after)) - prefix
+    )
     if prefix == len(before) == len(after):
         return
     if cuts:  # whole words are easier to read than parts of them
@@ -250,18 +330,34 @@ def differences(before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), a
         suffix -= cuts[0].tail(before[len(before) - suffix :])
     elif max(len(before), len(after)) <= NEAR:
         prefix = suffix = 0
-    before_part, after_part = before[prefix : len(before) - suffix], after[prefix : len(after) - suffix]
+    before_part, after_part = (
+        before[prefix : len(before) - suffix],
+        after[prefix : len(after) - suffix],
+    )
     at += prefix
-    pieces, after_pieces = (cuts[0].pieces(text) if cuts else [text] for text in (before_part, after_part))
-    if not before_part or not after_part or not cuts or len(pieces) * len(after_pieces) > MOST_PAIRS:
+    pieces, after_pieces = (
+        cuts[0].pieces(text) if cuts else [text] for text in (before_part, after_part)
+    )
+    if (
+        not before_part
+        or not after_part
+        or not cuts
+        or len(pieces) * len(after_pieces) > MOST_PAIRS
+    ):
         yield at, at + len(before_part), after_part
         return
     places = np.cumsum([0, *map(len, pieces)]).tolist()
     for first, last, after_first, after_last in _unequal(pieces, after_pieces):
-        # With equal numbers of pieces, each is most likely the new form of its counterpart.
+        # With equal numbers of pieces, each is most likely the new form of its
+        # counterpart.
         piece_ranges = (
             [
-                (first + number, first + number + 1, after_first + number, after_first + number + 1)
+                (
+                    first + number,
+                    first + number + 1,
+                    after_first + number,
+                    after_first + number + 1,
+                )
                 for number in range(last - first)
             ]
             if last - first == after_last - after_first
@@ -276,12 +372,23 @@ def differences(before: str, after: str, cuts: Sequence[Cut] = (LINES, WORDS), a
             )
 
 
-def _unequal(pieces: Sequence[str], after_pieces: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
-    """Ranges in which two lists of pieces differ: (first, last) of each list; equal ends are cut off first."""
+def _unequal(
+    pieces: Sequence[str], after_pieces: Sequence[str]
+) -> Iterator[tuple[int, int, int, int]]:
+    """Ranges in which two lists of pieces differ: (first, last) of each list; equal
+    ends are cut off first.
+    """
     least = min(len(pieces), len(after_pieces))
     head = next((at for at in range(least) if pieces[at] != after_pieces[at]), least)
-    tail = next((at for at in range(least - head) if pieces[-1 - at] != after_pieces[-1 - at]), least - head)
-    matcher = SequenceMatcher(None, pieces[head : len(pieces) - tail], after_pieces[head : len(after_pieces) - tail])
+    tail = next(
+        (at for at in range(least - head) if pieces[-1 - at] != after_pieces[-1 - at]),
+        least - head,
+    )
+    matcher = SequenceMatcher(
+        None,
+        pieces[head : len(pieces) - tail],
+        after_pieces[head : len(after_pieces) - tail],
+    )
     for kind, first, last, after_first, after_last in matcher.get_opcodes():
         if kind != "equal":
             yield head + first, head + last, head + after_first, head + after_last

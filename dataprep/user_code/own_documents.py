@@ -1,7 +1,8 @@
 """Calls of a user's function on documents, one document or a batch at a time.
 
-An exception on a document is that document's error. A fault of the function itself (it cannot be called, or returns an
-invalid value) is an OwnCodeError, which ends the stage with one sentence.
+An exception on a document is that document's error. A fault of the function itself (it
+cannot be called, or returns an invalid value) is an OwnCodeError, which ends the stage
+with one sentence.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ BATCH_ROWS = 1000
 SAMPLE_ROWS = 16
 """Documents per shard on which a function is called twice, to detect nondeterminism."""
 DOCUMENT_COLUMNS = ("text", "source", "url", "metadata", "locator", "id")
-"""Columns of every document that a function may read, besides those of earlier steps."""
+"""Columns of every document that a function may read, besides those of earlier
+steps.
+"""
 MOST_SHOWN_CHARACTERS = 60
 SHOWN_DIGITS = 16
 """Digits of a document's id in messages."""
@@ -68,11 +71,16 @@ def described(value: Any) -> str:
     if value is None:
         return "nothing (None)"
     text = repr(value)
-    return type(value).__name__ + (f" {text}" if len(text) <= MOST_SHOWN_CHARACTERS else "")
+    return type(value).__name__ + (
+        f" {text}" if len(text) <= MOST_SHOWN_CHARACTERS else ""
+    )
 
 
-def describe_run(step: OwnStep, results: Sequence[Mapping[str, Any]], context: Context) -> dict[str, str]:
-    """Describe a run for the summary by `code` and, with a warning, `differs`, the different results of two calls.
+def describe_run(
+    step: OwnStep, results: Sequence[Mapping[str, Any]], context: Context
+) -> dict[str, str]:
+    """Describe a run for the summary by `code` and, with a warning, `differs`, the
+    different results of two calls.
 
     Args:
         step: the settings.
@@ -95,13 +103,16 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
         known: the available columns.
 
     Raises:
-        OwnCodeError: the function cannot be loaded or called, or reads an unknown column.
+        OwnCodeError: the function cannot be loaded or called, or reads an unknown
+            column.
     """
     with TimeLimit(step.time_limit_seconds) as limit:
         try:
             function = limit.call(load_function, step.use)
         except TimeLimitError as error:
-            raise OwnCodeError(f"{step.use.file} cannot be loaded: {blame(step.use, error)}") from error
+            raise OwnCodeError(
+                f"{step.use.file} cannot be loaded: {blame(step.use, error)}"
+            ) from error
     _check_kind(step, function)
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -115,8 +126,9 @@ def load_document_function(step: OwnStep, known: Collection[str]) -> DocumentFun
     if step.columns:
         raise wrong(
             step,
-            "takes one document at a time, and has a parameter for each column; `columns` is for "
-            "functions whose first parameter is a pa.RecordBatch or pa.Table: remove it",
+            "takes one document at a time, and has a parameter for each column; "
+            "`columns` is for functions whose first parameter is a pa.RecordBatch or "
+            "pa.Table: remove it",
         )
     return _load_for_one(step, parameters, known)
 
@@ -139,13 +151,16 @@ def _load_for_one(
     ]
     keyword_names = [column.name for column in columns[len(positional_names) :]]
     return DocumentFunction(
-        step, load_own(step, *positional_names, by_name=keyword_names), (*positional_names, *keyword_names)
+        step,
+        load_own(step, *positional_names, by_name=keyword_names),
+        (*positional_names, *keyword_names),
     )
 
 
 KINDS = {
     "class": "is a class; name a function",
-    "async function": "is an async function, which nobody would wait for; write it with `def`",
+    "async function": "is an async function, which nobody would wait for; write it "
+    "with `def`",
     "generator": "yields values; return one",
 }
 """Unsupported kinds of functions, with messages."""
@@ -165,14 +180,17 @@ def _check_kind(step: OwnStep, function: Callable[..., Any]) -> None:
         raise wrong(step, KINDS[kind])
 
 
-def _check_known(step: OwnStep, names: Collection[str], available: Collection[str], is_batch: bool) -> None:
+def _check_known(
+    step: OwnStep, names: Collection[str], available: Collection[str], is_batch: bool
+) -> None:
     unknown = next((name for name in names if name not in available), None)
     if unknown is None:
         return
     raise wrong(
         step,
-        f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, which is no column "
-        f"of documents{did_you_mean(unknown, list(available))}; there are {', '.join(available)}; correct "
+        f"{'is given the column' if is_batch else 'has the parameter'} {unknown!r}, "
+        f"which is no column of documents{did_you_mean(unknown, list(available))}; "
+        f"there are {', '.join(available)}; correct "
         f"{'`columns`' if is_batch else 'it, or give it in `with`'}",
     )
 
@@ -195,11 +213,20 @@ def check_source(step: OwnStep, known: Collection[str]) -> None:
     if signature.batch is not None:
         _check_known(step, step.columns, known, True)
         return
-    _check_known(step, [name for name in signature.required if name not in step.options], known, False)
+    _check_known(
+        step,
+        [name for name in signature.required if name not in step.options],
+        known,
+        False,
+    )
     parameters = [*signature.required, *signature.optional]
     unknown = next((name for name in step.options if name not in parameters), None)
     if unknown is not None and not signature.takes_any_name:
-        raise wrong(step, f"has no parameter {unknown!r}{did_you_mean(unknown, parameters)}; correct `with`")
+        raise wrong(
+            step,
+            f"has no parameter {unknown!r}{did_you_mean(unknown, parameters)}; correct "
+            "`with`",
+        )
 
 
 def _written(hint: Any) -> str | None:
@@ -207,7 +234,9 @@ def _written(hint: Any) -> str | None:
 
 
 def known_columns(inputs: Mapping[str, Path]) -> list[str]:
-    """Columns that a function may read: those of documents, and those of the stages among the inputs."""
+    """Columns that a function may read: those of documents, and those of the stages
+    among the inputs.
+    """
     corpus = Corpus(inputs)
     return [*DOCUMENT_COLUMNS, *(corpus.measured if corpus.shards else ())]
 
@@ -235,21 +264,43 @@ class JudgedColumns:
 
 
 def read_judged_columns(
-    inputs: Mapping[str, Path], shard: str, sources: Sequence[str] | None, reads: Sequence[str]
+    inputs: Mapping[str, Path],
+    shard: str,
+    sources: Sequence[str] | None,
+    reads: Sequence[str],
 ) -> JudgedColumns:
-    """Read a function's columns of a shard's documents that were kept so far and belong to the sources."""
-    source_columns = [part for name in reads if name in DOCUMENT_COLUMNS for part in DERIVED.get(name, (name,))]
-    kept_shard = read_shard(inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns])))
+    """Read a function's columns of a shard's documents that were kept so far and belong
+    to the sources.
+    """
+    source_columns = [
+        part
+        for name in reads
+        if name in DOCUMENT_COLUMNS
+        for part in DERIVED.get(name, (name,))
+    ]
+    kept_shard = read_shard(
+        inputs, shard, list(dict.fromkeys(["id", "source", "text", *source_columns]))
+    )
     judged = judged_rows(kept_shard.documents, kept_shard.rows, sources)
     row_numbers = pa.array(judged)
     rows = kept_shard.documents.take(row_numbers)
     measured = [name for name in reads if name not in DOCUMENT_COLUMNS]
-    step_columns = Corpus(inputs).read(shard, measured, kept=None).take(row_numbers) if measured else None
+    step_columns = (
+        Corpus(inputs).read(shard, measured, kept=None).take(row_numbers)
+        if measured
+        else None
+    )
     # `keep` preserves the number of rows, which a table without columns would not have.
     columns = {"keep": pa.nulls(len(rows))}
     for name in reads:
-        columns[name] = step_columns[name] if step_columns is not None and name in measured else _column(rows, name)
-    return JudgedColumns(kept_shard.documents, kept_shard.rows, judged, pa.table(columns))
+        columns[name] = (
+            step_columns[name]
+            if step_columns is not None and name in measured
+            else _column(rows, name)
+        )
+    return JudgedColumns(
+        kept_shard.documents, kept_shard.rows, judged, pa.table(columns)
+    )
 
 
 def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
@@ -257,7 +308,10 @@ def _column(rows: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
     if name == "id":
         return hex_ids(rows[name])
     if name == "url":
-        return pa.array(map(url_of, rows["locator"].to_pylist(), rows["metadata"].to_pylist()), pa.string())
+        return pa.array(
+            map(url_of, rows["locator"].to_pylist(), rows["metadata"].to_pylist()),
+            pa.string(),
+        )
     return rows[name].cast(pa.string()) if name == "source" else rows[name]
 
 
@@ -276,7 +330,9 @@ class Returned:
     error: str | None = None
 
 
-def call_on(function: DocumentFunction, given: pa.Table, limit: TimeLimit) -> Iterator[Returned]:
+def call_on(
+    function: DocumentFunction, given: pa.Table, limit: TimeLimit
+) -> Iterator[Returned]:
     """Call a function on documents in order.
 
     If a batch raises, the function is called on each of its documents alone.
@@ -293,8 +349,20 @@ def call_on(function: DocumentFunction, given: pa.Table, limit: TimeLimit) -> It
         yield _call(function, [_batch(function, given.slice(row, 1))], limit)
 
 
-def _call(function: DocumentFunction, arguments: Sequence[Any], limit: TimeLimit, rows: int = 1) -> Returned:
-    unreadable = next((argument for argument in arguments if isinstance(argument, UnicodeDecodeError)), None)
+def _call(
+    function: DocumentFunction,
+    arguments: Sequence[Any],
+    limit: TimeLimit,
+    rows: int = 1,
+) -> Returned:
+    unreadable = next(
+        (
+            argument
+            for argument in arguments
+            if isinstance(argument, UnicodeDecodeError)
+        ),
+        None,
+    )
     if unreadable is not None:
         return Returned(rows, None, f"{type(unreadable).__name__}: {unreadable}")
     try:
@@ -305,7 +373,9 @@ def _call(function: DocumentFunction, arguments: Sequence[Any], limit: TimeLimit
         return Returned(rows, None, mask_text(blame(function.step.use, error)))
 
 
-def _batch(function: DocumentFunction, documents: pa.Table) -> pa.RecordBatch | pa.Table:
+def _batch(
+    function: DocumentFunction, documents: pa.Table
+) -> pa.RecordBatch | pa.Table:
     table = documents.select(list(function.reads)).combine_chunks()
     if function.batch == "Table":
         return table
@@ -313,10 +383,16 @@ def _batch(function: DocumentFunction, documents: pa.Table) -> pa.RecordBatch | 
     return pa.RecordBatch.from_arrays(columns, names=table.column_names)
 
 
-def _values(function: DocumentFunction, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
-    """Arguments of a function for each document; an error in place of a text that is not UTF-8."""
+def _values(
+    function: DocumentFunction, documents: pa.Table
+) -> Iterator[tuple[Any, ...]]:
+    """Arguments of a function for each document; an error in place of a text that is
+    not UTF-8.
+    """
     columns = [
-        map(_metadata, _texts(documents[name])) if name == "metadata" else _texts(documents[name])
+        map(_metadata, _texts(documents[name]))
+        if name == "metadata"
+        else _texts(documents[name])
         for name in function.reads
     ]
     return zip(*columns, strict=True) if columns else iter([()] * len(documents))

@@ -10,7 +10,9 @@ from types import TracebackType
 from typing import Any, Self
 
 LEAST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.02, 1.0
-"""Bounds of the interval between checks for a late call, which is a twentieth of the limit."""
+"""Bounds of the interval between checks for a late call, which is a twentieth of the
+limit.
+"""
 
 
 class TimeLimitError(RuntimeError):
@@ -18,14 +20,16 @@ class TimeLimitError(RuntimeError):
 
 
 class _LateError(BaseException):
-    """Exception raised inside of a late call, which `except Exception` does not catch."""
+    """Exception raised inside of a late call, which `except Exception` does not
+    catch.
+    """
 
 
 class TimeLimit:
     """Context in which each call has a time limit in seconds.
 
-    A watcher thread raises an exception in the calling thread. Python raises it between two bytecode instructions, so
-    that native code is interrupted only when it returns.
+    A watcher thread raises an exception in the calling thread. Python raises it between
+    two bytecode instructions, so that native code is interrupted only when it returns.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -42,7 +46,10 @@ class TimeLimit:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stopped.set()
         self._watcher.join()
@@ -61,7 +68,9 @@ class TimeLimit:
                 self._settle()
         except _LateError as error:
             self._settle()  # in case the error came during the first `_settle`
-            raise TimeLimitError(f"took longer than {self._seconds:g} s").with_traceback(error.__traceback__) from None
+            raise TimeLimitError(
+                f"took longer than {self._seconds:g} s"
+            ).with_traceback(error.__traceback__) from None
 
     def _settle(self) -> None:
         """Disarm the limit, so that no further exception is raised."""
@@ -81,6 +90,10 @@ class TimeLimit:
 
 
 def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    """Schedule an exception in a thread for its next Python instruction, or cancel it (None)."""
+    """Schedule an exception in a thread for its next Python instruction, or cancel it
+    (None).
+    """
     # https://docs.python.org/3/c-api/init.html#c.PyThreadState_SetAsyncExc
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(kind) if kind else None
+    )

@@ -1,4 +1,6 @@
-"""In-memory word index of texts, for many queries: BM25 as in `bm25_scan.py`, without its scan."""
+"""In-memory word index of texts, for many queries: BM25 as in `bm25_scan.py`, without
+its scan.
+"""
 
 from __future__ import annotations
 
@@ -35,18 +37,29 @@ class WordIndex:
         }
 
     def search(self, question: str, most: int) -> list[tuple[int, float]]:
-        """Positions and scores of the best texts, best first, ties in order; only texts with a word of the question."""
+        """Positions and scores of the best texts, best first, ties in order; only texts
+        with a word of the question.
+        """
         scores = np.zeros(len(self.texts))
         for term in self.terms(question):
             if term not in self._found:
                 continue
             places, counts = self._found[term]
             idf = np.log1p((len(self.texts) - len(places) + 0.5) / (len(places) + 0.5))
-            scores[places] += idf * counts * (K1 + 1) / (counts + K1 * (1 - B + B * self._length[places]))
+            scores[places] += (
+                idf
+                * counts
+                * (K1 + 1)
+                / (counts + K1 * (1 - B + B * self._length[places]))
+            )
         best = np.argsort(-scores, kind="stable")[:most]
-        return [(int(place), float(scores[place])) for place in best if scores[place] > 0.0]
+        return [
+            (int(place), float(scores[place])) for place in best if scores[place] > 0.0
+        ]
 
     @staticmethod
     def terms(question: str) -> Sequence[str]:
-        """Search terms of a question; quotes are ignored, as the index has single words only."""
+        """Search terms of a question; quotes are ignored, as the index has single words
+        only.
+        """
         return terms_of(question.replace('"', " "))

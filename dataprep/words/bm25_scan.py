@@ -1,8 +1,9 @@
 """Word search: BM25 over the stored texts, read in parts, without an index.
 
-BM25 of Robertson and Zaragoza (2009), with Lucene's non-negative idf, k1 and b. The length of a document is that of its
-text in bytes, relative to the mean. Each text is read once, by Arrow's kernels. The idf is known at the end only, so
-until then the counts of the best CANDIDATES are kept.
+BM25 of Robertson and Zaragoza (2009), with Lucene's non-negative idf, k1 and b. The
+length of a document is that of its text in bytes, relative to the mean. Each text is
+read once, by Arrow's kernels. The idf is known at the end only, so until then the
+counts of the best CANDIDATES are kept.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ K1, B = 1.2, 0.75
 MOST_TERMS = 32
 """Largest number of search terms of a question."""
 CANDIDATES = 100_000
-"""Documents kept between parts, the best by the counts so far: 24 bytes each, and 8 per term. With as many hits or
-fewer the result is exact."""
+"""Documents kept between parts, the best by the counts so far: 24 bytes each, and 8 per
+term. With as many hits or fewer the result is exact.
+"""
 OF_WORD, NOT_OF_WORD = r"[\pL\pM\pN_]", r"[^\pL\pM\pN_]"
 QUOTED = re.compile(r'"([^"]*)"')
-UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+")
-"""Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han. Searched by pairs of characters, like
-Lucene's CJKAnalyzer."""
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]+"
+)
+"""Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han. Searched
+by pairs of characters, like Lucene's CJKAnalyzer.
+"""
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,20 @@ class WordSearch:
 
 
 def terms_of(question: str) -> list[str]:
-    """Distinct lower-case search terms: words, quoted phrases, and pairs of characters for scripts without spaces."""
+    """Distinct lower-case search terms: words, quoted phrases, and pairs of characters
+    for scripts without spaces.
+    """
     phrases = [_normalize(phrase) for phrase in QUOTED.findall(question)]
-    terms = [phrase for phrase in phrases if phrase] + all_terms(QUOTED.sub(" ", question))
+    terms = [phrase for phrase in phrases if phrase] + all_terms(
+        QUOTED.sub(" ", question)
+    )
     return list(dict.fromkeys(terms))[:MOST_TERMS]
 
 
 def all_terms(text: str) -> list[str]:
-    """All words of a text in lower case, and all pairs of characters for scripts without spaces."""
+    """All words of a text in lower case, and all pairs of characters for scripts
+    without spaces.
+    """
     terms: list[str] = []
     for word in _normalize(text).split():
         begin = 0
@@ -78,16 +89,25 @@ def all_terms(text: str) -> list[str]:
 
 
 def _normalize(text: str) -> str:
-    spaced: str = pc.replace_substring_regex(pc.utf8_lower(pa.scalar(text)), f"{NOT_OF_WORD}+", " ").as_py()
+    spaced: str = pc.replace_substring_regex(
+        pc.utf8_lower(pa.scalar(text)), f"{NOT_OF_WORD}+", " "
+    ).as_py()
     return spaced.strip()
 
 
 def _pairs(run: str) -> list[str]:
-    return [run] if len(run) == 1 else [run[begin : begin + 2] for begin in range(len(run) - 1)]
+    return (
+        [run]
+        if len(run) == 1
+        else [run[begin : begin + 2] for begin in range(len(run) - 1)]
+    )
 
 
-def search_words(corpus: Corpus, terms: Sequence[str], most: int, most_bytes: int | None = None) -> WordSearch:
-    """Documents with the largest scores, kept or dropped; ties are in the order of the corpus.
+def search_words(
+    corpus: Corpus, terms: Sequence[str], most: int, most_bytes: int | None = None
+) -> WordSearch:
+    """Documents with the largest scores, kept or dropped; ties are in the order of the
+    corpus.
 
     Args:
         corpus: documents, searched with the edits of all steps.
@@ -101,14 +121,28 @@ def search_words(corpus: Corpus, terms: Sequence[str], most: int, most_bytes: in
     """Number of the shard, row, bytes, and count of each term."""
     documents = bytes_ = matching = 0
     for number, row, texts in _parts(corpus, sizes):
-        lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = (
+            pc.fill_null(pc.binary_length(texts), 0)
+            .to_numpy(zero_copy_only=False)
+            .astype(np.int64)
+        )
         frequencies = count_terms(texts, terms)
         documents, bytes_ = documents + len(texts), bytes_ + int(lengths.sum())
         counts += (frequencies > 0).sum(axis=0)
         rows = np.flatnonzero(frequencies.any(axis=1))
         matching += len(rows)
         kept = np.concatenate(
-            [kept, np.column_stack([np.full(len(rows), number), row + rows, lengths[rows], frequencies[rows]])]
+            [
+                kept,
+                np.column_stack(
+                    [
+                        np.full(len(rows), number),
+                        row + rows,
+                        lengths[rows],
+                        frequencies[rows],
+                    ]
+                ),
+            ]
         )
         if len(kept) > CANDIDATES:
             kept = kept[_best(_scores(kept, counts, documents, bytes_), CANDIDATES)]
@@ -116,7 +150,9 @@ def search_words(corpus: Corpus, terms: Sequence[str], most: int, most_bytes: in
             break
     scores = _scores(kept, counts, documents, bytes_)
     hits = [
-        WordHit(corpus.shards[kept[place, 0]], int(kept[place, 1]), float(scores[place]))
+        WordHit(
+            corpus.shards[kept[place, 0]], int(kept[place, 1]), float(scores[place])
+        )
         for place in _best(scores, most).tolist()
     ]
     return WordSearch(hits, matching, documents, sum(sizes))
@@ -127,32 +163,46 @@ def _best(scores: np.ndarray, most: int) -> np.ndarray:
     return np.argsort(-scores, kind="stable")[:most]
 
 
-def _scores(kept: np.ndarray, counts: np.ndarray, documents: int, bytes_: int) -> np.ndarray:
+def _scores(
+    kept: np.ndarray, counts: np.ndarray, documents: int, bytes_: int
+) -> np.ndarray:
     """BM25 scores: float64 of shape (n,)."""
     idf = np.log1p((documents - counts + 0.5) / (counts + 0.5))
     frequencies = kept[:, 3:].astype(np.float64)
     length = kept[:, 2] / max(bytes_ / max(documents, 1), 1.0)
-    scores: np.ndarray = (idf * frequencies * (K1 + 1) / (frequencies + K1 * (1 - B + B * length)[:, None])).sum(axis=1)
+    scores: np.ndarray = (
+        idf
+        * frequencies
+        * (K1 + 1)
+        / (frequencies + K1 * (1 - B + B * length)[:, None])
+    ).sum(axis=1)
     return scores
 
 
 def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.ndarray:
     """Count k terms in n texts, ignoring case: int64 of shape (n, k).
 
-    A term matches between characters that are not letters, marks, numbers or underscores; a term of a script without
-    spaces matches anywhere.
+    A term matches between characters that are not letters, marks, numbers or
+    underscores; a term of a script without spaces matches anywhere.
     """
     counts = np.zeros((len(texts), len(terms)), np.int64)
     lowered = pc.utf8_lower(texts)
     for place, term in enumerate(terms):
         anywhere = UNSPACED.fullmatch(term) is not None
         # A cheap substring match of the first word rules out most texts.
-        rows = np.flatnonzero(pc.match_substring(lowered, term.split(" ")[0]).to_numpy(zero_copy_only=False))
+        rows = np.flatnonzero(
+            pc.match_substring(lowered, term.split(" ")[0]).to_numpy(
+                zero_copy_only=False
+            )
+        )
         candidates = lowered.take(pa.array(rows))
         if not anywhere and " " not in term:
-            # Prefix matches minus those in longer words, so that no match consumes the boundary of the next.
+            # Prefix matches minus those in longer words, so that no match consumes the
+            # boundary of the next.
             begins = f"(?:^|{NOT_OF_WORD}){re.escape(term)}"
-            counts[rows, place] = _count(candidates, begins) - _count(candidates, begins + OF_WORD)
+            counts[rows, place] = _count(candidates, begins) - _count(
+                candidates, begins + OF_WORD
+            )
             continue
         if not anywhere:
             # Two spaces between words, so that each has its own on both sides.
@@ -164,12 +214,16 @@ def count_terms(texts: pa.Array | pa.ChunkedArray, terms: Sequence[str]) -> np.n
                 pa.scalar(" ", candidates.type),
             )
             term = " " + term.replace(" ", "  ") + " "
-        counts[rows, place] = pc.count_substring(candidates, term).to_numpy(zero_copy_only=False)
+        counts[rows, place] = pc.count_substring(candidates, term).to_numpy(
+            zero_copy_only=False
+        )
     return counts
 
 
 def _count(texts: pa.Array | pa.ChunkedArray, pattern: str) -> np.ndarray:
-    counts: np.ndarray = pc.count_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+    counts: np.ndarray = pc.count_substring_regex(texts, pattern).to_numpy(
+        zero_copy_only=False
+    )
     return counts
 
 
@@ -178,9 +232,17 @@ def _rows_of(corpus: Corpus, shard: str) -> int:
         return int(file.metadata.num_rows)
 
 
-def _parts(corpus: Corpus, sizes: Sequence[int]) -> Iterator[tuple[int, int, pa.ChunkedArray]]:
-    """Yield the texts of all documents by row group: number of the shard, first row, and the texts."""
+def _parts(
+    corpus: Corpus, sizes: Sequence[int]
+) -> Iterator[tuple[int, int, pa.ChunkedArray]]:
+    """Yield the texts of all documents by row group: number of the shard, first row,
+    and the texts.
+    """
     for number, (shard, size) in enumerate(zip(corpus.shards, sizes, strict=True)):
         for row in range(0, size, ROW_GROUP_ROWS):
             rows = range(row, min(row + ROW_GROUP_ROWS, size))
-            yield number, row, read_document_rows(corpus.inputs, shard, rows, [TEXT])[TEXT]
+            yield (
+                number,
+                row,
+                read_document_rows(corpus.inputs, shard, rows, [TEXT])[TEXT],
+            )

@@ -1,14 +1,17 @@
-"""Words by the tokenizer that datatrove assigns to a language, as counted for FineWeb-2 (Penedo et al. 2025).
+"""Words by the tokenizer that datatrove assigns to a language, as counted for FineWeb-2
+(Penedo et al. 2025).
 
-datatrove (`utils/word_tokenizers.py`, `assets/tokenizer_assignment.csv`, made for FineWeb-2) has a tokenizer for about
-2,000 languages and scripts: for nine in ten of them spaCy's for the language or a related one; PyThaiNLP for Thai,
-jieba for Chinese, SudachiPy for Japanese, Kiwi for Korean, IndicNLP, Stanza and others. spaCy's rules split each run
-between whitespace independently, so that each distinct run is split once; the other tokenizers split complete texts, at
-their own speed.
+datatrove (`utils/word_tokenizers.py`, `assets/tokenizer_assignment.csv`, made for
+FineWeb-2) has a tokenizer for about 2,000 languages and scripts: for nine in ten of
+them spaCy's for the language or a related one; PyThaiNLP for Thai, jieba for Chinese,
+SudachiPy for Japanese, Kiwi for Korean, IndicNLP, Stanza and others. spaCy's rules
+split each run between whitespace independently, so that each distinct run is split
+once; the other tokenizers split complete texts, at their own speed.
 
-A language without an assigned tokenizer is split by spaCy's rules for all languages (`xx`); a text of unknown language
-is treated as English. Of the 1,900 labels of FineWeb-2 two (`azj_Latn`, `ayr_Latn`) get another tokenizer than there,
-since datatrove also has one for the macrolanguage, whose code is in the column `language`.
+A language without an assigned tokenizer is split by spaCy's rules for all languages
+(`xx`); a text of unknown language is treated as English. Of the 1,900 labels of
+FineWeb-2 two (`azj_Latn`, `ayr_Latn`) get another tokenizer than there, since datatrove
+also has one for the macrolanguage, whose code is in the column `language`.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ class Tokenizer:
 
     Attributes:
         cut: text -> words.
-        of_runs: spaCy's tokenizer, if it splits each run between whitespace independently, or None.
+        of_runs: spaCy's tokenizer, if it splits each run between whitespace
+            independently, or None.
         lengths: cache of runs.
     """
 
@@ -64,7 +68,8 @@ def language_names(rows: pa.Table) -> list[str | None]:
 
 
 def load_words(rules: Rules, language: str | None) -> None:
-    """Preload the tokenizers for `words: exact` and `words: language` before threads use them.
+    """Preload the tokenizers for `words: exact` and `words: language` before threads
+    use them.
 
     Args:
         language: of the texts; None if they have several.
@@ -84,7 +89,9 @@ class CutTexts(NamedTuple):
     """n texts and their words."""
 
     data: np.ndarray
-    """uint8, read-only: the texts, followed by the words of tokenizers that return strings."""
+    """uint8, read-only: the texts, followed by the words of tokenizers that return
+    strings.
+    """
     offsets: np.ndarray
     """int64 of shape (n + 1,), read-only: bounds of the texts."""
     words: Words
@@ -93,7 +100,9 @@ class CutTexts(NamedTuple):
     """int64 of shape (n,): position of each text in `words`."""
 
 
-def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]) -> CutTexts:
+def language_words(
+    data: np.ndarray, offsets: np.ndarray, languages: Sequence[str | None]
+) -> CutTexts:
     """Split n texts into words, each by the tokenizer of its language.
 
     Args:
@@ -111,10 +120,16 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
     for language, texts in groups.items():
         tokenizer, text_numbers = tokenizer_of(language), np.array(texts, np.int64)
         if tokenizer.of_runs is not None:
-            parts.append(words_of_runs(data, offsets, text_numbers, tokenizer.of_runs, tokenizer.lengths))
+            parts.append(
+                words_of_runs(
+                    data, offsets, text_numbers, tokenizer.of_runs, tokenizer.lengths
+                )
+            )
             continue
         for text in texts:
-            words, lengths = _cut(language, data[offsets[text] : offsets[text + 1]].tobytes())
+            words, lengths = _cut(
+                language, data[offsets[text] : offsets[text + 1]].tobytes()
+            )
             ends = size + np.cumsum(lengths, dtype=np.int64)
             parts.append(
                 describe_words(
@@ -128,7 +143,9 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
             added.append(np.frombuffer(words, np.uint8))
             size += len(words)
     places = np.empty(len(languages), np.int64)
-    places[[text for texts in groups.values() for text in texts]] = np.arange(len(languages))
+    places[[text for texts in groups.values() for text in texts]] = np.arange(
+        len(languages)
+    )
     buffer = data if len(added) == 1 else np.concatenate(added)
     for array in (buffer, offsets):
         array.flags.writeable = False
@@ -136,9 +153,20 @@ def language_words(data: np.ndarray, offsets: np.ndarray, languages: Sequence[st
 
 
 def _concatenate(parts: Sequence[Words]) -> Words:
-    sizes = np.concatenate([np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)])
-    empty = Words(sizes, np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint16))
-    columns = (np.concatenate(columns) for columns in zip(*(part[1:] for part in (empty, *parts)), strict=True))
+    sizes = np.concatenate(
+        [np.zeros(1, np.int64), *(np.diff(part.offsets) for part in parts)]
+    )
+    empty = Words(
+        sizes,
+        np.empty(0, np.int64),
+        np.empty(0, np.int64),
+        np.empty(0, np.int32),
+        np.empty(0, np.uint16),
+    )
+    columns = (
+        np.concatenate(columns)
+        for columns in zip(*(part[1:] for part in (empty, *parts)), strict=True)
+    )
     return Words(np.cumsum(sizes), *columns)
 
 
@@ -174,24 +202,36 @@ def tokenizer_of(language: str | None) -> Tokenizer:
 
 @lru_cache(maxsize=10_000)
 def _load(name: str | None) -> Tokenizer:
-    from datatrove.utils.word_tokenizers import SpaCyTokenizer, WhitespaceTokenizer, load_word_tokenizer
+    from datatrove.utils.word_tokenizers import (
+        SpaCyTokenizer,
+        WhitespaceTokenizer,
+        load_word_tokenizer,
+    )
 
     try:
-        tokenizer = SpaCyTokenizer(ANY_LANGUAGE) if name is None else load_word_tokenizer(name)
+        tokenizer = (
+            SpaCyTokenizer(ANY_LANGUAGE) if name is None else load_word_tokenizer(name)
+        )
         if type(tokenizer) is WhitespaceTokenizer:
             tokenizer = SpaCyTokenizer(ANY_LANGUAGE)  # its tokenizer for words
         tokenizer.word_tokenize("a")  # loads its resources
     except ImportError as error:
-        raise _missing(name or ANY_LANGUAGE, getattr(error, "name", None) or "a package", error) from error
+        raise _missing(
+            name or ANY_LANGUAGE, getattr(error, "name", None) or "a package", error
+        ) from error
     return Tokenizer(tokenizer.word_tokenize, _of_runs(tokenizer))
 
 
 def _of_runs(tokenizer: Any) -> Any:
-    """spaCy's tokenizer inside datatrove's, if it splits each run between whitespace independently; else None."""
+    """spaCy's tokenizer inside datatrove's, if it splits each run between whitespace
+    independently; else None.
+    """
     from spacy.tokenizer import Tokenizer as ByRules
 
     inner = getattr(getattr(tokenizer, "tokenizer", None), "tokenizer", None)
-    if not isinstance(inner, ByRules) or any(len(rule.split()) > 1 for rule in inner.rules):
+    if not isinstance(inner, ByRules) or any(
+        len(rule.split()) > 1 for rule in inner.rules
+    ):
         return None
     return inner
 
@@ -199,6 +239,7 @@ def _of_runs(tokenizer: Any) -> Any:
 def _missing(language: str, package: str, error: ImportError) -> NoTokenizerError:
     message = " ".join(str(error).split())
     return NoTokenizerError(
-        f"words: language cuts texts in {language!r} by a tokenizer of datatrove's that needs {package}, which is not "
-        f"installed ({message}); install it, or gristmill[languages], or leave `words` out for this language"
+        f"words: language cuts texts in {language!r} by a tokenizer of datatrove's "
+        f"that needs {package}, which is not installed ({message}); install it, or "
+        "gristmill[languages], or leave `words` out for this language"
     )

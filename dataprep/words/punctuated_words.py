@@ -1,8 +1,10 @@
-"""Words with their punctuation split off, an approximation of spaCy's rules for English.
+"""Words with their punctuation split off, an approximation of spaCy's rules for
+English.
 
-spaCy splits each run without whitespace by prefixes, suffixes and infixes, and by a list of 1,300 exceptions. This
-module has the former, and of the latter abbreviations and emoticons (WHOLE): without these every `e.g.` would have one
-mark more than in spaCy, and all verdicts that differ would be drops.
+spaCy splits each run without whitespace by prefixes, suffixes and infixes, and by a
+list of 1,300 exceptions. This module has the former, and of the latter abbreviations
+and emoticons (WHOLE): without these every `e.g.` would have one mark more than in
+spaCy, and all verdicts that differ would be drops.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from gristmill.dataprep.words.tokenise_words import Words
 JOINED_AT_BEGIN = tuple(map(ord, "-/\\@^~|."))
 """Marks that stay with the word after them: not among spaCy's prefixes."""
 JOINED_AT_END = tuple(map(ord, "-/\\@^~|=+%$€£¥"))
-"""Marks that stay with the word before them: not among spaCy's suffixes, or only after a digit."""
+"""Marks that stay with the word before them: not among spaCy's suffixes, or only after
+a digit.
+"""
 AFTER_DIGITS = tuple(map(ord, "+%$€£¥"))
 """Marks of JOINED_AT_END that are split from a digit."""
 UNDERSCORE = 0x5F
@@ -31,37 +35,57 @@ FULL_STOP, PLUS, APOSTROPHE = 0x2E, 0x2B, 0x27
 WHOLE = tuple(
     (
         # abbreviations
-        "Adm. Ak. Ala. Apr. Ariz. Ark. Aug. Bros. Calif. Co. Colo. Conn. Corp. D.C. Dec. Del. Dr. E.G. E.g. Feb. Fla. Ga. "
-        "Gen. Gov. I.E. I.e. Ia. Id. Ill. Inc. Ind. Jan. Jr. Jul. Jun. Kan. Kans. Ky. La. Ltd. Mar. Mass. Md. Messrs. "
-        "Mich. Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. Nebr. Nev. Nov. Oct. Okla. Ore. "
-        "Pa. Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. Sept. St. Tenn. Va. Wash. Wis. a.m. co. e.g. i.e. p.m. v.s. vs. "
-        "a. b. c. d. e. f. g. h. i. j. k. l. m. n. o. p. q. r. s. t. u. v. w. x. y. z. and/or w/o "
+        "Adm. Ak. Ala. Apr. Ariz. Ark. Aug. Bros. Calif. Co. Colo. Conn. Corp. D.C. "
+        "Dec. Del. Dr. E.G. E.g. Feb. Fla. Ga. Gen. Gov. I.E. I.e. Ia. Id. Ill. Inc. "
+        "Ind. Jan. Jr. Jul. Jun. Kan. Kans. Ky. La. Ltd. Mar. Mass. Md. Messrs. Mich. "
+        "Minn. Miss. Mo. Mont. Mr. Mrs. Ms. Mt. N.C. N.D. N.H. N.J. N.M. N.Y. Neb. "
+        "Nebr. Nev. Nov. Oct. Okla. Ore. Pa. Ph.D. Prof. Rep. Rev. S.C. Sen. Sep. "
+        "Sept. St. Tenn. Va. Wash. Wis. a.m. co. e.g. i.e. p.m. v.s. vs. a. b. c. d. "
+        "e. f. g. h. i. j. k. l. m. n. o. p. q. r. s. t. u. v. w. x. y. z. and/or w/o "
         # clipped words
         "'s 'S 'd 'em 'cause 'bout ol' Ol' "
         # emoticons and doubled marks
-        "'' (*_*) (-: (-; (-_-) (._.) (: (; (= (>_<) (^_^) )-: ): -_- -__- ._. :'( :') :'-( :'-) :( :(( :((( :() :) :)) "
-        ":))) :* :-( :-(( :-((( :-) :-)) :-))) :-* :-/ :-> :-] :-| :-} :/ :> :] :| :} ;) ;-) ;_; <.< =( =) =/ =[ =] =| >.< "
+        "'' (*_*) (-: (-; (-_-) (._.) (: (; (= (>_<) (^_^) )-: ): -_- -__- ._. :'( "
+        ":') :'-( :'-) :( :(( :((( :() :) :)) "
+        ":))) :* :-( :-(( :-((( :-) :-)) :-))) :-* :-/ :-> :-] :-| :-} :/ :> :] :| "
+        ":} ;) ;-) ;_; <.< =( =) =/ =[ =] =| >.< "
         '>.> >:( @_@ [-: [: [= \\") ]= ^_^ ^__^ ^___^'
     ).split()
 )
-"""Exceptions of spaCy 3.8 that stay one word: those of at most eight ASCII characters (`lang/en` and `lang`,
-tokenizer_exceptions.py). Case-sensitive."""
-UNITS = tuple("km m dm cm mm ha nm yd in ft kg g mg t lb oz mph hPa Pa mbar mb MB kb KB gb GB tb TB T G M K".split())
-"""Units that are separate words after a digit (spaCy's `char_classes.py`, those of ASCII letters)."""
+"""Exceptions of spaCy 3.8 that stay one word: those of at most eight ASCII characters
+(`lang/en` and `lang`, tokenizer_exceptions.py). Case-sensitive.
+"""
+UNITS = tuple(
+    "km m dm cm mm ha nm yd in ft kg g mg t lb oz mph hPa Pa mbar mb MB kb "
+    "KB gb GB tb TB T G M K".split()
+)
+"""Units that are separate words after a digit (spaCy's `char_classes.py`, those of
+ASCII letters).
+"""
 LONGEST_WHOLE = 8
-_WHOLE = np.sort(np.array([int.from_bytes(word.encode(), "big") for word in WHOLE], np.uint64))
-_UNITS = np.sort(np.array([int.from_bytes(unit.encode(), "big") for unit in UNITS], np.uint64))
+_WHOLE = np.sort(
+    np.array([int.from_bytes(word.encode(), "big") for word in WHOLE], np.uint64)
+)
+_UNITS = np.sort(
+    np.array([int.from_bytes(unit.encode(), "big") for unit in UNITS], np.uint64)
+)
 _LONGEST_UNIT = max(map(len, UNITS))
 _PAIRS = np.zeros((128, 128), np.bool_)
-for _first, _second in ((word[0], word[1]) for word in WHOLE if not (word[0].isalnum() or word[1].isalnum())):
+for _first, _second in (
+    (word[0], word[1]) for word in WHOLE if not (word[0].isalnum() or word[1].isalnum())
+):
     _PAIRS[ord(_first), ord(_second)] = True
 """Pairs of marks at the start of an emoticon."""
 NEVER_BEFORE_STOP = tuple(map(ord, "/\\@^~|=$€£¥"))
 """Marks that keep a full stop after them: spaCy's suffix does not match after them."""
 
-PLAIN, BLANK, OPENING, CLOSING, STOP = (np.uint16(1 << bit) for bit in (11, 12, 13, 14, 15))
-"""Roles of an ASCII byte in a run, beside the flags of its code point: a letter or digit, the end of the run, a mark
-that is always a separate word at the start or at the end of the run, a full stop."""
+PLAIN, BLANK, OPENING, CLOSING, STOP = (
+    np.uint16(1 << bit) for bit in (11, 12, 13, 14, 15)
+)
+"""Roles of an ASCII byte in a run, beside the flags of its code point: a letter or
+digit, the end of the run, a mark that is always a separate word at the start or at the
+end of the run, a full stop.
+"""
 FLAGS = np.uint16(0x07FF)
 ZERO, ONE, EIGHT = np.uint64(0), np.uint64(1), np.uint64(8)
 LETTER, DIGIT = ord("a"), ord("0")
@@ -69,8 +93,12 @@ LETTER, DIGIT = ord("a"), ord("0")
 
 
 @kernel
-def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Split texts at whitespace and split off punctuation; the arguments are those of `word_cuts.whitespace_words`."""
+def punctuated_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> Words:
+    """Split texts at whitespace and split off punctuation; the arguments are those of
+    `word_cuts.whitespace_words`.
+    """
     capacity, longest = 0, 0
     for text in which:
         capacity += offsets[text + 1] - offsets[text]
@@ -85,7 +113,9 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
     for number in range(len(which)):
         pos, end = offsets[which[number]], offsets[which[number] + 1]
         while pos < end:
-            pos, count = _simple_runs(data, pos, end, roles, starts, ends, chars, flag_unions, count)
+            pos, count = _simple_runs(
+                data, pos, end, roles, starts, ends, chars, flag_unions, count
+            )
             if pos == end:
                 break
             begin, length, flag_union, is_plain = pos, 0, np.uint16(0), True
@@ -100,23 +130,44 @@ def punctuated_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
                 is_plain &= flag & (WORD | MARK) != 0 and code != UNDERSCORE
                 pos, length = pos + width, length + 1
             is_exception = length > 0 and (
-                (length == 6 and _spells_cannot(data, begin)) or _may_have_unit(data, begin, pos)
+                (length == 6 and _spells_cannot(data, begin))
+                or _may_have_unit(data, begin, pos)
             )
             if is_plain and length > 0 and not is_exception:
-                starts[count], ends[count], chars[count], flag_unions[count] = begin, pos, length, flag_union
+                starts[count], ends[count], chars[count], flag_unions[count] = (
+                    begin,
+                    pos,
+                    length,
+                    flag_union,
+                )
                 count += 1
             elif length > 0:
                 _decode_run(data, begin, pos, codes, positions)
                 take_apart(codes[:length], flags, cuts)
-                count = _write_words(codes, positions, cuts, length, flags, starts, ends, chars, flag_unions, count)
+                count = _write_words(
+                    codes,
+                    positions,
+                    cuts,
+                    length,
+                    flags,
+                    starts,
+                    ends,
+                    chars,
+                    flag_unions,
+                    count,
+                )
             pos += width
         word_offsets[number + 1] = count
-    return Words(word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count])
+    return Words(
+        word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count]
+    )
 
 
 @kernel
 def _ascii_roles(flags: np.ndarray) -> np.ndarray:
-    """Flags and roles of every byte: uint16 of shape (256,); no role for bytes beyond ASCII."""
+    """Flags and roles of every byte: uint16 of shape (256,); no role for bytes beyond
+    ASCII.
+    """
     roles = np.zeros(256, np.uint16)
     for code in range(128):
         roles[code] = flags[code]
@@ -144,9 +195,11 @@ def _simple_runs(
     flag_unions: np.ndarray,
     count: int,
 ) -> tuple[np.int64, np.int64]:
-    """Write the words of leading runs that are ASCII letters and digits with marks around them.
+    """Write the words of leading runs that are ASCII letters and digits with marks
+    around them.
 
-    Nearly all English runs are such. Their words are the single marks and the part in the middle, as in `take_apart`.
+    Nearly all English runs are such. Their words are the single marks and the part in
+    the middle, as in `take_apart`.
 
     Returns:
         start of the first other run, or the end; and the number of words so far.
@@ -163,7 +216,12 @@ def _simple_runs(
             if last_mark and _PAIRS[last_mark, data[place]]:
                 return np.int64(run), np.int64(first)
             last_mark = data[place]
-            starts[word], ends[word], chars[word], flag_unions[word] = place, place + ONE, 1, role & FLAGS
+            starts[word], ends[word], chars[word], flag_unions[word] = (
+                place,
+                place + ONE,
+                1,
+                role & FLAGS,
+            )
             place, word = place + ONE, word + ONE
             role = roles[data[place]] if place < stop else BLANK
         begin = place
@@ -172,7 +230,12 @@ def _simple_runs(
         if length == ZERO:
             return np.int64(run), np.int64(first)
         role = roles[data[place]] if place < stop else BLANK
-        starts[word], ends[word], chars[word], flag_unions[word] = begin, place, length, flag_union
+        starts[word], ends[word], chars[word], flag_unions[word] = (
+            begin,
+            place,
+            length,
+            flag_union,
+        )
         word += ONE
         marked = role & STOP != 0 or (role & CLOSING != 0 and data[place] == APOSTROPHE)
         joined = (marked and _is_whole(data, begin, place + ONE)) or (
@@ -181,14 +244,23 @@ def _simple_runs(
         if joined or _may_have_unit(data, begin, place):
             return np.int64(run), np.int64(first)
         last_mark = 0
-        while role & CLOSING != 0 or (role & STOP != 0 and _is_single_stop(data, place, stop)):
+        while role & CLOSING != 0 or (
+            role & STOP != 0 and _is_single_stop(data, place, stop)
+        ):
             if last_mark and _PAIRS[last_mark, data[place]]:
                 return np.int64(run), np.int64(first)
             last_mark = data[place]
-            starts[word], ends[word], chars[word], flag_unions[word] = place, place + ONE, 1, role & FLAGS
+            starts[word], ends[word], chars[word], flag_unions[word] = (
+                place,
+                place + ONE,
+                1,
+                role & FLAGS,
+            )
             place, word = place + ONE, word + ONE
             role = roles[data[place]] if place < stop else BLANK
-        if role & BLANK == 0 or (length == np.uint64(6) and _begins_cannot(data, begin)):
+        if role & BLANK == 0 or (
+            length == np.uint64(6) and _begins_cannot(data, begin)
+        ):
             return np.int64(run), np.int64(first)
     return np.int64(end), np.int64(word)
 
@@ -200,8 +272,12 @@ def _may_have_unit(data: np.ndarray, begin: int, end: int) -> bool:
 
 
 @kernel
-def _plain_bytes(data: np.ndarray, place: np.uint64, stop: np.uint64, roles: np.ndarray) -> tuple[np.uint64, np.uint16]:
-    """End of the ASCII letters and digits from `place` on, and the union of their flags."""
+def _plain_bytes(
+    data: np.ndarray, place: np.uint64, stop: np.uint64, roles: np.ndarray
+) -> tuple[np.uint64, np.uint16]:
+    """End of the ASCII letters and digits from `place` on, and the union of their
+    flags.
+    """
     letters, digits = ZERO, ZERO
     while place + EIGHT <= stop:
         eight = load64(data, place)
@@ -216,7 +292,8 @@ def _plain_bytes(data: np.ndarray, place: np.uint64, stop: np.uint64, roles: np.
     flag_union = (roles[LETTER] & FLAGS if letters else np.uint16(0)) | (
         roles[DIGIT] & FLAGS if digits else np.uint16(0)
     )
-    while place < stop and roles[data[place]] & PLAIN != 0:  # the last seven bytes of a text
+    # the last seven bytes of a text
+    while place < stop and roles[data[place]] & PLAIN != 0:
         flag_union |= roles[data[place]] & FLAGS
         place += ONE
     return place, flag_union
@@ -232,7 +309,9 @@ def _begins_cannot(data: np.ndarray, begin: int) -> bool:
 
 @kernel
 def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
-    """True if a full stop, not the first byte of its run, is not part of an ellipsis or of initials."""
+    """True if a full stop, not the first byte of its run, is not part of an ellipsis or
+    of initials.
+    """
     previous = data[place - ONE]
     if previous == FULL_STOP or _is_capital(previous):
         return False
@@ -240,7 +319,9 @@ def _is_single_stop(data: np.ndarray, place: int, end: int) -> bool:
 
 
 @kernel
-def _decode_run(data: np.ndarray, pos: int, end: int, codes: np.ndarray, positions: np.ndarray) -> None:
+def _decode_run(
+    data: np.ndarray, pos: int, end: int, codes: np.ndarray, positions: np.ndarray
+) -> None:
     length = 0
     while pos < end:
         code, width = decode(data, pos)
@@ -276,17 +357,20 @@ def _write_words(
 def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
     """Mark the starts of the words in a run without whitespace.
 
-    From both ends inwards each mark is a separate word, a row of dots is one word, and a final `'s` is one word. A
-    single final dot stays with an initial (`J.`, `U.S.`). A unit after a digit is a word. Unless it is an address, the
-    middle loses a contraction (n't, 're, 've, 'll, 'd, 'm; `cannot` becomes two words) and is split around commas
-    between letters, around hyphens and `:<>=/` before a letter, around rows of dots, ellipses, and a dot between a
-    lower-case and a capital letter.
+    From both ends inwards each mark is a separate word, a row of dots is one word, and
+    a final `'s` is one word. A single final dot stays with an initial (`J.`, `U.S.`). A
+    unit after a digit is a word. Unless it is an address, the middle loses a
+    contraction (n't, 're, 've, 'll, 'd, 'm; `cannot` becomes two words) and is split
+    around commas between letters, around hyphens and `:<>=/` before a letter, around
+    rows of dots, ellipses, and a dot between a lower-case and a capital letter.
 
-    Entries of WHOLE stay one word, both between marks and if several words add up to one.
+    Entries of WHOLE stay one word, both between marks and if several words add up to
+    one.
 
     Args:
         codes: int32 code points of shape (n,), without whitespace.
-        cuts: output: bool of shape (n + 1 or more,); True at the start of each word and at the end.
+        cuts: output: bool of shape (n + 1 or more,); True at the start of each word and
+            at the end.
     """
     cuts[: len(codes)] = False
     cuts[0] = cuts[len(codes)] = True
@@ -309,7 +393,9 @@ def take_apart(codes: np.ndarray, flags: np.ndarray, cuts: np.ndarray) -> None:
 
 
 @kernel
-def _split_middle(codes: np.ndarray, low: int, high: int, flags: np.ndarray, cuts: np.ndarray) -> None:
+def _split_middle(
+    codes: np.ndarray, low: int, high: int, flags: np.ndarray, cuts: np.ndarray
+) -> None:
     core = high - _contraction(codes, low, high)
     cuts[core] = True
     step = low + 1
@@ -336,12 +422,18 @@ def _is_whole(codes: np.ndarray, low: int, high: int) -> bool:
 
 @kernel
 def _join_whole(codes: np.ndarray, cuts: np.ndarray) -> None:
-    """Join adjacent words that add up to an entry of WHOLE; longest match first, from left to right."""
+    """Join adjacent words that add up to an entry of WHOLE; longest match first, from
+    left to right.
+    """
     begin = 0
     while begin < len(codes) - 1:
         joined = 0
         for end in range(min(begin + LONGEST_WHOLE, len(codes)), begin + 1, -1):
-            if cuts[end] and _is_whole(codes, begin, end) and not _repeats(codes, begin, end):
+            if (
+                cuts[end]
+                and _is_whole(codes, begin, end)
+                and not _repeats(codes, begin, end)
+            ):
                 joined = end
                 break
         for step in range(begin + 1, joined):
@@ -353,11 +445,16 @@ def _join_whole(codes: np.ndarray, cuts: np.ndarray) -> None:
 
 @kernel
 def _repeats(codes: np.ndarray, begin: int, end: int) -> bool:
-    """True if two equal marks are part of a longer row of them; spaCy leaves most of these split."""
+    """True if two equal marks are part of a longer row of them; spaCy leaves most of
+    these split.
+    """
     mark = codes[begin]
     if end - begin != 2 or mark != codes[begin + 1]:
         return False
-    return bool((begin > 0 and codes[begin - 1] == mark) or (end < len(codes) and codes[end] == mark))
+    return bool(
+        (begin > 0 and codes[begin - 1] == mark)
+        or (end < len(codes) and codes[end] == mark)
+    )
 
 
 @kernel
@@ -384,7 +481,9 @@ def _prefix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) ->
     dots = _dots(codes, low, high)
     if dots > 1:
         return dots
-    if (code != UNDERSCORE and flags[code] & (WORD | MARK) != 0) or code in JOINED_AT_BEGIN:
+    if (
+        code != UNDERSCORE and flags[code] & (WORD | MARK) != 0
+    ) or code in JOINED_AT_BEGIN:
         return 0
     return 0 if code == 0x2B and low + 1 < high and _is_digit(codes[low + 1]) else 1
 
@@ -401,7 +500,9 @@ def _suffix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) ->
         dots = 1
         while high - dots > low and codes[high - dots - 1] == 0x2E:
             dots += 1
-        initial = _is_capital(before) and not (high - low > 2 and _is_capital(codes[high - 3]))
+        initial = _is_capital(before) and not (
+            high - low > 2 and _is_capital(codes[high - 3])
+        )
         return dots if dots > 1 or not (initial or before in NEVER_BEFORE_STOP) else 0
     if code != UNDERSCORE and flags[code] & (WORD | MARK) != 0:
         return _unit(codes, low, high)
@@ -414,10 +515,19 @@ def _suffix_length(codes: np.ndarray, low: int, high: int, flags: np.ndarray) ->
 def _unit(codes: np.ndarray, low: int, high: int) -> int:
     """Number of letters at the end that are a unit after a digit, or 0."""
     length, packed = 0, ZERO
-    while length <= _LONGEST_UNIT and high - length > low and 0x61 <= codes[high - length - 1] | 0x20 <= 0x7A:
+    while (
+        length <= _LONGEST_UNIT
+        and high - length > low
+        and 0x61 <= codes[high - length - 1] | 0x20 <= 0x7A
+    ):
         packed |= np.uint64(codes[high - length - 1]) << np.uint64(8 * length)
         length += 1
-    if length == 0 or length > _LONGEST_UNIT or high - length <= low or not _is_digit(codes[high - length - 1]):
+    if (
+        length == 0
+        or length > _LONGEST_UNIT
+        or high - length <= low
+        or not _is_digit(codes[high - length - 1])
+    ):
         return 0
     place = np.searchsorted(_UNITS, packed)
     return length if place < len(_UNITS) and _UNITS[place] == packed else 0
@@ -425,14 +535,24 @@ def _unit(codes: np.ndarray, low: int, high: int) -> int:
 
 @kernel
 def _is_address(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> bool:
-    """True if code points are a web or mail address: a host, with an optional scheme or user, and an optional path."""
+    """True if code points are a web or mail address: a host, with an optional scheme or
+    user, and an optional path.
+    """
     if _is_host(codes, low, high):
         return True
     scheme = low  # end of the characters allowed in a scheme
-    while scheme < high and (flags[codes[scheme]] & WORD != 0 or codes[scheme] in SCHEME_MARKS):
+    while scheme < high and (
+        flags[codes[scheme]] & WORD != 0 or codes[scheme] in SCHEME_MARKS
+    ):
         scheme += 1
-    is_match = low + 2 <= scheme < high - 3 and codes[scheme] == 0x3A and _is_host(codes, scheme + 3, high)
-    is_match &= codes[min(scheme + 1, high - 1)] == codes[min(scheme + 2, high - 1)] == 0x2F
+    is_match = (
+        low + 2 <= scheme < high - 3
+        and codes[scheme] == 0x3A
+        and _is_host(codes, scheme + 3, high)
+    )
+    is_match &= (
+        codes[min(scheme + 1, high - 1)] == codes[min(scheme + 2, high - 1)] == 0x2F
+    )
     for step in range(low + 1, high - 1):
         is_match |= codes[step] == 0x40 and _is_host(codes, step + 1, high)
     return bool(is_match)
@@ -440,15 +560,19 @@ def _is_address(codes: np.ndarray, low: int, high: int, flags: np.ndarray) -> bo
 
 @kernel
 def _is_host(codes: np.ndarray, low: int, high: int) -> bool:
-    """True if code points are names between dots, the last one of lower-case letters only, with an optional port and
-    path.
+    """True if code points are names between dots, the last one of lower-case letters
+    only, with an optional port and path.
     """
     dots, name, letters = 0, 0, True
     pos = low
     while pos < high:
         code = codes[pos]
         letter = 0x61 <= code | 0x20 <= 0x7A or code > 0xA0
-        if not (letter or _is_digit(code) or ((code == 0x2D or code == UNDERSCORE) and name > 0)):
+        if not (
+            letter
+            or _is_digit(code)
+            or ((code == 0x2D or code == UNDERSCORE) and name > 0)
+        ):
             break
         letters &= 0x61 <= code <= 0x7A or code > 0xA0
         name, pos = name + 1, pos + 1
@@ -500,9 +624,14 @@ def _infix_length(codes: np.ndarray, step: int, high: int, flags: np.ndarray) ->
     if dots > 1 or code == 0x2026:
         return max(dots, 1)
     after = codes[step + 1]
-    letter_before, letter_after = flags[before] & ALPHABETIC != 0, flags[after] & ALPHABETIC != 0
+    letter_before, letter_after = (
+        flags[before] & ALPHABETIC != 0,
+        flags[after] & ALPHABETIC != 0,
+    )
     if dots == 1:
-        return 1 if letter_before and not _is_capital(before) and _is_capital(after) else 0
+        return (
+            1 if letter_before and not _is_capital(before) and _is_capital(after) else 0
+        )
     if code == 0x2C:
         return 1 if letter_before and letter_after else 0
     if code == 0x3A or code == 0x2F or 0x3C <= code <= 0x3E:  # : / < = >

@@ -1,4 +1,6 @@
-"""Preloads spaCy's tokenizer if spaCy is installed; half a second (see `text/ready.py`)."""
+"""Preloads spaCy's tokenizer if spaCy is installed; half a second (see
+`text/ready.py`).
+"""
 
 from contextlib import suppress
 

@@ -1,10 +1,12 @@
 """Words of spaCy's tokenizers, which split each run between whitespace independently.
 
-Nearly all English runs are only letters or digits, possibly between marks (`"yes,"`), or letters around hyphens. Unless
-one of spaCy's 1,300 exceptions may apply, these are split here: spaCy's prefixes and suffixes take such marks off one
-by one, its infixes are the hyphens, and no rule splits between letters. An exception is searched in the run, in the
-rest without affixes, and finally in adjacent words (`(him):` has a `):`), so here in all sequences of adjacent words.
-Other runs are passed to spaCy once: runs repeat (Zipf's law), so that nearly all are looked up.
+Nearly all English runs are only letters or digits, possibly between marks (`"yes,"`),
+or letters around hyphens. Unless one of spaCy's 1,300 exceptions may apply, these are
+split here: spaCy's prefixes and suffixes take such marks off one by one, its infixes
+are the hyphens, and no rule splits between letters. An exception is searched in the
+run, in the rest without affixes, and finally in adjacent words (`(him):` has a `):`),
+so here in all sequences of adjacent words. Other runs are passed to spaCy once: runs
+repeat (Zipf's law), so that nearly all are looked up.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ REMEMBERED_RUNS = 1_000_000
 """Largest number of runs in the cache of a process, some 100 MB; then it is cleared."""
 
 BETWEEN_RUNS = "\n"
-"""Separator that is a word for spaCy, which searches no exception across it, unlike across a space."""
+"""Separator that is a word for spaCy, which searches no exception across it, unlike
+across a space.
+"""
 
 Lengths = dict[bytes, list[int]]
 """Run -> byte lengths of its words, a pure function of the run."""
@@ -68,17 +72,20 @@ def load_tokenizer() -> Any:
             import spacy
     except ImportError as error:
         raise NoSpacyError(
-            "words: exact takes its words from the package spacy, which is not installed; install spacy, or leave "
-            "`words` out to use gristmill's own rule"
+            "words: exact takes its words from the package spacy, which is not "
+            "installed; install spacy, or leave `words` out to use gristmill's own rule"
         ) from error
     tokenizer = spacy.blank("en").tokenizer
-    tokenizer.vocab.lex_attr_getters = {}  # shapes and other attributes of new words take two fifths of the time
+    # shapes and other attributes of new words take two fifths of the time
+    tokenizer.vocab.lex_attr_getters = {}
     return tokenizer
 
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide torch in a block: spaCy's models would use it, its rules do not, and its import takes longest."""
+    """Hide torch in a block: spaCy's models would use it, its rules do not, and its
+    import takes longest.
+    """
     if "torch" in sys.modules:
         yield
         return
@@ -99,13 +106,21 @@ def spacy_words(data: np.ndarray, offsets: np.ndarray) -> Words:
         NoSpacyError: the package spacy is not installed.
     """
     tokenizer = load_tokenizer()
-    runs = whitespace_words(data, offsets, code_point_flags(), np.arange(len(offsets) - 1))
-    sizes = count_simple_words(data, runs.starts, runs.ends, _byte_kinds(), _exceptions(tokenizer))
+    runs = whitespace_words(
+        data, offsets, code_point_flags(), np.arange(len(offsets) - 1)
+    )
+    sizes = count_simple_words(
+        data, runs.starts, runs.ends, _byte_kinds(), _exceptions(tokenizer)
+    )
     return _split_runs(data, runs, sizes, tokenizer, _lengths_of)
 
 
 def words_of_runs(
-    data: np.ndarray, offsets: np.ndarray, which: np.ndarray, tokenizer: Any, lengths_of: Lengths
+    data: np.ndarray,
+    offsets: np.ndarray,
+    which: np.ndarray,
+    tokenizer: Any,
+    lengths_of: Lengths,
 ) -> Words:
     """Split texts by a tokenizer that splits each run between whitespace independently.
 
@@ -116,24 +131,40 @@ def words_of_runs(
         lengths_of: cache of runs, which is extended.
     """
     runs = whitespace_words(data, offsets, code_point_flags(), which)
-    return _split_runs(data, runs, np.zeros(len(runs.starts), np.uint8), tokenizer, lengths_of)
+    return _split_runs(
+        data, runs, np.zeros(len(runs.starts), np.uint8), tokenizer, lengths_of
+    )
 
 
-def _split_runs(data: np.ndarray, runs: Words, sizes: np.ndarray, tokenizer: Any, lengths_of: Lengths) -> Words:
+def _split_runs(
+    data: np.ndarray,
+    runs: Words,
+    sizes: np.ndarray,
+    tokenizer: Any,
+    lengths_of: Lengths,
+) -> Words:
     complex_runs = np.flatnonzero(sizes == 0)
     numbers, _ = number_spans(data, runs.starts[complex_runs], runs.ends[complex_runs])
     firsts = complex_runs[np.unique(numbers, return_index=True)[1]]
     places = zip(runs.starts[firsts].tolist(), runs.ends[firsts].tolist(), strict=True)
-    lengths = _word_lengths(tokenizer, [data[begin:end].tobytes() for begin, end in places], lengths_of)
+    lengths = _word_lengths(
+        tokenizer, [data[begin:end].tobytes() for begin, end in places], lengths_of
+    )
     bounds = np.cumsum([0, *map(len, lengths)]).astype(np.int64)
     flat = np.array([length for run in lengths for length in run], np.int64)
-    return _lay_out(data, code_point_flags(), _byte_kinds(), runs, sizes, numbers, bounds, flat)
+    return _lay_out(
+        data, code_point_flags(), _byte_kinds(), runs, sizes, numbers, bounds, flat
+    )
 
 
-def _word_lengths(tokenizer: Any, runs: Sequence[bytes], lengths_of: Lengths) -> list[list[int]]:
+def _word_lengths(
+    tokenizer: Any, runs: Sequence[bytes], lengths_of: Lengths
+) -> list[list[int]]:
     """Lengths of each run's words; unknown runs are split in one call."""
     cached = [lengths_of.get(run) for run in runs]
-    unknown = [run for run, lengths in zip(runs, cached, strict=True) if lengths is None]
+    unknown = [
+        run for run, lengths in zip(runs, cached, strict=True) if lengths is None
+    ]
     if not unknown:
         return cached  # type: ignore[return-value]
     cut: list[list[int]] = [[]]
@@ -146,7 +177,10 @@ def _word_lengths(tokenizer: Any, runs: Sequence[bytes], lengths_of: Lengths) ->
     if len(lengths_of) + len(new_lengths) > REMEMBERED_RUNS:
         lengths_of.clear()
     lengths_of.update(new_lengths)
-    return [new_lengths[run] if lengths is None else lengths for run, lengths in zip(runs, cached, strict=True)]
+    return [
+        new_lengths[run] if lengths is None else lengths
+        for run, lengths in zip(runs, cached, strict=True)
+    ]
 
 
 @lru_cache(maxsize=1)
@@ -159,7 +193,8 @@ def _byte_kinds() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _exceptions(tokenizer: Any) -> np.ndarray:
-    """Bloom filter of the tokenizer's exceptions, with one hash: bool of shape (2^EXCEPTION_BITS,).
+    """Bloom filter of the tokenizer's exceptions, with one hash: bool of shape
+    (2^EXCEPTION_BITS,).
 
     Other words may seem to be exceptions.
     """
@@ -177,7 +212,11 @@ def _exception_slot(data: np.ndarray, begin: int, end: int) -> int:
 
 @kernel
 def count_simple_words(
-    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, kinds: np.ndarray, exceptions: np.ndarray
+    data: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    kinds: np.ndarray,
+    exceptions: np.ndarray,
 ) -> np.ndarray:
     """Count the words of runs that need no tokenizer.
 
@@ -187,20 +226,24 @@ def count_simple_words(
         exceptions: of the tokenizer (`_exceptions`).
 
     Returns:
-        uint8, one per run: its number of words, each of them letters, digits, adjacent hyphens, or one mark; 0 if the
-        run needs the tokenizer.
+        uint8, one per run: its number of words, each of them letters, digits, adjacent
+        hyphens, or one mark; 0 if the run needs the tokenizer.
     """
     word_counts = np.zeros(len(starts), np.uint8)
     cuts = np.empty(MOST_WORDS + 1, np.int64)
     for run in range(len(starts)):
         words = _split_simple(data, starts[run], ends[run], kinds, cuts)
-        if _is_simple(data, kinds, cuts, words) and not _may_have_exception(data, cuts, words, exceptions):
+        if _is_simple(data, kinds, cuts, words) and not _may_have_exception(
+            data, cuts, words, exceptions
+        ):
             word_counts[run] = words
     return word_counts
 
 
 @kernel
-def _split_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray) -> int:
+def _split_simple(
+    data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cuts: np.ndarray
+) -> int:
     """Split a run into letters, digits, adjacent hyphens, and single marks.
 
     Args:
@@ -226,20 +269,29 @@ def _split_simple(data: np.ndarray, begin: int, end: int, kinds: np.ndarray, cut
 
 
 @kernel
-def _is_simple(data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int) -> bool:
-    """True for marks, then digits or letters with hyphens between them, then marks that come off one by one.
+def _is_simple(
+    data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int
+) -> bool:
+    """True for marks, then digits or letters with hyphens between them, then marks that
+    come off one by one.
 
-    A full stop comes off digits, off letters of which the last two are lower-case, and off a quote or bracket; it may
-    stay after others.
+    A full stop comes off digits, off letters of which the last two are lower-case, and
+    off a quote or bracket; it may stay after others.
     """
     word = 0
-    while word < words and (kinds[data[cuts[word]]] == QUOTE or kinds[data[cuts[word]]] == OPENING):
+    while word < words and (
+        kinds[data[cuts[word]]] == QUOTE or kinds[data[cuts[word]]] == OPENING
+    ):
         word += 1
     if word == words or kinds[data[cuts[word]]] > DIGIT:
         return False
     while word + 2 < words and kinds[data[cuts[word + 1]]] == HYPHEN:
         before, after = kinds[data[cuts[word]]], kinds[data[cuts[word + 2]]]
-        if before == DIGIT or after >= DIGIT or cuts[word + 2] - cuts[word + 1] > MOST_HYPHENS:
+        if (
+            before == DIGIT
+            or after >= DIGIT
+            or cuts[word + 2] - cuts[word + 1] > MOST_HYPHENS
+        ):
             return False
         word += 2
     for number in range(word + 1, words):
@@ -247,14 +299,24 @@ def _is_simple(data: np.ndarray, kinds: np.ndarray, cuts: np.ndarray, words: int
         kind, before = kinds[data[pos]], kinds[data[pos - 1]]
         if kind < QUOTE or kind == OPENING:
             return False
-        small = before == LOWER and pos - 2 >= cuts[word] and kinds[data[pos - 2]] == LOWER
-        if kind == STOP and not small and before != DIGIT and before != QUOTE and before != CLOSING:
+        small = (
+            before == LOWER and pos - 2 >= cuts[word] and kinds[data[pos - 2]] == LOWER
+        )
+        if (
+            kind == STOP
+            and not small
+            and before != DIGIT
+            and before != QUOTE
+            and before != CLOSING
+        ):
             return False
     return True
 
 
 @kernel
-def _may_have_exception(data: np.ndarray, cuts: np.ndarray, words: int, exceptions: np.ndarray) -> bool:
+def _may_have_exception(
+    data: np.ndarray, cuts: np.ndarray, words: int, exceptions: np.ndarray
+) -> bool:
     """True if any sequence of adjacent words may be an exception."""
     for first in range(words):
         for last in range(first + 1, words + 1):
@@ -274,7 +336,9 @@ def _lay_out(
     bounds: np.ndarray,
     lengths: np.ndarray,
 ) -> Words:
-    """Words of all runs: of simple ones by the kinds of their bytes, of complex ones by the lengths of their words."""
+    """Words of all runs: of simple ones by the kinds of their bytes, of complex ones by
+    the lengths of their words.
+    """
     total, complex_run = 0, 0
     for size in sizes:
         total += int(size)
@@ -290,16 +354,26 @@ def _lay_out(
         for run in range(runs.offsets[text], runs.offsets[text + 1]):
             pos, end = runs.starts[run], runs.ends[run]
             if sizes[run] == 1:
-                starts[count], ends[count], chars[count], flag_unions[count] = pos, end, runs.chars[run], runs.seen[run]
+                starts[count], ends[count], chars[count], flag_unions[count] = (
+                    pos,
+                    end,
+                    runs.chars[run],
+                    runs.seen[run],
+                )
                 count += 1
                 continue
             if sizes[run] > 0:
                 for word in range(_split_simple(data, pos, end, kinds, cuts)):
                     starts[count], ends[count] = cuts[word], cuts[word + 1]
-                    chars[count], flag_unions[count] = cuts[word + 1] - cuts[word], flags[data[cuts[word]]]
+                    chars[count], flag_unions[count] = (
+                        cuts[word + 1] - cuts[word],
+                        flags[data[cuts[word]]],
+                    )
                     count += 1
                 continue
-            for word in range(bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]):
+            for word in range(
+                bounds[numbers[complex_run]], bounds[numbers[complex_run] + 1]
+            ):
                 starts[count], ends[count] = pos, pos + lengths[word]
                 length, flag_union = 0, np.uint16(0)
                 while pos < ends[count]:

@@ -1,15 +1,20 @@
 r"""Splitting of texts into words. Numba kernels over UTF-8 bytes.
 
-- `whitespace_words`: maximal runs of code points that are not whitespace (`str.split()`).
-- `unspaced_words`: the same, but within such a run a new word starts before each letter or digit that belongs to a
-  script without spaces (`unicode_tables.UNSPACED_RANGES`), or that follows one. Punctuation and combining marks belong
-  to the word before them; at the start of a run they belong to the word after them. So `東京、Tokyo「都」` is
-  東 / 京、 / Tokyo「 / 都」.
-- `word_punct_words`: maximal runs of letters, digits and underscores, and maximal runs of other code points that are
-  not whitespace: `\w+|[^\w\s]+`, NLTK's WordPunctTokenizer.
-- `punctuated_words` (`punctuated_words.py`): an approximation of spaCy's rules for English.
+- `whitespace_words`: maximal runs of code points that are not whitespace
+  (`str.split()`).
+- `unspaced_words`: the same, but within such a run a new word starts before each letter
+  or digit that belongs to a script without spaces (`unicode_tables.UNSPACED_RANGES`),
+  or that follows one. Punctuation and combining marks belong to the word before them;
+  at the start of a run they belong to the word after them. So `東京、Tokyo「都」` is 東 / 京、 /
+  Tokyo「 / 都」.
+- `word_punct_words`: maximal runs of letters, digits and underscores, and maximal runs
+  of other code points that are not whitespace: `\w+|[^\w\s]+`, NLTK's
+  WordPunctTokenizer.
+- `punctuated_words` (`punctuated_words.py`): an approximation of spaCy's rules for
+  English.
 - `spacy_words` (`spacy_words.py`): spaCy's blank English tokenizer.
-- `language_words` (`language_words.py`): the tokenizer that datatrove assigns to each text's language.
+- `language_words` (`language_words.py`): the tokenizer that datatrove assigns to each
+  text's language.
 
 All take the numbers of the texts to split, and take time linear in the bytes.
 """
@@ -43,7 +48,9 @@ class Words(NamedTuple):
 
 
 @kernel
-def whitespace_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
+def whitespace_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> Words:
     """Split texts at whitespace.
 
     Args:
@@ -79,15 +86,24 @@ def whitespace_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
             ends[count], chars[count], flag_unions[count] = end, length, flag_union
             count += 1
         word_offsets[number + 1] = count
-    return Words(word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count])
+    return Words(
+        word_offsets, starts[:count], ends[:count], chars[:count], flag_unions[:count]
+    )
 
 
 @kernel
 def describe_words(
-    data: np.ndarray, flags: np.ndarray, offsets: np.ndarray, starts: np.ndarray, ends: np.ndarray
+    data: np.ndarray,
+    flags: np.ndarray,
+    offsets: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
 ) -> Words:
     """Add code points and flags to words found elsewhere."""
-    chars, flag_unions = np.empty(len(starts), np.int32), np.empty(len(starts), np.uint16)
+    chars, flag_unions = (
+        np.empty(len(starts), np.int32),
+        np.empty(len(starts), np.uint16),
+    )
     for word in range(len(starts)):
         length, flag_union, pos = 0, np.uint16(0), starts[word]
         while pos < ends[word]:
@@ -102,8 +118,12 @@ def describe_words(
 
 
 @kernel
-def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Split texts at whitespace and between the characters of scripts without spaces."""
+def unspaced_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> Words:
+    """Split texts at whitespace and between the characters of scripts without
+    spaces.
+    """
     capacity = 0
     for text in which:
         capacity += offsets[text + 1] - offsets[text]
@@ -138,8 +158,12 @@ def unspaced_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, whi
 
 
 @kernel
-def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
-    """Split texts into runs of letters, digits and underscores, and runs of punctuation."""
+def word_punct_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> Words:
+    """Split texts into runs of letters, digits and underscores, and runs of
+    punctuation.
+    """
     capacity = 0
     for text in which:
         capacity += offsets[text + 1] - offsets[text]
@@ -171,12 +195,16 @@ def word_punct_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, w
 
 
 @kernel
-def characters_per_word(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """Number of characters of scripts without spaces per word of another script, by text.
+def characters_per_word(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> np.ndarray:
+    """Number of characters of scripts without spaces per word of another script, by
+    text.
 
-    It is 1 if at most half of a text's letters and digits are of such scripts; otherwise 2 if most of those are Han or
-    Kana, and 3 if they are Thai, Lao, Khmer or Burmese, whose words are longer. Measured on the Universal Declaration
-    of Human Rights: with these numbers its n-grams repeat about as often as in English.
+    It is 1 if at most half of a text's letters and digits are of such scripts;
+    otherwise 2 if most of those are Han or Kana, and 3 if they are Thai, Lao, Khmer or
+    Burmese, whose words are longer. Measured on the Universal Declaration of Human
+    Rights: with these numbers its n-grams repeat about as often as in English.
 
     Returns:
         uint8, one per text of `which`.

@@ -1,13 +1,16 @@
-"""Words by Unicode's word boundary rules (UAX #29, Unicode 16.0), counting those that start with a letter or digit.
+"""Words by Unicode's word boundary rules (UAX #29, Unicode 16.0), counting those that
+start with a letter or digit.
 
-The n-grams of DCLM's rules consist of them (`split_words(model="uniseg", ignore_punctuation=True)` of
-mlfoundations/dclm, baselines/mappers/core_utils.py, with uniseg 0.10).
+The n-grams of DCLM's rules consist of them (`split_words(model="uniseg",
+ignore_punctuation=True)` of mlfoundations/dclm, baselines/mappers/core_utils.py, with
+uniseg 0.10).
 
-There is a boundary between any two code points that no rule joins. Letters, digits, Katakana and `_` join with their
-kind (WB5, WB8 to WB10, WB13); an apostrophe, full stop or colon joins two letters (WB6, WB7), an apostrophe, full stop,
-comma or semicolon two digits (WB11, WB12); marks and joiners belong to the code point before them (WB4). So `can't`,
-`3.14` and `snake_case` are one word, `well-known` is two, and `_private` does not count. Each code point of Han,
-Hiragana, Thai and so on is a word.
+There is a boundary between any two code points that no rule joins. Letters, digits,
+Katakana and `_` join with their kind (WB5, WB8 to WB10, WB13); an apostrophe, full stop
+or colon joins two letters (WB6, WB7), an apostrophe, full stop, comma or semicolon two
+digits (WB11, WB12); marks and joiners belong to the code point before them (WB4). So
+`can't`, `3.14` and `snake_case` are one word, `well-known` is two, and `_private` does
+not count. Each code point of Han, Hiragana, Thai and so on is a word.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ WORD_BREAK = {
         3031-3035 309B-309C 30A0-30FA 30FC-30FF 31F0-31FF 32D0-32FE 3300-3357 FF66-FF9D 1AFF0-1AFF3 1AFF5-1AFFB
         1AFFD-1AFFE 1B000 1B120-1B122 1B155 1B164-1B167
     """,
-    "Hebrew_Letter": "5D0-5EA 5EF-5F2 FB1D FB1F-FB28 FB2A-FB36 FB38-FB3C FB3E FB40-FB41 FB43-FB44 FB46-FB4F",
+    "Hebrew_Letter": "5D0-5EA 5EF-5F2 FB1D FB1F-FB28 FB2A-FB36 FB38-FB3C FB3E "
+    "FB40-FB41 FB43-FB44 FB46-FB4F",
     "ALetter": """
         41-5A 61-7A AA B5 BA C0-D6 D8-F6 F8-2D7 2DE-2FF 370-374 376-377 37A-37D 37F 386 388-38A 38C 38E-3A1
         3A3-3F5 3F7-481 48A-52F 531-556 559-55C 55E 560-588 58A 5F3 620-64A 66E-66F 671-6D3 6D5 6E5-6E6 6EE-6EF
@@ -140,8 +144,10 @@ WORD_BREAK = {
     """,
     "ExtendNumLet": "5F 202F 203F-2040 2054 FE33-FE34 FE4D-FE4F FF3F",
 }
-"""Word_Break value -> its code points (WordBreakProperty.txt of Unicode 16.0). Values that do not join with letters or
-digits (Regional_Indicator, WSegSpace) are omitted, and so is Other."""
+"""Word_Break value -> its code points (WordBreakProperty.txt of Unicode 16.0). Values
+that do not join with letters or digits (Regional_Indicator, WSegSpace) are omitted, and
+so is Other.
+"""
 EXTENDED_PICTOGRAPHIC = """
     A9 AE 203C 2049 2122 2139 2194-2199 21A9-21AA 231A-231B 2328 2388 23CF 23E9-23F3 23F8-23FA 24C2 25AA-25AB 25B6
     25C0 25FB-25FE 2600-2605 2607-2612 2614-2685 2690-2705 2708-2712 2714 2716 271D 2721 2728 2733-2734 2744 2747
@@ -150,7 +156,9 @@ EXTENDED_PICTOGRAPHIC = """
     1F22F 1F232-1F23A 1F23C-1F23F 1F249-1F3FA 1F400-1F53D 1F546-1F64F 1F680-1F6FF 1F774-1F77F 1F7D5-1F7FF
     1F80C-1F80F 1F848-1F84F 1F85A-1F85F 1F888-1F88F 1F8AE-1F8FF 1F90C-1F93A 1F93C-1F945 1F947-1FAFF 1FC00-1FFFD
 """
-"""Code points of the property Extended_Pictographic (emoji-data.txt of Unicode 16.0)."""
+"""Code points of the property Extended_Pictographic (emoji-data.txt of Unicode
+16.0).
+"""
 
 (
     OTHER,
@@ -181,7 +189,9 @@ JOINS_LETTERS, JOINS_DIGITS = 4, 8
 
 @lru_cache(maxsize=1)
 def word_breaks() -> np.ndarray:
-    """Word_Break value, and the flag PICTOGRAPHIC, of every code point: uint8 of shape (CODE_POINTS,)."""
+    """Word_Break value, and the flag PICTOGRAPHIC, of every code point: uint8 of shape
+    (CODE_POINTS,).
+    """
     breaks = np.zeros(CODE_POINTS, np.uint8)
     for value, listed in enumerate(WORD_BREAK.values(), start=1):
         for first, last in ranges(listed):
@@ -193,7 +203,9 @@ def word_breaks() -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _ascii_kinds() -> np.ndarray:
-    """Role of every byte below 0x80 in a word; 0 for all others: uint8 of shape (256,)."""
+    """Role of every byte below 0x80 in a word; 0 for all others: uint8 of shape
+    (256,).
+    """
     kinds = np.zeros(256, np.uint8)
     kinds[0x30:0x3A] = ASCII_DIGIT
     kinds[0x41:0x5B] = kinds[0x61:0x7B] = ASCII_LETTER
@@ -204,13 +216,17 @@ def _ascii_kinds() -> np.ndarray:
     return kinds
 
 
-def segmented_words(data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray) -> Words:
+def segmented_words(
+    data: np.ndarray, offsets: np.ndarray, flags: np.ndarray, which: np.ndarray
+) -> Words:
     """Split texts into words; the arguments are those of `word_cuts.whitespace_words`.
 
     Returns:
         words with `seen` zero, as n-grams do not need it.
     """
-    return Words(*_segmented_words(data, offsets, flags, which, word_breaks(), _ascii_kinds()))
+    return Words(
+        *_segmented_words(data, offsets, flags, which, word_breaks(), _ascii_kinds())
+    )
 
 
 @kernel
@@ -225,7 +241,11 @@ def _segmented_words(
     capacity = 0
     for text in text_numbers:
         capacity += offsets[text + 1] - offsets[text]
-    starts, ends, chars = np.empty(capacity, np.int64), np.empty(capacity, np.int64), np.empty(capacity, np.int32)
+    starts, ends, chars = (
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int64),
+        np.empty(capacity, np.int32),
+    )
     word_offsets = np.zeros(len(text_numbers) + 1, np.int64)
     count = 0
     for number in range(len(text_numbers)):
@@ -245,12 +265,20 @@ def _segmented_words(
                 starts[count], ends[count], chars[count] = start, pos, length
                 count += 1
         word_offsets[number + 1] = count
-    return word_offsets, starts[:count], ends[:count], chars[:count], np.zeros(count, np.uint16)
+    return (
+        word_offsets,
+        starts[:count],
+        ends[:count],
+        chars[:count],
+        np.zeros(count, np.uint16),
+    )
 
 
 @inner_kernel
 def _ascii_word_end(data: np.ndarray, pos: int, end: int, kinds: np.ndarray) -> int:
-    """End of the segment that starts at an ASCII byte, as far as the following bytes are ASCII."""
+    """End of the segment that starts at an ASCII byte, as far as the following bytes
+    are ASCII.
+    """
     kind = kinds[data[pos]]
     if not 0 < kind <= ASCII_UNDERSCORE:
         return pos + 1
@@ -260,7 +288,13 @@ def _ascii_word_end(data: np.ndarray, pos: int, end: int, kinds: np.ndarray) -> 
             pos += 1
         if pos + 1 >= end or data[pos] >= 0x80:
             return pos
-        joins = JOINS_LETTERS if kind == ASCII_LETTER else JOINS_DIGITS if kind == ASCII_DIGIT else 0
+        joins = (
+            JOINS_LETTERS
+            if kind == ASCII_LETTER
+            else JOINS_DIGITS
+            if kind == ASCII_DIGIT
+            else 0
+        )
         if kinds[data[pos]] & joins == 0:
             return pos
         if data[pos + 1] >= 0x80:
@@ -271,7 +305,9 @@ def _ascii_word_end(data: np.ndarray, pos: int, end: int, kinds: np.ndarray) -> 
 
 
 @kernel
-def _segment_end(data: np.ndarray, pos: int, end: int, breaks: np.ndarray) -> tuple[int, int]:
+def _segment_end(
+    data: np.ndarray, pos: int, end: int, breaks: np.ndarray
+) -> tuple[int, int]:
     """End of the segment that starts at a byte, and its number of code points."""
     code, width = decode(data, pos)
     last = breaks[code] & ~np.uint8(PICTOGRAPHIC)
@@ -284,7 +320,8 @@ def _segment_end(data: np.ndarray, pos: int, end: int, breaks: np.ndarray) -> tu
         if value in (EXTEND, FORMAT, ZWJ):  # WB4
             pos, chars, after_joiner = pos + width, chars + 1, value == ZWJ
             continue
-        joined = bridged or (after_joiner and breaks[code] & PICTOGRAPHIC != 0)  # WB7, WB11, WB3c
+        # WB7, WB11, WB3c
+        joined = bridged or (after_joiner and breaks[code] & PICTOGRAPHIC != 0)
         bridged = not joined and _bridges(data, pos + width, end, breaks, last, value)
         if not (joined or bridged or _joins(last, value)):
             return pos, chars
@@ -293,8 +330,12 @@ def _segment_end(data: np.ndarray, pos: int, end: int, breaks: np.ndarray) -> tu
 
 
 @inner_kernel
-def _bridges(data: np.ndarray, pos: int, end: int, breaks: np.ndarray, last: int, value: int) -> bool:
-    """True if a mark joins the code points on both sides; `pos` is the byte after it."""
+def _bridges(
+    data: np.ndarray, pos: int, end: int, breaks: np.ndarray, last: int, value: int
+) -> bool:
+    """True if a mark joins the code points on both sides; `pos` is the byte after
+    it.
+    """
     if not SINGLE_QUOTE <= value <= MIDNUM:
         return False
     following = OTHER
@@ -324,5 +365,9 @@ def _joins(last: int, value: int) -> bool:
     if last == EXTENDNUMLET:  # WB13b
         return _is_letter(value) or value in (NUMERIC, KATAKANA)
     if _is_letter(last) or last == NUMERIC:  # WB5, WB8, WB9, WB10, WB7a
-        return _is_letter(value) or value == NUMERIC or (last == HEBREW_LETTER and value == SINGLE_QUOTE)
+        return (
+            _is_letter(value)
+            or value == NUMERIC
+            or (last == HEBREW_LETTER and value == SINGLE_QUOTE)
+        )
     return last == KATAKANA and value == KATAKANA  # WB13

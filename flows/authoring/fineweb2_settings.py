@@ -1,9 +1,11 @@
-"""FineWeb-2's settings of a language as manifest rules (Penedo et al. 2025; `fineweb-2-pipeline.py`).
+"""FineWeb-2's settings of a language as manifest rules (Penedo et al. 2025;
+`fineweb-2-pipeline.py`).
 
-FineWeb-2 publishes a file for each of 1,900 languages and scripts (`configs/deu_Latn.yml` of huggingface/fineweb-2):
-the minimum GlotLID score, stop words, and thresholds, most of them derived from the distribution of values in a
-language's text. Its pipeline sets further values for all languages. With both, a filter reaches the verdicts of
-FineWeb-2's three filters.
+FineWeb-2 publishes a file for each of 1,900 languages and scripts
+(`configs/deu_Latn.yml` of huggingface/fineweb-2): the minimum GlotLID score, stop
+words, and thresholds, most of them derived from the distribution of values in a
+language's text. Its pipeline sets further values for all languages. With both, a filter
+reaches the verdicts of FineWeb-2's three filters.
 """
 
 from __future__ import annotations
@@ -24,9 +26,15 @@ GENERAL: dict[str, dict[str, Any]] = {
         "max_duplicate_line_char_ratio": 1.0,
         "max_duplicate_paragraph_char_ratio": 1.0,
     },
-    "fineweb": {"words": "language", "max_short_line_ratio": 1.0, "max_repeated_line_char_ratio": 0.1},
+    "fineweb": {
+        "words": "language",
+        "max_short_line_ratio": 1.0,
+        "max_repeated_line_char_ratio": 0.1,
+    },
 }
-"""Settings of its pipeline for all languages; shares of paragraphs and short lines are unlimited."""
+"""Settings of its pipeline for all languages; shares of paragraphs and short lines are
+unlimited.
+"""
 KEYS = (
     "dup_line_frac",
     "dup_n_grams",
@@ -59,13 +67,20 @@ def read_settings(paths: Sequence[str]) -> dict[str, dict[str, Any]]:
         except YamlFileError as error:
             raise SettingsError(str(error)) from error
         problem = None
-        missing = [key for key in KEYS if not isinstance(settings, Mapping) or key not in settings]
+        missing = [
+            key
+            for key in KEYS
+            if not isinstance(settings, Mapping) or key not in settings
+        ]
         if missing:
             problem = f"has no {', '.join(missing)}"
         elif not LANGUAGE.fullmatch(path.stem):
             problem = "is not named after a language"
         if problem:
-            raise SettingsError(f"{path} {problem}; give files of huggingface/fineweb-2, such as configs/deu_Latn.yml")
+            raise SettingsError(
+                f"{path} {problem}; give files of "
+                "huggingface/fineweb-2, such as configs/deu_Latn.yml"
+            )
         settings_by_language[path.stem] = settings
     return settings_by_language
 
@@ -83,11 +98,20 @@ def rules_of_settings(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     repetition = {
         "max_duplicate_line_ratio": settings["dup_line_frac"] or 1.0,
-        **{f"max_top_{n}gram_char_ratio": share for n, share in settings["top_n_grams"]},
-        **{f"max_duplicate_{n}gram_char_ratio": share for n, share in settings["dup_n_grams"]},
+        **{
+            f"max_top_{n}gram_char_ratio": share for n, share in settings["top_n_grams"]
+        },
+        **{
+            f"max_duplicate_{n}gram_char_ratio": share
+            for n, share in settings["dup_n_grams"]
+        },
     }
     fineweb = {
         "min_terminal_line_ratio": max(settings["line_punct_thr"], 0.0),
         "max_newline_word_ratio": settings["new_line_ratio"],
     }
-    return {"gopher_quality": quality, "gopher_repetition": repetition, "fineweb": fineweb}
+    return {
+        "gopher_quality": quality,
+        "gopher_repetition": repetition,
+        "fineweb": fineweb,
+    }

@@ -1,4 +1,6 @@
-"""Inspection of undescribed data: its format, its text field, and the amount of text."""
+"""Inspection of undescribed data: its format, its text field, and the amount of
+text.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,55 @@ from typing import Any, Literal
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import open_table
 from gristmill.dataprep.reading.binary_formats import answers, format_of_content
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_chunks, split_compression
+from gristmill.dataprep.reading.compression import (
+    CorruptFileError,
+    RecordTooLongError,
+    read_chunks,
+    split_compression,
+)
 from gristmill.dataprep.reading.json_array import is_array, json_lines
 from gristmill.dataprep.reading.pythondocs import is_python_source
-from gristmill.dataprep.reading.sources import Found, SourceError, SourceFile, SourceListing, find_at, find_files
+from gristmill.dataprep.reading.sources import (
+    Found,
+    SourceError,
+    SourceFile,
+    SourceListing,
+    find_at,
+    find_files,
+)
 from gristmill.dataprep.reading.tables import table_rows
 from gristmill.dataprep.text.chapters import chapters
-from gristmill.flows.authoring.page_text import is_html, text_per_stored_byte, text_share
+from gristmill.flows.authoring.page_text import (
+    is_html,
+    text_per_stored_byte,
+    text_share,
+)
 
 SAMPLE_FILES = 3
 SAMPLE_ROWS = 200
 SAMPLE_BYTES = 4 << 20
 COMPRESSED_RATIO = 3.0
-"""Bytes of text per stored byte of archives and compressed files: zstd's and gzip's usual ratio on English prose."""
+"""Bytes of text per stored byte of archives and compressed files: zstd's and gzip's
+usual ratio on English prose.
+"""
 COUNTED_BYTES = 32 << 20
-"""Bytes unpacked of a compressed file to measure its ratio; larger files are assumed to have COMPRESSED_RATIO."""
-TEXT_NAMES = ("text", "content", "raw_content", "body", "document", "article", "markdown", "story", "code")
-"""Usual names of the text field; otherwise the field with the longest strings is taken."""
+"""Bytes unpacked of a compressed file to measure its ratio; larger files are assumed to
+have COMPRESSED_RATIO.
+"""
+TEXT_NAMES = (
+    "text",
+    "content",
+    "raw_content",
+    "body",
+    "document",
+    "article",
+    "markdown",
+    "story",
+    "code",
+)
+"""Usual names of the text field; otherwise the field with the longest strings is
+taken.
+"""
 ID_NAMES = ("id", "uuid", "doc_id", "document_id", "_id", "url", "uri")
 CODE_EXTENSIONS = (
     ".py",
@@ -57,16 +91,26 @@ CODE_EXTENSIONS = (
     ".kt",
     ".swift",
 )
-PATH_NAMES = ("max_stars_repo_path", "path", "file_path", "filepath", "filename", "file_name")
-"""Fields with the path of a code file, as in The Stack (Kocetkov et al. 2022) and similar data sets."""
+PATH_NAMES = (
+    "max_stars_repo_path",
+    "path",
+    "file_path",
+    "filepath",
+    "filename",
+    "file_name",
+)
+"""Fields with the path of a code file, as in The Stack (Kocetkov et al. 2022) and
+similar data sets.
+"""
 EXTENSION_NAMES = ("ext", "extension")
 LANGUAGE_NAMES = ("lang", "language", "programming_language")
 CODE_LANGUAGES = frozenset(
-    "c c# c++ csharp cuda go haskell java javascript jsx julia kotlin objective-c perl php python r ruby rust scala "
-    "shell swift typescript".split()
+    "c c# c++ csharp cuda go haskell java javascript jsx julia kotlin objective-c perl "
+    "php python r ruby rust scala shell swift typescript".split()
 )
-"""Names of programming languages in code data sets, except those that are also codes of natural languages (`lua`,
-`css`)."""
+"""Names of programming languages in code data sets, except those that are also codes of
+natural languages (`lua`, `css`).
+"""
 ROW_FORMATS = ("parquet", "arrow", "jsonl", "csv")
 EXAMPLE_FIELDS = (
     (("chosen", "rejected"), "preferences", "dpo"),
@@ -74,13 +118,18 @@ EXAMPLE_FIELDS = (
     (("conversations",), "conversations", "sft"),
     (("instruction", "output"), "instructions", "sft"),
 )
-"""Fields of fine-tuning rows, the kind of such rows, and the section that reads them."""
+"""Fields of fine-tuning rows, the kind of such rows, and the section that reads
+them.
+"""
 SHOWN_FIELDS = 20
 BOOK_BYTES = 500_000
-"""Size above which a text file is most likely a book, or several documents (Gopher's rules keep at most 100,000
-words)."""
+"""Size above which a text file is most likely a book, or several documents (Gopher's
+rules keep at most 100,000 words).
+"""
 BOOK_CHAPTERS = 3
-"""Chapters in its first SAMPLE_BYTES from which on a book is assumed to have headings."""
+"""Chapters in its first SAMPLE_BYTES from which on a book is assumed to have
+headings.
+"""
 BOOK_PARAGRAPHS = 4000
 """Characters of the documents cut from a text without headings: a few printed pages."""
 Row = Mapping[str, Any]
@@ -93,16 +142,20 @@ class Look:
     Attributes:
         path: path as given.
         format: format for the manifest; `auto` if the file names determine it.
-        text_field, id_field: fields of rows; None if the format has no fields, or the default name is right.
+        text_field, id_field: fields of rows; None if the format has no fields, or the
+            default name is right.
         extract: True if the texts are HTML.
         files: number of inputs.
         stored_bytes: size of the inputs.
         text_bytes: estimated bytes of text; None if unknown before reading.
         is_code: True if most of the files, or rows, are programs.
-        path_field: field with the path of each program; None if the locator is the path.
-        split: how to split long texts: `chapters`, or a number of characters per document; None for no splitting.
+        path_field: field with the path of each program; None if the locator is the
+            path.
+        split: how to split long texts: `chapters`, or a number of characters per
+            document; None for no splitting.
         remarks: sentences about points to check.
-        formats: (format with its compression, number of files, their bytes), the largest first.
+        formats: (format with its compression, number of files, their bytes), the
+            largest first.
         ignored: extension of a folder's unread files -> their number.
     """
 
@@ -123,7 +176,8 @@ class Look:
 
 
 def look_at(name: str, path: str) -> Look:
-    """Inspect a file, glob, folder or URL: its listing, and the first rows of a few files.
+    """Inspect a file, glob, folder or URL: its listing, and the first rows of a few
+    files.
 
     Raises:
         SourceError: the path has no readable data, or its rows have no text.
@@ -141,10 +195,14 @@ def look_at(name: str, path: str) -> Look:
         if num_texts and any(file.format in ROW_FORMATS for file in listing.files):
             # One source would treat files of rows and files of one text alike.
             remarks.append(
-                f"{num_texts:,} of {len(listing.files):,} files hold one text each beside files of rows: separate "
-                "sources (`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules"
+                f"{num_texts:,} of {len(listing.files):,} files hold one text each "
+                "beside files of rows: separate sources (`gristmill new --source "
+                "NAME='GLOB'` for each) can have separate weights and rules"
             )
-    formats = [(kind, len(files), sum(file.size for file in files)) for kind, files in groups.items()]
+    formats = [
+        (kind, len(files), sum(file.size for file in files))
+        for kind, files in groups.items()
+    ]
     return replace(
         look,
         text_bytes=text_bytes,
@@ -171,10 +229,16 @@ def text_bytes_of(path: str, files: Sequence[SourceFile]) -> int:
         return 0
 
 
-def _look_at_files(name: str, path: str, format_name: str, files: Sequence[SourceFile]) -> Look:
-    chosen = [files[index] for index in sorted({0, len(files) // 2, len(files) - 1})][:SAMPLE_FILES]
+def _look_at_files(
+    name: str, path: str, format_name: str, files: Sequence[SourceFile]
+) -> Look:
+    chosen = [files[index] for index in sorted({0, len(files) // 2, len(files) - 1})][
+        :SAMPLE_FILES
+    ]
     stored = sum(file.size for file in files)
-    is_code = sum(PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files) * 2 > len(files)
+    is_code = sum(
+        PurePosixPath(file.name).suffix in CODE_EXTENSIONS for file in files
+    ) * 2 > len(files)
     has_rows = False
     rows: list[Row] = []
     for file in chosen:
@@ -198,23 +262,30 @@ def _look_at_files(name: str, path: str, format_name: str, files: Sequence[Sourc
         )
     if not rows:
         raise SourceError(
-            f"source {name!r}: no row of {path} can be read as {chosen[0].format}"
-            f"{_describe_damage(chosen)}; give another path, or write the manifest by hand with the right "
-            "`format:`"
+            f"source {name!r}: no row of {path} can be read as "
+            f"{chosen[0].format}{_describe_damage(chosen)}; give another path, or "
+            "write the manifest by hand with the right `format:`"
         )
     text_name = text_field(rows)
     if text_name is None:
         names = sorted(map(str, rows[0]))
-        more = f" and {len(names) - SHOWN_FIELDS:,} others" if len(names) > SHOWN_FIELDS else ""
+        more = (
+            f" and {len(names) - SHOWN_FIELDS:,} others"
+            if len(names) > SHOWN_FIELDS
+            else ""
+        )
         raise SourceError(
             f"source {name!r}: no field of {path} holds text; its fields are "
             f"{', '.join(names[:SHOWN_FIELDS])}{more}; give a path whose rows have one"
         )
-    texts = [value for row in rows if isinstance(value := _scalars(row).get(text_name), str)]
+    texts = [
+        value for row in rows if isinstance(value := _scalars(row).get(text_name), str)
+    ]
     remarks = []
     if len(texts) < len(rows):
         remarks.append(
-            f"{len(rows) - len(texts)} of {len(rows)} rows sampled have no {text_name!r}: they will be quarantined"
+            f"{len(rows) - len(texts)} of {len(rows)} rows sampled have no "
+            f"{text_name!r}: they will be quarantined"
         )
     remarks += _examples_remark(rows)
     path_field = code_path_field(rows)
@@ -253,8 +324,12 @@ def _describe_damage(files: Sequence[SourceFile]) -> str:
     return ""
 
 
-def _split_of_books(files: Sequence[SourceFile]) -> tuple[Literal["chapters"] | int | None, tuple[str, ...]]:
-    """Choose how to split book-length texts from the first of them, with a remark; (None, ()) without books."""
+def _split_of_books(
+    files: Sequence[SourceFile],
+) -> tuple[Literal["chapters"] | int | None, tuple[str, ...]]:
+    """Choose how to split book-length texts from the first of them, with a remark;
+    (None, ()) without books.
+    """
     books = []
     for file in files:
         content_bytes = file.size * (COMPRESSED_RATIO if file.compression else 1)
@@ -263,24 +338,38 @@ def _split_of_books(files: Sequence[SourceFile]) -> tuple[Literal["chapters"] | 
     if not books:
         return None, ()
     if len(files) > 1:
-        subject = f"{len(books)} of {len(files)} files are longer than {size(BOOK_BYTES)}, and are cut into"
+        subject = (
+            f"{len(books)} of {len(files)} files are longer than "
+            f"{size(BOOK_BYTES)}, and are cut into"
+        )
     else:
         subject = f"it is longer than {size(BOOK_BYTES)}, and is cut into"
-    text = _beginning(as_path(books[0].location), books[0].compression).decode("utf-8", "replace")
+    text = _beginning(as_path(books[0].location), books[0].compression).decode(
+        "utf-8", "replace"
+    )
     num_chapters = len(chapters(text))
     if num_chapters >= BOOK_CHAPTERS:
-        remark = f"{subject} chapters: {books[0].name} has {num_chapters:,} in its first {size(len(text))}"
+        remark = (
+            f"{subject} chapters: {books[0].name} has {num_chapters:,} in its "
+            f"first {size(len(text))}"
+        )
         return "chapters", (remark,)
-    return BOOK_PARAGRAPHS, (f"{subject} paragraphs: {books[0].name} has no headings of chapters",)
+    return BOOK_PARAGRAPHS, (
+        f"{subject} paragraphs: {books[0].name} has no headings of chapters",
+    )
 
 
-def split_setting(split: Literal["chapters"] | int | None) -> str | dict[str, int] | None:
+def split_setting(
+    split: Literal["chapters"] | int | None,
+) -> str | dict[str, int] | None:
     """Return the value of a source's `split`."""
     return {"paragraphs": split} if isinstance(split, int) else split
 
 
 def _examples_remark(rows: Sequence[Row]) -> list[str]:
-    """Return a remark for rows that look like fine-tuning examples rather than documents."""
+    """Return a remark for rows that look like fine-tuning examples rather than
+    documents.
+    """
     for keys, kind, section in EXAMPLE_FIELDS:
         if all(any(key in row for row in rows) for key in keys):
             return [
@@ -305,7 +394,9 @@ def _listing(name: str, path: str) -> tuple[str, SourceListing]:
 
 
 def sniff(entries: Sequence[Found]) -> str | None:
-    """Detect the format of files from the first bytes of the first one; None if it is not text."""
+    """Detect the format of files from the first bytes of the first one; None if it is
+    not text.
+    """
     first = min(entries, key=lambda item: item.name)
     start = _beginning(as_path(first.location), split_compression(first.name)[1])[:4096]
     if start.startswith(b"PAR1"):
@@ -325,13 +416,17 @@ def sniff(entries: Sequence[Found]) -> str | None:
     if is_array(start):
         return "jsonl"
     try:
-        return "jsonl" if isinstance(json.loads(text.partition("\n")[0]), dict) else "text"
+        return (
+            "jsonl" if isinstance(json.loads(text.partition("\n")[0]), dict) else "text"
+        )
     except ValueError:
         return "text"
 
 
 def sample_rows(file: SourceFile) -> list[Row] | None:
-    """Return the first readable rows of a file as mappings; None for formats without rows."""
+    """Return the first readable rows of a file as mappings; None for formats without
+    rows.
+    """
     path = as_path(file.location)
     if file.format not in ROW_FORMATS:
         return None
@@ -340,9 +435,15 @@ def sample_rows(file: SourceFile) -> list[Row] | None:
         return [row for _, row in rows if isinstance(row, dict)]
     if file.format == "jsonl":
         return list(islice(_json_rows(path, file.compression), SAMPLE_ROWS))
-    lines = _beginning(path, file.compression).decode("utf-8", "replace").splitlines(keepends=True)
+    lines = (
+        _beginning(path, file.compression)
+        .decode("utf-8", "replace")
+        .splitlines(keepends=True)
+    )
     # The last line of a partial file is most likely cut.
-    lines = lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]
+    lines = (
+        lines if len(lines) == 1 or sum(map(len, lines)) < SAMPLE_BYTES else lines[:-1]
+    )
     delimiter = "\t" if split_compression(file.name)[0] == ".tsv" else ","
     csv.field_size_limit(SAMPLE_BYTES)
     return list(islice(csv.DictReader(lines, delimiter=delimiter), SAMPLE_ROWS))
@@ -382,7 +483,9 @@ def _beginning(path: Path, compression: str) -> bytes:
 
 
 def _content_ratio(files: Sequence[SourceFile]) -> float:
-    """Return the content bytes per stored byte of some files: measured if that is quick, else estimated."""
+    """Return the content bytes per stored byte of some files: measured if that is
+    quick, else estimated.
+    """
     stored = sum(file.size for file in files)
     return sum(_content_bytes(file) for file in files) / stored if stored else 1.0
 
@@ -391,8 +494,14 @@ def _content_bytes(file: SourceFile) -> float:
     path = as_path(file.location)
     if file.format == "parquet":
         with open_table(path) as table:
-            rows = [row for _, row in islice(table_rows(path, file.format), SAMPLE_ROWS) if isinstance(row, dict)]
-            return fmean(map(_row_bytes, rows)) * table.metadata.num_rows if rows else 0.0
+            rows = [
+                row
+                for _, row in islice(table_rows(path, file.format), SAMPLE_ROWS)
+                if isinstance(row, dict)
+            ]
+            return (
+                fmean(map(_row_bytes, rows)) * table.metadata.num_rows if rows else 0.0
+            )
     if file.format == "zip":
         return file.size * COMPRESSED_RATIO
     if not file.compression:
@@ -409,7 +518,9 @@ def _content_bytes(file: SourceFile) -> float:
 
 
 def text_field(rows: Sequence[Row]) -> str | None:
-    """Return the dotted name of the text field: a usual name with long strings, else the longest field."""
+    """Return the dotted name of the text field: a usual name with long strings, else
+    the longest field.
+    """
     lengths: dict[str, list[int]] = {}
     for row in rows:
         for key, value in _scalars(row).items():
@@ -419,7 +530,12 @@ def text_field(rows: Sequence[Row]) -> str | None:
     if not means or max(means.values()) == 0:
         return None
     longest = max(means, key=lambda key: (means[key], key))
-    usual = [key for name in TEXT_NAMES for key in means if key.rpartition(".")[2].lower() == name]
+    usual = [
+        key
+        for name in TEXT_NAMES
+        for key in means
+        if key.rpartition(".")[2].lower() == name
+    ]
     return next((key for key in usual if means[key] * 2 >= means[longest]), longest)
 
 
@@ -427,7 +543,9 @@ def code_path_field(rows: Sequence[Row]) -> str | None:
     """Return the field with the path of a program in most rows, or None."""
     for name in PATH_NAMES:
         paths = [path for row in rows if isinstance(path := row.get(name), str)]
-        programs = sum(PurePosixPath(path).suffix.lower() in CODE_EXTENSIONS for path in paths)
+        programs = sum(
+            PurePosixPath(path).suffix.lower() in CODE_EXTENSIONS for path in paths
+        )
         if programs * 2 > len(rows):
             return name
     return None
@@ -437,14 +555,24 @@ def names_code(rows: Sequence[Row]) -> bool:
     """Return True if most rows name a program's extension or a programming language."""
     num_extensions = num_languages = 0
     for row in rows:
-        extensions = [str(row[name]).lower().lstrip(".") for name in EXTENSION_NAMES if row.get(name)]
-        num_extensions += any(f".{extension}" in CODE_EXTENSIONS for extension in extensions)
-        num_languages += any(str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES)
+        extensions = [
+            str(row[name]).lower().lstrip(".")
+            for name in EXTENSION_NAMES
+            if row.get(name)
+        ]
+        num_extensions += any(
+            f".{extension}" in CODE_EXTENSIONS for extension in extensions
+        )
+        num_languages += any(
+            str(row.get(name)).lower() in CODE_LANGUAGES for name in LANGUAGE_NAMES
+        )
     return max(num_extensions, num_languages) * 2 > len(rows)
 
 
 def id_field(rows: Sequence[Row]) -> str | None:
-    """Return a field named like an identifier that is unique in the sampled rows, or None."""
+    """Return a field named like an identifier that is unique in the sampled rows, or
+    None.
+    """
     for name in ID_NAMES:
         ids = [str(row[name]) for row in rows if row.get(name) not in (None, "")]
         if len(ids) == len(rows) == len(set(ids)):
@@ -472,7 +600,9 @@ def _row_bytes(row: Row) -> int:
 
 
 def mean_weight(looks: Sequence[Look]) -> float:
-    """Return the mean estimated bytes of the sources with known size; 1 if none is known."""
+    """Return the mean estimated bytes of the sources with known size; 1 if none is
+    known.
+    """
     sizes = [look.text_bytes for look in looks if look.text_bytes]
     return fmean(sizes) if sizes else 1.0
 

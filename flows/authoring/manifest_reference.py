@@ -30,7 +30,9 @@ STEPS = "prepare"
 
 
 def pages() -> dict[str, str]:
-    """Return the reference as page name -> text: the index first, then the sections in order."""
+    """Return the reference as page name -> text: the index first, then the sections in
+    order.
+    """
     homes = _section_locations()
     parts: dict[str, list[str]] = {INDEX: []}
     for location, lines in _sections(Manifest, "", homes):
@@ -39,14 +41,19 @@ def pages() -> dict[str, str]:
     for name, tables in parts.items():
         section, _, step = name.removesuffix(".md").partition("-")
         key = f"{section}[].{step}" if step else section
-        title = f"# The section `{key}`\n\nWritten by `gristmill schema --markdown`; [all sections]({INDEX}).\n"
+        title = (
+            f"# The section `{key}`\n\nWritten by `gristmill schema --markdown`; "
+            f"[all sections]({INDEX}).\n"
+        )
         texts[name] = (TITLE if name == INDEX else title) + "".join(tables)
     texts[INDEX] += _index_of_pages(texts)
     return {name: f"{text.rstrip()}\n" for name, text in texts.items()}
 
 
 def page_of(location: str) -> str:
-    """Return the page of a section: `pretrain.md`, `prepare-filter.md`, or the index for the whole manifest."""
+    """Return the page of a section: `pretrain.md`, `prepare-filter.md`, or the index
+    for the whole manifest.
+    """
     first, *inner = location.replace("[]", "").split(".")
     if first == STEPS and inner:
         return f"{first}-{inner[0]}.md"
@@ -74,14 +81,19 @@ def _index_of_pages(texts: Mapping[str, str]) -> str:
         section = first.split("`")[1]
         line = f"- [`{section}`]({name})"
         if inner:
-            links = [f"[{heading.replace(section, '', 1)}]({name}#{anchor_of(heading)})" for heading in inner]
+            links = [
+                f"[{heading.replace(section, '', 1)}]({name}#{anchor_of(heading)})"
+                for heading in inner
+            ]
             line += f": {', '.join(links)}"
         lines.append(line)
     return "\n".join(lines)
 
 
 def anchor_of(heading: str) -> str:
-    """Return the anchor that GitHub gives a heading: lower case, no punctuation, hyphens for spaces."""
+    """Return the anchor that GitHub gives a heading: lower case, no punctuation,
+    hyphens for spaces.
+    """
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -100,7 +112,9 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return step_fields() if model is Step else dict(model.model_fields)
 
 
-def _nested_sections(fields: Mapping[str, FieldInfo], location: str) -> list[tuple[type[BaseModel], str]]:
+def _nested_sections(
+    fields: Mapping[str, FieldInfo], location: str
+) -> list[tuple[type[BaseModel], str]]:
     """Return the sections nested in some fields, and their locations."""
     return [
         (inner, _path(location, name, field.annotation))
@@ -112,18 +126,30 @@ def _nested_sections(fields: Mapping[str, FieldInfo], location: str) -> list[tup
 def _sections(
     model: type[BaseModel], location: str, homes: Mapping[type[BaseModel], str]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yield the location of a section and the lines of its table, then those of nested sections; a section described
-    elsewhere becomes a link."""
+    """Yield the location of a section and the lines of its table, then those of nested
+    sections; a section described elsewhere becomes a link.
+    """
     described_base = next(
-        (base for base in model.__mro__ if homes.get(base, location) != location and _keys(base) == _keys(model)), None
+        (
+            base
+            for base in model.__mro__
+            if homes.get(base, location) != location and _keys(base) == _keys(model)
+        ),
+        None,
     )
-    fields = _fields(model) if described_base is None else _own_defaults(model, described_base)
+    fields = (
+        _fields(model)
+        if described_base is None
+        else _own_defaults(model, described_base)
+    )
     lines = ["", f"## {_heading(model, location)}\n"]
     if described_base is None:
         lines.append(f"{_prose(model.__doc__)}\n")
     else:
         link = f"[`{homes[described_base]}`]({page_of(homes[described_base])}#{anchor_of(_heading(described_base, homes[described_base]))})"
-        lines.append(f"The keys of {link}{', with other defaults:' if fields else '.'}\n")
+        lines.append(
+            f"The keys of {link}{', with other defaults:' if fields else '.'}\n"
+        )
     if fields:
         lines += _table(model, fields, location)
     yield location, lines
@@ -131,7 +157,9 @@ def _sections(
         yield from _sections(inner, inner_location, homes)
 
 
-def _table(model: type[BaseModel], fields: Mapping[str, FieldInfo], location: str) -> list[str]:
+def _table(
+    model: type[BaseModel], fields: Mapping[str, FieldInfo], location: str
+) -> list[str]:
     lines = ["| key | value | default | |", "| --- | --- | --- | --- |"]
     for name, field in fields.items():
         key = f"`{name}`"
@@ -151,8 +179,12 @@ def _keys(model: type[BaseModel]) -> set[str]:
     return set(model.model_fields)
 
 
-def _own_defaults(model: type[BaseModel], base: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Return the fields whose defaults differ from those of another section with the same keys."""
+def _own_defaults(
+    model: type[BaseModel], base: type[BaseModel]
+) -> dict[str, FieldInfo]:
+    """Return the fields whose defaults differ from those of another section with the
+    same keys.
+    """
     fields = {}
     for name, field in model.model_fields.items():
         default = base.model_fields[name].get_default(call_default_factory=True)
@@ -162,16 +194,24 @@ def _own_defaults(model: type[BaseModel], base: type[BaseModel]) -> dict[str, Fi
 
 
 def _heading(model: type[BaseModel], location: str) -> str:
-    """Return the title of a section, with the discriminator among alternative ones: `, kind: regex`."""
+    """Return the title of a section, with the discriminator among alternative ones: `,
+    kind: regex`.
+    """
     title = f"`{location}`" if location else "The sections"
     kind = model.model_fields.get("kind")
-    if kind is not None and get_origin(kind.annotation) is Literal and len(get_args(kind.annotation)) == 1:
+    if (
+        kind is not None
+        and get_origin(kind.annotation) is Literal
+        and len(get_args(kind.annotation)) == 1
+    ):
         title += f", `kind: {get_args(kind.annotation)[0]}`"
     return title
 
 
 def _path(location: str, name: str, annotation: Any) -> str:
-    """Return the location of a section: `sources.<name>`, `prepare[].filter`, `pretrain.model`."""
+    """Return the location of a section: `sources.<name>`, `prepare[].filter`,
+    `pretrain.model`.
+    """
     path = f"{location}.{name}" if location else name
     kinds = {get_origin(part) for part in alternatives(annotation)}
     if dict in kinds:
@@ -201,7 +241,11 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _kind(annotation: Any) -> str:
-    return " or ".join(dict.fromkeys(kind for part in alternatives(annotation) if (kind := _one_kind(part))))
+    return " or ".join(
+        dict.fromkeys(
+            kind for part in alternatives(annotation) if (kind := _one_kind(part))
+        )
+    )
 
 
 def _one_kind(part: Any) -> str:
@@ -246,7 +290,9 @@ def _meaning(field: FieldInfo, docstring: str | None) -> str:
     """Return a key's own docstring, or the first paragraph of its section's."""
     if docstring:
         return _prose(docstring)
-    inner = [_prose(model.__doc__).split("\n\n")[0] for model in _models(field.annotation)]
+    inner = [
+        _prose(model.__doc__).split("\n\n")[0] for model in _models(field.annotation)
+    ]
     return " ".join(inner)
 
 

@@ -1,4 +1,6 @@
-"""Edit keys in the text of a manifest, preserving comments and layout everywhere else."""
+"""Edit keys in the text of a manifest, preserving comments and layout everywhere
+else.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,17 @@ class ManifestTextError(ValueError):
 def set_keys(text: str, values: Mapping[Key, Any]) -> str:
     """Set keys in the text of a manifest.
 
-    An existing key gets the new value. A missing key becomes the first of its section, and a missing section is
-    appended to the text. Values are written in YAML's flow style. The result is parsed again and compared.
+    An existing key gets the new value. A missing key becomes the first of its section,
+    and a missing section is appended to the text. Values are written in YAML's flow
+    style. The result is parsed again and compared.
 
     Args:
         text: a valid manifest.
         values: path of the key -> JSON value.
 
     Raises:
-        ManifestTextError: the section is not a mapping, or uses anchors, so the result would have another meaning.
+        ManifestTextError: the section is not a mapping, or uses anchors, so the result
+            would have another meaning.
     """
     expected = _unshared(parse_yaml(text))
     for key, value in values.items():
@@ -39,7 +43,8 @@ def set_keys(text: str, values: Mapping[Key, Any]) -> str:
         section[key[-1]] = value
     if parse_yaml(text) != expected:
         raise ManifestTextError(
-            f"{', '.join('.'.join(key) for key in values)} cannot be set in this manifest's text "
+            f"{', '.join('.'.join(key) for key in values)} cannot be set in this "
+            "manifest's text "
             "(does it use anchors?); write the keys out where they belong"
         )
     return text
@@ -49,18 +54,24 @@ def _set_key(text: str, key: Key, value: Any) -> str:
     node: Any = compose_yaml(text)
     for depth, part in enumerate(key):
         if not isinstance(node, yaml.MappingNode):
-            raise ManifestTextError(f"{'.'.join(key[:depth])} is not a mapping, so {'.'.join(key)} cannot be set")
+            raise ManifestTextError(
+                f"{'.'.join(key[:depth])} is not a mapping, so "
+                f"{'.'.join(key)} cannot be set"
+            )
         child = next((inner for name, inner in node.value if name.value == part), None)
         if child is None:
             return _insert(text, node, key[depth:], value, at_end=depth == 0)
         node = child
     begin, end = node.start_mark.index, node.end_mark.index
-    # A block ends where the next key begins; the space between them is not part of the value.
+    # A block ends where the next key begins; the space between them is not part of the
+    # value.
     old = text[begin:end]
     return text[:begin] + _flow(value) + old[len(old.rstrip()) :] + text[end:]
 
 
-def _insert(text: str, mapping: yaml.MappingNode, path: Sequence[str], value: Any, at_end: bool) -> str:
+def _insert(
+    text: str, mapping: yaml.MappingNode, path: Sequence[str], value: Any, at_end: bool
+) -> str:
     for part in reversed(path[1:]):
         value = {part: value}
     begin = mapping.start_mark.index
@@ -75,7 +86,13 @@ def _insert(text: str, mapping: yaml.MappingNode, path: Sequence[str], value: An
 
 def _flow(value: Any) -> str:
     """Format a value on one line, quoted as needed inside braces."""
-    listed = yaml.safe_dump([value], default_flow_style=True, width=LONGEST_LINE, allow_unicode=True, sort_keys=False)
+    listed = yaml.safe_dump(
+        [value],
+        default_flow_style=True,
+        width=LONGEST_LINE,
+        allow_unicode=True,
+        sort_keys=False,
+    )
     return listed.strip()[1:-1]
 
 

@@ -1,10 +1,12 @@
 """`gristmill look`: measurements on a sample of undescribed data.
 
-No stage is run and no output is kept: some documents are read as in `ingest` and measured by the functions of the
-stages (`langid`, `dedup`, `filter`), so the results are those of the stages.
+No stage is run and no output is kept: some documents are read as in `ingest` and
+measured by the functions of the stages (`langid`, `dedup`, `filter`), so the results
+are those of the stages.
 
-On a new machine the kernels are compiled first, each in a process of its own while the sample is read. Measurements
-that are not ready in time are named, and work in the next call.
+On a new machine the kernels are compiled first, each in a process of its own while the
+sample is read. Measurements that are not ready in time are named, and work in the next
+call.
 """
 
 from __future__ import annotations
@@ -26,7 +28,11 @@ import pyarrow.compute as pc
 from gristmill.dataprep.annotate_batches import measure_texts, spread
 from gristmill.dataprep.documents import read_table
 from gristmill.dataprep.filtering import gopher
-from gristmill.dataprep.filtering.rule_sets import columns_read, configured_sets, measure
+from gristmill.dataprep.filtering.rule_sets import (
+    columns_read,
+    configured_sets,
+    measure,
+)
 from gristmill.dataprep.thresholds import failures, first_failures
 from gristmill.flows.authoring.look_at_data import Look
 from gristmill.flows.authoring.try_function import Sample, take_sample
@@ -49,9 +55,14 @@ FETCH_SECONDS = 10
 LIMIT_SECONDS = 15.0
 LANGUAGES, DUPLICATES = "languages", "duplicates"
 NOT_COMPILED = "the kernels that measure them are not compiled yet; look again"
-ANY_TEXT = "The river ran past the old mill and turned its wheel all day, and nobody had to look after it. " * 8
+ANY_TEXT = (
+    "The river ran past the old mill and turned its wheel all day, and nobody had to "
+    "look after it. " * 8
+)
 OTHER_SETS = ("c4", "fineweb", "curator", "running_text")
-"""Rule sets for prose besides Gopher's; one compiles in seconds, a dialect of Gopher in up to twenty."""
+"""Rule sets for prose besides Gopher's; one compiles in seconds, a dialect of Gopher in
+up to twenty.
+"""
 LONGEST = "gopher (datatrove)"
 """Slowest rule set to compile, because its words are split by spaCy's rules."""
 
@@ -59,14 +70,17 @@ LONGEST = "gopher (datatrove)"
 def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rules]:
     """Return the rule sets that judge a sample: name -> rules with default thresholds.
 
-    Gopher's rules are included in every dialect. Those of FineWeb and NeMo Curator are measured alone; these projects
-    run them after Gopher's.
+    Gopher's rules are included in every dialect. Those of FineWeb and NeMo Curator are
+    measured alone; these projects run them after Gopher's.
     """
     if is_code:
         return {"code": Rules.model_validate({"code": {"path_field": path_field}})}
     rules = {
         f"gopher ({dialect})": Rules.model_validate(
-            {name: {"dialect": dialect} for name in ("gopher_quality", "gopher_repetition")}
+            {
+                name: {"dialect": dialect}
+                for name in ("gopher_quality", "gopher_repetition")
+            }
         )
         for dialect in gopher.DIALECTS
     }
@@ -75,7 +89,8 @@ def rule_sets_for(is_code: bool, path_field: str | None = None) -> dict[str, Rul
 
 @dataclass
 class Kernels:
-    """Compiles the measuring kernels in child processes, which fill the disk cache that this process reads.
+    """Compiles the measuring kernels in child processes, which fill the disk cache that
+    this process reads.
 
     Attributes:
         is_code: True if the documents are programs.
@@ -93,18 +108,28 @@ class Kernels:
             *(name for name in first if name in sets or name not in OTHER_SETS),
             *sorted(sets.keys() - first, key=lambda name: (name == LONGEST, name)),
         ]
-        self._pool = multiprocessing.get_context("fork").Pool(min(len(os.sched_getaffinity(0)), len(names)))
-        self._results = {name: self._pool.apply_async(try_measuring, (name, self.is_code)) for name in names}
+        self._pool = multiprocessing.get_context("fork").Pool(
+            min(len(os.sched_getaffinity(0)), len(names))
+        )
+        self._results = {
+            name: self._pool.apply_async(try_measuring, (name, self.is_code))
+            for name in names
+        }
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._pool.terminate()  # the disk cache keeps compiled kernels
         self._pool.join()
 
     def is_ready(self, name: str) -> bool:
-        """Return True if a measurement needs no compiling, waiting until the deadline."""
+        """Return True if a measurement needs no compiling, waiting until the
+        deadline.
+        """
         self._results[name].wait(max(self.until - time.monotonic(), 0.0))
         return bool(self._results[name].ready())
 
@@ -115,7 +140,9 @@ class Kernels:
 
 
 def try_measuring(name: str, is_code: bool) -> str | None:
-    """Compile the kernels of a measurement by running it on one document; return what it lacks, or None."""
+    """Compile the kernels of a measurement by running it on one document; return what
+    it lacks, or None.
+    """
     texts = pa.chunked_array([[ANY_TEXT, ANY_TEXT[5:]]], pa.large_string())
     if name == LANGUAGES:
         return find_languages(texts, FETCH_SECONDS)[1]
@@ -136,21 +163,26 @@ def try_measuring(name: str, is_code: bool) -> str | None:
 
 
 def measure_sample(
-    path: str, look: Look, documents: int = SAMPLE_DOCUMENTS, seconds: float = LIMIT_SECONDS
+    path: str,
+    look: Look,
+    documents: int = SAMPLE_DOCUMENTS,
+    seconds: float = LIMIT_SECONDS,
 ) -> dict[str, Any]:
     """Read some documents of a source and measure them.
 
     Args:
         path: a file, glob, folder or URL.
         look: findings about it.
-        documents: maximum number of documents to read; reading also stops after SAMPLE_BYTES of text.
+        documents: maximum number of documents to read; reading also stops after
+            SAMPLE_BYTES of text.
         seconds: time limit for compiling kernels.
 
     Returns:
-        `sample` (`documents`, `bytes`, `from`: their origin, `unreadable` with the first errors), `languages`
-        (`found`: language -> documents, most first, and the error if the model is `missing`), `duplicates` (`exact`,
-        `near`: documents of the sample that `dedup` would drop), `rules` (see `judge_by_rules`), `not_ready` (names of
-        measurements not compiled in time), `examples`, `seconds`.
+        `sample` (`documents`, `bytes`, `from`: their origin, `unreadable` with the
+        first errors), `languages` (`found`: language -> documents, most first, and the
+        error if the model is `missing`), `duplicates` (`exact`, `near`: documents of
+        the sample that `dedup` would drop), `rules` (see `judge_by_rules`), `not_ready`
+        (names of measurements not compiled in time), `examples`, `seconds`.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: the path has no readable data.
@@ -160,7 +192,11 @@ def measure_sample(
     with Kernels(look.is_code, started + seconds) as kernels:
         with take_sample(path, None, documents, SAMPLE_BYTES) as sample:
             rows = _rows(sample)
-        ready = [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if kernels.is_ready(name)]
+        ready = [
+            name
+            for name in (LANGUAGES, DUPLICATES, *rule_sets)
+            if kernels.is_ready(name)
+        ]
         missing = kernels.missing(LANGUAGES) if LANGUAGES in ready else NOT_COMPILED
     languages: list[str | None] = [None] * len(rows)
     if missing is None:
@@ -182,22 +218,37 @@ def measure_sample(
             "unreadable_in_all": len(sample.failures),
         },
         "languages": {"found": dict(counts.most_common()), "missing": missing},
-        "duplicates": find_duplicates(rows["text"].combine_chunks()) if DUPLICATES in ready else {},
-        "rules": [judge_by_rules(name, rules, rows, sizes) for name, rules in rule_sets.items() if name in ready],
-        "not_ready": [name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready],
-        "examples": [_example(rows, row) for row in _evenly(len(rows), SHOWN_DOCUMENTS)],
+        "duplicates": find_duplicates(rows["text"].combine_chunks())
+        if DUPLICATES in ready
+        else {},
+        "rules": [
+            judge_by_rules(name, rules, rows, sizes)
+            for name, rules in rule_sets.items()
+            if name in ready
+        ],
+        "not_ready": [
+            name for name in (LANGUAGES, DUPLICATES, *rule_sets) if name not in ready
+        ],
+        "examples": [
+            _example(rows, row) for row in _evenly(len(rows), SHOWN_DOCUMENTS)
+        ],
         "seconds": time.monotonic() - started,
     }
 
 
 def _rows(sample: Sample) -> pa.Table:
     (folder,) = sample.inputs.values()
-    tables = [read_table(folder / shard, ["id", "source", "locator", "text", "metadata"]) for shard in sample.shards]
+    tables = [
+        read_table(folder / shard, ["id", "source", "locator", "text", "metadata"])
+        for shard in sample.shards
+    ]
     return pa.concat_tables(tables, promote_options="permissive")
 
 
 def _evenly(total: int, number: int) -> list[int]:
-    return sorted({int(place) for place in np.linspace(0, total - 1, min(number, total))})
+    return sorted(
+        {int(place) for place in np.linspace(0, total - 1, min(number, total))}
+    )
 
 
 def _example(rows: pa.Table, row: int) -> dict[str, Any]:
@@ -210,32 +261,54 @@ def _example(rows: pa.Table, row: int) -> dict[str, Any]:
     }
 
 
-def find_languages(texts: pa.ChunkedArray, fetch_seconds: float) -> tuple[list[str | None], str | None]:
-    """Return the language of each of n texts, and the error if the model is unavailable.
+def find_languages(
+    texts: pa.ChunkedArray, fetch_seconds: float
+) -> tuple[list[str | None], str | None]:
+    """Return the language of each of n texts, and the error if the model is
+    unavailable.
 
     Args:
         texts: the documents.
-        fetch_seconds: timeout of each way to fetch a missing model; 0 means not to fetch it.
+        fetch_seconds: timeout of each way to fetch a missing model; 0 means not to
+            fetch it.
     """
     from gristmill.core.files import sha256_file
     from gristmill.dataprep.fasttext.fasttext_backend import load_model
-    from gristmill.dataprep.fasttext.fasttext_models import ModelError, find_model, ways_to_fetch
+    from gristmill.dataprep.fasttext.fasttext_models import (
+        ModelError,
+        find_model,
+        ways_to_fetch,
+    )
     from gristmill.dataprep.langid import langid
 
     try:
-        path = find_model(fetchers=ways_to_fetch(fetch_seconds, fetch_seconds) if fetch_seconds else {})
+        path = find_model(
+            fetchers=ways_to_fetch(fetch_seconds, fetch_seconds)
+            if fetch_seconds
+            else {}
+        )
     except ModelError as error:
         return [None] * len(texts), str(error)
     model = load_model(str(path), sha256_file(path))
-    measured, errors = measure_texts(texts, partial(langid.measure, model, LanguageId(), {}))
-    return spread(pa.array(measured["language"].tolist(), pa.string()), errors).to_pylist(), None
+    measured, errors = measure_texts(
+        texts, partial(langid.measure, model, LanguageId(), {})
+    )
+    return spread(
+        pa.array(measured["language"].tolist(), pa.string()), errors
+    ).to_pylist(), None
 
 
 def find_duplicates(texts: pa.Array) -> dict[str, int]:
-    """Count the texts that `dedup` would drop with default settings: copies, and near-duplicates of longer texts."""
+    """Count the texts that `dedup` would drop with default settings: copies, and
+    near-duplicates of longer texts.
+    """
     from gristmill.dataprep.duplicates.candidate_pairs import candidate_pairs
     from gristmill.dataprep.duplicates.shingles import shingle_sets, similarities
-    from gristmill.dataprep.duplicates.sketches import DIGEST_BYTES, binary_numbers, sketch_texts
+    from gristmill.dataprep.duplicates.sketches import (
+        DIGEST_BYTES,
+        binary_numbers,
+        sketch_texts,
+    )
 
     section = MinHash()
     sketches = sketch_texts(texts, section)
@@ -243,14 +316,21 @@ def find_duplicates(texts: pa.Array) -> dict[str, int]:
     assert digests.itemsize * digests.shape[1] == DIGEST_BYTES
     _, first = np.unique(digests, axis=0, return_index=True)
     distinct = np.sort(first)
-    bands = binary_numbers(sketches["bands"]).reshape(len(texts), section.bands)[distinct]
+    bands = binary_numbers(sketches["bands"]).reshape(len(texts), section.bands)[
+        distinct
+    ]
     numbers = np.repeat(np.arange(len(distinct)), section.bands)
     unsigned = numbers.astype(np.uint64)
-    pairs = candidate_pairs(bands.ravel(), numbers, unsigned, unsigned, len(distinct)).pairs
+    pairs = candidate_pairs(
+        bands.ravel(), numbers, unsigned, unsigned, len(distinct)
+    ).pairs
     sets = shingle_sets(texts.take(pa.array(distinct)), section.ngram)
     pairs = pairs[similarities(sets, pairs[:, 0], pairs[:, 1]) >= section.threshold]
     lengths = np.asarray(sketches["length"])[distinct]
-    return {"exact": len(texts) - len(distinct), "near": _count_near_duplicates(pairs, lengths)}
+    return {
+        "exact": len(texts) - len(distinct),
+        "near": _count_near_duplicates(pairs, lengths),
+    }
 
 
 def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
@@ -266,13 +346,17 @@ def _count_near_duplicates(pairs: np.ndarray, lengths: np.ndarray) -> int:
     return len(neighbours) - len(kept)
 
 
-def judge_by_rules(name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray) -> dict[str, Any]:
-    """Judge n documents by some rules: shares of `documents` and `bytes` kept, and `dropped`: rule -> documents, most
-    first.
+def judge_by_rules(
+    name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray
+) -> dict[str, Any]:
+    """Judge n documents by some rules: shares of `documents` and `bytes` kept, and
+    `dropped`: rule -> documents, most first.
     """
     sets = configured_sets(rules)
     columns = ["text", *dict.fromkeys(columns_read(sets))]
-    statistics, errors = measure_texts(rows.select(columns), partial(measure, rules=rules))
+    statistics, errors = measure_texts(
+        rows.select(columns), partial(measure, rules=rules)
+    )
     is_measured = [error is None for error in errors]
     reasons = first_failures(failures(statistics, sets), sum(is_measured))
     kept = np.zeros(len(rows), bool)
@@ -286,7 +370,9 @@ def judge_by_rules(name: str, rules: Rules, rows: pa.Table, sizes: np.ndarray) -
     }
 
 
-def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Callable[[Look], str]) -> None:
+def print_look(
+    name: str, look: Look, measured: Mapping[str, Any], describe: Callable[[Look], str]
+) -> None:
     """Print the findings in lines that fit a narrow terminal."""
     from rich.text import Text
 
@@ -304,7 +390,9 @@ def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Cal
         section(console, "Files")
         console.print(table)
     if look.ignored:
-        ignored = ", ".join(f"{number:,} {extension}" for extension, number in look.ignored.items())
+        ignored = ", ".join(
+            f"{number:,} {extension}" for extension, number in look.ignored.items()
+        )
         console.print(Text(f"not read: {ignored}", style="yellow"))
 
     sample = measured["sample"]
@@ -314,28 +402,53 @@ def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Cal
         total_text = counted(max(sample["documents_in_all"], total), "document")
         console.print(f"of {sample['from']}; about {total_text} in all")
     for entry in sample["unreadable"]:
-        console.print(Text(f"unreadable: {entry['file']}, record {entry['record']}: {entry['error']}", style="yellow"))
+        console.print(
+            Text(
+                f"unreadable: {entry['file']}, record {entry['record']}: "
+                f"{entry['error']}",
+                style="yellow",
+            )
+        )
     num_hidden = sample["unreadable_in_all"] - len(sample["unreadable"])
     if num_hidden > 0:
-        console.print(Text(f"unreadable: {counted(num_hidden, 'record')} more of the sample", style="yellow"))
+        console.print(
+            Text(
+                f"unreadable: {counted(num_hidden, 'record')} more of the sample",
+                style="yellow",
+            )
+        )
     _print_languages(console, measured["languages"], total)
     if measured["duplicates"]:
         section(console, "Duplicates in the sample (the whole has more)")
-        shares = [f"{kind} {number:,} ({number / total:.1%})" for kind, number in measured["duplicates"].items()]
+        shares = [
+            f"{kind} {number:,} ({number / total:.1%})"
+            for kind, number in measured["duplicates"].items()
+        ]
         console.print(", ".join(shares))
 
     section(console, "Kept by rule sets")
-    table = plain_table(("rules", False), ("kept", True), ("bytes", True), ("drops most by", False))
+    table = plain_table(
+        ("rules", False), ("kept", True), ("bytes", True), ("drops most by", False)
+    )
     num_reasons = SHOWN_REASONS if console.width >= WIDE else 1
     for row in measured["rules"]:
-        reasons = [f"{short_name(rule)} {number:,}" for rule, number in list(row["dropped"].items())[:num_reasons]]
-        table.add_row(row["name"], f"{row['documents']:.1%}", f"{row['bytes']:.1%}", ", ".join(reasons))
+        reasons = [
+            f"{short_name(rule)} {number:,}"
+            for rule, number in list(row["dropped"].items())[:num_reasons]
+        ]
+        table.add_row(
+            row["name"],
+            f"{row['documents']:.1%}",
+            f"{row['bytes']:.1%}",
+            ", ".join(reasons),
+        )
     console.print(table)
     if measured["not_ready"]:
         console.print(
             Text(
-                f"not measured yet: {', '.join(measured['not_ready'])}. The first look on a machine compiles "
-                "the kernels and caches them: look again, on a busy machine with --seconds 120",
+                f"not measured yet: {', '.join(measured['not_ready'])}. The first look "
+                "on a machine compiles the kernels and caches them: look again, on a "
+                "busy machine with --seconds 120",
                 style="yellow",
             )
         )
@@ -345,7 +458,9 @@ def print_look(name: str, look: Look, measured: Mapping[str, Any], describe: Cal
         if entry["language"]:
             description += f", {entry['language']}"
         console.print(Text.assemble((entry["locator"], "bold"), f" ({description})"))
-        console.print("  " + " ".join(entry["text"].split()), no_wrap=True, overflow="ellipsis")
+        console.print(
+            "  " + " ".join(entry["text"].split()), no_wrap=True, overflow="ellipsis"
+        )
 
 
 def counted(number: int, noun: str) -> str:
@@ -361,7 +476,10 @@ def _print_languages(console: Any, languages: Mapping[str, Any], total: int) -> 
         console.print(f"not measured: {languages['missing']}")
         return
     ranked = list(languages["found"].items())
-    shares = [f"{language} {number / total:.1%}" for language, number in ranked[:SHOWN_LANGUAGES]]
+    shares = [
+        f"{language} {number / total:.1%}"
+        for language, number in ranked[:SHOWN_LANGUAGES]
+    ]
     hidden = [number for _, number in ranked[SHOWN_LANGUAGES:]]
     if sum(hidden):
         shares.append(f"{len(hidden)} others {sum(hidden) / total:.1%}")

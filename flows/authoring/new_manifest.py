@@ -1,4 +1,6 @@
-"""`gristmill new`: a first manifest from a look at the data, with settings derived from its size."""
+"""`gristmill new`: a first manifest from a look at the data, with settings derived from
+its size.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +14,30 @@ import yaml
 
 import gristmill.flows.stages.registry  # noqa: F401 - registers the steps of `prepare` for manifests
 from gristmill.flows.authoring.fineweb2_settings import GENERAL, rules_of_settings
-from gristmill.flows.authoring.look_at_data import Look, mean_weight, size, split_setting
+from gristmill.flows.authoring.look_at_data import (
+    Look,
+    mean_weight,
+    size,
+    split_setting,
+)
 from gristmill.mixtures.load import parse_manifest
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.scaling.size_rules import DECAY_FRACTION, OPTIMIZER, TOKENS_PER_PARAMETER, dial
+from gristmill.mixtures.scaling.size_rules import (
+    DECAY_FRACTION,
+    OPTIMIZER,
+    TOKENS_PER_PARAMETER,
+    dial,
+)
 
 BYTES_PER_TOKEN = 4.0
-"""Bytes of English text per token of a vocabulary of some tens of thousands; 4,096 tokens give 3.6 (measured on
-novels), which KEPT_SHARE allows for."""
+"""Bytes of English text per token of a vocabulary of some tens of thousands; 4,096
+tokens give 3.6 (measured on novels), which KEPT_SHARE allows for.
+"""
 KEPT_SHARE = 0.2
-"""Share of the text that filters and deduplication certainly keep: a mixture of more tokens than MAX_EPOCHS give is an
-error. The proposed rules keep 23 % of the documentation of Python packages (docs/start/own-corpus.md)."""
+"""Share of the text that filters and deduplication certainly keep: a mixture of more
+tokens than MAX_EPOCHS give is an error. The proposed rules keep 23 % of the
+documentation of Python packages (docs/start/own-corpus.md).
+"""
 MODELS = (
     ("llama-1m", 4096, 256),
     ("llama-10m", 8192, 512),
@@ -31,24 +46,35 @@ MODELS = (
     ("llama-350m", 32768, 2048),
     ("llama-1b", 65536, 4096),
 )
-"""Preset, vocabulary, sequence length; smallest first. The learning rate is that of `pretrain.size`."""
+"""Preset, vocabulary, sequence length; smallest first. The learning rate is that of
+`pretrain.size`.
+"""
 BATCH_TOKENS = ((100_000_000, 2_048), (1_000_000_000, 65_536), (None, 524_288))
-"""(maximum training tokens, tokens per optimizer step): GPT-3's 0.5 M for the largest; the smallest is measured in
-docs/size-and-laws.md."""
+"""(maximum training tokens, tokens per optimizer step): GPT-3's 0.5 M for the largest;
+the smallest is measured in docs/size-and-laws.md.
+"""
 LEAST_TOKENS = 20_000
 PROSE_RULES: tuple[str | dict[str, Any], ...] = (
     {"gopher_quality": {"min_alpha_word_ratio": 0}},
     "gopher_repetition",
     "running_text",
 )
-"""Rules proposed for prose: Gopher's, except that `running_text` measures the share of words with a letter without list
-markers and arithmetic, and rejects placeholder text and words in random order (`gristmill bench kinds`)."""
+"""Rules proposed for prose: Gopher's, except that `running_text` measures the share of
+words with a letter without list markers and arithmetic, and rejects placeholder text
+and words in random order (`gristmill bench kinds`).
+"""
 GLOTLID = "glotlid.bin"
-"""File beside the manifest with the language model whose scores FineWeb-2's settings use."""
+"""File beside the manifest with the language model whose scores FineWeb-2's settings
+use.
+"""
 WORDPIECE_END = "[SEP]"
-"""End-of-text token of BERT's vocabularies (Devlin et al. 2019, section 3), which have no other."""
+"""End-of-text token of BERT's vocabularies (Devlin et al. 2019, section 3), which have
+no other.
+"""
 MAX_EPOCHS = 4
-"""Muennighoff et al. 2023: up to four passes over the same text are almost as good as new text."""
+"""Muennighoff et al. 2023: up to four passes over the same text are almost as good as
+new text.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +100,8 @@ def read_tokenizer(path: Path, manifest_path: str) -> GivenTokenizer:
         manifest_path: path in the manifest.
 
     Raises:
-        gristmill.tokenize.encoding.tokenizer.TokenizerError: the tokenizer cannot be used.
+        gristmill.tokenize.encoding.tokenizer.TokenizerError: the tokenizer cannot be
+            used.
     """
     from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external
 
@@ -84,7 +111,9 @@ def read_tokenizer(path: Path, manifest_path: str) -> GivenTokenizer:
         first_error = error
     try:
         return GivenTokenizer(
-            manifest_path, read_external(path, end_of_text=WORDPIECE_END).get_vocab_size(), WORDPIECE_END
+            manifest_path,
+            read_external(path, end_of_text=WORDPIECE_END).get_vocab_size(),
+            WORDPIECE_END,
         )
     except TokenizerError:
         raise first_error from None
@@ -99,8 +128,10 @@ class Wishes:
         languages: languages to keep; empty keeps all.
         tokens: training tokens; None derives them from the data.
         train: False for a manifest without training.
-        settings: FineWeb-2's settings of the languages to keep, instead of `languages` (see `fineweb2_settings`).
-        language_model: path of the model; None means lid.176, or GLOTLID with `settings`.
+        settings: FineWeb-2's settings of the languages to keep, instead of `languages`
+            (see `fineweb2_settings`).
+        language_model: path of the model; None means lid.176, or GLOTLID with
+            `settings`.
         tokenizer: existing tokenizer; None trains one.
     """
 
@@ -121,7 +152,10 @@ def source_name(path: str, used_names: Sequence[str]) -> str:
         if not set(part) & set("*?[") and part not in ("/", "..", ".")
     ]
     stem = parts[-1] if parts else path.partition("://")[0]
-    base = re.sub(r"[^A-Za-z0-9]+", "-", stem.partition(".")[0]).strip("-").lower() or "source"
+    base = (
+        re.sub(r"[^A-Za-z0-9]+", "-", stem.partition(".")[0]).strip("-").lower()
+        or "source"
+    )
     number = 1
     name = base
     while name in used_names:
@@ -144,8 +178,8 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
     mean = mean_weight(list(looks.values()))
     sizes = {name: float(look.text_bytes or mean) for name, look in looks.items()}
     parts = [
-        f"# Written by `gristmill new` from a look at the data; for a reference of all keys run: gristmill schema "
-        f"--markdown DIR\nname: {wishes.name}\nseed: 1\n",
+        "# Written by `gristmill new` from a look at the data; for a reference of all "
+        f"keys run: gristmill schema --markdown DIR\nname: {wishes.name}\nseed: 1\n",
         _sources(looks, sizes),
         _prepare(wishes, looks),
     ]
@@ -155,7 +189,9 @@ def write_manifest(wishes: Wishes, looks: Mapping[str, Look], file: str) -> str:
             unique = sum(sizes.values()) / BYTES_PER_TOKEN * KEPT_SHARE
             # Two significant digits: the estimate is rough.
             tokens = max(LEAST_TOKENS, int(float(f"{unique * MAX_EPOCHS:.1e}")))
-        is_known = wishes.tokens is not None or all(look.text_bytes for look in looks.values())
+        is_known = wishes.tokens is not None or all(
+            look.text_bytes for look in looks.values()
+        )
         parts.append(_training(tokens, is_known, wishes.tokenizer))
     elif wishes.tokenizer is not None:
         parts.append(f"tokenizer: {_tokenizer_section(wishes.tokenizer)}\n")
@@ -168,8 +204,15 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
     total = sum(sizes.values())
     lines = ["sources:"]
     for name, look in looks.items():
-        stored = f"{look.files:,} file{'s' if look.files > 1 else ''}, {size(look.stored_bytes)}"
-        amount = f"about {size(look.text_bytes)} of text" if look.text_bytes else "amount of text not known"
+        stored = (
+            f"{look.files:,} file{'s' if look.files > 1 else ''}, "
+            f"{size(look.stored_bytes)}"
+        )
+        amount = (
+            f"about {size(look.text_bytes)} of text"
+            if look.text_bytes
+            else "amount of text not known"
+        )
         lines.append(f"  {name}:   # {stored}; {amount}")
         lines += [f"    # {remark}" for remark in look.remarks]
         settings: dict[str, Any] = {
@@ -181,8 +224,15 @@ def _sources(looks: Mapping[str, Look], sizes: Mapping[str, float]) -> str:
             "split": split_setting(look.split),
             "max_epochs": MAX_EPOCHS,
         }
-        lines += [f"    {key}: {_scalar(value)}" for key, value in settings.items() if value is not None]
-        lines.append(f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # its share of the text")
+        lines += [
+            f"    {key}: {_scalar(value)}"
+            for key, value in settings.items()
+            if value is not None
+        ]
+        lines.append(
+            f"    weight: {max(round(sizes[name] / total, 3), 0.001):g}   # "
+            "its share of the text"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -190,12 +240,18 @@ def _prepare(wishes: Wishes, looks: Mapping[str, Look]) -> str:
     prose = [name for name, look in looks.items() if not look.is_code]
     programs = [name for name, look in looks.items() if look.is_code]
     only = _only(prose) if programs else ""
-    dedup = "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster one survives"
+    dedup = (
+        "  - dedup: {minhash: {}}   # exact and near duplicates; of each cluster "
+        "one survives"
+    )
     lines = ["prepare:"]
     if prose:
         lines += _langid(wishes, only)
     if prose and not wishes.settings:
-        lines.append("  # Gopher's rules are for prose" + ("" if only else "; try others with: gristmill whatif"))
+        lines.append(
+            "  # Gopher's rules are for prose"
+            + ("" if only else "; try others with: gristmill whatif")
+        )
         lines.append(f"  - filter: {{{only}rules: {_flow(list(PROSE_RULES))}}}")
     lines += _code_rules(looks, programs)
     lines.append(dedup)
@@ -209,9 +265,17 @@ def _code_rules(looks: Mapping[str, Look], programs: Sequence[str]) -> list[str]
     by_field: dict[str | None, list[str]] = {}
     for name in programs:
         by_field.setdefault(looks[name].path_field, []).append(name)
-    lines = ["  # rules for programs: generated, minified and encoded files go"] if programs else []
+    lines = (
+        ["  # rules for programs: generated, minified and encoded files go"]
+        if programs
+        else []
+    )
     for path_field, sources in by_field.items():
-        rule = "code" if path_field is None else f"{{code: {{path_field: {_scalar(path_field)}}}}}"
+        rule = (
+            "code"
+            if path_field is None
+            else f"{{code: {{path_field: {_scalar(path_field)}}}}}"
+        )
         only = _only(sources) if len(sources) < len(looks) else ""
         lines.append(f"  - filter: {{{only}rules: [{rule}]}}")
     return lines
@@ -222,28 +286,43 @@ def _only(sources: Sequence[str]) -> str:
 
 
 def _langid(wishes: Wishes, only: str) -> list[str]:
-    """Return the language identification step, which precedes rules that depend on the language."""
+    """Return the language identification step, which precedes rules that depend on the
+    language.
+    """
     if wishes.settings:
-        scores = {language: settings["language_score"] for language, settings in wishes.settings.items()}
+        scores = {
+            language: settings["language_score"]
+            for language, settings in wishes.settings.items()
+        }
         model = wishes.language_model or GLOTLID
         return [
-            "  # the scores are FineWeb-2's for GlotLID: get its model.bin (cis-lmu/glotlid on Hugging Face)",
+            "  # the scores are FineWeb-2's for GlotLID: get its model.bin "
+            "(cis-lmu/glotlid on Hugging Face)",
             f"  - langid: {{{only}model: {_scalar(model)}, keep: {_flow(scores)}}}",
         ]
-    keep = f"[{', '.join(map(_scalar, wishes.languages))}]" if wishes.languages else '{"*": 0}'
-    model = f"model: {_scalar(wishes.language_model)}, " if wishes.language_model else ""
+    keep = (
+        f"[{', '.join(map(_scalar, wishes.languages))}]"
+        if wishes.languages
+        else '{"*": 0}'
+    )
+    model = (
+        f"model: {_scalar(wishes.language_model)}, " if wishes.language_model else ""
+    )
     return [
-        "  # first, since the rules of filter have the stop words of each document's language"
-        + ("" if wishes.languages else "; none is dropped"),
+        "  # first, since the rules of filter have the stop words of each document's "
+        "language" + ("" if wishes.languages else "; none is dropped"),
         f"  - langid: {{{only}{model}keep: {keep}}}",
     ]
 
 
 def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
-    """Return FineWeb-2's three filters, which follow deduplication as in its pipeline."""
+    """Return FineWeb-2's three filters, which follow deduplication as in its
+    pipeline.
+    """
     sources = [f"      {only.removesuffix(', ')}"] if only else []
     lines = [
-        "  # FineWeb-2's rules; values that a language does not set are those of `rules`",
+        "  # FineWeb-2's rules; values that a language does not set are those of "
+        "`rules`",
         "  # words: language needs gristmill[languages]",
         "  - filter:",
         *sources,
@@ -253,7 +332,10 @@ def _fineweb2_rules(wishes: Wishes, only: str) -> list[str]:
     lines.append("      by_language:")
     for language, settings in wishes.settings.items():
         lines.append(f"        {language}:")
-        lines += [f"          {name}: {_flow(values)}" for name, values in rules_of_settings(settings).items()]
+        lines += [
+            f"          {name}: {_flow(values)}"
+            for name, values in rules_of_settings(settings).items()
+        ]
     return lines
 
 
@@ -282,7 +364,9 @@ class _Training:
 
 def _tokenizer_section(tokenizer: GivenTokenizer) -> str:
     """Return the section of an existing tokenizer."""
-    end_of_text = {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
+    end_of_text = (
+        {} if tokenizer.end_of_text is None else {"end_of_text": tokenizer.end_of_text}
+    )
     return _flow({"path": tokenizer.path, **end_of_text})
 
 
@@ -290,33 +374,71 @@ def _plan(preset: str, vocabulary: int, length: int, tokens: int) -> _Training:
     from gristmill.train.models.model_config import shape_of
 
     model = Model(preset=preset)
-    batch = max(1, next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most) // length)
+    batch = max(
+        1,
+        next(batch for most, batch in BATCH_TOKENS if most is None or tokens <= most)
+        // length,
+    )
     parameters = shape_of(model, vocabulary, length).parameters
     rate = dial(model, tokens / model.layer_weights, length, batch).learning_rate
-    return _Training(preset, vocabulary, length, parameters, rate, batch, max(1, tokens // (batch * length)))
+    return _Training(
+        preset,
+        vocabulary,
+        length,
+        parameters,
+        rate,
+        batch,
+        max(1, tokens // (batch * length)),
+    )
 
 
 def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> str:
     plans = [
-        _plan(preset, vocabulary if tokenizer is None else tokenizer.vocabulary, length, tokens)
+        _plan(
+            preset,
+            vocabulary if tokenizer is None else tokenizer.vocabulary,
+            length,
+            tokens,
+        )
         for preset, vocabulary, length in MODELS
     ]
-    plan = next((plan for plan in reversed(plans) if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER), plans[0])
-    description = f"{plan.parameters / 1e6:,.1f} M parameters, {plan.tokens_per_parameter:,.3g} tokens each"
+    plan = next(
+        (
+            plan
+            for plan in reversed(plans)
+            if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
+        ),
+        plans[0],
+    )
+    description = (
+        f"{plan.parameters / 1e6:,.1f} M parameters, "
+        f"{plan.tokens_per_parameter:,.3g} tokens each"
+    )
     choice = (
         f"the largest preset with {TOKENS_PER_PARAMETER:g} or more"
         if plan.tokens_per_parameter >= TOKENS_PER_PARAMETER
         else f"the smallest preset; {TOKENS_PER_PARAMETER:g} are best for the compute"
     )
-    guess = "" if is_known else "   # a guess: set it once `gristmill run --until tokenize` has counted"
-    vocabulary = f"{{vocab_size: {plan.vocabulary}}}" if tokenizer is None else _tokenizer_section(tokenizer)
+    guess = (
+        ""
+        if is_known
+        else "   # a guess: set it once `gristmill run --until tokenize` has counted"
+    )
+    vocabulary = (
+        f"{{vocab_size: {plan.vocabulary}}}"
+        if tokenizer is None
+        else _tokenizer_section(tokenizer)
+    )
     return (
         f"tokenizer: {vocabulary}\n\n"
-        f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  validation: 0.01\n"
+        f"mix:\n  tokens: {plan.tokens}{guess}\n  sequence_length: {plan.length}\n  "
+        "validation: 0.01\n"
         # The filters' keep rate is unknown yet, so a source may run short of its share.
-        "  on_shortfall: redistribute   # a source with too little text leaves its share to the others\n\n"
+        "  on_shortfall: redistribute   # a source with too little text leaves its "
+        "share to the others\n\n"
         f"pretrain:\n  model: {{preset: {plan.preset}}}   # {description}: {choice}\n"
-        f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  micro_batch_size: {min(plan.batch, 8)}\n"
+        f"  steps: {plan.steps}\n  global_batch_size: {plan.batch}\n  "
+        f"micro_batch_size: {min(plan.batch, 8)}\n"
         f"  optimizer: {{kind: {OPTIMIZER}, learning_rate: {plan.rate:.1e}}}\n"
         f"  schedule: {{kind: wsd, warmup_steps: {max(1, plan.steps // 20)}, decay_fraction: {DECAY_FRACTION}}}\n\n"
         "evaluate: {}\nexport: {}\n"
@@ -325,7 +447,13 @@ def _training(tokens: int, is_known: bool, tokenizer: GivenTokenizer | None) -> 
 
 def _flow(value: Any) -> str:
     """Format a value on one line of YAML."""
-    return yaml.safe_dump(value, default_flow_style=True, width=1 << 30, allow_unicode=True, sort_keys=False).strip()
+    return yaml.safe_dump(
+        value,
+        default_flow_style=True,
+        width=1 << 30,
+        allow_unicode=True,
+        sort_keys=False,
+    ).strip()
 
 
 def _scalar(value: Any) -> str:

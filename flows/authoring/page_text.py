@@ -20,10 +20,12 @@ SAMPLE_FILES = 10
 CHECKED_CHARACTERS = 10_000
 LEAST_TAGS = 3
 TAG_SHARE = 0.05
-"""Share of characters in tags. 291 pages of Debian's documentation have 0.054 or more, 341 texts in Markdown and
-reStructuredText of Python packages 0.026 or less."""
+"""Share of characters in tags. 291 pages of Debian's documentation have 0.054 or more,
+341 texts in Markdown and reStructuredText of Python packages 0.026 or less.
+"""
 _START = re.compile(
-    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype html|html|head|body)\b", re.IGNORECASE | re.DOTALL
+    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype html|html|head|body)\b",
+    re.IGNORECASE | re.DOTALL,
 )
 _TAG = re.compile(
     r"</?(?:a|article|b|blockquote|body|br|code|div|em|h[1-6]|head|i|img|li|ol|p|pre|script|section|span|strong|table"
@@ -40,12 +42,16 @@ def is_html(text: str) -> bool:
     tags = _TAG.findall(beginning)
     if len(tags) < LEAST_TAGS:
         return False
-    is_fragment = _TAG.match(beginning.lstrip()) is not None and text.rstrip().endswith(">")
+    is_fragment = _TAG.match(beginning.lstrip()) is not None and text.rstrip().endswith(
+        ">"
+    )
     return is_fragment or sum(map(len, tags)) > TAG_SHARE * len(beginning)
 
 
 def text_per_stored_byte(files: Sequence[SourceFile]) -> float:
-    """Estimate the bytes of extracted text per stored byte of HTML or WARC files from their first records."""
+    """Estimate the bytes of extracted text per stored byte of HTML or WARC files from
+    their first records.
+    """
     step = max(1, len(files) // SAMPLE_FILES)
     chosen = files[::step][:SAMPLE_FILES]
     reading = Reading()
@@ -53,7 +59,9 @@ def text_per_stored_byte(files: Sequence[SourceFile]) -> float:
     with Guard(DEFAULT_EXTRACTOR, ExtractOptions().model_dump()) as guard:
         for file in chosen:
             meter = Metered(as_path(file.location))
-            for record in extract_pages(read_file(file, reading, meter=meter), guard, reading):
+            for record in extract_pages(
+                read_file(file, reading, meter=meter), guard, reading
+            ):
                 text_bytes += _text_bytes(record)
                 if meter.read_bytes > SAMPLE_BYTES // len(chosen):
                     break
@@ -65,7 +73,10 @@ def text_share(pages: Iterable[str]) -> float:
     """Return the bytes of extracted text per byte of some pages."""
     reading = Reading()
     contents = [page.encode() for page in pages]
-    items = [Page(number, "", content, "utf-8") for number, content in enumerate(contents, start=1)]
+    items = [
+        Page(number, "", content, "utf-8")
+        for number, content in enumerate(contents, start=1)
+    ]
     with Guard(DEFAULT_EXTRACTOR, ExtractOptions().model_dump()) as guard:
         text_bytes = sum(map(_text_bytes, extract_pages(items, guard, reading)))
     return text_bytes / max(sum(map(len, contents)), 1)

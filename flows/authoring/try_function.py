@@ -1,7 +1,9 @@
-"""`gristmill try`: run a user's function on some documents of a source or a file before it is in a manifest.
+"""`gristmill try`: run a user's function on some documents of a source or a file before
+it is in a manifest.
 
-The function is called by the same code as in a run. Documents come from a committed `ingest`, with all measurements of
-later steps, or else straight from the files. They are taken from several shards or files to be representative.
+The function is called by the same code as in a run. Documents come from a committed
+`ingest`, with all measurements of later steps, or else straight from the files. They
+are taken from several shards or files to be representative.
 """
 
 from __future__ import annotations
@@ -31,7 +33,14 @@ from gristmill.dataprep.reading.ingest import DEFAULT_EXTRACTOR, own_records, re
 from gristmill.dataprep.reading.own_sources import OwnProcess
 from gristmill.dataprep.reading.pythondocs import is_python_source
 from gristmill.dataprep.reading.readers import one_by_one, read_file
-from gristmill.dataprep.reading.records import Dropped, Ended, Page, Read, Record, Rejected
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Ended,
+    Page,
+    Read,
+    Record,
+    Rejected,
+)
 from gristmill.dataprep.reading.sources import SourceError, SourceFile, find_files
 from gristmill.dataprep.reading.table_guard import TableReader
 from gristmill.dataprep.user_code import annotate, edit
@@ -98,12 +107,20 @@ def kind_of(function: OwnFunction) -> str:
             hint = ast.unparse(arguments[0].annotation)
     if first in ("path", "stream") or hint.rpartition(".")[2] in ("Path", "BinaryIO"):
         return "read"
-    returns = "" if definition.returns is None else ast.unparse(definition.returns).strip("'\"")
-    return "edit" if returns in ("str", "str | None") and first == "text" else "annotate"
+    returns = (
+        ""
+        if definition.returns is None
+        else ast.unparse(definition.returns).strip("'\"")
+    )
+    return (
+        "edit" if returns in ("str", "str | None") and first == "text" else "annotate"
+    )
 
 
 @contextlib.contextmanager
-def take_sample(on: str, session: Session | None, documents: int, most_bytes: float = math.inf) -> Iterator[Sample]:
+def take_sample(
+    on: str, session: Session | None, documents: int, most_bytes: float = math.inf
+) -> Iterator[Sample]:
     """Read some documents of a source of a manifest, or of a file, glob, folder or URL.
 
     Args:
@@ -127,7 +144,9 @@ def take_sample(on: str, session: Session | None, documents: int, most_bytes: fl
         return
     with tempfile.TemporaryDirectory(prefix="gristmill-try-") as folder:
         section = _as_source(on) if source is None else source
-        yield _sample_of_files(FILE if source is None else on, section, documents, most_bytes, Path(folder))
+        yield _sample_of_files(
+            FILE if source is None else on, section, documents, most_bytes, Path(folder)
+        )
 
 
 def _as_source(path: str) -> Source:
@@ -160,7 +179,10 @@ def _sample_of_run(session: Session, source: str) -> Sample:
         last_output = output
     shards = []
     for shard in shard_names(inputs[INGEST]):
-        if read_table(inputs[INGEST] / shard, ["source"])["source"][0].as_py() == source:
+        if (
+            read_table(inputs[INGEST] / shard, ["source"])["source"][0].as_py()
+            == source
+        ):
             shards.append(shard)
     described = f"source {source!r} of the run"
     steps = annotation_stages(inputs)
@@ -171,24 +193,40 @@ def _sample_of_run(session: Session, source: str) -> Sample:
     return Sample(inputs, shards, (source,), kept, True, described)
 
 
-def _sample_of_files(name: str, source: Source, documents: int, most_bytes: float, folder: Path) -> Sample:
-    """Read documents of evenly spaced files into shards: PARTS files, and more if these are quickly read."""
+def _sample_of_files(
+    name: str, source: Source, documents: int, most_bytes: float, folder: Path
+) -> Sample:
+    """Read documents of evenly spaced files into shards: PARTS files, and more if these
+    are quickly read.
+    """
     files = find_files(name, source.model_dump()).files
     section, reading = Ingest(), reading_of(source)
-    writer = ShardWriter(folder, "00000", name, section.shard_bytes, section.max_document_bytes)
+    writer = ShardWriter(
+        folder, "00000", name, section.shard_bytes, section.max_document_bytes
+    )
     limits = Limits(section.extract_seconds, section.extract_memory_bytes)
     failures: list[tuple[str, Rejected]] = []
     sampled: dict[SourceFile, tuple[int, float]] = {}
     documents_of_read_files: dict[SourceFile, int] = {}
     with contextlib.ExitStack() as stack:
         guard = stack.enter_context(
-            Guard(reading.extract or DEFAULT_EXTRACTOR, source.extract_options.model_dump(), limits)
+            Guard(
+                reading.extract or DEFAULT_EXTRACTOR,
+                source.extract_options.model_dump(),
+                limits,
+            )
         )
         tables = stack.enter_context(TableReader())
-        process = None if source.read is None else stack.enter_context(OwnProcess(source.read))
+        process = (
+            None
+            if source.read is None
+            else stack.enter_context(OwnProcess(source.read))
+        )
 
         def take(chosen: Sequence[SourceFile]) -> None:
-            """Read these files, each up to its share of the remaining documents and bytes."""
+            """Read these files, each up to its share of the remaining documents and
+            bytes.
+            """
             kept_before_call, bytes_before_call = writer.kept, writer.bytes_taken
             for number, file in enumerate(chosen, start=1):
                 records: Iterator[Read] = (
@@ -196,14 +234,24 @@ def _sample_of_files(name: str, source: Source, documents: int, most_bytes: floa
                     if process is None
                     else own_records(process, file, reading)
                 )
-                before, bytes_before, share = writer.kept, writer.bytes_taken, number / len(chosen)
-                writer.limit = max(kept_before_call + int((documents - kept_before_call) * share), before + 1)
+                before, bytes_before, share = (
+                    writer.kept,
+                    writer.bytes_taken,
+                    number / len(chosen),
+                )
+                writer.limit = max(
+                    kept_before_call + int((documents - kept_before_call) * share),
+                    before + 1,
+                )
                 for record in extract_pages(records, guard, reading):
-                    failures.extend([(file.name, record)] if isinstance(record, Rejected) else [])
+                    failures.extend(
+                        [(file.name, record)] if isinstance(record, Rejected) else []
+                    )
                     writer.add(file.name, record)
                     if (
                         writer.is_full
-                        or writer.bytes_taken >= bytes_before_call + (most_bytes - bytes_before_call) * share
+                        or writer.bytes_taken
+                        >= bytes_before_call + (most_bytes - bytes_before_call) * share
                     ):
                         break
                 else:
@@ -217,8 +265,17 @@ def _sample_of_files(name: str, source: Source, documents: int, most_bytes: floa
             (documents - writer.kept) / max(writer.kept, 1),
             (most_bytes - writer.bytes_taken) / max(writer.bytes_taken, 1),
         )
-        if len(documents_of_read_files) == len(chosen) and unread and is_local(as_path(files[0].location)) and room > 0:
-            more = _evenly(unread, max(int(room * len(chosen)), 1)) if math.isfinite(room) else unread
+        if (
+            len(documents_of_read_files) == len(chosen)
+            and unread
+            and is_local(as_path(files[0].location))
+            and room > 0
+        ):
+            more = (
+                _evenly(unread, max(int(room * len(chosen)), 1))
+                if math.isfinite(room)
+                else unread
+            )
             chosen = [*chosen, *more]
             take(more)
     writer.close()
@@ -232,13 +289,20 @@ def _sample_of_files(name: str, source: Source, documents: int, most_bytes: floa
         None,
         _estimate_documents(files, documents_of_read_files, sampled, source),
         False,
-        source.path if len(files) == 1 else f"{len(chosen)} of {len(files)} files of {source.path}",
+        source.path
+        if len(files) == 1
+        else f"{len(chosen)} of {len(files)} files of {source.path}",
         failures,
     )
 
 
 def _evenly(files: Sequence[SourceFile], number: int) -> list[SourceFile]:
-    return [files[place] for place in sorted({int(place) for place in np.linspace(0, len(files) - 1, number)})]
+    return [
+        files[place]
+        for place in sorted(
+            {int(place) for place in np.linspace(0, len(files) - 1, number)}
+        )
+    ]
 
 
 def _estimate_documents(
@@ -247,8 +311,8 @@ def _estimate_documents(
     sampled: Mapping[SourceFile, tuple[int, float]],
     source: Source,
 ) -> int | None:
-    """Estimate the number of documents in all files, format by format: by bytes from files that were read to their
-    end, else from their estimated amount of text.
+    """Estimate the number of documents in all files, format by format: by bytes from
+    files that were read to their end, else from their estimated amount of text.
 
     Args:
         files: all files.
@@ -269,11 +333,19 @@ def _estimate_documents(
                 holds_one_each = holds_one_each and read[file] == 1
         if stored and num_read:
             group_bytes = sum(file.size for file in group)
-            total += len(group) if holds_one_each else round(num_read * group_bytes / stored)
-        elif source.read is not None or source.list is not None or is_python_source(source.path):
+            total += (
+                len(group) if holds_one_each else round(num_read * group_bytes / stored)
+            )
+        elif (
+            source.read is not None
+            or source.list is not None
+            or is_python_source(source.path)
+        ):
             return None
         else:
-            counts = [sampled[file] for file in group if file in sampled and sampled[file][0]]
+            counts = [
+                sampled[file] for file in group if file in sampled and sampled[file][0]
+            ]
             counts = counts or list(sampled.values())
             mean = sum(size for _, size in counts) / sum(number for number, _ in counts)
             total += round(text_bytes_of(source.path, group) / mean)
@@ -304,33 +376,46 @@ class Trial:
     differs: str | None = None
 
 
-def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[str, Any]:
+def try_step(
+    step: OwnAnnotate | Edit, sample: Sample, documents: int
+) -> dict[str, Any]:
     """Apply an annotator or editor to some documents.
 
     Returns:
-        `on`, `documents`, `errors` and `dropped` (each `total` and the first ones `shown`; `dropped` also `by_reason`),
-        `columns` (of an annotator), `edits` (of an editor), `differs`, `seconds`, `whole` (`documents` in all, `is_exact`
-        if they were counted, and the `seconds` that one process would take for them).
+        `on`, `documents`, `errors` and `dropped` (each `total` and the first ones
+        `shown`; `dropped` also `by_reason`), `columns` (of an annotator), `edits` (of
+        an editor), `differs`, `seconds`, `whole` (`documents` in all, `is_exact` if
+        they were counted, and the `seconds` that one process would take for them).
 
     Raises:
-        gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or returns an invalid value.
+        gristmill.mixtures.user_code.OwnCodeError: the function cannot be called, or
+            returns an invalid value.
     """
     trial = Trial([], [], [], [], {}, [])
     function = load_document_function(step, known_columns(sample.inputs))
-    with TimeLimit(step.time_limit_seconds) as limit, contextlib.redirect_stdout(sys.stderr):
+    with (
+        TimeLimit(step.time_limit_seconds) as limit,
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         for read in _read_documents(function, sample, documents):
             if isinstance(step, OwnAnnotate):
                 _annotate(trial, function, step, read, limit)
             else:
                 _edit(trial, function, read, limit)
             trial.locators += read.given["locator"].to_pylist()
-            trial.texts += read.documents["text"].take(pa.array(read.judged)).to_pylist()
+            trial.texts += (
+                read.documents["text"].take(pa.array(read.judged)).to_pylist()
+            )
     num_documents = len(trial.texts)
     dropped = [row for row, reason in enumerate(trial.reasons) if reason is not None]
     failed = [row for row, error in enumerate(trial.errors) if error is not None]
     reasons = Counter(trial.reasons[row] for row in dropped)
     if isinstance(step, OwnAnnotate):
-        results = {"columns": {name: describe_column(values) for name, values in trial.columns.items()}}
+        results = {
+            "columns": {
+                name: describe_column(values) for name, values in trial.columns.items()
+            }
+        }
     else:
         results = {"edits": _described_edits(trial)}
     estimated_seconds = None
@@ -341,7 +426,10 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
         "documents": num_documents,
         "errors": {
             "total": len(failed),
-            "shown": [{"locator": trial.locators[row], "error": trial.errors[row]} for row in failed[:SHOWN]],
+            "shown": [
+                {"locator": trial.locators[row], "error": trial.errors[row]}
+                for row in failed[:SHOWN]
+            ],
         },
         "dropped": {
             "total": len(dropped),
@@ -351,13 +439,18 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
                     "locator": trial.locators[row],
                     "reason": trial.reasons[row],
                     "text": trial.texts[row],
-                    "values": {name: values[row] for name, values in trial.columns.items()},
+                    "values": {
+                        name: values[row] for name, values in trial.columns.items()
+                    },
                 }
                 for row in dropped[:SHOWN]
             ],
         },
         **results,
-        "unreadable": [{"record": record.number, "error": record.error} for _, record in sample.failures[:SHOWN]],
+        "unreadable": [
+            {"record": record.number, "error": record.error}
+            for _, record in sample.failures[:SHOWN]
+        ],
         "differs": trial.differs,
         "seconds": trial.seconds,
         "whole": {
@@ -368,28 +461,53 @@ def try_step(step: OwnAnnotate | Edit, sample: Sample, documents: int) -> dict[s
     }
 
 
-def _read_documents(function: DocumentFunction, sample: Sample, documents: int) -> Iterator[JudgedColumns]:
-    """Yield documents of evenly spaced shards, then of all other shards while more are needed."""
-    order = sorted({int(place) for place in np.linspace(0, len(sample.shards) - 1, PARTS)}) if sample.shards else []
+def _read_documents(
+    function: DocumentFunction, sample: Sample, documents: int
+) -> Iterator[JudgedColumns]:
+    """Yield documents of evenly spaced shards, then of all other shards while more are
+    needed.
+    """
+    order = (
+        sorted({int(place) for place in np.linspace(0, len(sample.shards) - 1, PARTS)})
+        if sample.shards
+        else []
+    )
     other_places = [place for place in range(len(sample.shards)) if place not in order]
     remaining = documents
     for number, place in enumerate([*order, *other_places]):
         if not remaining:
             return
-        read = read_judged_columns(sample.inputs, sample.shards[place], sample.sources, [*function.reads, "locator"])
-        num_taken = min(remaining, -(-remaining // max(len(order) - number, 1)), len(read.judged))
+        read = read_judged_columns(
+            sample.inputs,
+            sample.shards[place],
+            sample.sources,
+            [*function.reads, "locator"],
+        )
+        num_taken = min(
+            remaining, -(-remaining // max(len(order) - number, 1)), len(read.judged)
+        )
         remaining -= num_taken
         if num_taken:
-            yield replace(read, judged=read.judged[:num_taken], given=read.given.slice(0, num_taken))
+            yield replace(
+                read,
+                judged=read.judged[:num_taken],
+                given=read.given.slice(0, num_taken),
+            )
 
 
 def _annotate(
-    trial: Trial, function: DocumentFunction, step: OwnAnnotate, read: JudgedColumns, limit: TimeLimit
+    trial: Trial,
+    function: DocumentFunction,
+    step: OwnAnnotate,
+    read: JudgedColumns,
+    limit: TimeLimit,
 ) -> None:
     started = time.perf_counter()
     measured = annotate.measure(function, step, read.given, limit)
     trial.seconds += time.perf_counter() - started
-    trial.differs = trial.differs or annotate.compare_calls(function, step, read, measured, limit)
+    trial.differs = trial.differs or annotate.compare_calls(
+        function, step, read, measured, limit
+    )
     numbers = {
         name: annotate.as_numbers(values)
         for name, values in measured.columns.items()
@@ -399,23 +517,35 @@ def _annotate(
     trial.reasons += spread(pa.array(reasons, pa.string()), measured.errors).to_pylist()
     trial.errors += measured.errors
     for name, values in measured.columns.items():
-        trial.columns.setdefault(name, []).extend(spread(values, measured.errors).to_pylist())
+        trial.columns.setdefault(name, []).extend(
+            spread(values, measured.errors).to_pylist()
+        )
 
 
-def _edit(trial: Trial, function: DocumentFunction, read: JudgedColumns, limit: TimeLimit) -> None:
+def _edit(
+    trial: Trial, function: DocumentFunction, read: JudgedColumns, limit: TimeLimit
+) -> None:
     started = time.perf_counter()
     edited_texts, errors = edit.edit_texts(function, read.given, limit)
-    edits, errors = edit.compare_texts(read.documents["text"].take(pa.array(read.judged)), edited_texts, errors)
+    edits, errors = edit.compare_texts(
+        read.documents["text"].take(pa.array(read.judged)), edited_texts, errors
+    )
     trial.seconds += time.perf_counter() - started
-    trial.differs = trial.differs or edit.compare_calls(function, read, edited_texts, limit)
-    trial.reasons += [edit.EMPTY if text is not None and not text.strip() else None for text in edited_texts]
+    trial.differs = trial.differs or edit.compare_calls(
+        function, read, edited_texts, limit
+    )
+    trial.reasons += [
+        edit.EMPTY if text is not None and not text.strip() else None
+        for text in edited_texts
+    ]
     trial.errors += errors
     trial.edits += edits
 
 
 def describe_column(values: Sequence[Any]) -> dict[str, Any]:
-    """Summarize a column: number of `missing` values; `min`, `median`, `max` and `bars` of numbers; counts of the most
-    frequent `values` and of all `others` for strings and booleans.
+    """Summarize a column: number of `missing` values; `min`, `median`, `max` and `bars`
+    of numbers; counts of the most frequent `values` and of all `others` for strings and
+    booleans.
     """
     present = [value for value in values if value is not None]
     missing = len(values) - len(present)
@@ -433,14 +563,19 @@ def describe_column(values: Sequence[Any]) -> dict[str, Any]:
         "min": min(present),
         "median": float(np.median(numbers)),
         "max": max(present),
-        "bars": "".join(BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))] for count in counts),
+        "bars": "".join(
+            BARS[-(-int(count) * (len(BARS) - 1) // int(counts.max()))]
+            for count in counts
+        ),
     }
 
 
 def _described_edits(trial: Trial) -> dict[str, Any]:
     totals = {"changed": 0, "times": 0, "bytes_removed": 0, "bytes_added": 0}
     shown: list[dict[str, Any]] = []
-    for locator, text, edits in zip(trial.locators, trial.texts, trial.edits, strict=True):
+    for locator, text, edits in zip(
+        trial.locators, trial.texts, trial.edits, strict=True
+    ):
         if not edits:
             continue
         totals["changed"] += 1
@@ -455,7 +590,9 @@ def _described_edits(trial: Trial) -> dict[str, Any]:
 
 
 def _difference(text: bytes, begin: int, end: int, after: str) -> dict[str, str]:
-    """Return `before` and `after` of one edit, with the text to its `left` and `right` in whole characters."""
+    """Return `before` and `after` of one edit, with the text to its `left` and `right`
+    in whole characters.
+    """
     return {
         "left": text[max(begin - AROUND_BYTES, 0) : begin].decode(errors="ignore"),
         "before": text[begin:end].decode(),
@@ -468,12 +605,14 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
     """Apply a reader to a file, or to the first of several.
 
     Returns:
-        `records` (read), `documents`, `empty`, `quarantined` (the first ones, with their errors), `shown` (the first
-        documents), `seconds`, `differs` (a sentence if a second call returns other records), `whole` (estimated records
-        of all files, and seconds).
+        `records` (read), `documents`, `empty`, `quarantined` (the first ones, with
+        their errors), `shown` (the first documents), `seconds`, `differs` (a sentence
+        if a second call returns other records), `whole` (estimated records of all
+        files, and seconds).
 
     Raises:
-        SourceError, gristmill.mixtures.user_code.OwnCodeError: no file exists, or the function cannot be called.
+        SourceError, gristmill.mixtures.user_code.OwnCodeError: no file exists, or the
+            function cannot be called.
     """
     source = Source.model_validate({"path": path, "read": own})
     files = find_files(FILE, source.model_dump()).files
@@ -487,26 +626,41 @@ def try_reader(own: OwnReader, path: str, documents: int) -> dict[str, Any]:
     with OwnProcess(own) as process:
         second_call = list(islice(own_records(process, file, reading), documents))
     kept = [record for record in first_call if isinstance(record, Record)]
-    num_records = sum(isinstance(record, Record | Page | Rejected | Dropped) for record in first_call)
+    num_records = sum(
+        isinstance(record, Record | Page | Rejected | Dropped) for record in first_call
+    )
     estimate = None
     if file.size and any(isinstance(record, Ended) for record in first_call):
         estimate = round(num_records * sum(other.size for other in files) / file.size)
     return {
-        "on": f"{file.name}, the first of {len(files):,} files" if len(files) > 1 else file.name,
+        "on": f"{file.name}, the first of {len(files):,} files"
+        if len(files) > 1
+        else file.name,
         "records": num_records,
         "documents": len(kept),
         "empty": sum(isinstance(record, Dropped) for record in first_call),
         "quarantined": [
-            {"record": record.number, "error": record.error} for record in first_call if isinstance(record, Rejected)
+            {"record": record.number, "error": record.error}
+            for record in first_call
+            if isinstance(record, Rejected)
         ],
         "shown": [
-            {"locator": record.locator, "text": record.text, "metadata": record.metadata} for record in kept[:SHOWN]
+            {
+                "locator": record.locator,
+                "text": record.text,
+                "metadata": record.metadata,
+            }
+            for record in kept[:SHOWN]
         ],
         "seconds": seconds,
-        "differs": "a second call returns other records" if first_call != second_call else None,
+        "differs": "a second call returns other records"
+        if first_call != second_call
+        else None,
         "whole": {
             "documents": estimate,
             "is_exact": False,
-            "seconds": None if estimate is None else estimate * seconds / max(num_records, 1),
+            "seconds": None
+            if estimate is None
+            else estimate * seconds / max(num_records, 1),
         },
     }

@@ -1,4 +1,6 @@
-"""Addresses of the pages: the query of each kind of page as a model, links, and parsing of requests."""
+"""Addresses of the pages: the query of each kind of page as a model, links, and parsing
+of requests.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from gristmill.flows.pages.page_elements import Inline, Link, Links
 
 DOCUMENTS = "documents"
 """Name in addresses of the corpus of a run, beside those of prepared examples."""
-SEARCH_PAGE, CUTS_PAGE, CLUSTERS_PAGE, DOMAINS_PAGE = "search", "cuts", "duplicates", "domains"
+SEARCH_PAGE, CUTS_PAGE, CLUSTERS_PAGE, DOMAINS_PAGE = (
+    "search",
+    "cuts",
+    "duplicates",
+    "domains",
+)
 ROWS_PAGE, TRAINING_PAGE, EXAMPLES_PAGE = "rows", "training", "examples"
 MOST_ROW = 2**62
 OUTCOMES = ("kept", "dropped", "quarantined")
@@ -27,7 +34,11 @@ class BadAddressError(ValueError):
 
 def address(*parts: object, **parameters: object) -> str:
     """A link to a page of this server; parameters without a value are left out."""
-    query = {name: value for name, value in parameters.items() if value not in (None, "", False)}
+    query = {
+        name: value
+        for name, value in parameters.items()
+        if value not in (None, "", False)
+    }
     path = "/" + "/".join(quote(str(part), safe="") for part in parts)
     return f"{path}?{urlencode(query)}" if query else path
 
@@ -38,7 +49,8 @@ def corpus_parameter(corpus: str) -> str | None:
 
 
 def page_links(total: int, after: int, size: int, link: Callable[[int], str]) -> Links:
-    """Links from a page of `size` of `total` entries to the page before and the next one.
+    """Links from a page of `size` of `total` entries to the page before and the next
+    one.
 
     Args:
         total: entries of the listing.
@@ -55,7 +67,9 @@ def page_links(total: int, after: int, size: int, link: Callable[[int], str]) ->
 
 
 class Query(BaseModel):
-    """Parameters of an address: the parts of its path, and its query. Empty fields of a form count as absent."""
+    """Parameters of an address: the parts of its path, and its query. Empty fields of a
+    form count as absent.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -98,17 +112,24 @@ class Search(Query):
         if self.column is None and (self.least is not None or self.most is not None):
             raise ValueError("a range is that of a measured column: choose one")
         if self.least is not None and self.most is not None and self.least > self.most:
-            raise ValueError(f"no value is at least {self.least:g} and at most {self.most:g}")
+            raise ValueError(
+                f"no value is at least {self.least:g} and at most {self.most:g}"
+            )
         return self
 
     def link(self, after: str | None = None) -> str:
         """The address of this search, continued after a place."""
         parameters = {**self.model_dump(exclude={"after"}), "after": after}
-        return address(DOCUMENTS, **{name: value for name, value in parameters.items() if value != DOCUMENTS})
+        return address(
+            DOCUMENTS,
+            **{name: value for name, value in parameters.items() if value != DOCUMENTS},
+        )
 
 
 class TextSearch(Query):
-    """A text that documents are about, and whether they are ranked by meaning or by words alone."""
+    """A text that documents are about, and whether they are ranked by meaning or by
+    words alone.
+    """
 
     text: Annotated[str, Field(max_length=2000)] | None = None
     by: Literal["meaning", "words"] | None = None
@@ -141,7 +162,9 @@ class Clusters(Listing):
 
 
 class OneCluster(Clusters):
-    """A cluster, by its smallest id, and the document of it that is compared with its survivor."""
+    """A cluster, by its smallest id, and the document of it that is compared with its
+    survivor.
+    """
 
     cluster: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     member: Annotated[str, Field(pattern="^[0-9a-f]{32}$")] | None = None
@@ -192,9 +215,14 @@ def read_query(model: type[AnyQuery], request: Request) -> AnyQuery:
     """The query of a request.
 
     Raises:
-        BadAddressError: a parameter is missing, unknown, repeated, or has a value that is not allowed.
+        BadAddressError: a parameter is missing, unknown, repeated, or has a value that
+            is not allowed.
     """
-    repeated = [name for name in request.query_params if len(request.query_params.getlist(name)) > 1]
+    repeated = [
+        name
+        for name in request.query_params
+        if len(request.query_params.getlist(name)) > 1
+    ]
     if repeated:
         raise BadAddressError(f"{repeated[0]} is there twice; give it once")
     try:
@@ -207,6 +235,9 @@ def _describe(error: ValidationError, model: type[Query]) -> str:
     first = error.errors()[0]
     name = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return f"this page does not know {name!r}; it takes {', '.join(model.model_fields) or 'nothing'}"
+        return (
+            f"this page does not know {name!r}; it takes "
+            f"{', '.join(model.model_fields) or 'nothing'}"
+        )
     message = str(first["msg"]).removeprefix("Value error, ")
     return f"{name}: {message} (got {str(first['input'])[:100]!r})" if name else message

@@ -28,12 +28,17 @@ def values_note(values: Iterable[tuple[str, object]]) -> Note:
     """Measured values in a row, each after its name."""
     pieces: list[Inline] = []
     for name, value in values:
-        pieces += [" · "] * bool(pieces) + [f"{name} ", Span(value_text(value), "strong")]
+        pieces += [" · "] * bool(pieces) + [
+            f"{name} ",
+            Span(value_text(value), "strong"),
+        ]
     return Note(pieces)
 
 
 def verdict(kept: bool | None, step: str | None, reason: str | None) -> Inline:
-    """A badge of whether a document was kept, and the step that dropped it (None: the one at hand) with its reason."""
+    """A badge of whether a document was kept, and the step that dropped it (None: the
+    one at hand) with its reason.
+    """
     if kept:
         return Span("kept", "kept")
     is_quarantined = reason == QUARANTINE_REASON
@@ -48,7 +53,11 @@ def id_span(document: str) -> Span:
 
 
 def document_note(
-    verdict_of_it: Inline, source: str, characters: int, document: str, details: Sequence[str] = ()
+    verdict_of_it: Inline,
+    source: str,
+    characters: int,
+    document: str,
+    details: Sequence[str] = (),
 ) -> list[Inline]:
     """A line about a listed document."""
     line: list[Inline] = [verdict_of_it]
@@ -59,17 +68,23 @@ def document_note(
 
 def highlighted(excerpt: str, words: Sequence[str]) -> list[Inline]:
     """An excerpt with the words of a search marked."""
-    return [Span(text, "hit" if is_word else "") for text, is_word in marked(excerpt, words)]
+    return [
+        Span(text, "hit" if is_word else "") for text, is_word in marked(excerpt, words)
+    ]
 
 
 def tabs(links: Sequence[tuple[str, str]], current: str) -> Links:
     """Links (name, address) between alike pages; none for a single page."""
     if len(links) < 2:
         return Links([])
-    return Links([name if name == current else Link(name, href) for name, href in links])
+    return Links(
+        [name if name == current else Link(name, href) for name, href in links]
+    )
 
 
-def numbered_links(label: str, links: Sequence[tuple[object, str]], total: int) -> Links:
+def numbered_links(
+    label: str, links: Sequence[tuple[object, str]], total: int
+) -> Links:
     """Links to the first of `total` rows or steps, and the number of those left out."""
     shown: list[Inline] = [Link(str(number), href) for number, href in links]
     if total > len(links):

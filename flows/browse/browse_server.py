@@ -1,4 +1,6 @@
-"""`gristmill browse`: the pages of a run's data on the loopback address. Nothing but GET is answered, nothing is written."""
+"""`gristmill browse`: the pages of a run's data on the loopback address. Nothing but
+GET is answered, nothing is written.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +44,36 @@ from gristmill.flows.browse.domain_page import domains_page
 from gristmill.flows.browse.overview import navigation, overview_page
 from gristmill.flows.browse.row_pages import row_page, rows_page
 from gristmill.flows.browse.search_page import search_page
-from gristmill.flows.browse.step_pages import example_page, step_page, traced_example, training_page
-from gristmill.flows.pages.page_elements import Button, Field, Form, Link, Links, Note, Page, Part
+from gristmill.flows.browse.step_pages import (
+    example_page,
+    step_page,
+    traced_example,
+    training_page,
+)
+from gristmill.flows.pages.page_elements import (
+    Button,
+    Field,
+    Form,
+    Link,
+    Links,
+    Note,
+    Page,
+    Part,
+)
 from gristmill.flows.pages.page_server import GuardedApp, page_app, page_response
 from gristmill.flows.questions.explain import history
 from gristmill.flows.questions.find_documents import DocumentNotFoundError
 from gristmill.flows.questions.training_reads import TraceError
 from gristmill.tokenize.packed_files import PackedSetError
 
-DAMAGED = (DamagedTableError, MisalignedError, BadEditError, CorruptError, PackedSetError, OSError)
+DAMAGED = (
+    DamagedTableError,
+    MisalignedError,
+    BadEditError,
+    CorruptError,
+    PackedSetError,
+    OSError,
+)
 """Errors of reading outputs that are not as they were written, or are gone."""
 ABSENT = (NotThereError, DocumentNotFoundError, TraceError)
 ERROR_TITLES = {
@@ -84,14 +107,24 @@ def make_app(run: BrowsedRun) -> GuardedApp:
         Exception: partial(_answer_unexpected_error, run),
     }
     handlers |= {error: partial(_refuse, run, HTTPStatus.NOT_FOUND) for error in ABSENT}
-    handlers |= {error: partial(_refuse, run, HTTPStatus.INTERNAL_SERVER_ERROR) for error in DAMAGED}
-    routes = [Route(route.path, partial(_answer, run, route), methods=["GET"]) for route in ROUTES]
+    handlers |= {
+        error: partial(_refuse, run, HTTPStatus.INTERNAL_SERVER_ERROR)
+        for error in DAMAGED
+    }
+    routes = [
+        Route(route.path, partial(_answer, run, route), methods=["GET"])
+        for route in ROUTES
+    ]
     return page_app(routes, handlers)
 
 
 def _answer(run: BrowsedRun, route: PageRoute, request: Request) -> Response:
     page = route.make(run, read_query(route.query, request))
-    return RedirectResponse(page, HTTPStatus.SEE_OTHER) if isinstance(page, str) else _respond(run, page)
+    return (
+        RedirectResponse(page, HTTPStatus.SEE_OTHER)
+        if isinstance(page, str)
+        else _respond(run, page)
+    )
 
 
 def find(run: BrowsedRun, query: addresses.Find) -> str:
@@ -120,7 +153,9 @@ ROUTES = (
     PageRoute(f"/{CUTS_PAGE}", addresses.NoQuery, cuts_page),
     PageRoute(f"/{CUTS_PAGE}/{{key}}", addresses.OneCut, cut_page),
     PageRoute(f"/{CLUSTERS_PAGE}/{{step}}", addresses.Clusters, clusters_page),
-    PageRoute(f"/{CLUSTERS_PAGE}/{{step}}/{{cluster}}", addresses.OneCluster, cluster_page),
+    PageRoute(
+        f"/{CLUSTERS_PAGE}/{{step}}/{{cluster}}", addresses.OneCluster, cluster_page
+    ),
     PageRoute(f"/{ROWS_PAGE}/{{stage}}", addresses.Rows, rows_page),
     PageRoute(f"/{ROWS_PAGE}/{{stage}}/{{row}}", addresses.OneRow, row_page),
     PageRoute(f"/{TRAINING_PAGE}/{{stage}}", addresses.Training, training_page),
@@ -130,37 +165,60 @@ ROUTES = (
 )
 
 
-def _refuse(run: BrowsedRun, status: HTTPStatus, request: Request, error: Exception) -> Response:
+def _refuse(
+    run: BrowsedRun, status: HTTPStatus, request: Request, error: Exception
+) -> Response:
     """A page with the sentence of an error."""
     text = mask_text(" ".join(str(error).split())) or type(error).__name__
     return _respond_error(run, ERROR_TITLES[status], text, status)
 
 
-def _answer_http_error(run: BrowsedRun, request: Request, error: HTTPException) -> Response:
+def _answer_http_error(
+    run: BrowsedRun, request: Request, error: HTTPException
+) -> Response:
     texts = {
         HTTPStatus.NOT_FOUND: f"there is no page {request.url.path}",
-        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not answered here: pages are read with GET, and "
+        HTTPStatus.METHOD_NOT_ALLOWED: f"{request.method} is not answered here: "
+        "pages are read with GET, and "
         "nothing is changed",
     }
     status = HTTPStatus(error.status_code)
-    return _respond_error(run, ERROR_TITLES.get(status, "Refused"), texts.get(status, error.detail), status)
+    return _respond_error(
+        run,
+        ERROR_TITLES.get(status, "Refused"),
+        texts.get(status, error.detail),
+        status,
+    )
 
 
-def _answer_unexpected_error(run: BrowsedRun, request: Request, error: Exception) -> Response:
+def _answer_unexpected_error(
+    run: BrowsedRun, request: Request, error: Exception
+) -> Response:
     """A sentence about an unexpected error; the terminal gets the traceback."""
     text = mask_text(f"this page cannot be made: {type(error).__name__}: {error}")
-    return _respond_error(run, "Cannot be shown", text, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return _respond_error(
+        run, "Cannot be shown", text, HTTPStatus.INTERNAL_SERVER_ERROR
+    )
 
 
-def _respond_error(run: BrowsedRun, title: str, text: str, status: HTTPStatus) -> Response:
+def _respond_error(
+    run: BrowsedRun, title: str, text: str, status: HTTPStatus
+) -> Response:
     return _respond(run, Page(title, parts=[Note([text], "warning")]), status)
 
 
-def _respond(run: BrowsedRun, page: Page, status: HTTPStatus = HTTPStatus.OK) -> Response:
+def _respond(
+    run: BrowsedRun, page: Page, status: HTTPStatus = HTTPStatus.OK
+) -> Response:
     try:
         links = navigation(run)
     except DAMAGED:
         links = [Link("overview", "/")]
-    lookup = Field("wanted", placeholder="id or locator of a document", most=4000, is_required=True)
-    header: list[Part] = [Links(links), Form("/find", [lookup], [Button("Find")], layout="find")]
+    lookup = Field(
+        "wanted", placeholder="id or locator of a document", most=4000, is_required=True
+    )
+    header: list[Part] = [
+        Links(links),
+        Form("/find", [lookup], [Button("Find")], layout="find"),
+    ]
     return page_response(replace(page, header=header, site=run.name), status)

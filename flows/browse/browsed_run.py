@@ -1,4 +1,6 @@
-"""A run as the pages see it: its committed stages, and what is opened of them once for many requests."""
+"""A run as the pages see it: its committed stages, and what is opened of them once for
+many requests.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 MOST_CACHED = 200
 Value = TypeVar("Value")
 Inputs = Mapping[str, Path]
-"""Folders that documents are read from: `ingest`, and the steps that judged them, in their order."""
+"""Folders that documents are read from: `ingest`, and the steps that judged them, in
+their order.
+"""
 
 
 class NotThereError(LookupError):
@@ -37,7 +41,8 @@ class NotThereError(LookupError):
 class BrowsedRun:
     """A manifest's run, finished or not, asked by several threads.
 
-    Only committed stages are seen. Whatever was opened is forgotten when a stage is committed, also for the second time.
+    Only committed stages are seen. Whatever was opened is forgotten when a stage is
+    committed, also for the second time.
 
     Args:
         session: the opened manifest.
@@ -55,7 +60,9 @@ class BrowsedRun:
         return self.session.manifest.name
 
     def committed(self) -> dict[str, StageFolder]:
-        """The folders of the stages that are committed now, in the order of the plan."""
+        """The folders of the stages that are committed now, in the order of the
+        plan.
+        """
         folders: dict[str, StageFolder] = {}
         with self._lock:
             for stage in self.session.plan:
@@ -99,16 +106,26 @@ class BrowsedRun:
         if stage in folders:
             return folders[stage]
         if stage not in self.session.plan:
-            raise NotThereError(f"there is no stage {stage!r}; this run has {', '.join(self.session.plan)}")
-        raise NotThereError(f"{stage} is not committed yet; run: {self.session.command('run', '--until', stage)}")
+            raise NotThereError(
+                f"there is no stage {stage!r}; this run has "
+                f"{', '.join(self.session.plan)}"
+            )
+        raise NotThereError(
+            f"{stage} is not committed yet; run: "
+            f"{self.session.command('run', '--until', stage)}"
+        )
 
     def summary(self, stage: str) -> dict[str, Any]:
         """The summary of a committed stage."""
         folder = self.folder(stage)
-        return self.cached(("summary", stage), lambda: dict(folder.manifest()["summary"]))
+        return self.cached(
+            ("summary", stage), lambda: dict(folder.manifest()["summary"])
+        )
 
     def corpora(self) -> dict[str, Inputs]:
-        """Corpora by name: documents of the sources, imported ones, and prepared examples."""
+        """Corpora by name: documents of the sources, imported ones, and prepared
+        examples.
+        """
         inputs = self.inputs()
         by_name: dict[str, Inputs] = {}
         if INGEST in inputs:
@@ -135,8 +152,14 @@ class BrowsedRun:
         if name == DOCUMENTS:
             plan = self.session.plan
             first = IMPORTED if INGEST not in plan and IMPORTED in plan else INGEST
-            raise NotThereError(f"no documents are read yet; run: {self.session.command('run', '--until', first)}")
-        raise NotThereError(f"there is no corpus {name!r}; this run has {', '.join(by_name) or 'none yet'}")
+            raise NotThereError(
+                "no documents are read yet; run: "
+                f"{self.session.command('run', '--until', first)}"
+            )
+        raise NotThereError(
+            f"there is no corpus {name!r}; this run has "
+            f"{', '.join(by_name) or 'none yet'}"
+        )
 
     def columns(self, name: str) -> Corpus:
         """One corpus with the columns of its documents.
@@ -145,11 +168,19 @@ class BrowsedRun:
             NotThereError: as of `corpus`.
         """
         inputs = self.corpus(name)
-        return self._documents() if name == DOCUMENTS else self.cached(("corpus", name), lambda: Corpus(inputs))
+        return (
+            self._documents()
+            if name == DOCUMENTS
+            else self.cached(("corpus", name), lambda: Corpus(inputs))
+        )
 
     def packed_sets(self) -> list[str]:
         """The committed stages whose output is a packed set."""
-        return [stage for stage, folder in self.inputs().items() if (folder / MANIFEST).exists()]
+        return [
+            stage
+            for stage, folder in self.inputs().items()
+            if (folder / MANIFEST).exists()
+        ]
 
     def packed(self, stage: str) -> PackedSet:
         """The packed set of a stage.
@@ -160,14 +191,19 @@ class BrowsedRun:
         """
         folder = self.folder(stage).data
         if not (folder / MANIFEST).exists():
-            raise NotThereError(f"{stage} makes no rows; those that do are {', '.join(self.packed_sets()) or 'none'}")
+            raise NotThereError(
+                f"{stage} makes no rows; those that do are "
+                f"{', '.join(self.packed_sets()) or 'none'}"
+            )
         return self.cached(("packed", stage), lambda: PackedSet(folder))
 
     def masks(self, stage: str) -> LossMasks | None:
         """The loss masks of a stage's packed set; None if all tokens are trained."""
         packed = self.packed(stage)
         shards = packed.manifest["train"]["shards"]
-        if not any(mask_name(shard["file"]) in shard.get("beside", {}) for shard in shards):
+        if not any(
+            mask_name(shard["file"]) in shard.get("beside", {}) for shard in shards
+        ):
             return None
         return self.cached(("masks", stage), lambda: LossMasks(packed))
 

@@ -1,7 +1,9 @@
-"""The list of documents: those that meet a search, some on each page, read from the shards that hold them.
+"""The list of documents: those that meet a search, some on each page, read from the
+shards that hold them.
 
-Measured values are read of one shard after another until a page is full; texts are read of the documents that are shown,
-and of as many as SCANNED_BYTES hold in a search for words: then the page says how far it has come.
+Measured values are read of one shard after another until a page is full; texts are read
+of the documents that are shown, and of as many as SCANNED_BYTES hold in a search for
+words: then the page says how far it has come.
 """
 
 from __future__ import annotations
@@ -30,7 +32,12 @@ from gristmill.flows.browse.addresses import (
     address,
     corpus_parameter,
 )
-from gristmill.flows.browse.browse_elements import document_note, highlighted, value_text, verdict
+from gristmill.flows.browse.browse_elements import (
+    document_note,
+    highlighted,
+    value_text,
+    verdict,
+)
 from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.pages.page_elements import (
     Button,
@@ -51,7 +58,9 @@ from gristmill.tokenize.importing.token_sources import decoded_text
 
 ON_PAGE = 25
 SCANNED_BYTES = 64 << 20
-"""Texts that a search for words reads before a page says how far it has come: about half a second."""
+"""Texts that a search for words reads before a page says how far it has come: about
+half a second.
+"""
 SCANNED_ROWS = 2000
 """Texts that are read at a time."""
 MOST_COUNTED = 1_000_000
@@ -88,7 +97,9 @@ class Scan:
 
 @dataclass(frozen=True)
 class Choices:
-    """Values that the form offers: sources, languages, rules by step, and numeric columns."""
+    """Values that the form offers: sources, languages, rules by step, and numeric
+    columns.
+    """
 
     sources: list[str]
     languages: list[str]
@@ -102,20 +113,33 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
     corpus = run.columns(query.corpus)
     columns = _columns(corpus, query)
     scan = search(corpus, query, columns)
-    total = run.cached(("documents", query.corpus), lambda: _number_of_documents(corpus))
+    total = run.cached(
+        ("documents", query.corpus), lambda: _number_of_documents(corpus)
+    )
     following = query.link(scan.after) if scan.after else ""
     first_page = query.model_copy(update={"after": None})
     count: Inline = f"of {total:,} documents"
     if query.words is None and total <= MOST_COUNTED:
-        matches = run.cached(("count", first_page), lambda: _count(corpus, first_page, columns))
+        matches = run.cached(
+            ("count", first_page), lambda: _count(corpus, first_page, columns)
+        )
         count = f"{matches:,} {count}"
     elif scan.scanned is not None:
-        progress = f"{len(scan.hits)} found in {scan.scanned:,} documents that were looked through"
-        count = [progress, "; ", Link("continue the search", following)] if following else progress
+        progress = (
+            f"{len(scan.hits)} found in {scan.scanned:,} documents that were "
+            "looked through"
+        )
+        count = (
+            [progress, "; ", Link("continue the search", following)]
+            if following
+            else progress
+        )
     entries: list[Entry] = []
     for shard, hits in groupby(scan.hits, key=lambda hit: hit.shard):
         entries += _entries(inputs, shard, list(hits), query)
-    links: list[Inline] = [Link("← the first ones", query.link())] if query.after else []
+    links: list[Inline] = (
+        [Link("← the first ones", query.link())] if query.after else []
+    )
     links += [Link("next →", following, rel="next")] if following else []
     nothing = Note(f"None of them fits{' so far' if following else ''}.", "plain")
     parts: list[Part] = [
@@ -124,7 +148,10 @@ def documents_page(run: BrowsedRun, query: Search) -> Page:
         Listing("", entries) if entries else nothing,
         Links(links),
     ]
-    return Page("Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}", parts=parts)
+    return Page(
+        "Documents" if query.corpus == DOCUMENTS else f"Examples of {query.corpus}",
+        parts=parts,
+    )
 
 
 def _columns(corpus: Corpus, query: Search) -> list[str]:
@@ -132,15 +159,22 @@ def _columns(corpus: Corpus, query: Search) -> list[str]:
     columns = list(JUDGED)
     columns += [LANGUAGE] if query.language else []
     columns += [query.column] if query.column else []
-    columns += columns_in(query.where, corpus.schema.names) if query.where is not None else []
+    columns += (
+        columns_in(query.where, corpus.schema.names) if query.where is not None else []
+    )
     for name in columns:
         if name not in corpus.schema.names:
-            raise BadAddressError(f"no step has measured {name!r}; columns are {', '.join(corpus.measured) or 'none'}")
+            raise BadAddressError(
+                f"no step has measured {name!r}; columns are "
+                f"{', '.join(corpus.measured) or 'none'}"
+            )
     return list(dict.fromkeys(columns))
 
 
 def search(corpus: Corpus, query: Search, columns: Sequence[str]) -> Scan:
-    """Matching documents in the order of the corpus: as many as a page shows, or fewer if words are rare."""
+    """Matching documents in the order of the corpus: as many as a page shows, or fewer
+    if words are rare.
+    """
     scan = Scan([], scanned=None if query.words is None else 0)
     first_shard, first_row = map(int, (query.after or "0-0").split("-"))
     budget = SCANNED_BYTES
@@ -166,10 +200,14 @@ def search(corpus: Corpus, query: Search, columns: Sequence[str]) -> Scan:
 
 
 def matches(table: pa.Table, query: Search) -> np.ndarray:
-    """Documents that match a search apart from its words: (n,) bool; a missing value matches no bound."""
+    """Documents that match a search apart from its words: (n,) bool; a missing value
+    matches no bound.
+    """
     mask = np.ones(len(table), bool)
     for condition in _conditions(table, query):
-        mask &= pc.fill_null(condition, False).to_numpy(zero_copy_only=False).astype(bool)
+        mask &= (
+            pc.fill_null(condition, False).to_numpy(zero_copy_only=False).astype(bool)
+        )
     if query.where is not None and len(table):
         known, values = evaluate(query.where, "BOOLEAN", table)
         mask &= known & np.where(known, values, False).astype(bool)
@@ -177,11 +215,18 @@ def matches(table: pa.Table, query: Search) -> np.ndarray:
 
 
 def _conditions(table: pa.Table, query: Search) -> Iterator[Any]:
-    values = {"source": query.source, LANGUAGE: query.language, "dropped_by": query.step, "reason": query.reason}
+    values = {
+        "source": query.source,
+        LANGUAGE: query.language,
+        "dropped_by": query.step,
+        "reason": query.reason,
+    }
     for name, value in values.items():
         if value is not None:
             yield pc.equal(table[name].cast(pa.string()), value)
-    quarantined = pc.fill_null(pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False)
+    quarantined = pc.fill_null(
+        pc.equal(table["reason"].cast(pa.string()), QUARANTINE_REASON), False
+    )
     if query.outcome == "kept":
         yield table["kept"]
     elif query.outcome == "dropped":
@@ -200,7 +245,11 @@ def _conditions(table: pa.Table, query: Search) -> Iterator[Any]:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+    )
 
 
 def words_of(text: str) -> list[str]:
@@ -208,20 +257,30 @@ def words_of(text: str) -> list[str]:
     return [quoted or word for quoted, word in WORDS.findall(text)]
 
 
-def _with_words(corpus: Corpus, shard: str, rows: np.ndarray, words: str) -> tuple[np.ndarray, int]:
+def _with_words(
+    corpus: Corpus, shard: str, rows: np.ndarray, words: str
+) -> tuple[np.ndarray, int]:
     """Rows whose text has all words, in any case; and the bytes that were read."""
     if "text" not in column_names(corpus.inputs[INGEST] / shard):
-        raise BadAddressError("these documents have tokens and no text; words cannot be looked for in them")
+        raise BadAddressError(
+            "these documents have tokens and no text; words cannot "
+            "be looked for in them"
+        )
     texts = read_document_rows(corpus.inputs, shard, rows.tolist(), ["text"])["text"]
     size = int(pc.sum(pc.binary_length(texts)).as_py() or 0)
     for word in words_of(words):
-        hits = np.flatnonzero(pc.match_substring(texts, word, ignore_case=True).to_numpy())
+        hits = np.flatnonzero(
+            pc.match_substring(texts, word, ignore_case=True).to_numpy()
+        )
         rows, texts = rows[hits], texts.take(pa.array(hits))
     return rows, size
 
 
 def _count(corpus: Corpus, query: Search, columns: Sequence[str]) -> int:
-    return sum(int(matches(corpus.read(shard, columns, kept=None), query).sum()) for shard in corpus.shards)
+    return sum(
+        int(matches(corpus.read(shard, columns, kept=None), query).sum())
+        for shard in corpus.shards
+    )
 
 
 def _number_of_documents(corpus: Corpus) -> int:
@@ -232,7 +291,9 @@ def _number_of_documents(corpus: Corpus) -> int:
     return total
 
 
-def _entries(inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], query: Search) -> list[Entry]:
+def _entries(
+    inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], query: Search
+) -> list[Entry]:
     """Entries of the list for some documents of a shard."""
     words = [] if query.words is None else words_of(query.words)
     rows = [hit.row for hit in hits]
@@ -244,7 +305,9 @@ def _entries(inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], query:
         text = document["text"] if has_text else decoded_text(inputs, shard, hit.row)
         judged, id_ = hit.judged, document["id"].hex()
         details = [
-            f"{name} {value_text(value)}" for name, value in judged.items() if name not in JUDGED and name != "text"
+            f"{name} {value_text(value)}"
+            for name, value in judged.items()
+            if name not in JUDGED and name != "text"
         ]
         outcome = verdict(judged["kept"], judged["dropped_by"], judged["reason"])
         note = document_note(outcome, judged["source"], len(text), id_, details)
@@ -254,18 +317,39 @@ def _entries(inputs: Mapping[str, Path], shard: str, hits: Sequence[Hit], query:
 
 
 def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
-    choices = run.cached(("form", query.corpus), lambda: _choices(run, corpus, query.corpus))
+    choices = run.cached(
+        ("form", query.corpus), lambda: _choices(run, corpus, query.corpus)
+    )
     hint = "SQL over columns, such as language_score < 0.8 AND kept"
     fields: list[Field | Choice | None] = [
-        Field("words", "words", query.words or "", 'in the text; "several between quotes"', 1000, is_wide=True),
+        Field(
+            "words",
+            "words",
+            query.words or "",
+            'in the text; "several between quotes"',
+            1000,
+            is_wide=True,
+        ),
         _choice("source", "source", choices.sources, query.source),
         _choice("language", "language", choices.languages, query.language),
         _choice("outcome", "outcome", OUTCOMES, query.outcome),
         _choice("step", "dropped by", list(choices.reasons), query.step),
-        Choice("reason", "reason", choices.reasons, query.reason or "") if choices.reasons else None,
+        Choice("reason", "reason", choices.reasons, query.reason or "")
+        if choices.reasons
+        else None,
         _choice("column", "measured", choices.columns, query.column),
-        Field("least", "at least", "" if query.least is None else f"{query.least:g}", is_number=True),
-        Field("most", "at most", "" if query.most is None else f"{query.most:g}", is_number=True),
+        Field(
+            "least",
+            "at least",
+            "" if query.least is None else f"{query.least:g}",
+            is_number=True,
+        ),
+        Field(
+            "most",
+            "at most",
+            "" if query.most is None else f"{query.most:g}",
+            is_number=True,
+        ),
         Field("where", "where", query.where or "", hint, 2000, is_wide=True),
     ]
     shown = [field for field in fields if field is not None]
@@ -280,11 +364,24 @@ def _form(run: BrowsedRun, corpus: Corpus, query: Search, total: int) -> Form:
     if corpus_of_form is not None:
         hidden["corpus"] = corpus_of_form
     is_filtered = query != Search(corpus=query.corpus, after=query.after)
-    everything = Link(f"all {total:,}", address(DOCUMENTS, corpus=corpus_of_form)) if is_filtered else ""
-    return Form(address(DOCUMENTS), shown, [Button("Search")], hidden, "filters", after=everything)
+    everything = (
+        Link(f"all {total:,}", address(DOCUMENTS, corpus=corpus_of_form))
+        if is_filtered
+        else ""
+    )
+    return Form(
+        address(DOCUMENTS),
+        shown,
+        [Button("Search")],
+        hidden,
+        "filters",
+        after=everything,
+    )
 
 
-def _choice(name: str, label: str, values: Sequence[str], value: str | None) -> Choice | None:
+def _choice(
+    name: str, label: str, values: Sequence[str], value: str | None
+) -> Choice | None:
     return Choice(name, label, {"": values}, value or "") if values else None
 
 
@@ -293,7 +390,9 @@ def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> Choices:
     languages: dict[str, int] = {}
     sources: set[str] = set()
     for stage in run.committed() if name == DOCUMENTS else ():
-        if stage not in corpus.inputs or (stage != INGEST and stage not in corpus.steps):
+        if stage not in corpus.inputs or (
+            stage != INGEST and stage not in corpus.steps
+        ):
             continue
         summary = run.summary(stage)
         counts = summary.get("counts", {})
@@ -303,6 +402,17 @@ def _choices(run: BrowsedRun, corpus: Corpus, name: str) -> Choices:
         if causes and stage != INGEST:
             reasons[stage] = sorted(causes)
         languages |= summary.get("languages", {})
-    by_frequency = sorted(languages, key=lambda language: (-languages[language], language))
-    numbers = [column for column in corpus.measured if _is_number(corpus.schema.field(column).type)]
-    return Choices(sorted(sources), by_frequency if LANGUAGE in corpus.schema.names else [], reasons, numbers)
+    by_frequency = sorted(
+        languages, key=lambda language: (-languages[language], language)
+    )
+    numbers = [
+        column
+        for column in corpus.measured
+        if _is_number(corpus.schema.field(column).type)
+    ]
+    return Choices(
+        sorted(sources),
+        by_frequency if LANGUAGE in corpus.schema.names else [],
+        reasons,
+        numbers,
+    )

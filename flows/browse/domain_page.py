@@ -1,8 +1,16 @@
-"""The page of domains: a map of documents by what they are about, and the size of each domain."""
+"""The page of domains: a map of documents by what they are about, and the size of each
+domain.
+"""
 
 from __future__ import annotations
 
-from gristmill.flows.browse.addresses import DOCUMENTS, DOMAINS_PAGE, OneStage, Search, address
+from gristmill.flows.browse.addresses import (
+    DOCUMENTS,
+    DOMAINS_PAGE,
+    OneStage,
+    Search,
+    address,
+)
 from gristmill.flows.browse.browse_elements import tabs
 from gristmill.flows.browse.browsed_run import BrowsedRun, NotThereError
 from gristmill.flows.pages.dot_map import draw_map, series_of
@@ -20,18 +28,21 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
     steps = steps_with_domains(run)
     if query.stage not in steps:
         raise NotThereError(
-            f"{query.stage} has sorted no documents by what they are about; steps that have are "
-            f"{', '.join(steps) or 'none'}"
+            f"{query.stage} has sorted no documents by what they are about; steps that "
+            f"have are {', '.join(steps) or 'none'}"
         )
     summary, measured = run.summary(query.stage), run.columns(DOCUMENTS).measured
-    column = next(name for name, place in measured.items() if place == (query.stage, "domain"))
+    column = next(
+        name for name, place in measured.items() if place == (query.stage, "domain")
+    )
 
     def documents_of(domain: int) -> str:
         return Search(where=f"{column} = {domain}").link()
 
     caption = (
-        f"{len(summary['map']):,} documents of the sample of {summary['sample']:,}, along the two directions in which "
-        "their vectors differ most. A number is that of a domain, in the middle of its documents."
+        f"{len(summary['map']):,} documents of the sample of {summary['sample']:,}, "
+        "along the two directions in which their vectors differ most. A number is that "
+        "of a domain, in the middle of its documents."
     )
     total = sum(domain["documents"] for domain in summary["domains"]) or 1
     rows: list[list[Inline]] = [
@@ -43,8 +54,18 @@ def domains_page(run: BrowsedRun, query: OneStage) -> Page:
         ]
         for domain in summary["domains"]
     ]
-    table = Table(["domain", "name", "documents", "share"], rows, {0, 2, 3}, {"share": "of all documents"})
+    table = Table(
+        ["domain", "name", "documents", "share"],
+        rows,
+        {0, 2, 3},
+        {"share": "of all documents"},
+    )
     map_ = draw_map(summary["map"], summary["domains"], caption, documents_of)
     return Page(
-        "Domains", parts=[tabs([(step, address(DOMAINS_PAGE, step)) for step in steps], query.stage), map_, table]
+        "Domains",
+        parts=[
+            tabs([(step, address(DOMAINS_PAGE, step)) for step in steps], query.stage),
+            map_,
+            table,
+        ],
     )

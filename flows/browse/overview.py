@@ -1,4 +1,6 @@
-"""The first page: the stages of a run, its documents after each step, and links to every listing."""
+"""The first page: the stages of a run, its documents after each step, and links to
+every listing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from gristmill.flows.browse.cluster_pages import steps_with_clusters
 from gristmill.flows.browse.cut_pages import link_of_cut
 from gristmill.flows.browse.domain_page import steps_with_domains
 from gristmill.flows.browse.step_pages import trainings
-from gristmill.flows.pages.page_elements import Inline, Link, Note, Page, Section, ShareBar, Span, Table
+from gristmill.flows.pages.page_elements import (
+    Inline,
+    Link,
+    Note,
+    Page,
+    Section,
+    ShareBar,
+    Span,
+    Table,
+)
 from gristmill.flows.questions.status import describe_running, stage_states
 from gristmill.flows.report.report_facts import funnel, top_reasons
 
@@ -37,8 +48,13 @@ def overview_page(run: BrowsedRun, query: NoQuery) -> Page:
     """All stages with their states, the funnel, and links to every listing."""
     summaries = {name: run.summary(name) for name in run.committed()}
     rows = funnel(summaries, run.session.manifest.steps)
-    subject = f"{run.session.manifest_file}, store {mask_text(str(run.session.store.root))}"
-    start = f"No documents are read yet. Start with `{run.session.command('run')}`; what is committed appears here."
+    subject = (
+        f"{run.session.manifest_file}, store {mask_text(str(run.session.store.root))}"
+    )
+    start = (
+        f"No documents are read yet. Start with `{run.session.command('run')}`; "
+        "what is committed appears here."
+    )
     sections = [_funnel_section(run, rows), _source_section(rows)] if rows else []
     parts = [Note(subject)] if rows else [Note(subject), Note(start, "plain")]
     return Page(run.name, [*sections, _stage_section(run)], parts)
@@ -56,15 +72,25 @@ def _funnel_section(run: BrowsedRun, rows: list[dict[str, Any]]) -> Section:
             reasons += [", "] if reasons else []
             reasons += [Link(reason, listed) if listed else reason, f" {count:,}"]
             reasons += [" (", Link("its cut", cut), ")"] if cut else []
-        counts = [f"{row['read']:,}", f"{row['kept']:,}", f"{row['bytes_kept'] / 1e6:,.2f}"]
+        counts = [
+            f"{row['read']:,}",
+            f"{row['kept']:,}",
+            f"{row['bytes_kept'] / 1e6:,.2f}",
+        ]
         lines.append([row["stage"], *counts, ShareBar(row["kept"] / read), reasons])
-    table = Table(["step", "read", "kept", "MB kept", "", "dropped by"], lines, {1, 2, 3})
+    table = Table(
+        ["step", "read", "kept", "MB kept", "", "dropped by"], lines, {1, 2, 3}
+    )
     return Section("Documents after each step", [table])
 
 
 def _reason_link(step: str, reason: str) -> str:
     is_quarantine = reason == "quarantined"
-    return (Search(step=step, outcome="quarantined") if is_quarantine else Search(step=step, reason=reason)).link()
+    return (
+        Search(step=step, outcome="quarantined")
+        if is_quarantine
+        else Search(step=step, reason=reason)
+    ).link()
 
 
 def _source_section(rows: list[dict[str, Any]]) -> Section:
@@ -72,9 +98,24 @@ def _source_section(rows: list[dict[str, Any]]) -> Section:
     for name, counts in sorted(rows[0].get("sources", {}).items()):
         kept = rows[-1]["sources"].get(name, {}).get("kept", 0)
         share = f"{kept / counts['read']:.1%}" if counts["read"] else ""
-        lines.append([Link(name, Search(source=name).link()), f"{counts['read']:,}", f"{kept:,}", share])
+        lines.append(
+            [
+                Link(name, Search(source=name).link()),
+                f"{counts['read']:,}",
+                f"{kept:,}",
+                share,
+            ]
+        )
     return Section(
-        "Sources", [Table(["source", "read", "left", "share"], lines, {1, 2, 3}, {"left": "after all steps"})]
+        "Sources",
+        [
+            Table(
+                ["source", "read", "left", "share"],
+                lines,
+                {1, 2, 3},
+                {"left": "after all steps"},
+            )
+        ],
     )
 
 
@@ -92,12 +133,26 @@ def _stage_section(run: BrowsedRun) -> Section:
                 _remark(state),
             ]
         )
-    return Section("Stages", [Table(["stage", "state", "seconds", "MB", ""], lines, {2, 3}, {"MB": "of its output"})])
+    return Section(
+        "Stages",
+        [
+            Table(
+                ["stage", "state", "seconds", "MB", ""],
+                lines,
+                {2, 3},
+                {"MB": "of its output"},
+            )
+        ],
+    )
 
 
 def _remark(state: Mapping[str, Any]) -> str:
     """The progress of a running stage, or why one is not committed."""
-    return describe_running(state, time.time()) if "owner" in state else str(state.get("details", ""))
+    return (
+        describe_running(state, time.time())
+        if "owner" in state
+        else str(state.get("details", ""))
+    )
 
 
 def _listing_of(run: BrowsedRun, stage: str) -> str:
@@ -108,19 +163,34 @@ def _listing_of(run: BrowsedRun, stage: str) -> str:
         return address(TRAINING_PAGE, stage)
     if stage in steps_with_domains(run):
         return address(DOMAINS_PAGE, stage)
-    return address(CLUSTERS_PAGE, stage) if (DOCUMENTS, stage) in steps_with_clusters(run) else ""
+    return (
+        address(CLUSTERS_PAGE, stage)
+        if (DOCUMENTS, stage) in steps_with_clusters(run)
+        else ""
+    )
 
 
 def navigation(run: BrowsedRun) -> list[Link]:
     """Links to the listings that a run has by now."""
     links = [Link("overview", "/")]
-    links += [Link(name, address(DOCUMENTS, corpus=corpus_parameter(name))) for name in run.corpora()]
+    links += [
+        Link(name, address(DOCUMENTS, corpus=corpus_parameter(name)))
+        for name in run.corpora()
+    ]
     if DOCUMENTS in run.corpora():
-        links += [Link("search", address(SEARCH_PAGE)), Link("cuts", address(CUTS_PAGE))]
+        links += [
+            Link("search", address(SEARCH_PAGE)),
+            Link("cuts", address(CUTS_PAGE)),
+        ]
     for step in steps_with_domains(run)[:1]:
         links.append(Link("domains", address(DOMAINS_PAGE, step)))
     for corpus, step in steps_with_clusters(run)[:1]:
-        links.append(Link("duplicates", address(CLUSTERS_PAGE, step, corpus=corpus_parameter(corpus))))
+        links.append(
+            Link(
+                "duplicates",
+                address(CLUSTERS_PAGE, step, corpus=corpus_parameter(corpus)),
+            )
+        )
     for stage in run.packed_sets()[:1]:
         links.append(Link("rows", address(ROWS_PAGE, stage)))
     for stage in trainings(run)[:1]:

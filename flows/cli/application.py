@@ -1,7 +1,9 @@
-"""The Typer application, the options that commands share, the opening of manifests, and the handling of errors.
+"""The Typer application, the options that commands share, the opening of manifests, and
+the handling of errors.
 
-The commands are in `<subject>_commands.py` and register themselves on `app`; `main.py` imports them all. Heavy modules
-are imported inside the commands, so that `gristmill --help` answers at once.
+The commands are in `<subject>_commands.py` and register themselves on `app`; `main.py`
+imports them all. Heavy modules are imported inside the commands, so that `gristmill
+--help` answers at once.
 """
 
 from __future__ import annotations
@@ -27,16 +29,31 @@ if TYPE_CHECKING:
 EXIT_STAGE_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-STORAGE_LIBRARIES = ("adlfs", "aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs")
-"""Libraries of fsspec's object stores; their errors are shown as messages, without a traceback."""
+STORAGE_LIBRARIES = (
+    "adlfs",
+    "aiobotocore",
+    "aiohttp",
+    "azure",
+    "botocore",
+    "gcsfs",
+    "google",
+    "requests",
+    "s3fs",
+)
+"""Libraries of fsspec's object stores; their errors are shown as messages, without a
+traceback.
+"""
 
 
 class WholeSentences(TyperGroup):
-    """Command group whose help wraps the description of each command instead of truncating it, under the headings of
-    `command_groups`."""
+    """Command group whose help wraps the description of each command instead of
+    truncating it, under the headings of `command_groups`.
+    """
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; an error of a path, a disk or a network ends it with a message instead of a traceback."""
+        """Run the command; an error of a path, a disk or a network ends it with a
+        message instead of a traceback.
+        """
         try:
             with masked_output():
                 return super().invoke(ctx)
@@ -56,24 +73,36 @@ class WholeSentences(TyperGroup):
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands under the headings of their groups. The types of both arguments are private to Typer."""
+        """Write the commands under the headings of their groups. The types of both
+        arguments are private to Typer.
+        """
         commands = {}
         for name in self.list_commands(ctx):
             command = self.get_command(ctx, name)
             if command and not command.hidden:
                 commands[name] = command
-        headings = {heading: [name for name in group if name in commands] for heading, group in GROUPS.items()}
+        headings = {
+            heading: [name for name in group if name in commands]
+            for heading, group in GROUPS.items()
+        }
         grouped_names = {name for group in GROUPS.values() for name in group}
         headings["Commands"] = [name for name in commands if name not in grouped_names]
         for heading, names in headings.items():
             if names:
                 with formatter.section(heading):
-                    formatter.write_dl([(name, commands[name].get_short_help_str(limit=1000)) for name in names])
+                    formatter.write_dl(
+                        [
+                            (name, commands[name].get_short_help_str(limit=1000))
+                            for name in names
+                        ]
+                    )
 
 
 @contextmanager
 def masked_output() -> Iterator[None]:
-    """Mask credentials of the manifest, settings and store in everything printed inside the context."""
+    """Mask credentials of the manifest, settings and store in everything printed inside
+    the context.
+    """
     stdout = sys.stdout
     stderr = sys.stderr
     sys.stdout = cast(TextIO, MaskedStream(stdout))
@@ -87,7 +116,8 @@ def masked_output() -> Iterator[None]:
 
 app = typer.Typer(
     cls=WholeSentences,
-    help="Turn raw text into a trained language model: one manifest, one command, every token traceable.",
+    help="Turn raw text into a trained language model: one manifest, one command, "
+    "every token traceable.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -107,7 +137,13 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version",
+            help="Show the version and exit.",
+            callback=show_version,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Define the options that precede a command."""
@@ -116,7 +152,9 @@ def options(
 ManifestArgument = Annotated[
     str,
     typer.Argument(
-        metavar="MANIFEST", help="The YAML manifest, `demo`, or `recipe:NAME`.", autocompletion=complete_manifest
+        metavar="MANIFEST",
+        help="The YAML manifest, `demo`, or `recipe:NAME`.",
+        autocompletion=complete_manifest,
     ),
 ]
 SetOption = Annotated[
@@ -133,7 +171,8 @@ StoreOption = Annotated[
     typer.Option(
         "--store",
         metavar="PATH",
-        help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or ./gristmill-store]",
+        help="Folder or URL of the outputs.  [default: $GRISTMILL_STORE or "
+        "./gristmill-store]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
@@ -156,17 +195,30 @@ def open_or_exit(
     from gristmill.mixtures.load import ManifestError
 
     try:
-        return open_session(manifest, overrides or [], store, until, exactly, verify_inputs, allow_code)
+        return open_session(
+            manifest, overrides or [], store, until, exactly, verify_inputs, allow_code
+        )
     except ManifestError as error:
         num_problems = len(error.problems)
         typer.echo(mask_text(str(error)), err=True)
-        fail(f"{num_problems} problem{'s' if num_problems > 1 else ''} in {manifest}; nothing was run", EXIT_USAGE)
-    except (UnknownStageError, SourceError, StoreLocationError, FileNotFoundError) as error:
+        fail(
+            f"{num_problems} problem{'s' if num_problems > 1 else ''} in "
+            f"{manifest}; nothing was run",
+            EXIT_USAGE,
+        )
+    except (
+        UnknownStageError,
+        SourceError,
+        StoreLocationError,
+        FileNotFoundError,
+    ) as error:
         fail(str(error), EXIT_USAGE)
 
 
 def open_store(location: str | None) -> Any:
-    """Open the store named by the option, the environment or the default, or exit with code 2."""
+    """Open the store named by the option, the environment or the default, or exit with
+    code 2.
+    """
     from gristmill.core.store import StoreLocationError, store_at
 
     try:
@@ -178,23 +230,34 @@ def open_store(location: str | None) -> Any:
 def out_file(option: str, path: Path) -> Path:
     """Return the path of a file to write, or exit with code 2 if it is a folder."""
     if path.is_dir():
-        fail(f"{option} {path} is a folder; name a file, such as {path / 'FILE'}", EXIT_USAGE)
+        fail(
+            f"{option} {path} is a folder; name a file, such as {path / 'FILE'}",
+            EXIT_USAGE,
+        )
     return path
 
 
-def refuse_without(context: typer.Context, required_option: str, options: Sequence[str]) -> None:
-    """Exit with code 2 if one of `options`, which have no effect without `required_option`, was given."""
+def refuse_without(
+    context: typer.Context, required_option: str, options: Sequence[str]
+) -> None:
+    """Exit with code 2 if one of `options`, which have no effect without
+    `required_option`, was given.
+    """
     given_options = []
     for name in options:
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             given_options.append("--" + name.replace("_", "-"))
     if given_options:
-        fail(f"{', '.join(given_options)}: only valid with {required_option}; add it", EXIT_USAGE)
+        fail(
+            f"{', '.join(given_options)}: only valid with {required_option}; add it",
+            EXIT_USAGE,
+        )
 
 
 def why_refused(error: Exception) -> str | None:
-    """Return the message of an error of a file system, network or object store, or of a missing library of one of this
-    package's extras; None for any other error."""
+    """Return the message of an error of a file system, network or object store, or of a
+    missing library of one of this package's extras; None for any other error.
+    """
     if isinstance(error, ImportError):
         from gristmill.flows.running.missing_libraries import EXTRA_OF, sentence_of
 
@@ -205,13 +268,24 @@ def why_refused(error: Exception) -> str | None:
 
         name = error.filename2 or error.filename
         # Name the target file, not the temporary file that stands in for it.
-        location = f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: " if isinstance(name, str | bytes) else ""
-        return (
-            f"{location}{error.strerror.lower()}; correct the path, its permissions or what blocks it, and run it again"
+        location = (
+            f"{os.fsdecode(name).partition(TEMPORARY_MARK)[0]}: "
+            if isinstance(name, str | bytes)
+            else ""
         )
-    if isinstance(error, OSError) or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES:
+        return (
+            f"{location}{error.strerror.lower()}; correct the path, its permissions "
+            "or what blocks it, and run it again"
+        )
+    if (
+        isinstance(error, OSError)
+        or type(error).__module__.partition(".")[0] in STORAGE_LIBRARIES
+    ):
         detail = " ".join(str(error).split()) or type(error).__name__
-        return f"a file or store cannot be used: {detail}; correct its address or your access to it, and run it again"
+        return (
+            f"a file or store cannot be used: {detail}; correct its address or "
+            "your access to it, and run it again"
+        )
     return None
 
 
@@ -242,8 +316,15 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON; control characters that a terminal would interpret are escaped."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str).translate(_ESCAPES))
+    """Print a value as JSON; control characters that a terminal would interpret are
+    escaped.
+    """
+    typer.echo(
+        json.dumps(value, indent=1, ensure_ascii=False, default=str).translate(_ESCAPES)
+    )
 
 
-_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+_ESCAPES = {
+    code: f"\\u{code:04x}"
+    for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}

@@ -15,46 +15,72 @@ from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, o
 @app.command()
 def bench(
     area: Annotated[
-        str, typer.Argument(help="Area to measure: dataprep, quality, tokenize, train, ...; or floors, see below.")
+        str,
+        typer.Argument(
+            help="Area to measure: dataprep, quality, tokenize, "
+            "train, ...; or floors, see below."
+        ),
     ],
     as_json: JsonOption = False,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the rows as a Markdown page.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the rows as a Markdown page."),
     ] = None,
     points: Annotated[
-        int | None, typer.Option(metavar="N", help="For chaos: number of kills; 200 if absent.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N", help="For chaos: number of kills; 200 if absent.", min=1
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="For chaos: seed of the points and kinds of kills.")
+        int | None,
+        typer.Option(
+            metavar="N", help="For chaos: seed of the points and kinds of kills."
+        ),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="For bounds, chain and chaos: working folder; chaos resumes in it."),
+        typer.Option(
+            metavar="DIR",
+            help="For bounds, chain and chaos: working folder; chaos resumes in it.",
+        ),
     ] = None,
     at_once: Annotated[
-        int | None, typer.Option(metavar="N", help="For chaos: number of concurrent points; 2 if absent.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="For chaos: number of concurrent points; 2 if absent.",
+            min=1,
+        ),
     ] = None,
     documents: Annotated[
         list[int] | None,
         typer.Option(
             metavar="N",
-            help="For bounds: number of documents of 200 bytes; 30 million if absent. For chain: documents of a "
+            help="For bounds: number of documents of 200 bytes; 30 million if "
+            "absent. For chain: documents of a "
             "corpus, may be given several times; 5000 and 70000 if absent.",
             min=10,
         ),
     ] = None,
     flame: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For chain: also draw a flame graph (SVG; needs py-spy).")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="For chain: also draw a flame graph (SVG; needs py-spy).",
+        ),
     ] = None,
 ) -> None:
     """Measure speed and quality against a named peer or bound in the same run.
 
-    The area `chaos` kills and damages a tiny pipeline, and measures the share of runs that still end with the same
-    bytes. The area `bounds` takes an hour; `--documents 1000000` takes minutes. The area `chain` compares raw JSONL to
-    packed shards with others' chains.
+    The area `chaos` kills and damages a tiny pipeline, and measures the share of runs
+    that still end with the same bytes. The area `bounds` takes an hour; `--documents
+    1000000` takes minutes. The area `chain` compares raw JSONL to packed shards with
+    others' chains.
 
-    `floors` measures a short form of the areas, compares each row with the floor beside its measurement, and lists the
-    rows below their floors; the exit code is 1 if there are any.
+    `floors` measures a short form of the areas, compares each row with the floor beside
+    its measurement, and lists the rows below their floors; the exit code is 1 if there
+    are any.
     """
     from gristmill.mixtures.yaml_text import did_you_mean
 
@@ -65,7 +91,11 @@ def bench(
         raise typer.Exit(0 if areas.print_floors(as_json) else 1)
     if area not in areas.AREAS:
         suggestion = did_you_mean(area, areas.AREAS) or ";"
-        fail(f"no such area: {area}{suggestion} areas are floors, {', '.join(areas.AREAS)}", EXIT_USAGE)
+        fail(
+            f"no such area: {area}{suggestion} areas are floors, "
+            f"{', '.join(areas.AREAS)}",
+            EXIT_USAGE,
+        )
     sizes = documents if area == "chain" or not documents else documents[-1]
     area_options = {
         "points": points,
@@ -79,18 +109,27 @@ def bench(
     for name in options:
         if name not in areas.OPTIONS.get(area, ()):
             owners = [owner for owner, names in areas.OPTIONS.items() if name in names]
-            fail(f"--{name.replace('_', '-')} belongs to the area {' and '.join(owners)}", EXIT_USAGE)
+            fail(
+                f"--{name.replace('_', '-')} belongs to the area {' and '.join(owners)}",
+                EXIT_USAGE,
+            )
     if flame is not None:
         out_file("--flame", flame)
     areas.print_rows(area, as_json, markdown, **options)
 
 
 def areas_of_checkout() -> Any:
-    """Import the module `benchmarks.areas`, which is in a checkout and not in the installed package."""
+    """Import the module `benchmarks.areas`, which is in a checkout and not in the
+    installed package.
+    """
     import gristmill.mixtures
 
     root = Path(gristmill.mixtures.__path__[0]).parent
     if not (root / "benchmarks" / "areas.py").is_file():
-        fail("`gristmill bench` needs a checkout: benchmarks are not part of the installed package", EXIT_USAGE)
+        fail(
+            "`gristmill bench` needs a checkout: benchmarks are not part of the "
+            "installed package",
+            EXIT_USAGE,
+        )
     sys.path.append(str(root))
     return importlib.import_module("benchmarks.areas")

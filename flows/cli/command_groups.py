@@ -5,20 +5,25 @@ from __future__ import annotations
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
         "demo": "gristmill demo",
-        "run": "gristmill run mine.yaml --until dedup --set dedup.minhash.threshold=0.8",
+        "run": "gristmill run mine.yaml --until dedup --set "
+        "dedup.minhash.threshold=0.8",
         "stage": "gristmill stage filter mine.yaml --force",
         "plan": "gristmill plan mine.yaml --predict",
         "status": "gristmill status mine.yaml",
-        "continue": "gristmill continue mine.yaml --from-step 800 --set mix.weights.code=0.5",
+        "continue": "gristmill continue mine.yaml --from-step 800 --set "
+        "mix.weights.code=0.5",
         "logs": "gristmill logs mine.yaml pretrain --follow",
-        "mixtures": "gristmill mixtures sweep mine.yaml --weights grid.yaml --steps 200",
-        "ladder": "gristmill ladder mine.yaml --sizes 1m,3m,10m --tokens-per-parameter 5,20",
+        "mixtures": "gristmill mixtures sweep mine.yaml --weights grid.yaml --steps "
+        "200",
+        "ladder": "gristmill ladder mine.yaml --sizes 1m,3m,10m "
+        "--tokens-per-parameter 5,20",
     },
     "Ask": {
         "explain": "gristmill explain mine.yaml 02739b49",
         "show": "gristmill show mine.yaml 02739b49 --only after",
         "search": 'gristmill search mine.yaml "how bread is baked" --limit 5',
-        "query": 'gristmill query mine.yaml "select source, count(*) from documents group by 1"',
+        "query": 'gristmill query mine.yaml "select source, count(*) from documents '
+        'group by 1"',
         "whatif": "gristmill whatif mine.yaml --set filter.gopher_quality.min_words=40",
         "dialects": "gristmill dialects mine.yaml",
         "trace": "gristmill trace mine.yaml --step 1200",
@@ -29,12 +34,15 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Data": {
         "look": "gristmill look data/ --out mine.yaml",
-        "new": "gristmill new mine.yaml --source web=crawl/ --source books.jsonl --language en",
+        "new": "gristmill new mine.yaml --source web=crawl/ --source books.jsonl "
+        "--language en",
         "recipes": "gristmill recipes fineweb",
         "try": 'gristmill try ./mine.py:is_recipe --on "data/*.jsonl"',
         "schema": "gristmill schema --markdown keys/",
-        "export-documents": "gristmill export-documents mine.yaml --format parquet --out clean/",
-        "export-tokens": "gristmill export-tokens mine.yaml --format megatron --out tokens/",
+        "export-documents": "gristmill export-documents mine.yaml --format parquet "
+        "--out clean/",
+        "export-tokens": "gristmill export-tokens mine.yaml --format megatron --out "
+        "tokens/",
         "takedown": "gristmill takedown mine.yaml --ids ids.txt",
     },
     "Models": {
@@ -55,5 +63,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 """Heading -> command -> example, in the order of the help."""
-EXAMPLES = {name: example for commands in GROUPS.values() for name, example in commands.items()}
+EXAMPLES = {
+    name: example for commands in GROUPS.values() for name, example in commands.items()
+}
 EXAMPLES["sweep"] = EXAMPLES["mixtures"]

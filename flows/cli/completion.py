@@ -1,7 +1,8 @@
-"""Shell completion of stages, runs of the store, manifests, and keys of the manifest for --set.
+"""Shell completion of stages, runs of the store, manifests, and keys of the manifest
+for --set.
 
-Each function gets the text before the cursor, and imports only what it needs, because the shell waits for it.
-`gristmill --install-completion` sets up a shell.
+Each function gets the text before the cursor, and imports only what it needs, because
+the shell waits for it. `gristmill --install-completion` sets up a shell.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ MOST_RUNS = 50
 Offer = tuple[str, str]
 """A completion and its description, which zsh and fish show."""
 KeyInfo = tuple[str, tuple[str, ...]]
-"""First sentence of a key's description, and its possible values if they are finitely many."""
+"""First sentence of a key's description, and its possible values if they are finitely
+many.
+"""
 
 
 def complete_manifest(incomplete: str) -> list[str]:
-    """Complete YAML files and folders, and after the first character also named manifests."""
+    """Complete YAML files and folders, and after the first character also named
+    manifests.
+    """
     from gristmill.mixtures.recipes.named_recipes import DEMO, PREFIX, recipe_names
 
     named_manifests = []
@@ -39,7 +44,9 @@ def complete_manifest(incomplete: str) -> list[str]:
     folder_prefix = incomplete[: len(incomplete) - len(prefix)]
     completions = []
     for entry in entries:
-        if not entry.name.startswith(prefix) or (entry.name.startswith(".") and not prefix):
+        if not entry.name.startswith(prefix) or (
+            entry.name.startswith(".") and not prefix
+        ):
             continue
         if entry.is_dir():
             completions.append(f"{folder_prefix}{entry.name}/")
@@ -52,7 +59,11 @@ def complete_recipe(incomplete: str) -> list[Offer]:
     """Complete recipes, with their descriptions."""
     from gristmill.mixtures.recipes.named_recipes import describe_recipe, recipe_names
 
-    return [(name, describe_recipe(name)) for name in recipe_names() if name.startswith(incomplete)]
+    return [
+        (name, describe_recipe(name))
+        for name in recipe_names()
+        if name.startswith(incomplete)
+    ]
 
 
 def complete_stage(incomplete: str) -> list[str]:
@@ -70,7 +81,14 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
 
     try:
         folder = store_at(ctx.params.get("store")).runs
-        names = sorted((path.name for path in folder.iterdir() if path.name.startswith(incomplete)), reverse=True)
+        names = sorted(
+            (
+                path.name
+                for path in folder.iterdir()
+                if path.name.startswith(incomplete)
+            ),
+            reverse=True,
+        )
     except (OSError, StoreLocationError):
         names = []
     offers = [("last", "the newest run")] if "last".startswith(incomplete) else []
@@ -79,18 +97,26 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[Offer]:
             record = json.loads((folder / name / "run.json").read_text())
         except (OSError, ValueError):  # the run has just started, or has no record
             continue
-        offers.append((name, f"{record['state']}, {Path(record['manifest_file']).name}"))
+        offers.append(
+            (name, f"{record['state']}, {Path(record['manifest_file']).name}")
+        )
     return offers
 
 
 def complete_setting(ctx: typer.Context, incomplete: str) -> list[Offer]:
-    """Complete keys of the manifest for `--set`; after an equals sign the values of a key with finitely many."""
+    """Complete keys of the manifest for `--set`; after an equals sign the values of a
+    key with finitely many.
+    """
     key, equals, prefix = incomplete.partition("=")
     offers = {**manifest_keys(), **source_keys(ctx.params.get("manifest"))}
     if equals:
         _, values = offers.get(key, ("", ()))
         return [(f"{key}={value}", "") for value in values if value.startswith(prefix)]
-    return [(name, description) for name, (description, _) in offers.items() if name.startswith(incomplete)]
+    return [
+        (name, description)
+        for name, (description, _) in offers.items()
+        if name.startswith(incomplete)
+    ]
 
 
 @cache
@@ -113,7 +139,9 @@ def manifest_keys() -> dict[str, KeyInfo]:
 
 
 def source_keys(manifest: str | None) -> dict[str, KeyInfo]:
-    """Return the keys of the manifest's sources, or nothing if the manifest cannot be read."""
+    """Return the keys of the manifest's sources, or nothing if the manifest cannot be
+    read.
+    """
     import yaml
 
     from gristmill.mixtures.recipes.named_recipes import manifest_file
@@ -131,8 +159,12 @@ def source_keys(manifest: str | None) -> dict[str, KeyInfo]:
     return keys
 
 
-def _keys(model: Any, prefix: str, ancestors: tuple[Any, ...] = ()) -> Iterator[tuple[str, KeyInfo]]:
-    """Yield the keys of a section and its subsections; a section that contains itself is not entered twice."""
+def _keys(
+    model: Any, prefix: str, ancestors: tuple[Any, ...] = ()
+) -> Iterator[tuple[str, KeyInfo]]:
+    """Yield the keys of a section and its subsections; a section that contains itself
+    is not entered twice.
+    """
     from gristmill.flows.authoring.manifest_reference import alternatives
     from gristmill.mixtures.base import docstrings
 
@@ -141,7 +173,9 @@ def _keys(model: Any, prefix: str, ancestors: tuple[Any, ...] = ()) -> Iterator[
         submodel = next((part for part in parts if hasattr(part, "model_fields")), None)
         if submodel in (model, *ancestors):
             continue
-        is_list = any(getattr(part, "__origin__", None) in (list, tuple, dict) for part in parts)
+        is_list = any(
+            getattr(part, "__origin__", None) in (list, tuple, dict) for part in parts
+        )
         if submodel is not None and not is_list:
             yield from _keys(submodel, f"{prefix}{name}.", (*ancestors, model))
             continue

@@ -1,5 +1,6 @@
-"""Commands for manifests, mixtures and exports: `new`, `schema`, `mixtures sweep`, `export-tokens`,
-`export-documents`."""
+"""Commands for manifests, mixtures and exports: `new`, `schema`, `mixtures sweep`,
+`export-tokens`, `export-documents`.
+"""
 
 from __future__ import annotations
 
@@ -40,32 +41,49 @@ if TYPE_CHECKING:
 def new(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="The manifest to write.  [default: NAME.yaml]", show_default=False),
+        typer.Argument(
+            metavar="[FILE]",
+            help="The manifest to write.  [default: NAME.yaml]",
+            show_default=False,
+        ),
     ] = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[NAME=]PATH",
             help=(
-                "Data to look at: a file, glob, folder or URL; may be given several times. Without it, you are prompted."
+                "Data to look at: a file, glob, folder or URL; may be given several "
+                "times. Without it, you are prompted."
             ),
         ),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the run.")
+    ] = None,
     language: Annotated[
-        list[str] | None, typer.Option(metavar="CODE", help="A language to keep (en, de, ...); all if absent.")
+        list[str] | None,
+        typer.Option(
+            metavar="CODE", help="A language to keep (en, de, ...); all if absent."
+        ),
     ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Tokens to train on; by default the estimated size of the data.", min=20_000),
+        typer.Option(
+            metavar="N",
+            help="Tokens to train on; by default the estimated size of the data.",
+            min=20_000,
+        ),
     ] = None,
-    train: Annotated[bool, typer.Option(help="Whether to train a model, or only prepare documents.")] = True,
+    train: Annotated[
+        bool, typer.Option(help="Whether to train a model, or only prepare documents.")
+    ] = True,
     fineweb2: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE",
             help=(
-                "FineWeb-2's settings of a language to keep, such as configs/deu_Latn.yml of huggingface/fineweb-2; may be "
+                "FineWeb-2's settings of a language to keep, such as "
+                "configs/deu_Latn.yml of huggingface/fineweb-2; may be "
                 "given several times, in place of --language."
             ),
         ),
@@ -74,7 +92,10 @@ def new(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=("Write a copy of a recipe (see: gristmill recipes); --source NAME=PATH sets the path of its source."),
+            help=(
+                "Write a copy of a recipe (see: gristmill recipes); --source "
+                "NAME=PATH sets the path of its source."
+            ),
             autocompletion=complete_recipe,
         ),
     ] = None,
@@ -82,19 +103,30 @@ def new(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="A fastText language identification model; by default lid.176, with --fineweb2 glotlid.bin.",
+            help="A fastText language identification model; by default lid.176, with "
+            "--fineweb2 glotlid.bin.",
         ),
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="An existing tokenizer.json, instead of one trained on the data."),
+        typer.Option(
+            metavar="FILE",
+            help="An existing tokenizer.json, instead of one trained on the data.",
+        ),
     ] = None,
 ) -> None:
-    """Write a manifest for your data, with the formats, fields, weights and sizes found by looking at the files."""
+    """Write a manifest for your data, with the formats, fields, weights and sizes found
+    by looking at the files.
+    """
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.fineweb2_settings import SettingsError, read_settings
     from gristmill.flows.authoring.look_at_data import look_at
-    from gristmill.flows.authoring.new_manifest import Wishes, read_tokenizer, source_name, write_manifest
+    from gristmill.flows.authoring.new_manifest import (
+        Wishes,
+        read_tokenizer,
+        source_name,
+        write_manifest,
+    )
     from gristmill.mixtures.load import ManifestError
     from gristmill.tokenize.encoding.tokenizer import TokenizerError
 
@@ -115,7 +147,9 @@ def new(
             raise SourceError(f"--source {path_option!r}: give a path, or NAME=PATH")
         label = prefix if has_name else source_name(path, list(looks))
         if label in looks:
-            raise SourceError(f"source {label!r} is given twice; rename one of them: NAME=PATH")
+            raise SourceError(
+                f"source {label!r} is given twice; rename one of them: NAME=PATH"
+            )
         looks[label] = look_at(label, anchored(path))
         paths[label] = path
         typer.echo(f"{label}: {describe(looks[label])}")
@@ -123,7 +157,10 @@ def new(
 
     try:
         if fineweb2 and language:
-            raise SettingsError("--fineweb2 and --language both set the languages to keep; give one of them")
+            raise SettingsError(
+                "--fineweb2 and --language both set the languages to "
+                "keep; give one of them"
+            )
         settings = read_settings(fineweb2 or [])
         for path_option in source or []:
             add_source(path_option)
@@ -132,13 +169,17 @@ def new(
             name = name or typer.prompt("Name of the run", default=next(iter(looks)))
             if not language and not settings:
                 question = "Languages to keep, e.g. en de (empty for all)"
-                language = typer.prompt(question, default="", show_default=False).split()
+                language = typer.prompt(
+                    question, default="", show_default=False
+                ).split()
             train = train and typer.confirm("Train a model?", default=True)
         name = name or next(iter(looks))
         target = file or Path(f"{name}.yaml")
         vocabulary = None
         if tokenizer is not None:
-            vocabulary = read_tokenizer(tokenizer.expanduser(), path_in(target, str(tokenizer)))
+            vocabulary = read_tokenizer(
+                tokenizer.expanduser(), path_in(target, str(tokenizer))
+            )
         wishes = Wishes(
             name,
             language or [],
@@ -148,18 +189,29 @@ def new(
             language_model and anchored(language_model),
             vocabulary,
         )
-        sources = {label: place_in(target, path, looks[label]) for label, path in paths.items()}
+        sources = {
+            label: place_in(target, path, looks[label]) for label, path in paths.items()
+        }
         text = write_manifest(wishes, sources, str(target))
     except typer.Abort:
-        fail("nothing was written; to skip the questions, give the data: gristmill new --source PATH", EXIT_USAGE)
+        fail(
+            "nothing was written; to skip the questions, give the data: gristmill "
+            "new --source PATH",
+            EXIT_USAGE,
+        )
     except (SourceError, SettingsError, TokenizerError, ManifestError) as error:
         fail(f"{error}\nnothing was written", EXIT_USAGE)
     save_manifest(target, text)
-    typer.echo(f"\nwritten: {target}\nlook at it, then: gristmill plan {target}\n{'':17} gristmill run {target}")
+    typer.echo(
+        f"\nwritten: {target}\nlook at it, then: gristmill plan "
+        f"{target}\n{'':17} gristmill run {target}"
+    )
 
 
 def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None:
-    """Write a copy of a recipe with the given paths of its sources, or exit with code 2."""
+    """Write a copy of a recipe with the given paths of its sources, or exit with code
+    2.
+    """
     from gristmill.flows.authoring.manifest_text import ManifestTextError, set_keys
     from gristmill.mixtures.load import ManifestError, parse_manifest
     from gristmill.mixtures.recipes.named_recipes import needs_of_recipe, recipe_file
@@ -177,8 +229,16 @@ def write_recipe(recipe: str, file: Path | None, sources: Sequence[str]) -> None
         name, _, path = argument.partition("=")
         if not path or name not in source_names:
             suggestion = did_you_mean(name, source_names) or ";"
-            sources_text = f"has the sources {', '.join(source_names)}" if source_names else "has no sources"
-            fail(f"--source {argument!r}: write NAME=PATH{suggestion} the recipe {sources_text}", EXIT_USAGE)
+            sources_text = (
+                f"has the sources {', '.join(source_names)}"
+                if source_names
+                else "has no sources"
+            )
+            fail(
+                f"--source {argument!r}: write NAME=PATH{suggestion} the recipe "
+                f"{sources_text}",
+                EXIT_USAGE,
+            )
         values["sources", name, "path"] = path_in(target, path)
     try:
         text = set_keys(text, values)
@@ -203,9 +263,11 @@ def place_in(manifest: Path, path: str, look: Look) -> Look:
 
 
 def path_in(manifest: Path, path: str) -> str:
-    """Return a path as written in a manifest: a relative path becomes relative to the manifest's folder.
+    """Return a path as written in a manifest: a relative path becomes relative to the
+    manifest's folder.
 
-    Absolute paths and URLs stay absolute; a folder with both data and manifest can be moved.
+    Absolute paths and URLs stay absolute; a folder with both data and manifest can be
+    moved.
     """
     if "://" in path or path.startswith(("/", "~")):
         return anchored(path)
@@ -213,18 +275,26 @@ def path_in(manifest: Path, path: str) -> str:
 
 
 def save_manifest(target: Path, text: str) -> None:
-    """Write a new manifest, or exit with code 2 if the file exists or cannot be written."""
+    """Write a new manifest, or exit with code 2 if the file exists or cannot be
+    written.
+    """
     try:
         with target.open("x", encoding="utf-8") as sink:
             sink.write(text)
     except FileExistsError:
         fail(f"{target} exists and was not changed; name another file", EXIT_USAGE)
     except OSError as error:
-        fail(f"{target} cannot be written: {(error.strerror or str(error)).lower()}; name another file", EXIT_USAGE)
+        fail(
+            f"{target} cannot be written: {(error.strerror or str(error)).lower()}; "
+            "name another file",
+            EXIT_USAGE,
+        )
 
 
 def ask_for_sources(add_source: Callable[[str], str]) -> None:
-    """Prompt for paths until an empty answer follows at least one source; unreadable paths are prompted for again."""
+    """Prompt for paths until an empty answer follows at least one source; unreadable
+    paths are prompted for again.
+    """
     from gristmill.dataprep.reading.sources import SourceError
 
     question = "Where is your data? (file, glob, folder or URL)"
@@ -242,7 +312,10 @@ def describe(look: Look) -> str:
     """Describe a look at a source in one line."""
     from gristmill.flows.authoring.look_at_data import size
 
-    parts = [f"{look.files:,} file{'s' if look.files != 1 else ''}, {size(look.stored_bytes)}"]
+    parts = [
+        f"{look.files:,} file{'s' if look.files != 1 else ''}, "
+        f"{size(look.stored_bytes)}"
+    ]
     if look.format != "auto":
         parts.append(f"format {look.format}")
     if look.text_field:
@@ -264,7 +337,8 @@ def schema(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write the reference to this folder, one Markdown page per section, instead of the schema.",
+            help="Write the reference to this folder, one Markdown page per section, "
+            "instead of the schema.",
         ),
     ] = None,
 ) -> None:
@@ -298,33 +372,51 @@ def sweep(
     weights: Annotated[
         Path,
         typer.Option(
-            metavar="GRID", help="YAML: a list of weights, or a mapping with `mixtures`, `grid` and `dirichlet`."
+            metavar="GRID",
+            help="YAML: a list of weights, or a mapping with "
+            "`mixtures`, `grid` and `dirichlet`.",
         ),
     ],
-    steps: Annotated[int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)],
+    steps: Annotated[
+        int, typer.Option(metavar="N", help="Training steps of every proxy.", min=1)
+    ],
     seeds: Annotated[
-        int, typer.Option(metavar="N", help="Proxies per mixture, to measure the spread between runs.", min=1)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Proxies per mixture, to measure the spread between runs.",
+            min=1,
+        ),
     ] = 1,
     model: Annotated[
         str,
         typer.Option(
             metavar="KEY=VALUE,...",
-            help="Settings of the proxy's model that differ from 2 layers of width 128 with 4 heads.",
+            help="Settings of the proxy's model that differ from 2 layers of width "
+            "128 with 4 heads.",
         ),
     ] = "",
     target: Annotated[
         str,
         typer.Option(
             metavar="NAME=SHARE,...",
-            help="Share of each source, or task of pretrain.tasks, in the objective.  [default: weights]",
+            help="Share of each source, or task of pretrain.tasks, in the objective. "
+            " [default: weights]",
         ),
     ] = "",
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the sweep in Prefect (starts faster).")] = False,
+    no_ui: Annotated[
+        bool,
+        typer.Option(
+            "--no-ui", help="Do not record the sweep in Prefect (starts faster)."
+        ),
+    ] = False,
 ) -> None:
-    """Train a small model on every mixture, compare bits per byte, and suggest a mixture."""
+    """Train a small model on every mixture, compare bits per byte, and suggest a
+    mixture.
+    """
     from gristmill.flows.sweeps.proxies import plan_sweep
     from gristmill.flows.sweeps.results import analyse
     from gristmill.flows.sweeps.sweep_flow import launch_sweep
@@ -334,7 +426,9 @@ def sweep(
     with training_several():
         model_settings = pairs("--model", model)
         shares = pairs("--target", target)
-        planned = plan_sweep(manifest, weights, steps, seeds, model_settings, set_ or [], store, shares)
+        planned = plan_sweep(
+            manifest, weights, steps, seeds, model_settings, set_ or [], store, shares
+        )
         outcomes = launch_sweep(
             planned,
             weights,
@@ -353,7 +447,9 @@ def sweep(
 
 
 def pairs(option: str, text: str) -> dict[str, Any]:
-    """Parse `a=1,b=2` into a mapping of numbers (true and false too), or exit with code 2."""
+    """Parse `a=1,b=2` into a mapping of numbers (true and false too), or exit with code
+    2.
+    """
     import yaml
 
     from gristmill.mixtures.yaml_text import parse_yaml
@@ -402,16 +498,30 @@ def export_tokens(
         TokenFormat,
         typer.Option(
             "--format",
-            help=("llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or mds (MosaicML Streaming)."),
+            help=(
+                "llmc (also modded-nanogpt), megatron, memmap (nanoGPT), olmo, or "
+                "mds (MosaicML Streaming)."
+            ),
         ),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")],
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="Folder or URL of the files.")
+    ],
     order: Annotated[
-        RowOrder, typer.Option(help="Order in which pre-training reads the rows, or in which they are stored.")
+        RowOrder,
+        typer.Option(
+            help="Order in which pre-training reads the rows, or "
+            "in which they are stored."
+        ),
     ] = (RowOrder.TRAINED),
-    split: Annotated[SplitName, typer.Option(help="Training rows, or held-out rows.")] = SplitName.TRAIN,
+    split: Annotated[
+        SplitName, typer.Option(help="Training rows, or held-out rows.")
+    ] = SplitName.TRAIN,
     shard_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="Maximum tokens per file of llmc and olmo.", min=1
+        ),
     ] = 100_000_000,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -424,7 +534,9 @@ def export_tokens(
 
     session = open_or_exit(manifest, set_, store)
     try:
-        summary = export_from(session, form.value, out, order.value, split.value, shard_tokens)
+        summary = export_from(
+            session, form.value, out, order.value, split.value, shard_tokens
+        )
     except (NothingToExportError, ExportError, MissingLibraryError) as error:
         fail(str(error), EXIT_USAGE)
     except OSError as error:
@@ -433,10 +545,14 @@ def export_tokens(
         print_json(summary)
         return
     typer.echo(
-        f"{summary['tokens']:,} tokens of {summary['documents']:,} document pieces in {summary['rows']:,} rows, order "
-        f"{summary['order']}, {summary['dtype']}; {summary['padding_left_out']:,} tokens of padding left out"
+        f"{summary['tokens']:,} tokens of {summary['documents']:,} document pieces in "
+        f"{summary['rows']:,} rows, order {summary['order']}, {summary['dtype']}; "
+        f"{summary['padding_left_out']:,} tokens of padding left out"
     )
-    typer.echo(f"{len(summary['sha256'])} files in {out}; README.{form.value}.md says how to read them")
+    typer.echo(
+        f"{len(summary['sha256'])} files in {out}; README.{form.value}.md "
+        "says how to read them"
+    )
 
 
 class DocumentFormat(StrEnum):
@@ -455,29 +571,47 @@ def export_documents(
         typer.Option(
             "--format",
             help=(
-                "parquet, jsonl (compressed by zstd), or hf: a folder for datasets.load_dataset, with a dataset card."
+                "parquet, jsonl (compressed by zstd), or hf: a folder for "
+                "datasets.load_dataset, with a dataset card."
             ),
         ),
     ],
     out: Annotated[
         str,
         typer.Option(
-            "--out", metavar="DIR_OR_URL", help=("Folder, s3://... or hf://datasets/USER/NAME (a new one is private).")
+            "--out",
+            metavar="DIR_OR_URL",
+            help=(
+                "Folder, s3://... or hf://datasets/USER/NAME (a new one is private)."
+            ),
         ),
     ],
     where: Annotated[
         str | None,
         typer.Option(
-            metavar="SQL", help=("Only documents that satisfy a condition on the columns, e.g. \"language = 'de'\".")
+            metavar="SQL",
+            help=(
+                "Only documents that satisfy a condition on the "
+                "columns, e.g. \"language = 'de'\"."
+            ),
         ),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(metavar="A,B,...", help="Only these columns.  [default: all but original_text]")
+        str | None,
+        typer.Option(
+            metavar="A,B,...",
+            help="Only these columns.  [default: all but original_text]",
+        ),
     ] = None,
     dropped: Annotated[
-        bool, typer.Option("--dropped", help="Export the dropped documents, each with its reason.")
+        bool,
+        typer.Option(
+            "--dropped", help="Export the dropped documents, each with its reason."
+        ),
     ] = False,
-    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")] = "256MB",
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Maximum text per file, e.g. 500MB.")
+    ] = "256MB",
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -492,7 +626,9 @@ def export_documents(
     from gristmill.flows.running.terminal import TerminalObserver, plain_console
     from gristmill.mixtures.evaluation import Documents
 
-    column_names = None if columns is None else [name.strip() for name in columns.split(",")]
+    column_names = (
+        None if columns is None else [name.strip() for name in columns.split(",")]
+    )
     try:
         section = Documents.model_validate(
             {
@@ -524,12 +660,19 @@ def export_documents(
         return
     file_bytes = sum(file_info["bytes"] for file_info in summary["files"].values())
     num_files = len(summary["files"])
-    reused = "" if summary["is_new"] else "; they were already written, so nothing changed"
-    typer.echo(
-        f"{summary['documents']:,} documents with {summary['text_bytes'] / 1e6:,.1f} MB of text in "
-        f"{num_files:,} file{'s' if num_files != 1 else ''} ({file_bytes / 1e6:,.1f} MB){reused}"
+    reused = (
+        "" if summary["is_new"] else "; they were already written, so nothing changed"
     )
-    hint = "README.md describes them" if form is DocumentFormat.HF else "_documents.json lists them"
+    typer.echo(
+        f"{summary['documents']:,} documents with {summary['text_bytes'] / 1e6:,.1f} "
+        f"MB of text in {num_files:,} file{'s' if num_files != 1 else ''} "
+        f"({file_bytes / 1e6:,.1f} MB){reused}"
+    )
+    hint = (
+        "README.md describes them"
+        if form is DocumentFormat.HF
+        else "_documents.json lists them"
+    )
     typer.echo(mask_text(f"{out}: {hint}"))
 
 
@@ -544,7 +687,8 @@ def parse_bytes(option: str, text: str) -> int:
     unit = SIZE_UNITS.get(match[2].upper()) if match is not None else None
     if match is None or unit is None or float(match[1]) * unit < 1:
         fail(
-            f"{option}: {text!r} is not a size; write a number of bytes, or a number with kB, MB or GB, such as 500MB",
+            f"{option}: {text!r} is not a size; write a number of bytes, or a number "
+            "with kB, MB or GB, such as 500MB",
             EXIT_USAGE,
         )
     return int(float(match[1]) * unit)

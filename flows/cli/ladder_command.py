@@ -24,15 +24,23 @@ from gristmill.flows.cli.application import (
 @app.command()
 def ladder(
     manifest: ManifestArgument,
-    sizes: Annotated[str, typer.Option(metavar="SIZE,...", help="Model sizes, as in pretrain.size.")],
+    sizes: Annotated[
+        str, typer.Option(metavar="SIZE,...", help="Model sizes, as in pretrain.size.")
+    ],
     tokens_per_parameter: Annotated[
-        str, typer.Option(metavar="R,...", help="Training tokens per parameter; every size is trained with each.")
+        str,
+        typer.Option(
+            metavar="R,...",
+            help="Training tokens per parameter; every size is trained with each.",
+        ),
     ],
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train small models, fit a scaling law to their losses, and predict the loss of the manifest's own training."""
+    """Train small models, fit a scaling law to their losses, and predict the loss of
+    the manifest's own training.
+    """
     from gristmill.flows.sweeps.ladder import analyse_ladder, climb, plan_ladder
     from gristmill.flows.sweeps.ladder_report import print_ladder, write_ladder
 
@@ -41,11 +49,21 @@ def ladder(
         ratios = [float(text) for text in tokens_per_parameter.split(",")]
     except ValueError:
         fail(
-            f"--tokens-per-parameter: {tokens_per_parameter!r} is not a list of numbers separated by commas", EXIT_USAGE
+            f"--tokens-per-parameter: {tokens_per_parameter!r} is not a list of "
+            "numbers separated by commas",
+            EXIT_USAGE,
         )
     with training_several():
-        planned = plan_ladder(manifest, [text.strip() for text in sizes.split(",")], ratios, set_ or [], store)
-        results = analyse_ladder(planned, climb(planned, sys.stderr if as_json else sys.stdout))
+        planned = plan_ladder(
+            manifest,
+            [text.strip() for text in sizes.split(",")],
+            ratios,
+            set_ or [],
+            store,
+        )
+        results = analyse_ladder(
+            planned, climb(planned, sys.stderr if as_json else sys.stdout)
+        )
     written = write_ladder(session.manifest_file, results)
     print_json(results) if as_json else print_ladder(results)
     for path in written:

@@ -7,33 +7,64 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli.application import EXIT_USAGE, JsonOption, app, fail, print_json
+from gristmill.flows.cli.application import (
+    EXIT_USAGE,
+    JsonOption,
+    app,
+    fail,
+    print_json,
+)
 
 
 @app.command()
 def look(
-    path: Annotated[str, typer.Argument(metavar="PATH", help="A file, glob, folder or URL.")],
-    documents: Annotated[int, typer.Option(metavar="N", help="Maximum number of documents to read.", min=1)] = 1000,
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="A file, glob, folder or URL.")
+    ],
+    documents: Annotated[
+        int,
+        typer.Option(metavar="N", help="Maximum number of documents to read.", min=1),
+    ] = 1000,
     seconds: Annotated[
         float,
-        typer.Option(metavar="S", help="Omit measurements whose kernels are not compiled after this time.", min=0),
+        typer.Option(
+            metavar="S",
+            help="Omit measurements whose kernels are not compiled after this time.",
+            min=0,
+        ),
     ] = 15.0,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the manifest to this file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the manifest to this file."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at data in seconds: formats, languages, duplicates, shares kept by rule sets, and a manifest for it."""
+    """Look at data in seconds: formats, languages, duplicates, shares kept by rule
+    sets, and a manifest for it.
+    """
     from gristmill.dataprep.reading.sources import SourceError
     from gristmill.flows.authoring.look_at_data import look_at
     from gristmill.flows.authoring.measured_sample import measure_sample, print_look
-    from gristmill.flows.authoring.new_manifest import Wishes, source_name, write_manifest
-    from gristmill.flows.cli.data_commands import anchored, describe, place_in, save_manifest
+    from gristmill.flows.authoring.new_manifest import (
+        Wishes,
+        source_name,
+        write_manifest,
+    )
+    from gristmill.flows.cli.data_commands import (
+        anchored,
+        describe,
+        place_in,
+        save_manifest,
+    )
 
     name = source_name(path, [])
     target = out or Path(f"{name}.yaml")
     try:
         source_look = look_at(name, anchored(path))
         measurements = measure_sample(anchored(path), source_look, documents, seconds)
-        manifest = write_manifest(Wishes(name), {name: place_in(target, path, source_look)}, str(target))
+        manifest = write_manifest(
+            Wishes(name), {name: place_in(target, path, source_look)}, str(target)
+        )
     except SourceError as error:
         fail(str(error), EXIT_USAGE)
     if as_json:

@@ -1,4 +1,6 @@
-"""The command line with all commands. Exit codes: 0 done, 1 a stage failed, 2 bad usage or manifest."""
+"""The command line with all commands. Exit codes: 0 done, 1 a stage failed, 2 bad usage
+or manifest.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ import signal
 import sys
 import warnings
 
-# Each module registers its commands when it is imported; command_groups.py has the order of `gristmill --help`.
+# Each module registers its commands when it is imported; command_groups.py has the
+# order of `gristmill --help`.
 # isort: off
 import gristmill.flows.cli.run_commands
 import gristmill.flows.cli.recipe_commands
@@ -38,14 +41,23 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
     finally:
-        if "duckdb" not in sys.modules:  # DuckDB reports objects that are not collected at exit as leaks
-            gc.freeze()  # saves 0.4 s: at exit Python would collect garbage among all imported modules
+        # DuckDB reports objects that are not collected at exit as leaks
+        if "duckdb" not in sys.modules:
+            # saves 0.4 s: at exit Python would collect garbage among all imported
+            # modules
+            gc.freeze()
 
 
 def format_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
 ) -> str:
-    """Format a warning of gristmill about the user's manifest without a line of our code."""
+    """Format a warning of gristmill about the user's manifest without a line of our
+    code.
+    """
     if category.__module__.startswith("gristmill."):
         return f"warning: {message}\n"
     return _plain_format(message, category, filename, lineno, line)

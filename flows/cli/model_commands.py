@@ -32,37 +32,58 @@ ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="An exported folder, the folder of a training stage, or a manifest (its last trained model).",
+        help="An exported folder, the folder of a training stage, or a manifest (its "
+        "last trained model).",
     ),
 ]
 TokenizerOption = Annotated[
-    str | None, typer.Option(metavar="DIR", help="A folder with tokenizer.json; the model's folder if absent.")
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="A folder with tokenizer.json; the model's folder if absent.",
+    ),
 ]
 TemperatureOption = Annotated[
-    float, typer.Option(metavar="X", help="Sampling temperature; 0 takes the likeliest token.", min=0.0)
+    float,
+    typer.Option(
+        metavar="X", help="Sampling temperature; 0 takes the likeliest token.", min=0.0
+    ),
 ]
 TopPOption = Annotated[
-    float, typer.Option(metavar="X", help="Sample from the likeliest tokens with this total probability.", max=1.0)
+    float,
+    typer.Option(
+        metavar="X",
+        help="Sample from the likeliest tokens with this total probability.",
+        max=1.0,
+    ),
 ]
-MostOption = Annotated[int, typer.Option(metavar="N", help="Maximum tokens of an answer.", min=1)]
+MostOption = Annotated[
+    int, typer.Option(metavar="N", help="Maximum tokens of an answer.", min=1)
+]
 SeedOption = Annotated[int, typer.Option(metavar="N", help="Seed of sampling.")]
 DraftOption = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="A smaller model with the same tokenizer that proposes tokens (speculative decoding): "
+        help="A smaller model with the same tokenizer that proposes tokens "
+        "(speculative decoding): "
         "the same distribution, in fewer passes of the large model.",
     ),
 ]
 DraftTokensOption = Annotated[
-    int, typer.Option(metavar="N", help="Tokens that the draft model proposes at a time.", min=1)
+    int,
+    typer.Option(
+        metavar="N", help="Tokens that the draft model proposes at a time.", min=1
+    ),
 ]
 
 
 @app.command()
 def chat(
     model: ModelArgument,
-    system: Annotated[str | None, typer.Option(metavar="TEXT", help="A system message.")] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system message.")
+    ] = None,
     temperature: TemperatureOption = 0.8,
     top_p: TopPOption = 0.95,
     max_new_tokens: MostOption = 512,
@@ -74,12 +95,18 @@ def chat(
     store: StoreOption = None,
 ) -> None:
     """Chat with a model; answers are streamed."""
-    language, scheduler = _load_model(model, tokenizer, set_, store, draft, draft_tokens, 1)
+    language, scheduler = _load_model(
+        model, tokenizer, set_, store, draft, draft_tokens, 1
+    )
     from gristmill.flows.models.chat import HELP, converse
     from gristmill.train.generation.sampling import Sampling, SamplingError
 
     if language.chat is None:
-        fail(f"{model}: its tokenizer has no chat template; to continue texts, use: gristmill generate", EXIT_USAGE)
+        fail(
+            f"{model}: its tokenizer has no chat template; to continue texts, use: "
+            "gristmill generate",
+            EXIT_USAGE,
+        )
     if sys.stdin.isatty():
         typer.echo(HELP)
 
@@ -105,14 +132,21 @@ def chat(
     )
 
 
-def trace_answer(model: str, set_: list[str] | None, store: str | None, text: str) -> None:
-    """Print the training rows that contain passages of an answer, or why they are unknown."""
+def trace_answer(
+    model: str, set_: list[str] | None, store: str | None, text: str
+) -> None:
+    """Print the training rows that contain passages of an answer, or why they are
+    unknown.
+    """
     from gristmill.flows.questions.trace_tables import print_spans
     from gristmill.flows.questions.trace_text import trace_text
     from gristmill.flows.questions.training_reads import TraceError
 
     if not model.endswith((".yaml", ".yml")):
-        typer.echo("(a folder does not record what its model has read; chat with the manifest that trained it)")
+        typer.echo(
+            "(a folder does not record what its model has read; chat with the "
+            "manifest that trained it)"
+        )
         return
     try:
         print_spans(trace_text(open_or_exit(model, set_, store), text))
@@ -126,20 +160,27 @@ def generate(
     prompts: Annotated[
         Path,
         typer.Argument(
-            help="JSONL file; each line has `prompt` (a text to continue) or `messages` (a conversation to answer)."
+            help="JSONL file; each line has `prompt` (a text to continue) or "
+            "`messages` (a conversation to answer)."
         ),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="File for the lines with their completions; the terminal if absent."),
+        typer.Option(
+            metavar="FILE",
+            help="File for the lines with their completions; the terminal if absent.",
+        ),
     ] = None,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
     max_new_tokens: MostOption = 256,
     stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A stop string, which ends a completion.")
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="A stop string, which ends a completion."),
     ] = None,
-    batch: Annotated[int, typer.Option(metavar="N", help="Prompts per batch.", min=1)] = 32,
+    batch: Annotated[
+        int, typer.Option(metavar="N", help="Prompts per batch.", min=1)
+    ] = 32,
     seed: SeedOption = 0,
     draft: DraftOption = None,
     draft_tokens: DraftTokensOption = 4,
@@ -147,12 +188,19 @@ def generate(
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Complete the prompts of a file in batches; the same seed gives the same completions.
+    """Complete the prompts of a file in batches; the same seed gives the same
+    completions.
 
-    A prompt that cannot be completed gets an `error` in its line, and the exit code is 1.
+    A prompt that cannot be completed gets an `error` in its line, and the exit code is
+    1.
     """
     from gristmill.core.files import atomic_write
-    from gristmill.flows.models.generate import PromptsError, as_jsonl, generate_lines, read_prompts
+    from gristmill.flows.models.generate import (
+        PromptsError,
+        as_jsonl,
+        generate_lines,
+        read_prompts,
+    )
     from gristmill.train.generation.sampling import Sampling, SamplingError
 
     if out is not None:
@@ -160,8 +208,12 @@ def generate(
     try:
         prompt_lines = read_prompts(prompts)
         sampling = Sampling(temperature, top_p, seed)
-        language, scheduler = _load_model(model, tokenizer, set_, store, draft, draft_tokens, batch)
-        generated = generate_lines(language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ())
+        language, scheduler = _load_model(
+            model, tokenizer, set_, store, draft, draft_tokens, batch
+        )
+        generated = generate_lines(
+            language, scheduler, prompt_lines, sampling, max_new_tokens, stop or ()
+        )
     except (PromptsError, SamplingError) as error:
         fail(str(error), EXIT_USAGE)
     text = as_jsonl(generated.lines)
@@ -170,21 +222,30 @@ def generate(
     else:
         with atomic_write(out) as sink:
             sink.write(text.encode())
-    speed = f"{generated.tokens} tokens, {generated.tokens / max(generated.seconds, 1e-9):.0f} per second"
+    speed = (
+        f"{generated.tokens} tokens, "
+        f"{generated.tokens / max(generated.seconds, 1e-9):.0f} per second"
+    )
     if scheduler.proposed:
-        speed += f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft tokens accepted"
+        speed += (
+            f"; {scheduler.accepted / scheduler.proposed:.0%} of the draft "
+            "tokens accepted"
+        )
     typer.echo(speed, err=True)
     if generated.failed:
         number, reason = next(iter(generated.failed.items()))
         fail(
-            f"{len(generated.failed)} of {len(generated.lines)} prompts could not be completed; their lines have the "
+            f"{len(generated.failed)} of {len(generated.lines)} prompts could not be "
+            "completed; their lines have the "
             f"reason in `error`. The first, line {number}: {reason}",
             1,
         )
 
 
 def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
-    """Compare a model with its referees, and return the exit code: 1 if one disagrees."""
+    """Compare a model with its referees, and return the exit code: 1 if one
+    disagrees.
+    """
     folders = folders_or_exit(model, tokenizer, None, None)
     from gristmill.flows.models.referees import print_findings, referee
 
@@ -200,9 +261,15 @@ def verify_model(model: str, tokenizer: str | None, as_json: bool) -> int:
     return EXIT_STAGE_FAILED if disagrees else 0
 
 
-def folders_or_exit(model: str, tokenizer: str | None, set_: list[str] | None, store: str | None) -> ModelFolders:
+def folders_or_exit(
+    model: str, tokenizer: str | None, set_: list[str] | None, store: str | None
+) -> ModelFolders:
     """Find the folders of a MODEL and its tokenizer, or exit with code 2."""
-    from gristmill.flows.models.find_model import ModelNotFoundError, find_model, find_trained
+    from gristmill.flows.models.find_model import (
+        ModelNotFoundError,
+        find_model,
+        find_trained,
+    )
 
     try:
         if model.endswith((".yaml", ".yml")):
@@ -225,7 +292,9 @@ def _load_model(
     folders = folders_or_exit(model, tokenizer, set_, store)
     draft_folders = None
     if draft is not None:
-        draft_folders = folders_or_exit(draft, tokenizer or str(folders.tokenizer), set_, store)
+        draft_folders = folders_or_exit(
+            draft, tokenizer or str(folders.tokenizer), set_, store
+        )
     from gristmill.train.generation.language_model import open_language_model
     from gristmill.train.generation.scheduler import Scheduler
 
@@ -233,7 +302,9 @@ def _load_model(
         language = open_language_model(folders.weights, folders.tokenizer)
         draft_model = None
         if draft_folders is not None:
-            draft_model = open_language_model(draft_folders.weights, draft_folders.tokenizer).model
+            draft_model = open_language_model(
+                draft_folders.weights, draft_folders.tokenizer
+            ).model
         return language, Scheduler(language.model, batch, draft_model, draft_tokens)
     except (FileNotFoundError, ValueError) as error:
         fail(str(error), EXIT_USAGE)
@@ -246,7 +317,8 @@ def evaluate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="YAML file of `tasks: [...]`, `suites: [...]` and `red_team: {...}`; the manifest's section if absent.",
+            help="YAML file of `tasks: [...]`, `suites: [...]` and `red_team: "
+            "{...}`; the manifest's section if absent.",
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
@@ -254,15 +326,20 @@ def evaluate(
         bool,
         typer.Option(
             "--apply-chat-template",
-            help="Apply the chat template to all tasks except `rolling`, and to the red-team prompts.",
+            help="Apply the chat template to all tasks except `rolling`, and to the "
+            "red-team prompts.",
         ),
     ] = False,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the bootstrap intervals.")
+    ] = 0,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate a model on tasks, suites and red-team prompts, with confidence intervals."""
+    """Evaluate a model on tasks, suites and red-team prompts, with confidence
+    intervals.
+    """
     from gristmill.flows.models.evaluate_model import (
         EvaluationError,
         TaskFile,
@@ -273,20 +350,36 @@ def evaluate(
     from gristmill.mixtures.evaluation import Evaluate
 
     try:
-        task_file: Evaluate | TaskFile | None = None if tasks is None else read_task_file(tasks)
+        task_file: Evaluate | TaskFile | None = (
+            None if tasks is None else read_task_file(tasks)
+        )
         if model.endswith((".yaml", ".yml")):
             session = open_or_exit(model, set_, store)
             task_file = task_file or session.manifest.evaluate
         folders = folders_or_exit(model, tokenizer, set_, store)
-        if task_file is None or not (task_file.tasks or task_file.suites or task_file.red_team):
-            fail("no tasks: give --tasks FILE, or a manifest with evaluate.tasks, suites or red_team", EXIT_USAGE)
+        if task_file is None or not (
+            task_file.tasks or task_file.suites or task_file.red_team
+        ):
+            fail(
+                "no tasks: give --tasks FILE, or a manifest with evaluate.tasks, "
+                "suites or red_team",
+                EXIT_USAGE,
+            )
         selected_tasks = task_file.tasks
         if chat_template:
             selected_tasks = tuple(
-                task.model_copy(update={"chat_template": task.kind != "rolling"}) for task in task_file.tasks
+                task.model_copy(update={"chat_template": task.kind != "rolling"})
+                for task in task_file.tasks
             )
-        section = Evaluate(tasks=selected_tasks, suites=task_file.suites, red_team=task_file.red_team, seed=seed)
-        evaluation = evaluate_folder(str(folders.weights), str(folders.tokenizer), section, chat_template)
+        section = Evaluate(
+            tasks=selected_tasks,
+            suites=task_file.suites,
+            red_team=task_file.red_team,
+            seed=seed,
+        )
+        evaluation = evaluate_folder(
+            str(folders.weights), str(folders.tokenizer), section, chat_template
+        )
     except EvaluationError as error:
         fail(str(error), EXIT_USAGE)
     print_json(evaluation) if as_json else print_evaluation(evaluation)
@@ -296,26 +389,50 @@ def evaluate(
 def rate(
     manifest: ManifestArgument,
     prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="JSONL file; each line has `prompt` or `messages`.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="JSONL file; each line has `prompt` or `messages`."
+        ),
     ] = None,
     first: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="Stage of the first model; the second to last if absent.")
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="Stage of the first model; the second to last if absent.",
+        ),
     ] = None,
     second: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="Stage of the second model; the last if absent.")
+        str | None,
+        typer.Option(
+            metavar="STAGE", help="Stage of the second model; the last if absent."
+        ),
     ] = None,
     other: Annotated[
-        str | None, typer.Option(metavar="MANIFEST", help="The manifest of the second model, if different.")
+        str | None,
+        typer.Option(
+            metavar="MANIFEST", help="The manifest of the second model, if different."
+        ),
     ] = None,
     ratings: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="File that ratings are appended to.  [default: NAME.ratings.jsonl beside NAME.yaml]"
+            metavar="FILE",
+            help="File that ratings are appended to.  [default: "
+            "NAME.ratings.jsonl beside NAME.yaml]",
         ),
     ] = None,
-    results: Annotated[bool, typer.Option("--results", help="Print win rates and agreement of the ratings.")] = False,
+    results: Annotated[
+        bool,
+        typer.Option("--results", help="Print win rates and agreement of the ratings."),
+    ] = False,
     port: Annotated[
-        int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0, max=65535)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Port of the loopback address; 0 takes a free one.",
+            min=0,
+            max=65535,
+        ),
     ] = 4310,
     temperature: TemperatureOption = 0.0,
     top_p: TopPOption = 1.0,
@@ -325,21 +442,38 @@ def rate(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect blind human ratings of two models' answers on a local page; the ratings train `dpo`."""
+    """Collect blind human ratings of two models' answers on a local page; the ratings
+    train `dpo`.
+    """
     from gristmill.flows.rating.rating_results import print_results, results_of
     from gristmill.flows.rating.ratings import RatingsError, rating_files, read_ratings
 
-    files = rating_files(out_file("--ratings", ratings) if ratings is not None else None, manifest)
+    files = rating_files(
+        out_file("--ratings", ratings) if ratings is not None else None, manifest
+    )
     if not results:
         session = open_or_exit(manifest, set_, store)
         if prompts is None:
-            fail("no prompts: give --prompts FILE, or --results to summarize the ratings", EXIT_USAGE)
+            fail(
+                "no prompts: give --prompts FILE, or --results to summarize the ratings",
+                EXIT_USAGE,
+            )
         from gristmill.flows.rating.rate_models import RateProblemError, serve_pairs
 
         other_session = None if other is None else open_or_exit(other, None, store)
         sampling = (temperature, top_p, seed)
         try:
-            serve_pairs(session, other_session, first, second, prompts, files, sampling, max_new_tokens, port)
+            serve_pairs(
+                session,
+                other_session,
+                first,
+                second,
+                prompts,
+                files,
+                sampling,
+                max_new_tokens,
+                port,
+            )
         except (RateProblemError, RatingsError) as error:
             fail(str(error), EXIT_USAGE)
         return
@@ -348,5 +482,9 @@ def rate(
     except RatingsError as error:
         fail(str(error), EXIT_USAGE)
     if not summary:
-        fail(f"{files.ratings} has no ratings yet; rate with: gristmill rate {manifest} --prompts FILE", EXIT_USAGE)
+        fail(
+            f"{files.ratings} has no ratings yet; rate with: gristmill rate "
+            f"{manifest} --prompts FILE",
+            EXIT_USAGE,
+        )
     print_json(summary) if as_json else print_results(summary)

@@ -1,5 +1,6 @@
-"""Commands that inspect a run's data: `explain`, `show`, `search`, `query`, `whatif`, `dialects`, `trace`, `takedown`,
-`continue`, `browse`."""
+"""Commands that inspect a run's data: `explain`, `show`, `search`, `query`, `whatif`,
+`dialects`, `trace`, `takedown`, `continue`, `browse`.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +30,22 @@ def explain(
     manifest: ManifestArgument,
     document: Annotated[
         str,
-        typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or a prefix) or its locator."),
+        typer.Argument(
+            metavar="DOC_ID",
+            help="A document's id (32 hexadecimal digits, or a prefix) or its locator.",
+        ),
     ],
-    text: Annotated[bool, typer.Option("--text", help="Show the whole text with each stage's edits.")] = False,
+    text: Annotated[
+        bool,
+        typer.Option("--text", help="Show the whole text with each stage's edits."),
+    ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a document's history: why it was kept or dropped, and the training steps that read it."""
+    """Show a document's history: why it was kept or dropped, and the training steps
+    that read it.
+    """
     from gristmill.flows.questions.explain import history, print_history
     from gristmill.flows.questions.find_documents import DocumentNotFoundError
 
@@ -60,10 +69,14 @@ def show(
     manifest: ManifestArgument,
     document: Annotated[
         str,
-        typer.Argument(metavar="DOC_ID", help="A document's id (32 hexadecimal digits, or a prefix) or its locator."),
+        typer.Argument(
+            metavar="DOC_ID",
+            help="A document's id (32 hexadecimal digits, or a prefix) or its locator.",
+        ),
     ],
     only: Annotated[
-        TextSide | None, typer.Option("--only", help="Print only the text, before or after all edits.")
+        TextSide | None,
+        typer.Option("--only", help="Print only the text, before or after all edits."),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -105,10 +118,20 @@ class SearchBy(StrEnum):
 def search(
     manifest: ManifestArgument,
     text: Annotated[
-        str, typer.Argument(metavar="TEXT", help="Words or sentences; a quoted phrase must occur verbatim.")
+        str,
+        typer.Argument(
+            metavar="TEXT",
+            help="Words or sentences; a quoted phrase must occur verbatim.",
+        ),
     ],
-    by: Annotated[SearchBy | None, typer.Option("--by", help="Search by one method only; both if absent.")] = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Number of documents shown.", min=1, max=1000)] = 10,
+    by: Annotated[
+        SearchBy | None,
+        typer.Option("--by", help="Search by one method only; both if absent."),
+    ] = None,
+    limit: Annotated[
+        int,
+        typer.Option(metavar="N", help="Number of documents shown.", min=1, max=1000),
+    ] = 10,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -132,17 +155,29 @@ def query(
     sql: Annotated[
         str,
         typer.Argument(
-            metavar="SQL", help="One SELECT over the view `documents`; DESCRIBE documents lists its columns."
+            metavar="SQL",
+            help="One SELECT over the view `documents`; DESCRIBE "
+            "documents lists its columns.",
         ),
     ],
-    out: Annotated[Path | None, typer.Option(metavar="FILE.parquet", help="Write the rows to a Parquet file.")] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.parquet", help="Write the rows to a Parquet file."),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print all rows as CSV.")
+    ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Query all documents with SQL (DuckDB): one view with every step's values and verdicts."""
-    from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
+    """Query all documents with SQL (DuckDB): one view with every step's values and
+    verdicts.
+    """
+    from gristmill.flows.questions.find_documents import (
+        NothingIngestedError,
+        committed_corpus,
+    )
     from gristmill.flows.questions.query import QueryError, ask, csv_lines, print_answer
 
     if (out is not None) + as_csv + as_json > 1:
@@ -158,7 +193,12 @@ def query(
                 for line in csv_lines(answer):
                     typer.echo(line, nl=False)
             elif as_json:
-                print_json([dict(zip(answer.columns, row, strict=True)) for row in answer.rows()])
+                print_json(
+                    [
+                        dict(zip(answer.columns, row, strict=True))
+                        for row in answer.rows()
+                    ]
+                )
             else:
                 print_answer(answer)
     except (NothingIngestedError, QueryError) as error:
@@ -169,16 +209,28 @@ def query(
 def whatif(
     manifest: ManifestArgument,
     set_: SetOption = None,
-    samples: Annotated[int, typer.Option(metavar="N", help="Documents shown on each side of a threshold.", min=0)] = 20,
+    samples: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Documents shown on each side of a threshold.", min=0
+        ),
+    ] = 20,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what other thresholds would keep, from stored measurements: --set filter.gopher_quality.min_words=40.
+    """Show what other thresholds would keep, from stored measurements: --set
+    filter.gopher_quality.min_words=40.
 
     Without --set, list what each threshold drops, and what nearby values would drop.
     """
     from gristmill.dataprep.whatif_thresholds import NotReplayableError
-    from gristmill.flows.questions.whatif import compare, print_replay, print_thresholds, replay, thresholds
+    from gristmill.flows.questions.whatif import (
+        compare,
+        print_replay,
+        print_thresholds,
+        replay,
+        thresholds,
+    )
     from gristmill.flows.stages.registry import TOKENIZE
 
     before = open_or_exit(manifest, None, store)
@@ -194,7 +246,9 @@ def whatif(
     except NotReplayableError as error:
         fail(str(error), EXIT_USAGE)
     tokenized = before.committed(TOKENIZE)
-    replayed = replay(comparison, samples, None if tokenized is None else tokenized.data)
+    replayed = replay(
+        comparison, samples, None if tokenized is None else tokenized.data
+    )
     print_json(replayed) if as_json else print_replay(replayed)
 
 
@@ -202,13 +256,20 @@ def whatif(
 def dialects(
     manifest: ManifestArgument,
     sample: Annotated[
-        int, typer.Option(metavar="N", help="Maximum number of documents, chosen by the hash of their ids.", min=1)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Maximum number of documents, chosen by the hash of their ids.",
+            min=1,
+        ),
     ] = 20_000,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what each dialect of Gopher's rules would keep, and documents on which they disagree."""
+    """Show what each dialect of Gopher's rules would keep, and documents on which they
+    disagree.
+    """
     from gristmill.flows.questions.dialects import compare_dialects, print_dialects
     from gristmill.flows.questions.find_documents import NothingIngestedError
 
@@ -224,42 +285,61 @@ def dialects(
 def trace(
     manifest: ManifestArgument,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="A training step, counted from 1: show what it read.", min=1)
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="A training step, counted from 1: show what it read.",
+            min=1,
+        ),
     ] = None,
     document: Annotated[
         str | None,
         typer.Option(
             metavar="ID",
-            help="A document's id, id prefix or locator, or a fine-tuning example's id: show the steps that read it.",
+            help="A document's id, id prefix or locator, or a fine-tuning example's "
+            "id: show the steps that read it.",
         ),
     ] = None,
     against: Annotated[
         str | None,
         typer.Option(
-            metavar="RUN", help="Another manifest, or a run of the store: show the first step that read other tokens."
+            metavar="RUN",
+            help="Another manifest, or a run of the store: show the "
+            "first step that read other tokens.",
         ),
     ] = None,
     text: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="A text, - for standard input: show its longest passages found in the training rows."
+            metavar="FILE",
+            help="A text, - for standard input: show its longest "
+            "passages found in the training rows.",
         ),
     ] = None,
     stage: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="The training stage of --step; pretrain if absent.")
+        str | None,
+        typer.Option(
+            metavar="STAGE", help="The training stage of --step; pretrain if absent."
+        ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Only what this rank of engine.ranks read.", min=0)
+        int | None,
+        typer.Option(
+            metavar="N", help="Only what this rank of engine.ranks read.", min=0
+        ),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Trace data through training: what a step read, which steps read a document, where a text occurs, and where two
-    runs differ.
+    """Trace data through training: what a step read, which steps read a document, where
+    a text occurs, and where two runs differ.
     """
     if sum(option is not None for option in (step, document, against, text)) != 1:
-        fail("give one of --step N, --document ID, --against RUN and --text FILE", EXIT_USAGE)
+        fail(
+            "give one of --step N, --document ID, --against RUN and --text FILE",
+            EXIT_USAGE,
+        )
     if rank is not None and step is None:
         fail("--rank needs --step", EXIT_USAGE)
     from gristmill.flows.questions import trace_tables as printing
@@ -268,11 +348,14 @@ def trace(
     from gristmill.flows.stages.registry import PRETRAIN, STAGES
     from gristmill.mixtures.yaml_text import did_you_mean
 
-    training_stages = [name for name, registered in STAGES.items() if registered.trained is not None]
+    training_stages = [
+        name for name, registered in STAGES.items() if registered.trained is not None
+    ]
     if stage is not None and stage not in training_stages:
         fail(
-            f"no such training stage: {stage!r}{did_you_mean(stage, training_stages) or ';'} training stages are "
-            f"{', '.join(training_stages)}",
+            "no such training stage: "
+            f"{stage!r}{did_you_mean(stage, training_stages) or ';'} training stages "
+            f"are {', '.join(training_stages)}",
             EXIT_USAGE,
         )
     content = None if text is None else _read_text("--text", text)
@@ -296,8 +379,12 @@ def trace(
         elif against is not None:
             from gristmill.flows.questions.trace import compare_readings, other_reading
 
-            answer = compare_readings(reading_of(session), other_reading(session, against))
-            print_json(answer) if as_json else printing.print_comparison([manifest, against], answer)
+            answer = compare_readings(
+                reading_of(session), other_reading(session, against)
+            )
+            print_json(answer) if as_json else printing.print_comparison(
+                [manifest, against], answer
+            )
     except (TraceError, DocumentNotFoundError) as error:
         fail(str(error), EXIT_USAGE)
 
@@ -319,21 +406,32 @@ def takedown(
     ids: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="Documents: an id, locator or URL per line, or JSON lines with one of these keys."
+            metavar="FILE",
+            help="Documents: an id, locator or URL per line, or JSON "
+            "lines with one of these keys.",
         ),
     ],
     with_duplicates: Annotated[
-        bool, typer.Option("--with-duplicates", help="Also take down their near-duplicates.")
+        bool,
+        typer.Option("--with-duplicates", help="Also take down their near-duplicates."),
     ] = False,
-    dry: Annotated[bool, typer.Option("--dry", help="Only list what is affected; write nothing.")] = False,
+    dry: Annotated[
+        bool, typer.Option("--dry", help="Only list what is affected; write nothing.")
+    ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the shards and checkpoints that contain given documents, and write a manifest that continues without
-    them."""
+    """List the shards and checkpoints that contain given documents, and write a
+    manifest that continues without them.
+    """
     from gristmill.flows.authoring.manifest_text import ManifestTextError
-    from gristmill.flows.questions.takedown import TakedownError, assess, read_list, write_takedown
+    from gristmill.flows.questions.takedown import (
+        TakedownError,
+        assess,
+        read_list,
+        write_takedown,
+    )
     from gristmill.flows.questions.trace_tables import print_takedown
     from gristmill.flows.questions.training_reads import TraceError
 
@@ -344,7 +442,9 @@ def takedown(
     except (TraceError, TakedownError, ManifestTextError) as error:
         fail(str(error), EXIT_USAGE)
     successor = None if written_files is None else written_files["manifest"]
-    command = "" if successor is None else session.command("run").replace(manifest, successor)
+    command = (
+        "" if successor is None else session.command("run").replace(manifest, successor)
+    )
     if as_json:
         print_json({**assessment, "written": written_files, "command": command or None})
         return
@@ -356,21 +456,34 @@ def continue_(
     manifest: ManifestArgument,
     from_step: Annotated[
         int,
-        typer.Option("--from-step", metavar="N", help="The last step, counted from 1, with the old mixture.", min=1),
+        typer.Option(
+            "--from-step",
+            metavar="N",
+            help="The last step, counted from 1, with the old mixture.",
+            min=1,
+        ),
     ],
     exclude: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Documents to leave out of later steps: an id, locator or URL per line."),
+        typer.Option(
+            metavar="FILE",
+            help="Documents to leave out of later steps: an "
+            "id, locator or URL per line.",
+        ),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a manifest that continues a training with another mixture: the first N steps stay as trained, and --set
-    changes the later ones.
+    """Write a manifest that continues a training with another mixture: the first N
+    steps stay as trained, and --set changes the later ones.
     """
     from gristmill.flows.authoring.manifest_text import ManifestTextError
-    from gristmill.flows.questions.continue_training import ContinuedError, continue_with, print_continued
+    from gristmill.flows.questions.continue_training import (
+        ContinuedError,
+        continue_with,
+        print_continued,
+    )
     from gristmill.flows.questions.takedown import TakedownError, read_list
     from gristmill.flows.questions.training_reads import TraceError
     from gristmill.mixtures.load import ManifestError
@@ -378,23 +491,44 @@ def continue_(
     open_or_exit(manifest, set_, store)  # reports invalid settings first
     session = open_or_exit(manifest, None, store)
     try:
-        continuation = continue_with(session, from_step, set_ or [], [] if exclude is None else read_list(exclude))
-    except (TraceError, TakedownError, ContinuedError, ManifestTextError, ManifestError) as error:
+        continuation = continue_with(
+            session,
+            from_step,
+            set_ or [],
+            [] if exclude is None else read_list(exclude),
+        )
+    except (
+        TraceError,
+        TakedownError,
+        ContinuedError,
+        ManifestTextError,
+        ManifestError,
+    ) as error:
         fail(str(error), EXIT_USAGE)
     command = session.command("run").replace(manifest, continuation["manifest"])
-    print_json({**continuation, "command": command}) if as_json else print_continued(continuation, command)
+    print_json({**continuation, "command": command}) if as_json else print_continued(
+        continuation, command
+    )
 
 
 @app.command()
 def browse(
     manifest: ManifestArgument,
     port: Annotated[
-        int, typer.Option(metavar="N", help="Port of the loopback address; 0 takes a free one.", min=0, max=65535)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Port of the loopback address; 0 takes a free one.",
+            min=0,
+            max=65535,
+        ),
     ] = 4300,
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Browse documents, thresholds, duplicates, packed rows and training steps on a local web page."""
+    """Browse documents, thresholds, duplicates, packed rows and training steps on a
+    local web page.
+    """
     from gristmill.flows.browse.browse_server import make_app
     from gristmill.flows.browse.browsed_run import BrowsedRun
     from gristmill.flows.pages.page_server import PortError, listen_locally, serve_pages
@@ -404,4 +538,6 @@ def browse(
         listening = listen_locally(port)
     except PortError as error:
         fail(str(error), EXIT_USAGE)
-    serve_pages(make_app(BrowsedRun(session)), listening, f"shows {session.manifest.name}")
+    serve_pages(
+        make_app(BrowsedRun(session)), listening, f"shows {session.manifest.name}"
+    )

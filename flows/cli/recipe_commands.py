@@ -1,4 +1,6 @@
-"""Commands for the manifests of the package: `demo` runs one, `recipes` lists the others."""
+"""Commands for the manifests of the package: `demo` runs one, `recipes` lists the
+others.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,50 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli.application import JsonOption, SetOption, StoreOption, app, print_json
+from gristmill.flows.cli.application import (
+    JsonOption,
+    SetOption,
+    StoreOption,
+    app,
+    print_json,
+)
 from gristmill.flows.cli.completion import complete_stage
 from gristmill.flows.cli.run_commands import run
-from gristmill.mixtures.recipes.named_recipes import DEMO, PREFIX, describe_recipe, recipe_file, recipe_names
+from gristmill.mixtures.recipes.named_recipes import (
+    DEMO,
+    PREFIX,
+    describe_recipe,
+    recipe_file,
+    recipe_names,
+)
 
 
 @app.command()
 def demo(
     until: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="The last stage to run.",
+            autocompletion=complete_stage,
+        ),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
-    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which stages would run, and why.")] = False,
+    no_ui: Annotated[
+        bool,
+        typer.Option(
+            "--no-ui", help="Do not record the run in Prefect (starts faster)."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print which stages would run, and why."),
+    ] = False,
 ) -> None:
-    """Run the demo: train a tiny model on the text that comes with Python, in minutes on a CPU."""
+    """Run the demo: train a tiny model on the text that comes with Python, in minutes
+    on a CPU.
+    """
     run(
         DEMO,
         until=until,
@@ -43,26 +72,37 @@ def recipes(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="Show this recipe: its sources, how it differs from them, and its keys.",
+            help="Show this recipe: its sources, how it differs from them, and its "
+            "keys.",
             show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the manifests that follow published work; run one as recipe:NAME, or copy it with `new --recipe NAME`."""
+    """List the manifests that follow published work; run one as recipe:NAME, or copy it
+    with `new --recipe NAME`.
+    """
     from gristmill.flows.cli.application import EXIT_USAGE, fail
     from gristmill.flows.pages.terminal_tables import plain_table
     from gristmill.flows.running.terminal import plain_console
 
     if name is not None:
         try:
-            typer.echo(recipe_file(name.removeprefix(PREFIX)).read_text(encoding="utf-8"), nl=False)
+            typer.echo(
+                recipe_file(name.removeprefix(PREFIX)).read_text(encoding="utf-8"),
+                nl=False,
+            )
         except FileNotFoundError as error:
             fail(str(error), EXIT_USAGE)
         return
     descriptions = {recipe: describe_recipe(recipe) for recipe in recipe_names()}
     if as_json:
-        print_json([{"name": recipe, "about": description} for recipe, description in descriptions.items()])
+        print_json(
+            [
+                {"name": recipe, "about": description}
+                for recipe, description in descriptions.items()
+            ]
+        )
         return
     console = plain_console()
     table = plain_table(("recipe", False), ("", False))
@@ -70,6 +110,7 @@ def recipes(
         table.add_row(recipe, description)
     console.print(table)
     console.print(
-        "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set sources.web.path=DATA runs it\n"
+        "\ngristmill recipes NAME shows one\ngristmill run recipe:NAME --set "
+        "sources.web.path=DATA runs it\n"
         "gristmill new --recipe NAME copies it for editing"
     )

@@ -1,4 +1,6 @@
-"""Commands that run a manifest, plan a run, or inspect the outputs of runs in a store."""
+"""Commands that run a manifest, plan a run, or inspect the outputs of runs in a
+store.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from gristmill.flows.cli.application import (
     print_json,
     refuse_without,
 )
-from gristmill.flows.cli.completion import complete_manifest, complete_run, complete_stage
+from gristmill.flows.cli.completion import (
+    complete_manifest,
+    complete_run,
+    complete_stage,
+)
 from gristmill.mixtures.recipes.named_recipes import is_named
 
 if TYPE_CHECKING:
@@ -49,7 +55,8 @@ LogFormatOption = Annotated[
     LogFormat,
     typer.Option(
         "--log-format",
-        help="json: every line is a JSON object with time, level and event, for a log collector.",
+        help="json: every line is a JSON object with time, level and event, for a "
+        "log collector.",
         envvar="GRISTMILL_LOG_FORMAT",
     ),
 ]
@@ -59,12 +66,19 @@ LogFormatOption = Annotated[
 def run(
     manifest: ManifestArgument,
     until: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="The last stage to run.",
+            autocompletion=complete_stage,
+        ),
     ] = None,
     force: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="STAGE", help="A stage to rebuild even if it is committed.", autocompletion=complete_stage
+            metavar="STAGE",
+            help="A stage to rebuild even if it is committed.",
+            autocompletion=complete_stage,
         ),
     ] = None,
     keep: Annotated[
@@ -77,14 +91,28 @@ def run(
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
-    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
-    verify_inputs: Annotated[bool, typer.Option(help="Hash the content of all inputs.")] = False,
+    no_ui: Annotated[
+        bool,
+        typer.Option(
+            "--no-ui", help="Do not record the run in Prefect (starts faster)."
+        ),
+    ] = False,
+    verify_inputs: Annotated[
+        bool, typer.Option(help="Hash the content of all inputs.")
+    ] = False,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="Refuse nondeterministic operations in training."),
+        typer.Option(
+            "--deterministic", help="Refuse nondeterministic operations in training."
+        ),
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print which stages would run, and why.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only print which stages would run, and why."),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --dry-run: print JSON for scripts.")
+    ] = False,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run a manifest: committed stages are reused, unfinished ones resumed."""
@@ -97,24 +125,38 @@ def run(
         from gristmill.mixtures.yaml_text import did_you_mean
 
         session = open_or_exit(
-            manifest, settings, store, until=until, exactly=True, verify_inputs=verify_inputs, allow_code=not dry_run
+            manifest,
+            settings,
+            store,
+            until=until,
+            exactly=True,
+            verify_inputs=verify_inputs,
+            allow_code=not dry_run,
         )
         for option, names in (("--force", force or []), ("--keep", keep or [])):
             for name in names:
                 if name not in session.plan:
                     suggestion = did_you_mean(name, session.plan) or ";"
                     stages = ", ".join(session.plan)
-                    fail(f"{option} {name}: this run has no such stage{suggestion} it has {stages}", EXIT_USAGE)
+                    fail(
+                        f"{option} {name}: this run has no such stage{suggestion} "
+                        f"it has {stages}",
+                        EXIT_USAGE,
+                    )
         if keep and (dry_run or set(keep) & set(force or [])):
-            fail("--keep changes the store: it excludes --dry-run, and --force of the same stage", EXIT_USAGE)
+            fail(
+                "--keep changes the store: it excludes --dry-run, and --force of "
+                "the same stage",
+                EXIT_USAGE,
+            )
         refuse_force_on_hosts(session, bool(force))
         if dry_run:
             show_plan(session, frozenset(force or []), as_json)
             raise typer.Exit
         if as_json:
             fail(
-                "--json is only valid with --dry-run; to print the outputs of a finished run, use: "
-                f"{session.command('status', '--json')}",
+                "--json is only valid with --dry-run; to print the outputs of a "
+                f"finished run, use: {session.command('status', '--json')}",
                 EXIT_USAGE,
             )
         keep_or_exit(session, keep or [])
@@ -135,18 +177,32 @@ def run(
 
 @app.command()
 def stage(
-    name: Annotated[str, typer.Argument(metavar="STAGE", help="The stage to run.", autocompletion=complete_stage)],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="STAGE", help="The stage to run.", autocompletion=complete_stage
+        ),
+    ],
     manifest: ManifestArgument,
-    force: Annotated[bool, typer.Option("--force", help="Rebuild the stage even if it is committed.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Rebuild the stage even if it is committed.")
+    ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
-    no_ui: Annotated[bool, typer.Option("--no-ui", help="Do not record the run in Prefect (starts faster).")] = False,
+    no_ui: Annotated[
+        bool,
+        typer.Option(
+            "--no-ui", help="Do not record the run in Prefect (starts faster)."
+        ),
+    ] = False,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Run one stage; the stages before it must be committed."""
     from gristmill.flows.running.launch import launch
 
-    session = open_or_exit(manifest, set_, store, until=name, exactly=True, allow_code=True)
+    session = open_or_exit(
+        manifest, set_, store, until=name, exactly=True, allow_code=True
+    )
     refuse_force_on_hosts(session, force)
     refuse_without_libraries(session, [name], [name] if force else [])
     raise typer.Exit(
@@ -161,9 +217,14 @@ def stage(
     )
 
 
-def refuse_without_libraries(session: Session, stages: list[str], force: list[str]) -> None:
+def refuse_without_libraries(
+    session: Session, stages: list[str], force: list[str]
+) -> None:
     """Exit with code 2 if a library that a stage needs is not installed."""
-    from gristmill.flows.running.missing_libraries import MissingLibraryError, check_libraries
+    from gristmill.flows.running.missing_libraries import (
+        MissingLibraryError,
+        check_libraries,
+    )
 
     try:
         check_libraries(session, stages, frozenset(force))
@@ -172,7 +233,9 @@ def refuse_without_libraries(session: Session, stages: list[str], force: list[st
 
 
 def keep_or_exit(session: Session, stages: list[str]) -> None:
-    """Keep committed outputs whose stages have a new version, or exit with code 2 if there is no such output."""
+    """Keep committed outputs whose stages have a new version, or exit with code 2 if
+    there is no such output.
+    """
     from gristmill.flows.running.output_identities import NothingToKeepError
 
     try:
@@ -182,10 +245,13 @@ def keep_or_exit(session: Session, stages: list[str]) -> None:
 
 
 def refuse_force_on_hosts(session: Session, force: bool) -> None:
-    """Exit with code 2 if several hosts would each rebuild a stage, one after the other."""
+    """Exit with code 2 if several hosts would each rebuild a stage, one after the
+    other.
+    """
     if force and session.manifest.engine.nodes > 1:
         fail(
-            "--force needs a single host: each of engine.nodes would rebuild the stage; add --set engine.nodes=1",
+            "--force needs a single host: each of engine.nodes would rebuild the "
+            "stage; add --set engine.nodes=1",
             EXIT_USAGE,
         )
 
@@ -198,19 +264,34 @@ def plan(
     store: StoreOption = None,
     as_json: JsonOption = False,
     allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run the manifest's own code to list the files of sources.")
+        bool,
+        typer.Option(
+            "--allow-code",
+            help="Run the manifest's own code to list the files of sources.",
+        ),
     ] = False,
     predict: Annotated[
-        bool, typer.Option("--predict", help="Run a small sample, and predict the time, memory and disk of each stage.")
+        bool,
+        typer.Option(
+            "--predict",
+            help="Run a small sample, and predict the "
+            "time, memory and disk of each stage.",
+        ),
     ] = False,
     sample_mb: Annotated[
-        float, typer.Option(metavar="X", help="With --predict: size of the sample, in MB of input.", min=0.1)
+        float,
+        typer.Option(
+            metavar="X",
+            help="With --predict: size of the sample, in MB of input.",
+            min=0.1,
+        ),
     ] = 16.0,
     sample_seconds: Annotated[
         float,
         typer.Option(
             metavar="S",
-            help="With --predict: time limit of the sample; stages that it does not reach are marked.",
+            help="With --predict: time limit of the sample; stages that it does not "
+            "reach are marked.",
             min=1.0,
         ),
     ] = 30.0,
@@ -218,23 +299,34 @@ def plan(
         list[float] | None,
         typer.Option(
             metavar="N",
-            help="Estimate the cost of preparing and mixing N documents, such as 1e9; may be given several times.",
+            help="Estimate the cost of preparing and mixing N documents, such as "
+            "1e9; may be given several times.",
             min=1,
         ),
     ] = None,
     document_bytes: Annotated[
         float,
-        typer.Option(metavar="X", help="With --documents or --tb: mean size of a document's text in bytes.", min=1),
+        typer.Option(
+            metavar="X",
+            help="With --documents or --tb: mean size of a document's text in bytes.",
+            min=1,
+        ),
     ] = 3000.0,
     core_hour: Annotated[
-        float, typer.Option(metavar="X", help="With --documents or --tb: US dollars per core hour.", min=0)
+        float,
+        typer.Option(
+            metavar="X",
+            help="With --documents or --tb: US dollars per core hour.",
+            min=0,
+        ),
     ] = 0.05,
     tb: Annotated[
         list[float] | None,
         typer.Option(
             "--tb",
             metavar="X",
-            help="Estimate the cost of preparing and mixing X terabytes of text on a cluster; may be given several times.",
+            help="Estimate the cost of preparing and mixing X terabytes of text on a "
+            "cluster; may be given several times.",
             min=0.001,
         ),
     ] = None,
@@ -242,74 +334,127 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="With --tb: the engine (local, dask, flink, spark, dataflow), flink if absent; may "
+            help="With --tb: the engine (local, dask, flink, spark, dataflow), flink "
+            "if absent; may "
             "be given several times.",
         ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(metavar="N", help="With --tb: number of workers, with one core each.", min=1)
+        int,
+        typer.Option(
+            metavar="N", help="With --tb: number of workers, with one core each.", min=1
+        ),
     ] = 100,
     write_price: Annotated[
-        float, typer.Option(metavar="X", help="With --tb: US dollars per 1,000 write or list requests.", min=0)
+        float,
+        typer.Option(
+            metavar="X",
+            help="With --tb: US dollars per 1,000 write or list requests.",
+            min=0,
+        ),
     ] = 0.005,
     read_price: Annotated[
-        float, typer.Option(metavar="X", help="With --tb: US dollars per 1,000 read requests.", min=0)
+        float,
+        typer.Option(
+            metavar="X", help="With --tb: US dollars per 1,000 read requests.", min=0
+        ),
     ] = 0.0004,
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1)] = None,
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="With --gpus: GPU model.")] = "H100",
+    gpus: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Plan the pre-training for N GPUs.", min=1),
+    ] = None,
+    gpu: Annotated[
+        str, typer.Option(metavar="NAME", help="With --gpus: GPU model.")
+    ] = "H100",
     mfu: Annotated[
-        float, typer.Option(metavar="X", help="With --gpus: assumed model FLOPs utilisation (MFU).", min=0.01, max=1.0)
+        float,
+        typer.Option(
+            metavar="X",
+            help="With --gpus: assumed model FLOPs utilisation (MFU).",
+            min=0.01,
+            max=1.0,
+        ),
     ] = 0.4,
     peak_tflops: Annotated[
         float | None,
         typer.Option(
             metavar="X",
-            help="With --gpus: peak TFLOP/s of a GPU that is not in the table; needs --memory-gb.",
+            help="With --gpus: peak TFLOP/s of a GPU that is not in the table; needs "
+            "--memory-gb.",
             min=0.001,
         ),
     ] = None,
     memory_gb: Annotated[
-        float | None, typer.Option(metavar="X", help="With --peak-tflops: memory of that GPU.", min=0.001)
+        float | None,
+        typer.Option(
+            metavar="X", help="With --peak-tflops: memory of that GPU.", min=0.001
+        ),
     ] = None,
     prices: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="With --gpus: table of prices per GPU hour (YAML).")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --gpus: table of prices per GPU hour (YAML)."
+        ),
     ] = None,
     measure: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="With --gpus: train N real steps on this machine, and print the error of the predictions.",
+            help="With --gpus: train N real steps on this machine, and print the "
+            "error of the predictions.",
             min=0,
         ),
     ] = 0,
 ) -> None:
-    """Show what a run would do, and why, without running it; or plan its pre-training on GPUs."""
+    """Show what a run would do, and why, without running it; or plan its pre-training
+    on GPUs.
+    """
     if gpus is None:
-        refuse_without(context, "--gpus", ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"))
+        refuse_without(
+            context,
+            "--gpus",
+            ("gpu", "mfu", "peak_tflops", "memory_gb", "prices", "measure"),
+        )
     if not predict:
         refuse_without(context, "--predict", ("sample_mb", "sample_seconds"))
     if not documents and not tb:
         refuse_without(context, "--documents or --tb", ("document_bytes", "core_hour"))
     if not tb:
-        refuse_without(context, "--tb", ("engine", "workers", "write_price", "read_price"))
+        refuse_without(
+            context, "--tb", ("engine", "workers", "write_price", "read_price")
+        )
     session = open_or_exit(manifest, set_, store, allow_code=allow_code)
     if tb:
-        from gristmill.flows.planning.cluster_costs import ENGINES, Prices, plan_on_cluster, print_on_cluster
+        from gristmill.flows.planning.cluster_costs import (
+            ENGINES,
+            Prices,
+            plan_on_cluster,
+            print_on_cluster,
+        )
 
         engines = engine or ["flink"]
         for name in engines:
             if name not in ENGINES:
                 fail(f"--engine {name}: engines are {', '.join(ENGINES)}", EXIT_USAGE)
         cluster_plan = plan_on_cluster(
-            session.manifest, tb, engines, workers, document_bytes, Prices(write_price, read_price, core_hour)
+            session.manifest,
+            tb,
+            engines,
+            workers,
+            document_bytes,
+            Prices(write_price, read_price, core_hour),
         )
         print_json(cluster_plan) if as_json else print_on_cluster(cluster_plan)
         raise typer.Exit
     if documents:
         from gristmill.flows.planning.at_scale import plan_at_scale, print_at_scale
 
-        scale_plan = plan_at_scale(session.manifest, documents, document_bytes, core_hour)
-        print_json(scale_plan) if as_json else print_at_scale(session, scale_plan, core_hour)
+        scale_plan = plan_at_scale(
+            session.manifest, documents, document_bytes, core_hour
+        )
+        print_json(scale_plan) if as_json else print_at_scale(
+            session, scale_plan, core_hour
+        )
         raise typer.Exit
     if gpus is not None:
         from gristmill.flows.planning.plan_gpus import (
@@ -321,11 +466,15 @@ def plan(
         )
 
         try:
-            gpu_plan = plan_gpus(session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices)
+            gpu_plan = plan_gpus(
+                session, gpus, GpuChoice(gpu, peak_tflops, memory_gb), mfu, prices
+            )
             checks = measured_checks(session, measure, mfu) if measure else []
         except PlanError as error:
             fail(str(error), EXIT_USAGE)
-        print_json({**gpu_plan, "checks": checks}) if as_json else print_plan_for_gpus(gpu_plan, checks)
+        print_json({**gpu_plan, "checks": checks}) if as_json else print_plan_for_gpus(
+            gpu_plan, checks
+        )
         raise typer.Exit
     if predict:
         from gristmill.flows.planning.predict import predict as predict_cost
@@ -348,7 +497,10 @@ def show_plan(session: Session, force: frozenset[str], as_json: bool) -> None:
 
 @app.command()
 def status(
-    manifest: ManifestArgument, set_: SetOption = None, store: StoreOption = None, as_json: JsonOption = False
+    manifest: ManifestArgument,
+    set_: SetOption = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show every stage of a manifest as committed, unfinished or missing."""
     from gristmill.flows.questions.status import print_status, stage_states
@@ -365,16 +517,28 @@ def logs(
         str | None,
         typer.Argument(
             metavar="[STAGE]",
-            help="By default the running stage, otherwise an unfinished one, otherwise the last one.",
+            help="By default the running stage, otherwise an unfinished one, "
+            "otherwise the last one.",
             show_default=False,
             autocompletion=complete_stage,
         ),
     ] = None,
-    attempt: Annotated[int | None, typer.Option(metavar="N", help="Number of an earlier attempt.", min=1)] = None,
+    attempt: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of an earlier attempt.", min=1),
+    ] = None,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0)
+        int,
+        typer.Option(
+            "--lines", "-n", metavar="N", help="Number of last lines; 0 for all.", min=0
+        ),
     ] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the attempt has ended.")] = False,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Keep printing until the attempt has ended."
+        ),
+    ] = False,
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
@@ -401,19 +565,32 @@ def compare(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A run's name or a unique part of it, `last`, or `last-1` for the run before it.",
+            help="A run's name or a unique part of it, `last`, or `last-1` for the "
+            "run before it.",
             autocompletion=complete_run,
         ),
     ],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="Another run.", autocompletion=complete_run)],
+    second: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="Another run.", autocompletion=complete_run),
+    ],
     store: StoreOption = None,
     as_json: JsonOption = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write an HTML file with the loss curves.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Also write an HTML file with the loss curves."
+        ),
     ] = None,
 ) -> None:
-    """Show two runs side by side: manifests, outputs, funnels, mixtures, losses and held-out text."""
-    from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run
+    """Show two runs side by side: manifests, outputs, funnels, mixtures, losses and
+    held-out text.
+    """
+    from gristmill.flows.questions.compare import (
+        UnknownRunError,
+        compare_runs,
+        find_run,
+    )
     from gristmill.flows.report.comparison import print_comparison, write_comparison
 
     if html is not None:
@@ -436,25 +613,33 @@ def report(
     set_: SetOption = None,
     store: StoreOption = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File of the report.  [default: report.html or report.md]")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File of the report.  [default: report.html or report.md]",
+        ),
     ] = None,
     form: Annotated[
         ReportForm | None,
         typer.Option(
             "--format",
-            help="md is Markdown for a pull request, with tables but no pictures.  [default: by FILE's suffix, or html]",
+            help="md is Markdown for a pull request, with tables but no pictures.  "
+            "[default: by FILE's suffix, or html]",
         ),
     ] = None,
     training_summary: Annotated[
         bool,
         typer.Option(
             "--training-summary",
-            help="Instead write a summary of training content by the European Commission's "
+            help="Instead write a summary of training content by the European "
+            "Commission's "
             "template: sources, sizes, languages, licences, domain names, opt-outs.",
         ),
     ] = False,
 ) -> None:
-    """Write a report of the committed stages as one self-contained file: HTML or Markdown."""
+    """Write a report of the committed stages as one self-contained file: HTML or
+    Markdown.
+    """
     from gristmill.core.files import atomic_write
     from gristmill.core.secrets import mask_known
     from gristmill.flows.pages.markdown import markdown_page
@@ -464,8 +649,14 @@ def report(
     from gristmill.flows.report.training_content import training_content
 
     if form is None:
-        form = ReportForm.md if out is not None and out.suffix == ".md" else ReportForm.html
-    out = out or Path(f"{'training-content' if training_summary else 'report'}.{form.value}")
+        form = (
+            ReportForm.md
+            if out is not None and out.suffix == ".md"
+            else ReportForm.html
+        )
+    out = out or Path(
+        f"{'training-content' if training_summary else 'report'}.{form.value}"
+    )
     target = out_file("--out", out)
     session = open_or_exit(manifest, set_, store)
     write = markdown_page if form is ReportForm.md else html_file
@@ -504,16 +695,24 @@ def verify(
     set_: SetOption = None,
     store: StoreOption = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Remove the damaged files, so that the next run rebuilds only them.")
+        bool,
+        typer.Option(
+            "--repair",
+            help="Remove the damaged files, so that the next run rebuilds only them.",
+        ),
     ] = False,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="For a MODEL: folder with tokenizer.json; the model's folder if absent."),
+        typer.Option(
+            metavar="DIR",
+            help="For a MODEL: folder with tokenizer.json; "
+            "the model's folder if absent.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every committed file of a manifest with its checksum; or a MODEL's outputs with those of transformers,
-    lm-evaluation-harness and TRL.
+    """Compare every committed file of a manifest with its checksum; or a MODEL's
+    outputs with those of transformers, lm-evaluation-harness and TRL.
     """
     if not subject.endswith((".yaml", ".yml")) and not is_named(subject):
         from gristmill.flows.cli.model_commands import verify_model
@@ -523,34 +722,59 @@ def verify(
 
     session = open_or_exit(subject, set_, store)
     damage = find_damage(session)
-    committed = [stage for stage in session.plan if stage in damage or session.committed(stage) is not None]
+    committed = [
+        stage
+        for stage in session.plan
+        if stage in damage or session.committed(stage) is not None
+    ]
     if as_json:
         print_json({"committed": committed, "damage": damage})
     for sentences in damage.values():
         for sentence in sentences:
             typer.echo(sentence, err=as_json)
     if not committed:
-        typer.echo(f"no stage is committed yet; run: {session.command('run')}", err=as_json)
+        typer.echo(
+            f"no stage is committed yet; run: {session.command('run')}", err=as_json
+        )
         return
     if not damage:
-        typer.echo(f"all committed files of {len(committed)} stages match their checksums", err=as_json)
+        typer.echo(
+            f"all committed files of {len(committed)} stages match their checksums",
+            err=as_json,
+        )
         return
     if not repair:
-        fail(f"repair it with: {session.command('verify', '--repair')}", EXIT_STAGE_FAILED)
+        fail(
+            f"repair it with: {session.command('verify', '--repair')}",
+            EXIT_STAGE_FAILED,
+        )
     repair_damage(session, damage)
-    typer.echo(f"the damaged stages are no longer committed; rebuild them with: {session.command('run')}", err=as_json)
+    typer.echo(
+        "the damaged stages are no longer committed; rebuild them with: "
+        f"{session.command('run')}",
+        err=as_json,
+    )
 
 
 @app.command()
 def gc(
     store: StoreOption = None,
     keep_runs: Annotated[
-        int, typer.Option(metavar="N", help="Keep the outputs of the last N runs of each manifest.", min=1)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Keep the outputs of the last N runs of each manifest.",
+            min=1,
+        ),
     ] = 10,
-    delete: Annotated[bool, typer.Option("--delete", help="Delete; without it, only list.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Delete; without it, only list.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete outputs that no recent run refers to, and models' answers about documents that were taken down."""
+    """Delete outputs that no recent run refers to, and models' answers about documents
+    that were taken down.
+    """
     from gristmill.flows.questions.takedown import forget_taken_down
     from gristmill.flows.running.run_records import collect
 
@@ -563,12 +787,17 @@ def gc(
         return
     outcome = "deleted" if delete else "can be deleted (with --delete)"
     if answers:
-        typer.echo(f"answers about documents that were taken down: {answers:,} {outcome}")
+        typer.echo(
+            f"answers about documents that were taken down: {answers:,} {outcome}"
+        )
     if not garbage:
         if not any(opened_store.outputs()):
             typer.echo(f"nothing to delete: {opened_store.root} has no outputs")
             return
-        typer.echo(f"nothing to delete: the last {keep_runs} runs of each manifest refer to every output")
+        typer.echo(
+            f"nothing to delete: the last {keep_runs} runs of each manifest "
+            "refer to every output"
+        )
         return
     for path, size in garbage:
         typer.echo(f"{size / 1e6:10.1f} MB  {path}")

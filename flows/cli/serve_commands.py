@@ -7,14 +7,22 @@ from typing import Annotated
 
 import typer
 
-from gristmill.flows.cli.application import EXIT_STAGE_FAILED, EXIT_USAGE, StoreOption, app, fail, open_store
+from gristmill.flows.cli.application import (
+    EXIT_STAGE_FAILED,
+    EXIT_USAGE,
+    StoreOption,
+    app,
+    fail,
+    open_store,
+)
 from gristmill.flows.cli.completion import complete_manifest
 
 ManifestsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MANIFEST",
-        help="Manifests that get deployments with their own stages.  [default: those in this "
+        help="Manifests that get deployments with their own stages.  [default: those "
+        "in this "
         "folder and in its subfolders]",
         autocompletion=complete_manifest,
     ),
@@ -24,17 +32,27 @@ ManifestsArgument = Annotated[
 @app.command()
 def serve(
     manifests: ManifestsArgument = None,
-    limit: Annotated[int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)] = 1,
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)
+    ] = 1,
     allow_open_server: Annotated[
         bool,
         typer.Option(
-            "--allow-open-server", help="Also register with a server without a password, which any web page can use."
+            "--allow-open-server",
+            help="Also register with a server without a "
+            "password, which any web page can use.",
         ),
     ] = False,
 ) -> None:
-    """Register the deployments with a running Prefect server, and execute the flow runs started there."""
+    """Register the deployments with a running Prefect server, and execute the flow runs
+    started there.
+    """
     require_prefect()
-    from gristmill.flows.orchestration.serving import NoServerError, OpenServerError, serve_deployments
+    from gristmill.flows.orchestration.serving import (
+        NoServerError,
+        OpenServerError,
+        serve_deployments,
+    )
 
     check_manifests(manifests or [])
     try:
@@ -50,27 +68,36 @@ def up(
         int,
         typer.Option(
             metavar="N",
-            help="Port of the Prefect server on the loopback address; reports use the next one.",
+            help="Port of the Prefect server on the loopback address; reports use "
+            "the next one.",
             min=1,
             max=65534,
         ),
     ] = 4200,
-    limit: Annotated[int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)] = 1,
+    limit: Annotated[
+        int, typer.Option(metavar="N", help="Number of concurrent flow runs.", min=1)
+    ] = 1,
     database: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="PostgreSQL database of the server, postgresql://...  [default: a file, SQLite]",
+            help="PostgreSQL database of the server, postgresql://...  [default: a "
+            "file, SQLite]",
             envvar="GRISTMILL_DATABASE",
         ),
     ] = None,
     store: StoreOption = None,
 ) -> None:
-    """Start the Prefect server and its UI on this machine, and serve the deployments and the metrics of a store's
-    runs."""
+    """Start the Prefect server and its UI on this machine, and serve the deployments
+    and the metrics of a store's runs.
+    """
     require_prefect()
     from gristmill.flows.orchestration.server_settings import DatabaseError
-    from gristmill.flows.orchestration.serving import NoServerError, PortTakenError, up_and_serve
+    from gristmill.flows.orchestration.serving import (
+        NoServerError,
+        PortTakenError,
+        up_and_serve,
+    )
 
     check_manifests(manifests or [])
     opened_store = open_store(store)

@@ -23,40 +23,68 @@ from gristmill.flows.cli.completion import complete_stage
 @app.command()
 def slurm(
     manifest: ManifestArgument,
-    array: Annotated[int, typer.Option(metavar="N", help="Tasks in the job array of each data stage.", min=1)] = 16,
+    array: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Tasks in the job array of each data stage.", min=1
+        ),
+    ] = 16,
     cores: Annotated[
-        int, typer.Option(metavar="N", help="Cores of each task, and of each host of a training.", min=1)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Cores of each task, and of each host of a training.",
+            min=1,
+        ),
     ] = 8,
-    hosts: Annotated[int, typer.Option(metavar="N", help="Hosts of each training.", min=1)] = 1,
+    hosts: Annotated[
+        int, typer.Option(metavar="N", help="Hosts of each training.", min=1)
+    ] = 1,
     gpus: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="GPUs of each host; if 0, training runs engine.ranks processes on CPU cores.",
+            help="GPUs of each host; if 0, training runs engine.ranks processes on "
+            "CPU cores.",
             min=0,
         ),
     ] = 0,
-    time: Annotated[str, typer.Option(metavar="HH:MM:SS", help="Time limit of each job.")] = "24:00:00",
+    time: Annotated[
+        str, typer.Option(metavar="HH:MM:SS", help="Time limit of each job.")
+    ] = "24:00:00",
     sbatch: Annotated[
         list[str] | None,
         typer.Option(
             metavar="OPTION",
-            help="An option of sbatch for all jobs, as in --sbatch=--partition=long; may be given several times.",
+            help="An option of sbatch for all jobs, as in --sbatch=--partition=long; "
+            "may be given several times.",
         ),
     ] = None,
     until: Annotated[
-        str | None, typer.Option(metavar="STAGE", help="The last stage to run.", autocompletion=complete_stage)
+        str | None,
+        typer.Option(
+            metavar="STAGE",
+            help="The last stage to run.",
+            autocompletion=complete_stage,
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the scripts.")] = Path("slurm"),
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for the scripts.")
+    ] = Path("slurm"),
     set_: SetOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Write Slurm batch scripts for a manifest, one per stage, and a script that submits them."""
+    """Write Slurm batch scripts for a manifest, one per stage, and a script that
+    submits them.
+    """
     from gristmill.flows.running.slurm import Allotment, scripts_of, write_scripts
 
     store_location = store or os.environ.get("GRISTMILL_STORE")
     if store_location is None:
-        fail("give a store at a path that all hosts share: --store /shared/store", EXIT_USAGE)
+        fail(
+            "give a store at a path that all hosts share: --store /shared/store",
+            EXIT_USAGE,
+        )
     if "://" not in store_location:
         store_location = os.path.abspath(store_location)
     file = manifest if os.path.isabs(manifest) else os.path.abspath(manifest)
@@ -65,10 +93,13 @@ def slurm(
     ranks = session.manifest.engine.num_ranks
     if trains and hosts > 1 and not gpus and (ranks % hosts or ranks == 1):
         fail(
-            f"--hosts {hosts} cannot share {ranks} processes (engine.ranks) evenly: give a multiple, or --gpus",
+            f"--hosts {hosts} cannot share {ranks} processes (engine.ranks) evenly: "
+            "give a multiple, or --gpus",
             EXIT_USAGE,
         )
     folder = Path(os.path.abspath(out))
     allotment = Allotment(array, cores, hosts, gpus, time, sbatch or ())
     write_scripts(scripts_of(session, allotment, folder), folder)
-    typer.echo(f"{len(session.plan)} jobs are in {out}; submit them with: {out / 'submit.sh'}")
+    typer.echo(
+        f"{len(session.plan)} jobs are in {out}; submit them with: {out / 'submit.sh'}"
+    )

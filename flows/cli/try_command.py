@@ -1,4 +1,6 @@
-"""The command `try`: run a user's function on some documents, and estimate its effect on all of them."""
+"""The command `try`: run a user's function on some documents, and estimate its effect
+on all of them.
+"""
 
 from __future__ import annotations
 
@@ -37,35 +39,72 @@ class Kind(StrEnum):
 
 @app.command("try")
 def try_(
-    function: Annotated[str, typer.Argument(metavar="FUNCTION", help="./FILE.py:NAME, or PACKAGE.MODULE:NAME.")],
+    function: Annotated[
+        str,
+        typer.Argument(
+            metavar="FUNCTION", help="./FILE.py:NAME, or PACKAGE.MODULE:NAME."
+        ),
+    ],
     on: Annotated[
         str,
-        typer.Option("--on", metavar="SOURCE|PATH", help=("A source of the manifest, or a file, glob, folder or URL.")),
+        typer.Option(
+            "--on",
+            metavar="SOURCE|PATH",
+            help=("A source of the manifest, or a file, glob, folder or URL."),
+        ),
     ],
     manifest: Annotated[
         str | None,
-        typer.Option(metavar="MANIFEST", help="The manifest of the source.", autocompletion=complete_manifest),
+        typer.Option(
+            metavar="MANIFEST",
+            help="The manifest of the source.",
+            autocompletion=complete_manifest,
+        ),
     ] = None,
     with_: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="NAME=VALUE", help="An argument of the function; may be given several times."),
+        typer.Option(
+            "--with",
+            metavar="NAME=VALUE",
+            help="An argument of the function; may be given several times.",
+        ),
     ] = None,
     minimums: Annotated[
-        list[str] | None, typer.Option("--min", metavar="COLUMN=X", help="Drop documents with a smaller value.")
+        list[str] | None,
+        typer.Option(
+            "--min", metavar="COLUMN=X", help="Drop documents with a smaller value."
+        ),
     ] = None,
     maximums: Annotated[
-        list[str] | None, typer.Option("--max", metavar="COLUMN=X", help="Drop documents with a larger value.")
+        list[str] | None,
+        typer.Option(
+            "--max", metavar="COLUMN=X", help="Drop documents with a larger value."
+        ),
     ] = None,
     measures: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="A column that the function returns, if its source code does not name it."),
+        typer.Option(
+            metavar="COLUMN",
+            help="A column that the function returns, if "
+            "its source code does not name it.",
+        ),
     ] = None,
     columns: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="A column passed to a function of batches.")
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="A column passed to a function of batches."
+        ),
     ] = None,
-    documents: Annotated[int, typer.Option(metavar="N", help="Number of documents.", min=1)] = 100,
+    documents: Annotated[
+        int, typer.Option(metavar="N", help="Number of documents.", min=1)
+    ] = 100,
     kind: Annotated[
-        Kind | None, typer.Option("--as", help="Kind of the function.  [default: by its signature]", show_default=False)
+        Kind | None,
+        typer.Option(
+            "--as",
+            help="Kind of the function.  [default: by its signature]",
+            show_default=False,
+        ),
     ] = None,
     set_: SetOption = None,
     store: StoreOption = None,
@@ -75,24 +114,41 @@ def try_(
     from pydantic import ValidationError
 
     from gristmill.dataprep.reading.sources import SourceError
-    from gristmill.flows.authoring.try_function import kind_of, take_sample, try_reader, try_step
+    from gristmill.flows.authoring.try_function import (
+        kind_of,
+        take_sample,
+        try_reader,
+        try_step,
+    )
     from gristmill.mixtures.sources import OwnReader
     from gristmill.mixtures.steps.own_steps import Edit, OwnAnnotate
     from gristmill.mixtures.user_code import Own, OwnCodeError, take_code
     from gristmill.mixtures.yaml_text import in_words
 
     session = None if manifest is None else open_or_exit(manifest, set_, store)
-    location = on if session is not None or "://" in on else str(Path(on).expanduser().resolve())
+    location = (
+        on
+        if session is not None or "://" in on
+        else str(Path(on).expanduser().resolve())
+    )
     arguments = pairs("--with", with_)
-    bounds = {"min": pairs("--min", minimums), "max": pairs("--max", maximums), "measures": measures or ()}
+    bounds = {
+        "min": pairs("--min", minimums),
+        "max": pairs("--max", maximums),
+        "measures": measures or (),
+    }
     try:
         code = take_code(Own.model_validate({"use": function}).use, Path.cwd())
         chosen_kind = kind_of(code) if kind is None else kind.value
         section: dict[str, Any] = {"use": code, "with": arguments}
         if chosen_kind == "read":
-            source = None if session is None else session.manifest.document_sources.get(on)
+            source = (
+                None if session is None else session.manifest.document_sources.get(on)
+            )
             reader = OwnReader.model_validate(section)
-            trial = try_reader(reader, location if source is None else source.path, documents)
+            trial = try_reader(
+                reader, location if source is None else source.path, documents
+            )
         else:
             section["columns"] = columns or ()
             step: OwnAnnotate | Edit
@@ -104,8 +160,12 @@ def try_(
                 trial = try_step(step, sample, documents)
     except (OwnCodeError, SourceError) as error:
         fail(str(error), EXIT_USAGE)
-    except ValidationError as error:  # such as an option that this kind of step does not have
-        problems = [f"{'.'.join(map(str, item['loc']))}: {in_words(item)}" for item in error.errors()]
+    except ValidationError as error:
+        # such as an option that this kind of step does not have
+        problems = [
+            f"{'.'.join(map(str, item['loc']))}: {in_words(item)}"
+            for item in error.errors()
+        ]
         fail("; ".join(problems), EXIT_USAGE)
     except ValueError as error:
         fail(str(error), EXIT_USAGE)
@@ -145,7 +205,10 @@ def show(trial: Mapping[str, Any], workers: int) -> None:
 
 
 def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{trial['function']} ({trial['kind']}) on {trial['documents']:,} documents: {trial['on']}"
+    yield (
+        f"{trial['function']} ({trial['kind']}) on {trial['documents']:,} "
+        f"documents: {trial['on']}"
+    )
     if trial["kind"] == "read":
         yield from _of_reader(trial)
     for name, column in trial.get("columns", {}).items():
@@ -155,8 +218,8 @@ def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
     edits = trial.get("edits")
     if edits:
         yield (
-            f"\nchanges {edits['changed']:,} documents in {edits['times']:,} places: -{edits['bytes_removed']:,} "
-            f"+{edits['bytes_added']:,} bytes"
+            f"\nchanges {edits['changed']:,} documents in {edits['times']:,} places: "
+            f"-{edits['bytes_removed']:,} +{edits['bytes_added']:,} bytes"
         )
         for shown_document in edits["shown"]:
             yield f"  {shown_document['locator']}"
@@ -167,11 +230,16 @@ def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
                     yield f"    {mark} {escaped}"
     dropped = trial.get("dropped")
     if dropped and (dropped["total"] or trial["kind"] == "annotate"):
-        reasons = ", ".join(f"{reason} {number:,}" for reason, number in dropped["by_reason"].items())
+        reasons = ", ".join(
+            f"{reason} {number:,}" for reason, number in dropped["by_reason"].items()
+        )
         summary = f"\nwould drop {dropped['total']:,} of {trial['documents']:,}"
         yield f"{summary}: {reasons}" if reasons else summary
         for shown_document in dropped["shown"]:
-            values = ", ".join(f"{name} {_value(value)}" for name, value in shown_document["values"].items())
+            values = ", ".join(
+                f"{name} {_value(value)}"
+                for name, value in shown_document["values"].items()
+            )
             yield f"  {shown_document['locator']}: {values or shown_document['reason']}"
             yield f"    {_short(shown_document['text'])}"
     errors = trial.get("errors")
@@ -185,8 +253,8 @@ def _lines(trial: Mapping[str, Any]) -> Iterator[str]:
 
 def _of_reader(trial: Mapping[str, Any]) -> Iterator[str]:
     yield (
-        f"\n{trial['records']:,} records: {trial['documents']:,} documents, {trial['empty']:,} without text, "
-        f"{len(trial['quarantined']):,} quarantined"
+        f"\n{trial['records']:,} records: {trial['documents']:,} documents, "
+        f"{trial['empty']:,} without text, {len(trial['quarantined']):,} quarantined"
     )
     for record in trial["shown"]:
         yield f"  {record['locator']} {record['metadata']}"
@@ -198,10 +266,15 @@ def _of_reader(trial: Mapping[str, Any]) -> Iterator[str]:
 def _distribution(column: Mapping[str, Any]) -> str:
     missing = f", {column['missing']:,} missing" if column["missing"] else ""
     if "values" in column:
-        counts = ", ".join(f"{_value(value)} {number:,}" for value, number in column["values"].items())
+        counts = ", ".join(
+            f"{_value(value)} {number:,}" for value, number in column["values"].items()
+        )
         other_values = f", others {column['others']:,}" if column["others"] else ""
         return counts + other_values + missing
-    return f"{_value(column['min'])} to {_value(column['max'])}, median {_value(column['median'])}{missing}"
+    return (
+        f"{_value(column['min'])} to {_value(column['max'])}, median "
+        f"{_value(column['median'])}{missing}"
+    )
 
 
 def _value(value: Any) -> str:
@@ -223,7 +296,9 @@ def _speed(trial: Mapping[str, Any], workers: int) -> Iterator[str]:
     count = trial[unit]
     if not count:
         return
-    yield f"\n{count / max(trial['seconds'], 1e-9):,.0f} {unit} per second in one process"
+    yield (
+        f"\n{count / max(trial['seconds'], 1e-9):,.0f} {unit} per second in one process"
+    )
     total = trial["whole"]
     if total["seconds"] is None:
         yield f"the total number of {unit} is unknown"

@@ -11,18 +11,24 @@ from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler
 
 HELP = (
-    "/clear starts over, /trace shows where passages of the last answer stand in the training rows, /exit (or end "
-    "of file) ends; an interrupt stops an answer."
+    "/clear starts over, /trace shows where passages of the last answer stand in the "
+    "training rows, /exit (or end of file) ends; an interrupt stops an answer."
 )
 
 
 def answer(
-    language: LanguageModel, scheduler: Scheduler, messages: list[Message], sampling: Sampling, max_new_tokens: int
+    language: LanguageModel,
+    scheduler: Scheduler,
+    messages: list[Message],
+    sampling: Sampling,
+    max_new_tokens: int,
 ) -> Iterator[str]:
-    """Yield the model's answer to a conversation in pieces; closing the iterator cancels the request.
+    """Yield the model's answer to a conversation in pieces; closing the iterator
+    cancels the request.
 
     Raises:
-        gristmill.train.generation.scheduler.PromptTooLongError: the conversation fills the model's sequence length.
+        gristmill.train.generation.scheduler.PromptTooLongError: the conversation fills
+            the model's sequence length.
         ChatError: the template refuses it.
     """
     prompt = language.chat_prompt(messages)
@@ -58,7 +64,9 @@ def converse(
         write: shows a piece of text at once.
         trace: shows where passages of an answer stand in the training rows.
     """
-    beginning: list[Message] = [] if system is None else [{"role": "system", "content": system}]
+    beginning: list[Message] = (
+        [] if system is None else [{"role": "system", "content": system}]
+    )
     messages = list(beginning)
     turn = 0
     while (text := read()) is not None and text.strip() != "/exit":
@@ -78,7 +86,9 @@ def converse(
         pieces: list[str] = []
         seeded = replace(sampling, seed=sampling.seed + turn)
         try:
-            for piece in answer(language, scheduler, conversation, seeded, max_new_tokens):
+            for piece in answer(
+                language, scheduler, conversation, seeded, max_new_tokens
+            ):
                 pieces.append(piece)
                 write(piece)
         except KeyboardInterrupt:

@@ -1,4 +1,6 @@
-"""`gristmill evaluate MODEL --tasks FILE`: tasks and red-team prompts of a file for any model folder."""
+"""`gristmill evaluate MODEL --tasks FILE`: tasks and red-team prompts of a file for any
+model folder.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class EvaluationError(ValueError):
 
 
 class TaskFile(Section):
-    """Content of a file of tasks: the keys `tasks`, `suites` and `red_team` of a manifest's `evaluate`."""
+    """Content of a file of tasks: the keys `tasks`, `suites` and `red_team` of a
+    manifest's `evaluate`.
+    """
 
     tasks: tuple[Task, ...] = ()
     """The tasks."""
@@ -45,12 +49,16 @@ class TaskFile(Section):
     @model_validator(mode="after")
     def _asks_something(self) -> TaskFile:
         if not self.tasks and not self.suites and self.red_team is None:
-            raise ValueError("it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: {...}`")
+            raise ValueError(
+                "it asks nothing; give `tasks: [...]`, `suites: [...]` "
+                "or a `red_team: {...}`"
+            )
         return self
 
 
 def read_task_file(path: Path) -> TaskFile:
-    """Read a YAML file of `tasks: [...]`, `suites: [...]`, `red_team: {...}`; relative paths in it start from its folder.
+    """Read a YAML file of `tasks: [...]`, `suites: [...]`, `red_team: {...}`; relative
+    paths in it start from its folder.
 
     Raises:
         EvaluationError: the file is invalid; the message has all problems.
@@ -59,8 +67,8 @@ def read_task_file(path: Path) -> TaskFile:
         content = read_yaml(path)
         if not isinstance(content, dict):
             raise EvaluationError(
-                f"{path}: a file of tasks is a mapping `tasks: [...]`; see evaluate.tasks in: "
-                "gristmill schema --markdown DIR"
+                f"{path}: a file of tasks is a mapping `tasks: [...]`; see "
+                "evaluate.tasks in: gristmill schema --markdown DIR"
             )
         task_file = TaskFile.model_validate(content)
     except YamlFileError as error:
@@ -74,20 +82,26 @@ def read_task_file(path: Path) -> TaskFile:
         raise EvaluationError(f"{path}: {error}") from error
 
 
-def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: bool = False) -> dict[str, Any]:
-    """Evaluate a model on tasks, suites and red-team prompts. Answers of the model and of a judge are not stored.
+def evaluate_folder(
+    model: str, tokenizer: str | None, section: Evaluate, chat: bool = False
+) -> dict[str, Any]:
+    """Evaluate a model on tasks, suites and red-team prompts. Answers of the model and
+    of a judge are not stored.
 
     Args:
-        model: a folder with config.json and model.safetensors, exported or of a training stage.
+        model: a folder with config.json and model.safetensors, exported or of a
+            training stage.
         tokenizer: a folder with tokenizer.json; the model's own if absent.
         section: `tasks`, `suites`, `red_team`, and `seed` of the intervals.
         chat: write the red team's prompts with the chat template.
 
     Returns:
-        task or suite -> its summary; with a red team also `red_team`: `sets` and `worst`, as of the stage `evaluate`.
+        task or suite -> its summary; with a red team also `red_team`: `sets` and
+        `worst`, as of the stage `evaluate`.
 
     Raises:
-        EvaluationError: the model, its tokenizer, or the data of a task, suite or red team cannot be read.
+        EvaluationError: the model, its tokenizer, or the data of a task, suite or red
+            team cannot be read.
     """
     import torch
 
@@ -108,26 +122,55 @@ def evaluate_folder(model: str, tokenizer: str | None, section: Evaluate, chat: 
         tasks = {task.name: read_task(task) for task in section.tasks}
         suites = {suite.suite: read_suite(suite) for suite in section.suites}
         if section.red_team is not None and RED_TEAM in tasks:
-            raise EvaluationError(f"a task is called {RED_TEAM!r}, like the red team's results; give it another name")
-        with TemporaryDirectory() as work, red_teaming(section, _silent(Path(work))) as team:
+            raise EvaluationError(
+                f"a task is called {RED_TEAM!r}, like the red "
+                "team's results; give it another name"
+            )
+        with (
+            TemporaryDirectory() as work,
+            red_teaming(section, _silent(Path(work))) as team,
+        ):
             loaded = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
-            reader = open_reader(loaded, folder if tokenizer is None else as_path(tokenizer))
+            reader = open_reader(
+                loaded, folder if tokenizer is None else as_path(tokenizer)
+            )
             if chat and team is not None:
-                reader.chat()  # refuses a tokenizer without a template before any prompt is answered
-            summaries = {name: result.summary for name, result in answer_tasks(reader, section, tasks).items()}
+                # refuses a tokenizer without a template before any prompt is answered
+                reader.chat()
+            summaries = {
+                name: result.summary
+                for name, result in answer_tasks(reader, section, tasks).items()
+            }
             summaries |= {
                 suite.suite: answer_suite(
-                    reader, suite, suites[suite.suite], section.key_seed, section.bootstrap_samples
+                    reader,
+                    suite,
+                    suites[suite.suite],
+                    section.key_seed,
+                    section.bootstrap_samples,
                 )
                 for suite in section.suites
             }
-            return summaries if team is None else {**summaries, RED_TEAM: team.ask(reader, "model", chat)}
-    except (FileNotFoundError, ValueError, TaskError, EvaluationSetError, SourceError, AskingError) as error:
+            return (
+                summaries
+                if team is None
+                else {**summaries, RED_TEAM: team.ask(reader, "model", chat)}
+            )
+    except (
+        FileNotFoundError,
+        ValueError,
+        TaskError,
+        EvaluationSetError,
+        SourceError,
+        AskingError,
+    ) as error:
         raise EvaluationError(str(error)) from error
 
 
 def _check_libraries(section: Evaluate) -> None:
-    """Raise EvaluationError if a metric's library is missing, before any task is answered."""
+    """Raise EvaluationError if a metric's library is missing, before any task is
+    answered.
+    """
     from gristmill.flows.running.missing_libraries import is_installed, sentence_of
 
     for task in section.tasks:
@@ -156,8 +199,14 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
     team = summaries.get(RED_TEAM, {"sets": {}, "worst": ()})
     for task, summary in _rows(tasks):
         for metric, value in metric_values(summary):
-            interval = f"{printed(value['low'])} to {printed(value['high'])}" if "low" in value else ""
-            table.add_row(task, metric, printed(value["value"]), interval, str(summary["items"]))
+            interval = (
+                f"{printed(value['low'])} to {printed(value['high'])}"
+                if "low" in value
+                else ""
+            )
+            table.add_row(
+                task, metric, printed(value["value"]), interval, str(summary["items"])
+            )
         if "calibration" in summary:
             for bins in ("width", "mass"):
                 table.add_row(
@@ -171,43 +220,69 @@ def print_evaluation(summaries: Mapping[str, Mapping[str, Any]]) -> None:
         for measure, by_category in prompt_set["measures"].items():
             value = by_category[ALL]
             interval = f"{value['low']:.4f} to {value['high']:.4f}"
-            table.add_row(name, MEASURES[measure], f"{value['value']:.4f}", interval, str(value["units"]))
+            table.add_row(
+                name,
+                MEASURES[measure],
+                f"{value['value']:.4f}",
+                interval,
+                str(value["units"]),
+            )
     console.print(table)
     for name, prompt_set in team["sets"].items():
         if prompt_set["not_asked"]:
             console.print(
                 Text(
-                    f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} prompts were not asked: "
-                    f"{prompt_set['first_error']}"
+                    f"{name}: {prompt_set['not_asked']} of {prompt_set['prompts']} "
+                    f"prompts were not asked: {prompt_set['first_error']}"
                 )
             )
     for answer in team["worst"][:2]:
         console.print(
             Text(
-                f"{answer['set']}, {answer['why']}: {answer['prompt'][-120:]!r} -> {answer['answer'][:120]!r}",
+                f"{answer['set']}, {answer['why']}: {answer['prompt'][-120:]!r} -> "
+                f"{answer['answer'][:120]!r}",
                 style="dim",
             )
         )
     for suite, summary in tasks.items():
         for reference in summary.get("references", ()):
             console.print(
-                Text(f"{suite}: {reference['model']} has {reference['score']:.4f} ({reference['source']})", style="dim")
+                Text(
+                    f"{suite}: {reference['model']} has {reference['score']:.4f} "
+                    f"({reference['source']})",
+                    style="dim",
+                )
             )
     for task, summary in tasks.items():
         for sample in summary.get("samples", ())[:2]:
-            console.print(Text(f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}", style="dim"))
+            console.print(
+                Text(
+                    f"{task}: {sample['prompt'][-120:]!r} -> {sample['answer']!r}",
+                    style="dim",
+                )
+            )
 
 
 def printed(value: float) -> str:
-    """Format a value with four decimals, or with five digits if it is large, like the perplexity of an untrained model."""
+    """Format a value with four decimals, or with five digits if it is large, like the
+    perplexity of an untrained model.
+    """
     return f"{value:.4f}" if abs(value) < LARGE else f"{value:.5g}"
 
 
-def _rows(summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _rows(
+    summaries: Mapping[str, Mapping[str, Any]],
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Name and metrics of each task, including tasks of suites, and of each suite."""
     for name, summary in summaries.items():
         if "score" not in summary:
             yield name, summary
             continue
         yield from summary["tasks"].items()
-        yield name, {"score": summary["score"], "items": sum(task["items"] for task in summary["tasks"].values())}
+        yield (
+            name,
+            {
+                "score": summary["score"],
+                "items": sum(task["items"] for task in summary["tasks"].values()),
+            },
+        )

@@ -1,4 +1,6 @@
-"""Model folders named on the command line: an exported folder, a training stage's folder, or a manifest's last model."""
+"""Model folders named on the command line: an exported folder, a training stage's
+folder, or a manifest's last model.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 
 CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 PLACES = ("", "model", "data", "data/model")
-"""Places of a model in a folder: of an export, in a training's data, in a stage's folder."""
+"""Places of a model in a folder: of an export, in a training's data, in a stage's
+folder.
+"""
 
 
 class ModelNotFoundError(ValueError):
@@ -33,19 +37,23 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
     """Find the model in a folder, and its tokenizer.
 
     Args:
-        model: an exported folder, one that transformers wrote, or a training stage's folder (or its `data`).
-        tokenizer: a folder with tokenizer.json; beside the model, or that of the training, if absent.
+        model: an exported folder, one that transformers wrote, or a training stage's
+            folder (or its `data`).
+        tokenizer: a folder with tokenizer.json; beside the model, or that of the
+            training, if absent.
 
     Raises:
         ModelNotFoundError: the message names the places that were searched.
     """
     root = as_path(model)
-    folder = next((root / place for place in PLACES if (root / place / CONFIG).exists()), None)
+    folder = next(
+        (root / place for place in PLACES if (root / place / CONFIG).exists()), None
+    )
     if folder is None:
         raise ModelNotFoundError(
-            f"{root / CONFIG} does not exist, nor does it in {root}/model or {root}/data; a "
-            "model is a folder with config.json and model.safetensors, the folder of a training "
-            "stage, or a manifest (*.yaml)"
+            f"{root / CONFIG} does not exist, nor does it in {root}/model or "
+            f"{root}/data; a model is a folder with config.json and model.safetensors, "
+            "the folder of a training stage, or a manifest (*.yaml)"
         )
     if tokenizer is not None:
         tokenizer_folder = as_path(tokenizer)
@@ -56,8 +64,8 @@ def find_model(model: str, tokenizer: str | None) -> ModelFolders:
         if (candidate / TOKENIZER).exists():
             return ModelFolders(folder, _without_code(candidate))
     raise ModelNotFoundError(
-        f"{folder} has no {TOKENIZER}, and no record of the stage that trained the model; copy its tokenizer's "
-        "files there, or name their folder with --tokenizer"
+        f"{folder} has no {TOKENIZER}, and no record of the stage that trained the "
+        "model; copy its tokenizer's files there, or name their folder with --tokenizer"
     )
 
 
@@ -65,31 +73,36 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
     """Find the last model that a manifest has trained.
 
     Raises:
-        ModelNotFoundError: the manifest trains no model, none is committed yet, or the given tokenizer does not exist.
+        ModelNotFoundError: the manifest trains no model, none is committed yet, or the
+            given tokenizer does not exist.
     """
     if session.manifest.pretrain is None and session.manifest.model is None:
         raise ModelNotFoundError(
-            f"{session.manifest_file} has no `pretrain:` section and no `model:`, so it has no "
-            "model; name a model's folder, or a manifest that trains one"
+            f"{session.manifest_file} has no `pretrain:` section and no `model:`, so "
+            "it has no model; name a model's folder, or a manifest that trains one"
         )
     stages = [name for name, node in session.plan.items() if node.stage.makes_model]
     outputs = (session.committed(name) for name in reversed(stages))
     trained = next((output for output in outputs if output is not None), None)
     own_tokenizer = session.committed(TOKENIZER_STAGE)
     if trained is None or own_tokenizer is None:
-        raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
+        raise ModelNotFoundError(
+            f"{session.manifest_file}: no model is trained yet; "
+            f"run: {session.command('run')}"
+        )
     if tokenizer is None:
         return ModelFolders(trained.data / "model", own_tokenizer.data)
     if not (as_path(tokenizer) / TOKENIZER).is_file():
         raise ModelNotFoundError(
-            f"{tokenizer} has no tokenizer.json; give the folder that holds one, or leave "
-            "--tokenizer out for the model's own"
+            f"{tokenizer} has no tokenizer.json; give the folder that holds one, or "
+            "leave --tokenizer out for the model's own"
         )
     return ModelFolders(trained.data / "model", _without_code(as_path(tokenizer)))
 
 
 def _without_code(tokenizer: Path) -> Path:
-    """Refuse a tokenizer's folder with code: a folder may be anybody's, a manifest names the code that it runs.
+    """Refuse a tokenizer's folder with code: a folder may be anybody's, a manifest
+    names the code that it runs.
 
     Raises:
         ModelNotFoundError: a function writes its conversations.
@@ -97,18 +110,24 @@ def _without_code(tokenizer: Path) -> Path:
     if (tokenizer / FORMATTER_FILE).exists():
         function = read_json(tokenizer / FORMATTER_FILE)["use"]["function"]
         raise ModelNotFoundError(
-            f"{tokenizer}: a function writes the conversations of this model ({function}), and "
-            "code runs only where a manifest names it; give the manifest instead of the folder, "
-            "or export the model"
+            f"{tokenizer}: a function writes the conversations of this model "
+            f"({function}), and code runs only where a manifest names it; give the "
+            "manifest instead of the folder, or export the model"
         )
     return tokenizer
 
 
 def _recorded_tokenizers(folder: Path) -> Iterator[Path]:
-    """Folders of the tokenizer in the record of a model's stage: as recorded, and in the same store if it was moved."""
+    """Folders of the tokenizer in the record of a model's stage: as recorded, and in
+    the same store if it was moved.
+    """
     for parent in list(folder.parents)[:2]:
         record = parent / "stage.json"
-        recorded = read_inputs(read_json(record)).get(TOKENIZER_STAGE) if record.exists() else None
+        recorded = (
+            read_inputs(read_json(record)).get(TOKENIZER_STAGE)
+            if record.exists()
+            else None
+        )
         if recorded is not None:
             yield recorded
             yield parent.parent.parent / TOKENIZER_STAGE / recorded.parent.name / "data"

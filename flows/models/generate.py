@@ -1,4 +1,6 @@
-"""`gristmill generate`: answers to the prompts of a JSONL file, generated in batches."""
+"""`gristmill generate`: answers to the prompts of a JSONL file, generated in
+batches.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ class Generated:
     """Completions of the prompts of a file.
 
     Attributes:
-        lines: one per prompt, in order: its fields, and `completion`, `finish_reason`, `completion_tokens`, or `error`
-            if it could not be completed.
-        failed: line numbers of the prompts that could not be completed, and the reasons.
+        lines: one per prompt, in order: its fields, and `completion`, `finish_reason`,
+            `completion_tokens`, or `error` if it could not be completed.
+        failed: line numbers of the prompts that could not be completed, and the
+            reasons.
         tokens: ids in all completions.
         seconds: duration.
     """
@@ -44,7 +47,8 @@ def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
     Each has `prompt` (a text to continue) or `messages` (a conversation to answer).
 
     Raises:
-        PromptsError: the file cannot be read, or a line is not a prompt; the message has the line's number.
+        PromptsError: the file cannot be read, or a line is not a prompt; the message
+            has the line's number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -61,24 +65,37 @@ def read_prompts(path: Path) -> dict[int, dict[str, Any]]:
         _check_prompt(prompt, f"{path}, line {number}")
         prompts[number] = prompt
     if not prompts:
-        raise PromptsError(f"{path} has no lines; each must be an object with `prompt` or `messages`")
+        raise PromptsError(
+            f"{path} has no lines; each must be an object with `prompt` or `messages`"
+        )
     return prompts
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
     if not isinstance(prompt, dict) or ("prompt" in prompt) == ("messages" in prompt):
-        raise PromptsError(f"{where}: needs either `prompt` (text) or `messages` (a list)")
+        raise PromptsError(
+            f"{where}: needs either `prompt` (text) or `messages` (a list)"
+        )
     if isinstance(prompt.get("prompt"), str):
         return
     messages = prompt.get("messages")
-    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(map(_is_message, messages))
+    ):
         raise PromptsError(
-            f"{where}: `prompt` must be text, `messages` a list of objects with the texts `role` and `content`"
+            f"{where}: `prompt` must be text, `messages` a list of objects with the "
+            "texts `role` and `content`"
         )
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str)
+    )
 
 
 def generate_lines(
@@ -94,14 +111,17 @@ def generate_lines(
     Args:
         language: the model with its tokenizer.
         scheduler: of that model, idle.
-        prompts: by their numbers; each has `prompt` or `messages`, and perhaps other fields. A prompt that is too long,
-            or that the chat template refuses, is an error of that prompt alone.
+        prompts: by their numbers; each has `prompt` or `messages`, and perhaps other
+            fields. A prompt that is too long, or that the chat template refuses, is an
+            error of that prompt alone.
         sampling: a line's completion depends on the seed and its prompt.
         max_new_tokens: most ids of a completion.
         stops: texts that end a completion.
     """
     started = time.perf_counter()
-    completions = {place: _Completion(language, prompt, stops) for place, prompt in prompts.items()}
+    completions = {
+        place: _Completion(language, prompt, stops) for place, prompt in prompts.items()
+    }
     by_request: dict[int, _Completion] = {}
     for place, prompt in prompts.items():
         try:
@@ -109,25 +129,35 @@ def generate_lines(
                 ids = language.chat_prompt(prompt["messages"])
             else:
                 ids = language.text_prompt(prompt["prompt"])
-            request = scheduler.add(Request(ids, max_new_tokens, language.stops, sampling))
+            request = scheduler.add(
+                Request(ids, max_new_tokens, language.stops, sampling)
+            )
             by_request[request] = completions[place]
         except (PromptTooLongError, ChatError) as error:
             completions[place].error = str(error)
     while not scheduler.is_idle:
         for progress in scheduler.step():
-            has_ended = by_request[progress.number].push(progress.tokens, progress.finish)
+            has_ended = by_request[progress.number].push(
+                progress.tokens, progress.finish
+            )
             if has_ended and progress.finish is None:
                 scheduler.cancel(progress.number)
     return Generated(
         [completion.line for completion in completions.values()],
-        {place: completion.error for place, completion in completions.items() if completion.error is not None},
+        {
+            place: completion.error
+            for place, completion in completions.items()
+            if completion.error is not None
+        },
         sum(completion.num_tokens for completion in completions.values()),
         time.perf_counter() - started,
     )
 
 
 class _Completion:
-    def __init__(self, language: LanguageModel, prompt: Mapping[str, Any], stops: Sequence[str]) -> None:
+    def __init__(
+        self, language: LanguageModel, prompt: Mapping[str, Any], stops: Sequence[str]
+    ) -> None:
         self._prompt = prompt
         self._stream = TextStream(language.decode, stops)
         self._pieces: list[str] = []

@@ -1,10 +1,12 @@
-"""Server of a model folder, a child process of the stage that asks the model (gristmill.dataprep.llm.local_endpoint).
+"""Server of a model folder, a child process of the stage that asks the model
+(gristmill.dataprep.llm.local_endpoint).
 
     python -m gristmill.flows.models.model_server FOLDER PORT BATCH
 
-It answers POST /v1/chat/completions on the loopback address with the fields that gristmill's client sends, up to BATCH
-requests at a time. All users of a machine can reach its loopback address, so each request needs the API key in the
-environment variable GRISTMILL_API_KEY. GET /health needs no key.
+It answers POST /v1/chat/completions on the loopback address with the fields that
+gristmill's client sends, up to BATCH requests at a time. All users of a machine can
+reach its loopback address, so each request needs the API key in the environment
+variable GRISTMILL_API_KEY. GET /health needs no key.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from gristmill.train.generation.scheduler import Progress, Request, Scheduler
 from gristmill.train.generation.scheduler_thread import Engine, EngineStoppedError
 
 CHECK_SECONDS = 1.0
-"""A request that waits for its turn checks this often if its client is still connected."""
+"""A request that waits for its turn checks this often if its client is still
+connected.
+"""
 
 
 class ChatRequest(BaseModel):
@@ -60,23 +64,29 @@ class ModelServer(ThreadingHTTPServer):
 
     request_queue_size = 4096  # a client opens up to `concurrency` connections at once
 
-    def __init__(self, language: LanguageModel, scheduler: Scheduler, port: int, api_key: str) -> None:
+    def __init__(
+        self, language: LanguageModel, scheduler: Scheduler, port: int, api_key: str
+    ) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.authorization = f"Bearer {api_key}".encode()
         self._language = language
         self._engine = Engine(scheduler)
-        self._tokenizing = threading.Lock()  # one prompt at a time, so that generation keeps its cores
+        # one prompt at a time, so that generation keeps its cores
+        self._tokenizing = threading.Lock()
 
     def server_close(self) -> None:
         """Close the socket and stop generation."""
         super().server_close()
         self._engine.close()
 
-    def complete(self, body: ChatRequest, client_left: Callable[[], bool]) -> dict[str, Any] | None:
+    def complete(
+        self, body: ChatRequest, client_left: Callable[[], bool]
+    ) -> dict[str, Any] | None:
         """Answer a conversation; None if the client leaves first.
 
         Raises:
-            ValueError: the chat template refuses the conversation, it is too long, or the sampling is invalid.
+            ValueError: the chat template refuses the conversation, it is too long, or
+                the sampling is invalid.
             EngineStoppedError: generation failed.
         """
         with self._tokenizing:
@@ -84,7 +94,9 @@ class ModelServer(ThreadingHTTPServer):
         seed = secrets.randbits(63) if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_p, seed)
         events: queue.SimpleQueue[Progress | BaseException] = queue.SimpleQueue()
-        ticket = self._engine.submit(Request(prompt, body.max_tokens, self._language.stops, sampling), events.put)
+        ticket = self._engine.submit(
+            Request(prompt, body.max_tokens, self._language.stops, sampling), events.put
+        )
         ids: list[int] = []
         finish_reason = None
         while finish_reason is None:
@@ -103,7 +115,9 @@ class ModelServer(ThreadingHTTPServer):
         return {
             "object": "chat.completion",
             "model": body.model,
-            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}],
+            "choices": [
+                {"index": 0, "message": message, "finish_reason": finish_reason}
+            ],
             "usage": {
                 "prompt_tokens": len(prompt),
                 "completion_tokens": len(ids),
@@ -118,21 +132,30 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer /health."""
-        self._send(HTTPStatus.OK if self.path == "/health" else HTTPStatus.NOT_FOUND, {})
+        self._send(
+            HTTPStatus.OK if self.path == "/health" else HTTPStatus.NOT_FOUND, {}
+        )
 
     def do_POST(self) -> None:
         """Answer a chat completion."""
         server = cast(ModelServer, self.server)
-        if not hmac.compare_digest(self.headers.get("authorization", "").encode(), server.authorization):
+        if not hmac.compare_digest(
+            self.headers.get("authorization", "").encode(), server.authorization
+        ):
             self.close_connection = True  # without reading the body
             self._refuse(HTTPStatus.FORBIDDEN, "the API key is missing or wrong")
             return
         content = self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.path != "/v1/chat/completions":
-            self._refuse(HTTPStatus.NOT_FOUND, f"{self.path} is not served; POST to /v1/chat/completions")
+            self._refuse(
+                HTTPStatus.NOT_FOUND,
+                f"{self.path} is not served; POST to /v1/chat/completions",
+            )
             return
         try:
-            completion = server.complete(ChatRequest.model_validate_json(content), self._client_left)
+            completion = server.complete(
+                ChatRequest.model_validate_json(content), self._client_left
+            )
         except ValidationError as error:
             problem = error.errors()[0]
             field = ".".join(map(str, problem["loc"])) or "body"
@@ -178,7 +201,9 @@ def main(argv: Sequence[str]) -> None:
     except (FileNotFoundError, ValueError) as error:
         sys.exit(str(error))
     scheduler = Scheduler(language.model, int(batch))
-    with ModelServer(language, scheduler, int(port), os.environ[API_KEY_VARIABLE]) as server:
+    with ModelServer(
+        language, scheduler, int(port), os.environ[API_KEY_VARIABLE]
+    ) as server:
         server.serve_forever()
 
 

@@ -1,7 +1,9 @@
-"""`gristmill verify MODEL`: a model's numbers computed by gristmill and by other projects' software.
+"""`gristmill verify MODEL`: a model's numbers computed by gristmill and by other
+projects' software.
 
-transformers must give the same logits and the same greedy continuation, lm-evaluation-harness the same scores, TRL the
-same losses on its own batches. Everything runs on the CPU in float32, without a network.
+transformers must give the same logits and the same greedy continuation,
+lm-evaluation-harness the same scores, TRL the same losses on its own batches.
+Everything runs on the CPU in float32, without a network.
 """
 
 from __future__ import annotations
@@ -31,14 +33,31 @@ from gristmill.train.evaluation.tasks import read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, score_tokens, sequence_logps
-from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.objectives.preference_losses import (
+    LossSettings,
+    PairLogps,
+    preference_loss,
+)
 from gristmill.train.stages.export import write_folder
 
 NEW_TOKENS, BETA = 16, 0.1
-CHOICES: list[dict[str, Any]] = [  # equal numbers of options, which its Brier score requires
-    {"q": "The capital of France is", "options": ["Paris", "a river", "the colour blue"], "gold": 0},
-    {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 1},
-    {"q": "A question that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 2},
+# equal numbers of options, which its Brier score requires
+CHOICES: list[dict[str, Any]] = [
+    {
+        "q": "The capital of France is",
+        "options": ["Paris", "a river", "the colour blue"],
+        "gold": 0,
+    },
+    {
+        "q": "def close(self):",
+        "options": ["pass", "return self.close()", "None"],
+        "gold": 1,
+    },
+    {
+        "q": "A question that ends in a blank ",
+        "options": ["and goes on", "ééé", "?"],
+        "gold": 2,
+    },
 ]
 CLOZES = [
     {"q": "The capital of France is", "a": " Paris"},
@@ -51,8 +70,16 @@ TEXTS = [
     {"text": "def function(value):\n    return value + 1\n"},
 ]
 PAIRS = [
-    {"prompt": "The sky is", "chosen": " blue and wide.", "rejected": " made of cheese, they say."},
-    {"prompt": "Two and two are", "chosen": " four.", "rejected": " five, or six, or seven."},
+    {
+        "prompt": "The sky is",
+        "chosen": " blue and wide.",
+        "rejected": " made of cheese, they say.",
+    },
+    {
+        "prompt": "Two and two are",
+        "chosen": " four.",
+        "rejected": " five, or six, or seven.",
+    },
 ]
 
 
@@ -78,11 +105,17 @@ class Finding:
     @property
     def gap(self) -> float | None:
         """Absolute difference of the two values."""
-        return None if self.ours is None or self.theirs is None else abs(self.ours - self.theirs)
+        return (
+            None
+            if self.ours is None or self.theirs is None
+            else abs(self.ours - self.theirs)
+        )
 
     @property
     def verdict(self) -> str:
-        """`agrees`, `DISAGREES` (also if the gap is NaN), or the reason without a comparison."""
+        """`agrees`, `DISAGREES` (also if the gap is NaN), or the reason without a
+        comparison.
+        """
         if self.gap is None:
             return self.unasked
         return "agrees" if self.gap <= self.allowed else "DISAGREES"
@@ -101,12 +134,15 @@ class Finding:
 
 
 def referee(model: ModelFolders) -> list[Finding]:
-    """Compare a model's numbers with those of every installed referee; a training's model is exported first.
+    """Compare a model's numbers with those of every installed referee; a training's
+    model is exported first.
 
     Raises:
         FileNotFoundError, ValueError: the model cannot be loaded.
     """
-    os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1")
+    os.environ.update(
+        HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
         folder = model.weights
@@ -117,7 +153,11 @@ def referee(model: ModelFolders) -> list[Finding]:
         return [
             finding
             for name, module, ask in REFEREES
-            for finding in (ask(reader, folder, work) if _installed(module) else [Finding(name, "-")])
+            for finding in (
+                ask(reader, folder, work)
+                if _installed(module)
+                else [Finding(name, "-")]
+            )
         ]
 
 
@@ -126,7 +166,9 @@ def _installed(modules: Sequence[str]) -> bool:
 
 
 def _theirs(folder: Path) -> tuple[Any, Any]:
-    """Model and tokenizer loaded by transformers, without running code of the folder."""
+    """Model and tokenizer loaded by transformers, without running code of the
+    folder.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     return (
@@ -139,13 +181,20 @@ def _theirs(folder: Path) -> tuple[Any, Any]:
 
 @torch.no_grad()
 def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
-    """Compare logits of random ids, ids of a text, and the greedy continuation of a prompt."""
+    """Compare logits of random ids, ids of a text, and the greedy continuation of a
+    prompt.
+    """
     theirs, tokenizer = _theirs(folder)
     shape = reader.model.shape
     ids = torch.randint(
-        shape.vocab_size, (2, min(shape.sequence_length, 64)), generator=torch.Generator().manual_seed(0)
+        shape.vocab_size,
+        (2, min(shape.sequence_length, 64)),
+        generator=torch.Generator().manual_seed(0),
     )
-    logits, their_logits = reader.model(ids), theirs(ids, use_cache=False).logits.float()
+    logits, their_logits = (
+        reader.model(ids),
+        theirs(ids, use_cache=False).logits.float(),
+    )
     place = (logits - their_logits).abs().argmax()
     scale = max(1.0, float(their_logits.abs().max()))
     yield Finding(
@@ -157,9 +206,19 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
     )
     text = TEXTS[1]["text"]
     same = sum(
-        a == b for a, b in zip(reader.encode(text), tokenizer(text, add_special_tokens=False).input_ids, strict=True)
+        a == b
+        for a, b in zip(
+            reader.encode(text),
+            tokenizer(text, add_special_tokens=False).input_ids,
+            strict=True,
+        )
     )
-    yield Finding("transformers", "ids of a text that are the same", len(reader.encode(text)), same)
+    yield Finding(
+        "transformers",
+        "ids of a text that are the same",
+        len(reader.encode(text)),
+        same,
+    )
     prompt = reader.encode(PAIRS[0]["prompt"])
     ours = generate(reader.model, [prompt], NEW_TOKENS, reader.stops)[0]
     their_ids = theirs.generate(
@@ -182,10 +241,15 @@ def _transformers(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]
 LM_EVAL_TASKS: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     "multiple_choice": (
         CHOICES,
-        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: options\ndoc_to_target: gold\n",
+        "output_type: multiple_choice\ndoc_to_text: '{{q}}'\ndoc_to_choice: "
+        "options\ndoc_to_target: gold\n",
         "acc acc_norm acc_bytes brier_score",
     ),
-    "cloze": (CLOZES, "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n", "perplexity acc"),
+    "cloze": (
+        CLOZES,
+        "output_type: loglikelihood\ndoc_to_text: '{{q}}'\ndoc_to_target: '{{a}}'\n",
+        "perplexity acc",
+    ),
     "rolling": (
         TEXTS,
         "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: text\n",
@@ -200,7 +264,9 @@ OUR_TASKS: dict[str, dict[str, Any]] = {
 
 
 def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
-    """Compare scores of a few questions and texts, one of them longer than a small model's context."""
+    """Compare scores of a few questions and texts, one of them longer than a small
+    model's context.
+    """
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -216,13 +282,25 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
         )
     model, tokenizer = _theirs(folder)
     results = lm_eval.simple_evaluate(
-        model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=2, max_length=reader.length),
+        model=HFLM(
+            pretrained=model,
+            tokenizer=tokenizer,
+            batch_size=2,
+            max_length=reader.length,
+        ),
         tasks=[f"gristmill_{kind}" for kind in LM_EVAL_TASKS],
         bootstrap_iters=0,
         task_manager=TaskManager(include_path=str(work), include_defaults=False),
     )["results"]
     for kind, (_, _, metrics) in LM_EVAL_TASKS.items():
-        task = Task.model_validate({"name": kind, "kind": kind, "path": str(work / f"{kind}.jsonl"), **OUR_TASKS[kind]})
+        task = Task.model_validate(
+            {
+                "name": kind,
+                "kind": kind,
+                "path": str(work / f"{kind}.jsonl"),
+                **OUR_TASKS[kind],
+            }
+        )
         ours = answer_task(reader, task, read_task(task), 0, 1).summary
         for name in metrics.split():
             theirs = float(results[f"gristmill_{kind}"][f"{name},none"])
@@ -236,7 +314,9 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
 
 
 def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
-    """Compare losses of TRL's trainers for fine-tuning and preferences, each on a batch made by TRL."""
+    """Compare losses of TRL's trainers for fine-tuning and preferences, each on a batch
+    made by TRL.
+    """
     if "quantization_config" in json.loads((folder / "config.json").read_bytes()):
         # transformers' Trainer refuses a model whose matrices are all quantized.
         yield Finding("TRL", "-", unasked="takes no model in 8 bits")
@@ -256,7 +336,9 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
         "max_length": reader.length,
     }
     model, tokenizer = _theirs(folder)
-    answers = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
+    answers = [
+        {"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS
+    ]
     tuning = trl.SFTTrainer(
         model=copy.deepcopy(model),
         args=trl.SFTConfig(output_dir=str(work / "sft"), **settings),
@@ -266,23 +348,30 @@ def _trl(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
     batch = tuning.data_collator(list(tuning.train_dataset))
     with torch.no_grad():
         theirs = float(tuning.compute_loss(tuning.model, dict(batch)))
-        nll, _ = reader.model(batch["input_ids"], partial(score_tokens, targets=_shifted(batch["labels"])))
+        nll, _ = reader.model(
+            batch["input_ids"], partial(score_tokens, targets=_shifted(batch["labels"]))
+        )
     counted = int((_shifted(batch["labels"]) != IGNORED).sum())
-    yield Finding("TRL", "fine-tuning loss", float(nll.double().sum()) / counted, theirs, 1e-4)
+    yield Finding(
+        "TRL", "fine-tuning loss", float(nll.double().sum()) / counted, theirs, 1e-4
+    )
     yield from _trl_preferences(
         reader,
         model,
         tokenizer,
         Dataset.from_list(PAIRS),
         trl.DPOTrainer,
-        trl.DPOConfig(output_dir=str(work / "dpo"), beta=BETA, loss_type=["sigmoid"], **settings),
+        trl.DPOConfig(
+            output_dir=str(work / "dpo"), beta=BETA, loss_type=["sigmoid"], **settings
+        ),
     )
 
 
 def _trl_preferences(
     reader: Reader, model: Any, tokenizer: Any, pairs: Any, trainer: Any, settings: Any
 ) -> Iterator[Finding]:
-    # The reference differs from the policy; otherwise the loss would be the same for every model.
+    # The reference differs from the policy; otherwise the loss would be the same for
+    # every model.
     reference_model = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in reference_model.parameters():
@@ -309,12 +398,23 @@ def _trl_preferences(
     ours = float(preference_loss("sigmoid", pair, LossSettings(BETA))[0].mean())
     logged = {
         name: sum(values) / len(values)
-        for name, values in theirs._metrics["train" if theirs.model.training else "eval"].items()
+        for name, values in theirs._metrics[
+            "train" if theirs.model.training else "eval"
+        ].items()
         if values
     }
-    for side, name in ((policy.chunk(2)[0], "chosen"), (policy.chunk(2)[1], "rejected")):
+    for side, name in (
+        (policy.chunk(2)[0], "chosen"),
+        (policy.chunk(2)[1], "rejected"),
+    ):
         value = logged[f"logps/{name}"]
-        yield Finding("TRL", f"log-probability, {name}", float(side.mean()), value, 1e-4 * max(1.0, abs(value)))
+        yield Finding(
+            "TRL",
+            f"log-probability, {name}",
+            float(side.mean()),
+            value,
+            1e-4 * max(1.0, abs(value)),
+        )
     yield Finding("TRL", "preference loss", ours, loss, 1e-4 * max(1.0, abs(loss)))
 
 

@@ -26,7 +26,14 @@ from gristmill.flows.report.mixture import (
     stage_table,
     used_packing,
 )
-from gristmill.flows.report.report_facts import Facts, gather_facts, reading_notes, skipped_note, top_reasons, training
+from gristmill.flows.report.report_facts import (
+    Facts,
+    gather_facts,
+    reading_notes,
+    skipped_note,
+    top_reasons,
+    training,
+)
 from gristmill.flows.report.training import loss_rows, reward_points
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.running.session import Session
@@ -44,12 +51,15 @@ def markdown_table(header: list[str], rows: list[list[Any]]) -> str:
 
 
 def stage_card(outcome: Outcome) -> str:
-    """Card of a finished stage: counts and reasons, or losses, and the folder of its output."""
+    """Card of a finished stage: counts and reasons, or losses, and the folder of its
+    output.
+    """
     manifest = outcome.folder.manifest()
     lines = [
         f"# {outcome.stage}: {outcome.how}",
         "",
-        f"Made in {manifest['seconds']:.1f} s, fingerprint `{outcome.fingerprint[:16]}`. {outcome.note}",
+        f"Made in {manifest['seconds']:.1f} s, fingerprint "
+        f"`{outcome.fingerprint[:16]}`. {outcome.note}",
         "",
     ]
     counts = manifest["summary"].get("counts")
@@ -60,14 +70,19 @@ def stage_card(outcome: Outcome) -> str:
                 [
                     ["read", counts["read"]],
                     ["kept", counts["kept"]],
-                    *[[f"dropped: {rule}", number] for rule, number in top_reasons(counts, 20)],
+                    *[
+                        [f"dropped: {rule}", number]
+                        for rule, number in top_reasons(counts, 20)
+                    ],
                 ],
             ),
             "",
         ]
     if (outcome.folder.data / "metrics.jsonl").exists():
         record = training(outcome.folder)
-        lines += loss_lines([(line["step"], line["loss"]) for line in record if "loss" in line])
+        lines += loss_lines(
+            [(line["step"], line["loss"]) for line in record if "loss" in line]
+        )
         if rewards := reward_points(record):
             lines += [picture(curves(rewards, "step", "reward"), "reward by step"), ""]
     lines += [f"Output: `{outcome.folder.path}`"]
@@ -75,7 +90,9 @@ def stage_card(outcome: Outcome) -> str:
 
 
 def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
-    """Loss of a training as a picture, and as a short table with its first and last value."""
+    """Loss of a training as a picture, and as a short table with its first and last
+    value.
+    """
     if not losses:
         return []
     every = max(1, (len(losses) - 1) // 10)
@@ -83,12 +100,17 @@ def loss_lines(losses: Sequence[tuple[float, float]]) -> list[str]:
     return [
         picture(curves({"training": losses}, "step", "loss"), "loss by step"),
         "",
-        markdown_table(["step", "loss"], [[f"{step:g}", f"{loss:.4f}"] for step, loss in table_rows.items()]),
+        markdown_table(
+            ["step", "loss"],
+            [[f"{step:g}", f"{loss:.4f}"] for step, loss in table_rows.items()],
+        ),
         "",
     ]
 
 
-def live_card(stage: str, description: str, losses: Sequence[tuple[float, float]]) -> str:
+def live_card(
+    stage: str, description: str, losses: Sequence[tuple[float, float]]
+) -> str:
     """Card of a running training: its progress and its loss so far."""
     return "\n".join([f"# {stage}: running", "", description, "", *loss_lines(losses)])
 
@@ -99,7 +121,9 @@ def picture(svg: str, caption: str) -> str:
 
 
 def document_lines(facts: Facts) -> list[str]:
-    """Tables and pictures of funnel, drop reasons, languages, quality, duplicates and quarantine."""
+    """Tables and pictures of funnel, drop reasons, languages, quality, duplicates and
+    quarantine.
+    """
     if not facts["funnel"]:
         return []
     summaries = facts["summaries"]
@@ -124,7 +148,12 @@ def document_lines(facts: Facts) -> list[str]:
         ),
         "",
     ]
-    lines += [line for note in (*reading_notes(facts), skipped_note(facts)) if note for line in (note, "")]
+    lines += [
+        line
+        for note in (*reading_notes(facts), skipped_note(facts))
+        if note
+        for line in (note, "")
+    ]
     reasons = [
         [row["stage"], rule, f"{count:,}", f"{count / max(row['read'], 1):.2%}"]
         for row in facts["funnel"]
@@ -140,12 +169,27 @@ def document_lines(facts: Facts) -> list[str]:
             "",
         ]
     if summaries.get("langid", {}).get("languages"):
-        lines += ["## Languages", "", picture(languages_picture(summaries["langid"]), "documents by language"), ""]
+        lines += [
+            "## Languages",
+            "",
+            picture(languages_picture(summaries["langid"]), "documents by language"),
+            "",
+        ]
     if summaries.get("quality", {}).get("histogram"):
-        lines += ["## Quality", "", picture(quality_picture(summaries["quality"]), "quality scores by source"), ""]
+        lines += [
+            "## Quality",
+            "",
+            picture(quality_picture(summaries["quality"]), "quality scores by source"),
+            "",
+        ]
     for clusters in facts.get("clusters", {}).values():
         if clusters["sizes"]:
-            lines += ["## Duplicates", "", picture(clusters_picture(clusters["sizes"]), "clusters by size"), ""]
+            lines += [
+                "## Duplicates",
+                "",
+                picture(clusters_picture(clusters["sizes"]), "clusters by size"),
+                "",
+            ]
     return lines
 
 
@@ -154,7 +198,12 @@ def mixture_lines(facts: Facts) -> list[str]:
     if "packed" not in facts:
         return []
     bars = mixture_picture(mixture_rows(facts))
-    lines = ["## Mixture", "", picture(bars, "shares of tokens, requested and realised"), ""]
+    lines = [
+        "## Mixture",
+        "",
+        picture(bars, "shares of tokens, requested and realised"),
+        "",
+    ]
     for table in (mixture_table(facts), stage_table(facts)):
         lines += [markdown_table(*table), ""] if table is not None else []
     for note in (limits_note(facts), prefix_note(facts)):
@@ -189,14 +238,28 @@ def training_lines(facts: Facts) -> list[str]:
         "",
         markdown_table(
             ["stage", "steps", "first loss", "last loss"],
-            [[row["stage"], row["steps"], f"{row['first']:.3f}", f"{row['last']:.3f}"] for row in loss_rows(facts)],
+            [
+                [
+                    row["stage"],
+                    row["steps"],
+                    f"{row['first']:.3f}",
+                    f"{row['last']:.3f}",
+                ]
+                for row in loss_rows(facts)
+            ],
         ),
         "",
     ]
     for stage, record in facts["training"].items():
         losses = [(line["step"], line["loss"]) for line in record if "loss" in line]
         if losses:
-            lines += [picture(curves({stage: losses}, f"step of {stage}", "loss"), f"loss of {stage} by step"), ""]
+            lines += [
+                picture(
+                    curves({stage: losses}, f"step of {stage}", "loss"),
+                    f"loss of {stage} by step",
+                ),
+                "",
+            ]
     return lines
 
 
@@ -209,7 +272,11 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
         link: URL of the report, if a browser can open it.
     """
     facts = gather_facts(session)
-    report_line = f"[Open the report]({link}) (`{report}`)" if link is not None else f"Report: `{report}`"
+    report_line = (
+        f"[Open the report]({link}) (`{report}`)"
+        if link is not None
+        else f"Report: `{report}`"
+    )
     lines = [
         f"# {session.manifest.name}",
         "",
@@ -225,7 +292,10 @@ def run_card(session: Session, report: Path, link: str | None = None) -> str:
             "",
             markdown_table(
                 ["model", "source", "bits per byte"],
-                [[row["model"], row["source"], f"{row['bits_per_byte']:.3f}"] for row in evaluation_rows(facts)],
+                [
+                    [row["model"], row["source"], f"{row['bits_per_byte']:.3f}"]
+                    for row in evaluation_rows(facts)
+                ],
             ),
             "",
         ]

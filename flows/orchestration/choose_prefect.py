@@ -1,7 +1,8 @@
-"""Choice of the Prefect server that shows a run. Prefect is a display; the store is the source of truth.
+"""Choice of the Prefect server that shows a run. Prefect is a display; the store is the
+source of truth.
 
-In order of preference: the server in PREFECT_API_URL; a local one on the default port; the active Prefect profile's;
-otherwise only the store.
+In order of preference: the server in PREFECT_API_URL; a local one on the default port;
+the active Prefect profile's; otherwise only the store.
 """
 
 from __future__ import annotations
@@ -35,22 +36,27 @@ DEFAULT_SETTINGS = {
 
 
 def apply_default_settings(quiet_console: bool) -> None:
-    """Set gristmill's defaults for Prefect, unless the user has set them. Must run before Prefect is imported.
+    """Set gristmill's defaults for Prefect, unless the user has set them. Must run
+    before Prefect is imported.
 
     Args:
-        quiet_console: True to keep Prefect's lines off the terminal (they still reach its server).
+        quiet_console: True to keep Prefect's lines off the terminal (they still reach
+            its server).
     """
     for name, value in DEFAULT_SETTINGS.items():
         os.environ.setdefault(name, value)
     if quiet_console:
-        # Records below this level go to Prefect's server but not to this terminal, which has its own display.
+        # Records below this level go to Prefect's server but not to this terminal,
+        # which has its own display.
         os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
-        # These records only go to the terminal, such as each event lost while a server is unreachable.
+        # These records only go to the terminal, such as each event lost while a server
+        # is unreachable.
         os.environ.setdefault("PREFECT_LOGGING_INTERNAL_LEVEL", "CRITICAL")
 
 
 def find_api() -> str | None:
-    """Address of the server to use: the environment's, a local one that answers, the profile's.
+    """Address of the server to use: the environment's, a local one that answers, the
+    profile's.
 
     Sets it for Prefect if Prefect would not find it.
     """
@@ -65,7 +71,9 @@ def find_api() -> str | None:
 def answers(api: str) -> bool:
     """True if a Prefect server answers at this address."""
     try:
-        with urllib.request.urlopen(f"{api.rstrip('/')}/health", timeout=PROBE_SECONDS) as reply:
+        with urllib.request.urlopen(
+            f"{api.rstrip('/')}/health", timeout=PROBE_SECONDS
+        ) as reply:
             return json.load(reply) is True
     except (OSError, ValueError, urllib.error.URLError):
         return False
@@ -74,24 +82,37 @@ def answers(api: str) -> bool:
 def is_ready(api: str) -> bool:
     """True if a running Prefect server can also use its database."""
     try:
-        with urllib.request.urlopen(f"{api.rstrip('/')}/ready", timeout=PROBE_SECONDS) as reply:
+        with urllib.request.urlopen(
+            f"{api.rstrip('/')}/ready", timeout=PROBE_SECONDS
+        ) as reply:
             return bool(reply.status == HTTPStatus.OK)
     except OSError:
         return False
 
 
 def choose_tracking() -> tuple[bool, str]:
-    """Decide whether a Prefect server shows the run, with a sentence for the terminal."""
+    """Decide whether a Prefect server shows the run, with a sentence for the
+    terminal.
+    """
     api = find_api()
     if api is None:
-        return False, "No Prefect server runs; the run is recorded in the store (start a server: gristmill up)"
+        return (
+            False,
+            "No Prefect server runs; the run is recorded in the store (start a "
+            "server: gristmill up)",
+        )
     with suppress(OSError):
         if answers(api) and is_admitted(api):
             return True, f"Shown in Prefect at {api.removesuffix('/api')}"
         if answers(api):
             return False, (
-                f"Prefect at {api} requires a password: this run is not shown there (its record is in the "
-                f"store); set {CLIENT_VARIABLE}=USER:PASSWORD"
+                f"Prefect at {api} requires a password: this run is not shown there "
+                f"(its record is in the store); set {CLIENT_VARIABLE}=USER:PASSWORD"
             )
-    # Retrying an unreachable server would delay the run for minutes only for its display.
-    return False, f"Prefect at {api} does not answer: this run is not shown there (its record is in the store)"
+    # Retrying an unreachable server would delay the run for minutes only for its
+    # display.
+    return (
+        False,
+        f"Prefect at {api} does not answer: this run is not shown there (its record "
+        "is in the store)",
+    )

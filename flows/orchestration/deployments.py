@@ -1,6 +1,7 @@
 """Deployments in Prefect's UI, and the process that runs triggered flows.
 
-Each manifest has deployments with its own stages; one deployment per flow takes any manifest.
+Each manifest has deployments with its own stages; one deployment per flow takes any
+manifest.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ from gristmill.mixtures.load import ManifestError, load_manifest
 TAG = "gristmill"
 ANY = "any-manifest"
 """Name part of deployments that take the path of a manifest."""
-PREFIXES = {"gristmill": "", "gristmill-stage": "stage-of-", "gristmill-sweep": "sweep-of-"}
+PREFIXES = {
+    "gristmill": "",
+    "gristmill-stage": "stage-of-",
+    "gristmill-sweep": "sweep-of-",
+}
 """Prefixes of deployment names by flow, for narrow pages that do not show the flow."""
 LOCK = "gristmill-serving.lock"
 MOST_MANIFESTS = 20
@@ -49,7 +54,9 @@ class ManifestOnOffer:
 
 
 def deployment_name(path: Path) -> str:
-    """Name of a manifest's deployments: its relative path without characters that Prefect forbids."""
+    """Name of a manifest's deployments: its relative path without characters that
+    Prefect forbids.
+    """
     folder = Path.cwd()
     if path.is_absolute() and path.is_relative_to(folder):
         path = path.relative_to(folder)
@@ -57,55 +64,88 @@ def deployment_name(path: Path) -> str:
 
 
 def find_manifests(folder: Path) -> Iterator[Path]:
-    """Yield the manifests of a folder and its direct subfolders, the first `MOST_MANIFESTS` by name.
+    """Yield the manifests of a folder and its direct subfolders, the first
+    `MOST_MANIFESTS` by name.
 
     Skips other files, and warns about invalid manifests.
     """
     files = [*sorted(folder.glob("*.y*ml")), *sorted(folder.glob("[!.]*/*.y*ml"))]
-    yaml_files = (file.relative_to(folder) for file in files if file.suffix in (".yaml", ".yml"))
-    manifests = (file for file in yaml_files if _MANIFEST.search((folder / file).read_text(errors="replace")))
+    yaml_files = (
+        file.relative_to(folder) for file in files if file.suffix in (".yaml", ".yml")
+    )
+    manifests = (
+        file
+        for file in yaml_files
+        if _MANIFEST.search((folder / file).read_text(errors="replace"))
+    )
     for path in islice(manifests, MOST_MANIFESTS):
         try:
             load_manifest(str(folder / path), [])
         except ManifestError as error:
-            print(f"{path} gets no deployments of its own: {str(error).splitlines()[0]}", flush=True)
+            print(
+                f"{path} gets no deployments of its own: {str(error).splitlines()[0]}",
+                flush=True,
+            )
             continue
         yield path
 
 
 def make_deployments(manifests: Sequence[ManifestOnOffer] = ()) -> list[Any]:
-    """Deployments for `gristmill up` and `gristmill serve`: of each manifest, and of each flow for any other."""
+    """Deployments for `gristmill up` and `gristmill serve`: of each manifest, and of
+    each flow for any other.
+    """
     deployments = []
     for manifest in manifests:
         for flow, verb in ((gristmill, "Run"), (gristmill_stage, "Run one stage of")):
-            deployments.append(_with_form(_deployment(flow, manifest.name, f"{verb} {manifest.path}."), manifest))
+            deployments.append(
+                _with_form(
+                    _deployment(flow, manifest.name, f"{verb} {manifest.path}."),
+                    manifest,
+                )
+            )
     for any_flow in (gristmill, gristmill_stage, gristmill_sweep):
         deployments.append(_with_form(_deployment(any_flow, ANY), None))
     return deployments
 
 
 def _deployment(flow: Any, manifest: str, description: str | None = None) -> Any:
-    return flow.to_deployment(PREFIXES[flow.name] + manifest, tags=[TAG], description=description)
+    return flow.to_deployment(
+        PREFIXES[flow.name] + manifest, tags=[TAG], description=description
+    )
 
 
 def _with_form(deployment: Any, manifest: ManifestOnOffer | None) -> Any:
-    """Set the choices of a deployment's form from a manifest, and mark only fields that may be empty as optional.
+    """Set the choices of a deployment's form from a manifest, and mark only fields that
+    may be empty as optional.
 
-    Prefect's form marks all fields outside the schema's `required` as optional; the required ones have the deployment's
-    defaults, so nobody has to fill them in.
+    Prefect's form marks all fields outside the schema's `required` as optional; the
+    required ones have the deployment's defaults, so nobody has to fill them in.
     """
-    schema = deployment._parameter_openapi_schema  # the only way to customise the form (3.8.8)
+    # the only way to customise the form (3.8.8)
+    schema = deployment._parameter_openapi_schema
     properties = schema.properties
     if manifest is not None:
-        properties["manifest"] |= {"enum": [str(manifest.path)], "default": str(manifest.path)}
+        properties["manifest"] |= {
+            "enum": [str(manifest.path)],
+            "default": str(manifest.path),
+        }
         if "until" in properties:
-            properties["until"] |= {"enum": manifest.stages, "default": manifest.stages[-1]}
+            properties["until"] |= {
+                "enum": manifest.stages,
+                "default": manifest.stages[-1],
+            }
             properties["force"]["items"] |= {"enum": manifest.stages}
         if "stage" in properties:
             properties["stage"] |= {"enum": manifest.stages}
-    schema.required = [name for name, field in properties.items() if field.get("default", "none") not in ("", [], ())]
+    schema.required = [
+        name
+        for name, field in properties.items()
+        if field.get("default", "none") not in ("", [], ())
+    ]
     deployment.parameters = {
-        name: properties[name]["default"] for name in schema.required if "default" in properties[name]
+        name: properties[name]["default"]
+        for name in schema.required
+        if "default" in properties[name]
     }
     return deployment
 
@@ -133,7 +173,8 @@ def run_triggered(deployments: Sequence[Any], limit: int) -> None:
 
 
 class DeploymentRunner(Runner):
-    """Prefect's runner, with orderly shutdown; keeps deployments active while another process serves them.
+    """Prefect's runner, with orderly shutdown; keeps deployments active while another
+    process serves them.
 
     Args:
         lock: file that every serving process of this user has locked (shared).
@@ -145,7 +186,9 @@ class DeploymentRunner(Runner):
         self._lock = lock
 
     def handle_sigterm(self, *_: Any, **__: Any) -> None:
-        """Shut down as on SIGINT: Prefect's handler creates a coroutine that is never awaited (3.8.8)."""
+        """Shut down as on SIGINT: Prefect's handler creates a coroutine that is never
+        awaited (3.8.8).
+        """
         signal.raise_signal(signal.SIGINT)
 
     async def __aexit__(self, *exc_info: Any) -> None:

@@ -1,8 +1,10 @@
-"""Liveness of flow runs: a run whose process has ended is marked as crashed instead of running forever.
+"""Liveness of flow runs: a run whose process has ended is marked as crashed instead of
+running forever.
 
-Prefect notices the end of a process only through the runner that started it. A run started from a terminal has no
-runner, and a runner may be killed too; so every run records its process in its labels, and processes that serve or
-start runs look for runs with a dead process. Processes of other machines are ignored.
+Prefect notices the end of a process only through the runner that started it. A run
+started from a terminal has no runner, and a runner may be killed too; so every run
+records its process in its labels, and processes that serve or start runs look for runs
+with a dead process. Processes of other machines are ignored.
 """
 
 from __future__ import annotations
@@ -36,10 +38,12 @@ log = logging.getLogger("gristmill.owners")
 
 @contextmanager
 def owned_run() -> Iterator[None]:
-    """Record this process as the owner of the current flow run, and end with its parent.
+    """Record this process as the owner of the current flow run, and end with its
+    parent.
 
-    A run of a deployment ends with the runner that started it. One started from a terminal outlives it, and checks
-    whether it is cancelled in the UI: then this process gets SIGTERM, and the run's state becomes Cancelled.
+    A run of a deployment ends with the runner that started it. One started from a
+    terminal outlives it, and checks whether it is cancelled in the UI: then this
+    process gets SIGTERM, and the run's state becomes Cancelled.
     """
     from prefect.runtime import deployment, flow_run
 
@@ -61,7 +65,9 @@ def owned_run() -> Iterator[None]:
 
 
 def is_being_cancelled() -> bool:
-    """True if the current flow run is being cancelled; False if Prefect does not answer."""
+    """True if the current flow run is being cancelled; False if Prefect does not
+    answer.
+    """
     from prefect.client.orchestration import get_client
     from prefect.runtime import flow_run
 
@@ -75,7 +81,8 @@ def is_being_cancelled() -> bool:
 
 
 def mark_crashed(runner: int | None = None) -> list[str]:
-    """Mark every run of this machine with a dead process as Crashed (or Cancelled, if that was requested).
+    """Mark every run of this machine with a dead process as Crashed (or Cancelled, if
+    that was requested).
 
     Args:
         runner: number of a process, to restrict this to its runs.
@@ -91,9 +98,13 @@ def mark_crashed(runner: int | None = None) -> list[str]:
         for run in _open_runs(client):
             if not _is_ours(run.labels, runner) or is_alive(_owner(run.labels)):
                 continue
-            message = f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or the same command resumes it."
+            message = (
+                f"Its process ({run.labels[LABEL + 'pid']}) is gone. Retry or "
+                "the same command resumes it."
+            )
             is_cancelling = run.state is not None and run.state.is_cancelling()
-            # States are forced past Prefect's rules, as the dead process cannot propose one.
+            # States are forced past Prefect's rules, as the dead process cannot propose
+            # one.
             final_state = Cancelled if is_cancelling else Crashed
             client.set_flow_run_state(run.id, final_state(message=message), force=True)
             _mark_tasks(client, run.id, final_state(message=message))
@@ -124,12 +135,18 @@ def keep_marking() -> None:
 
 
 def end_runs_of(runner: int, seconds: float) -> None:
-    """Terminate the processes of a runner's flow runs, wait for them, and mark those that did not report their end."""
+    """Terminate the processes of a runner's flow runs, wait for them, and mark those
+    that did not report their end.
+    """
     from prefect.client.orchestration import get_client
 
     try:
         with get_client(sync_client=True) as client:
-            owners = [_owner(run.labels) for run in _open_runs(client) if _is_ours(run.labels, runner)]
+            owners = [
+                _owner(run.labels)
+                for run in _open_runs(client)
+                if _is_ours(run.labels, runner)
+            ]
     except Exception as error:  # noqa: BLE001 - the processes end with their parent anyway
         log.warning("the runs of this runner could not be looked up: %s", error)
         return
@@ -145,22 +162,34 @@ def _record_owner(run: UUID, by_runner: bool) -> None:
     from prefect.client.orchestration import get_client
 
     owner = identity(os.getpid())
-    labels = {f"{LABEL}{name}": value for name, value in owner.items() if value is not None}
+    labels = {
+        f"{LABEL}{name}": value for name, value in owner.items() if value is not None
+    }
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(run, {**labels, f"{LABEL}runner": os.getppid() if by_runner else 0})
+        client.update_flow_run_labels(
+            run, {**labels, f"{LABEL}runner": os.getppid() if by_runner else 0}
+        )
 
 
 def _open_runs(client: Any) -> list[Any]:
     """All flow runs shown as running or being cancelled."""
-    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+    from prefect.client.schemas.filters import (
+        FlowRunFilter,
+        FlowRunFilterState,
+        FlowRunFilterStateType,
+    )
     from prefect.client.schemas.objects import StateType
 
     open_filter = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING]))
+        state=FlowRunFilterState(
+            type=FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.CANCELLING])
+        )
     )
     runs: list[Any] = []
     while True:
-        page = client.read_flow_runs(flow_run_filter=open_filter, limit=MOST_RUNS, offset=len(runs))
+        page = client.read_flow_runs(
+            flow_run_filter=open_filter, limit=MOST_RUNS, offset=len(runs)
+        )
         runs += page
         if len(page) < MOST_RUNS:
             return runs
@@ -170,26 +199,36 @@ def _mark_tasks(client: Any, run: UUID, state: Any) -> None:
     """Set a final state for the unfinished tasks of a run."""
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 
-    for task in client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))):
+    for task in client.read_task_runs(
+        flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+    ):
         if task.state is not None and not task.state.is_final():
             client.set_task_run_state(task.id, state, force=True)
 
 
 def _mark_orphaned_tasks(client: Any, runner: int | None) -> None:
-    """Mark tasks of ended runs as crashed: a runner marks only the run of a killed process, not its tasks."""
+    """Mark tasks of ended runs as crashed: a runner marks only the run of a killed
+    process, not its tasks.
+    """
     from prefect.client.schemas import filters
     from prefect.client.schemas.objects import StateType
     from prefect.states import Crashed
 
     ended = filters.FlowRunFilter(
         state=filters.FlowRunFilterState(
-            type=filters.FlowRunFilterStateType(any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED])
+            type=filters.FlowRunFilterStateType(
+                any_=[StateType.CRASHED, StateType.FAILED, StateType.CANCELLED]
+            )
         )
     )
     running = filters.TaskRunFilter(
-        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=[StateType.RUNNING]))
+        state=filters.TaskRunFilterState(
+            type=filters.TaskRunFilterStateType(any_=[StateType.RUNNING])
+        )
     )
-    tasks = client.read_task_runs(flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS)
+    tasks = client.read_task_runs(
+        flow_run_filter=ended, task_run_filter=running, limit=MOST_RUNS
+    )
     for run in {task.flow_run_id for task in tasks}:
         labels = client.read_flow_run(run).labels
         if _is_ours(labels, runner) and not is_alive(_owner(labels)):
@@ -197,7 +236,8 @@ def _mark_orphaned_tasks(client: Any, runner: int | None) -> None:
 
 
 def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
-    """Mark tasks of cancelled runs as cancelled: Prefect marks a task ended by SIGTERM as crashed.
+    """Mark tasks of cancelled runs as cancelled: Prefect marks a task ended by SIGTERM
+    as crashed.
 
     Tasks that crashed in an earlier attempt of such a run stay crashed.
     """
@@ -206,12 +246,18 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
     from prefect.states import Cancelled
 
     cancelled = filters.FlowRunFilter(
-        state=filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=[StateType.CANCELLED]))
+        state=filters.FlowRunFilterState(
+            type=filters.FlowRunFilterStateType(any_=[StateType.CANCELLED])
+        )
     )
     crashed = filters.TaskRunFilter(
-        state=filters.TaskRunFilterState(type=filters.TaskRunFilterStateType(any_=[StateType.CRASHED]))
+        state=filters.TaskRunFilterState(
+            type=filters.TaskRunFilterStateType(any_=[StateType.CRASHED])
+        )
     )
-    for task in client.read_task_runs(flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS):
+    for task in client.read_task_runs(
+        flow_run_filter=cancelled, task_run_filter=crashed, limit=MOST_RUNS
+    ):
         run = client.read_flow_run(task.flow_run_id)
         if _is_ours(run.labels, runner) and task.flow_run_run_count == run.run_count:
             client.set_task_run_state(task.id, Cancelled(message=CANCELLED), force=True)
@@ -232,13 +278,17 @@ def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:
 
 
 class _CancelWatch:
-    """Sends this process SIGTERM when its run is cancelled, and records that for `show_cancelled`."""
+    """Sends this process SIGTERM when its run is cancelled, and records that for
+    `show_cancelled`.
+    """
 
     def __init__(self, run: UUID) -> None:
         self._run = run
         self._is_cancelled = False
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True, name="cancel-watch")
+        self._thread = threading.Thread(
+            target=self._watch, daemon=True, name="cancel-watch"
+        )
         self._thread.start()
 
     def end(self) -> None:
@@ -268,7 +318,9 @@ cancelled_runs: set[UUID] = set()
 
 
 def show_cancelled() -> None:
-    """Mark cancelled runs as Cancelled: Prefect marks a flow ended by SIGTERM as crashed."""
+    """Mark cancelled runs as Cancelled: Prefect marks a flow ended by SIGTERM as
+    crashed.
+    """
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelled
 
@@ -279,4 +331,7 @@ def show_cancelled() -> None:
                 client.set_flow_run_state(run, Cancelled(message=CANCELLED), force=True)
                 _mark_cancelled_tasks(client)
         except Exception as error:  # noqa: BLE001 - an error of the display does not affect the work
-            log.warning("the cancellation of this run could not be recorded in Prefect: %s", error)
+            log.warning(
+                "the cancellation of this run could not be recorded in Prefect: %s",
+                error,
+            )

@@ -1,7 +1,8 @@
-"""Parameters of the flows: schema of the form in the browser, and protection of credentials.
+"""Parameters of the flows: schema of the form in the browser, and protection of
+credentials.
 
-Prefect builds the form from their JSON Schema. Checks beyond a schema are done by the manifest's validation as soon as
-the run starts.
+Prefect builds the form from their JSON Schema. Checks beyond a schema are done by the
+manifest's validation as soon as the run starts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from gristmill.flows.stages.registry import STAGES
 from gristmill.mixtures.yaml_text import parse_yaml
 
 StageName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(STAGES)})]
-"""Name of a stage or step: a form offers the stages in order, and those of its manifest."""
+"""Name of a stage or step: a form offers the stages in order, and those of its
+manifest.
+"""
 
 FilePath = Annotated[str, Field(min_length=1)]
 """Path on the machine that runs the flow."""
@@ -42,9 +45,15 @@ class ProxyModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     layers: int = Field(default=2, ge=1, description="At least 1.")
-    width: int = Field(default=128, ge=1, description="Width of the residual stream; a multiple of the heads.")
+    width: int = Field(
+        default=128,
+        ge=1,
+        description="Width of the residual stream; a multiple of the heads.",
+    )
     heads: int = Field(default=4, ge=1, description="Attention heads.")
-    more: tuple[Setting, ...] = Field(default=(), description="Other keys of pretrain.model, such as qk_norm=true")
+    more: tuple[Setting, ...] = Field(
+        default=(), description="Other keys of pretrain.model, such as qk_norm=true"
+    )
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> ProxyModel:
@@ -61,9 +70,14 @@ class ProxyModel(BaseModel):
     def as_keys(self) -> dict[str, Any]:
         """Keys of `pretrain.model` for the form's values.
 
-        Not named `keys`: Prefect converts every parameter to a dictionary, and would treat this one as a mapping.
+        Not named `keys`: Prefect converts every parameter to a dictionary, and would
+        treat this one as a mapping.
         """
-        keys: dict[str, Any] = {"layers": self.layers, "width": self.width, "heads": self.heads}
+        keys: dict[str, Any] = {
+            "layers": self.layers,
+            "width": self.width,
+            "heads": self.heads,
+        }
         for setting in self.more:
             name, _, value = setting.partition("=")
             keys[name] = parse_yaml(value)
@@ -76,7 +90,9 @@ class SourceShare(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: str = Field(min_length=1, description="Name of a source of the manifest.")
-    share: float = Field(default=1.0, ge=0.0, description="At least 0; shares are divided by their sum.")
+    share: float = Field(
+        default=1.0, ge=0.0, description="At least 0; shares are divided by their sum."
+    )
 
 
 class SecretParameterError(ValueError):
@@ -88,7 +104,9 @@ class RefusedError(ValueError):
 
 
 def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
-    """Name of a run: the manifest's without its folder, and the overrides (`train: pretrain.steps=3000`)."""
+    """Name of a run: the manifest's without its folder, and the overrides (`train:
+    pretrain.steps=3000`).
+    """
     name = PurePosixPath(manifest.partition("recipe:")[2] or manifest).stem or manifest
     settings = ", ".join(overrides)
     full = mask_text(f"{name}: {settings}" if settings else name)
@@ -96,7 +114,8 @@ def run_name(manifest: str, overrides: Sequence[str] = ()) -> str:
 
 
 def refuse_secrets(parameters: Mapping[str, Any]) -> None:
-    """Reject parameters with credentials, and mask them in the current flow run's record.
+    """Reject parameters with credentials, and mask them in the current flow run's
+    record.
 
     Raises:
         SecretParameterError: a parameter contains a credential.
@@ -106,8 +125,9 @@ def refuse_secrets(parameters: Mapping[str, Any]) -> None:
         return
     forget_secrets()
     raise SecretParameterError(
-        f"{' and '.join(names)}: this contains a credential, and Prefect shows parameters to everyone who can open this "
-        "page; it is masked now. Write it into the manifest's file, or into the environment of the machine that runs "
+        f"{' and '.join(names)}: this contains a credential, and Prefect shows "
+        "parameters to everyone who can open this page; it is masked now. Write it "
+        "into the manifest's file, or into the environment of the machine that runs "
         "the flow, and change it if others may have seen it. Nothing was run"
     )
 
@@ -119,10 +139,14 @@ def forget_secrets() -> None:
 
     run = UUID(str(flow_run.id))
     with get_client(sync_client=True) as client:
-        client.update_flow_run(run, parameters=mask_secrets(client.read_flow_run(run).parameters))
+        client.update_flow_run(
+            run, parameters=mask_secrets(client.read_flow_run(run).parameters)
+        )
 
 
 def without_secrets(error: Exception) -> Exception:
-    """Return the error itself, or one with a masked message if its message contains a credential."""
+    """Return the error itself, or one with a masked message if its message contains a
+    credential.
+    """
     masked = mask_text(str(error))
     return error if masked == str(error) else RefusedError(masked)

@@ -1,4 +1,6 @@
-"""Log lines, progress and cards of running stages for Prefect. `reporting.py` sends them."""
+"""Log lines, progress and cards of running stages for Prefect. `reporting.py` sends
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ LINE_CHARS = 2000
 
 def artifact_key(name: str) -> str:
     """Key of an artifact for a name: lower-case letters, digits and dashes."""
-    return "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in name.lower())
+    return "".join(
+        letter if letter.isalnum() and letter.isascii() else "-"
+        for letter in name.lower()
+    )
 
 
 @dataclass
@@ -39,7 +44,9 @@ class StageWindow:
     budget: LineBudget = field(default_factory=LineBudget)
     losses: list[tuple[float, float]] = field(default_factory=list)
     resumed: StageFolder | None = None
-    """Folder with the losses of earlier attempts, which are read when a card is drawn."""
+    """Folder with the losses of earlier attempts, which are read when a card is
+    drawn.
+    """
     artifact_sent: float = 0.0
     line_sent: float = 0.0
     card_sent: float = 0.0
@@ -57,8 +64,16 @@ def losses_before(folder: StageFolder, step: float) -> list[tuple[float, float]]
     file = folder.work / "metrics.jsonl"
     if not file.exists():
         return []
-    record = (json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("}\n"))
-    return [(line["step"], line["loss"]) for line in record if "loss" in line and line["step"] < step]
+    record = (
+        json.loads(line)
+        for line in file.read_text().splitlines(keepends=True)
+        if line.endswith("}\n")
+    )
+    return [
+        (line["step"], line["loss"])
+        for line in record
+        if "loss" in line and line["step"] < step
+    ]
 
 
 class WindowObserver(ABC):
@@ -77,7 +92,12 @@ class WindowObserver(ABC):
         """Show the progress of a stage."""
 
     @abstractmethod
-    def show_curve(self, stage: str, description: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
+    def show_curve(
+        self,
+        stage: str,
+        description: str,
+        curve: Callable[[], list[tuple[float, float]]],
+    ) -> None:
         """Show the progress of a training, with its loss by step."""
 
     @abstractmethod
@@ -98,7 +118,8 @@ class WindowObserver(ABC):
             self._inner.stage_waits(node, owner)
         self.show_line(
             node.name,
-            f"{node.name}: waits for process {owner['pid']} on {owner['host']}, which is making the same output",
+            f"{node.name}: waits for process {owner['pid']} on {owner['host']}, "
+            "which is making the same output",
         )
 
     def stage_event(self, node: Node, event: Event) -> None:
@@ -106,7 +127,9 @@ class WindowObserver(ABC):
         if self._inner is not None:
             self._inner.stage_event(node, event)
         if event["event"] == "warning":
-            self.show_line(node.name, f"{node.name}: {event['message']}", logging.WARNING)
+            self.show_line(
+                node.name, f"{node.name}: {event['message']}", logging.WARNING
+            )
         if event["event"] == "log":
             self._show_log_line(node.name, event["line"])
         if event["event"] == "progress":
@@ -116,11 +139,16 @@ class WindowObserver(ABC):
         """See Observer."""
         if self._inner is not None:
             self._inner.stage_finished(node, outcome)
-        # A cached stage was never started; the display belongs to the task that reports it.
+        # A cached stage was never started; the display belongs to the task that reports
+        # it.
         self._window(node.name).context = contextvars.copy_context()
         self._report_held_back(node.name)
         note = f" ({outcome.note})" if outcome.note else ""
-        self.show_line(node.name, f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: {outcome.folder.path}")
+        self.show_line(
+            node.name,
+            f"{node.name}: {outcome.how} in {outcome.seconds:.1f} s{note}: "
+            f"{outcome.folder.path}",
+        )
         self.show_outcome(outcome)
 
     def stage_failed(self, node: Node, message: str) -> None:
@@ -142,7 +170,10 @@ class WindowObserver(ABC):
     def _report_held_back(self, stage: str) -> None:
         held_back = self._window(stage).budget.take_held_back()
         if held_back:
-            self.show_line(stage, f"{stage} | ... {held_back} lines that are only in the stage's log file")
+            self.show_line(
+                stage,
+                f"{stage} | ... {held_back} lines that are only in the stage's log file",
+            )
 
     def _show_progress(self, stage: str, event: Event) -> None:
         window = self._window(stage)
@@ -156,10 +187,18 @@ class WindowObserver(ABC):
             window.losses.append((event["done"], event["loss"]))
         if finished or now - window.artifact_sent >= PROGRESS_SECONDS:
             window.artifact_sent = now
-            self.show_progress(stage, 100.0 * event["done"] / max(event["total"], 1), f"{stage}: {description}")
+            self.show_progress(
+                stage,
+                100.0 * event["done"] / max(event["total"], 1),
+                f"{stage}: {description}",
+            )
         if finished or now - window.line_sent >= PROGRESS_LINE_SECONDS:
             window.line_sent = now
             self.show_line(stage, f"{stage}: {description}")
-        if len(window.losses) > 1 and not finished and now - window.card_sent >= CARD_SECONDS:
+        if (
+            len(window.losses) > 1
+            and not finished
+            and now - window.card_sent >= CARD_SECONDS
+        ):
             window.card_sent = now
             self.show_curve(stage, description, window.curve)

@@ -1,4 +1,6 @@
-"""Progress of a stage as text (done of total, rate, time left), and a rate limit for log lines in Prefect."""
+"""Progress of a stage as text (done of total, rate, time left), and a rate limit for
+log lines in Prefect.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ from dataclasses import dataclass, field
 from gristmill.flows.running.process import Event
 
 LINES_PER_SECOND = 5.0
-"""Log lines of a stage per second that a Prefect server handles easily (1 to 2 ms each)."""
+"""Log lines of a stage per second that a Prefect server handles easily (1 to 2 ms
+each).
+"""
 BURST_LINES = 50.0
 SLOW_PER_SECOND = 0.1
 """Lower rates are reported as seconds per unit."""
@@ -33,7 +37,9 @@ class Pace:
         return cls(now, event["done"], event.get("job", ""))
 
     def describe(self, event: Event, now: float) -> str:
-        """Progress as text, e.g. `step 120 of 400, loss 3.214, 61,440 tokens, 2,048 tokens/s, 2:20 left`."""
+        """Progress as text, e.g. `step 120 of 400, loss 3.214, 61,440 tokens, 2,048
+        tokens/s, 2:20 left`.
+        """
         unit = str(event["unit"])
         parts = [f"{event['done']:,g} of {event['total']:,g} {unit}"]
         if "loss" in event:
@@ -61,14 +67,20 @@ def clock(seconds: float) -> str:
     """Duration as text: `0:42`, `12:05` or `3:07:00`."""
     minutes, remainder = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{remainder:02d}" if hours else f"{minutes}:{remainder:02d}"
+    return (
+        f"{hours}:{minutes:02d}:{remainder:02d}"
+        if hours
+        else f"{minutes}:{remainder:02d}"
+    )
 
 
 @dataclass
 class LineBudget:
-    """Rate limit of `LINES_PER_SECOND` with bursts of `BURST_LINES`; counts suppressed lines.
+    """Rate limit of `LINES_PER_SECOND` with bursts of `BURST_LINES`; counts suppressed
+    lines.
 
-    A training that prints a line per step must not be slowed down by its display; the log file has all lines.
+    A training that prints a line per step must not be slowed down by its display; the
+    log file has all lines.
     """
 
     available: float = BURST_LINES
@@ -78,7 +90,9 @@ class LineBudget:
     def allows(self, now: float) -> bool:
         """True if one more line may be shown now."""
         if self.last is not None:
-            self.available = min(BURST_LINES, self.available + (now - self.last) * LINES_PER_SECOND)
+            self.available = min(
+                BURST_LINES, self.available + (now - self.last) * LINES_PER_SECOND
+            )
         self.last = now
         if self.available < 1.0:
             self.held_back += 1

@@ -1,4 +1,6 @@
-"""Stages run by another deployment: on a machine with GPUs, by a worker of its own work pool."""
+"""Stages run by another deployment: on a machine with GPUs, by a worker of its own work
+pool.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ POLL_SECONDS = 2.0
 
 
 def run_elsewhere(
-    session: Session, stage: str, deployment: str, force: bool, check: Callable[[], None] = lambda: None
+    session: Session,
+    stage: str,
+    deployment: str,
+    force: bool,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Start a run of a deployment of `gristmill-stage`, and wait for it.
 
@@ -45,7 +51,8 @@ def run_elsewhere(
         run: Any = run_deployment(deployment, parameters=parameters, timeout=0)
     except ObjectNotFound as error:
         raise StageFailedError(
-            f"{stage}: there is no deployment {deployment}; register it with: prefect deploy --all"
+            f"{stage}: there is no deployment {deployment}; register it with: "
+            "prefect deploy --all"
             " (deploy/README.md), or leave training_deployment empty to train here"
         ) from error
     state = None
@@ -60,4 +67,7 @@ def run_elsewhere(
             with get_client(sync_client=True) as client:
                 client.set_flow_run_state(run.id, Cancelling())
     if not state.is_completed():
-        raise StageFailedError(f"{stage}: the run {run.name} of {deployment} ended as {state.name}: {state.message}")
+        raise StageFailedError(
+            f"{stage}: the run {run.name} of {deployment} ended "
+            f"as {state.name}: {state.message}"
+        )

@@ -1,6 +1,8 @@
-"""Reporting of runs to the Prefect UI: log lines, progress artifacts, cards per stage, and the run's summary.
+"""Reporting of runs to the Prefect UI: log lines, progress artifacts, cards per stage,
+and the run's summary.
 
-One thread sends everything from a bounded queue: a slow or absent server can neither delay nor fail a stage.
+One thread sends everything from a bounded queue: a slow or absent server can neither
+delay nor fail a stage.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.core.secrets import mask_text
 from gristmill.flows.orchestration.cards import live_card, run_card, stage_card
-from gristmill.flows.orchestration.parameters import RefusedError, SecretParameterError, without_secrets
+from gristmill.flows.orchestration.parameters import (
+    RefusedError,
+    SecretParameterError,
+    without_secrets,
+)
 from gristmill.flows.orchestration.prefect_progress import WindowObserver, artifact_key
 from gristmill.flows.report.report_server import report_link
 from gristmill.flows.running.run import Observer, Outcome
@@ -34,11 +40,15 @@ log = logging.getLogger("gristmill.reporting")
 
 
 class PrefectObserver(WindowObserver):
-    """Shows stages in the Prefect UI, and forwards all calls to the caller's display."""
+    """Shows stages in the Prefect UI, and forwards all calls to the caller's
+    display.
+    """
 
     def __init__(self, inner: Observer | None = None) -> None:
         super().__init__(inner)
-        self._queue: queue.Queue[tuple[contextvars.Context, Callable[[], None]] | None] = queue.Queue(QUEUE_LENGTH)
+        self._queue: queue.Queue[
+            tuple[contextvars.Context, Callable[[], None]] | None
+        ] = queue.Queue(QUEUE_LENGTH)
         self._artifacts: dict[str, Any] = {}
         self._has_warned = False
         self._thread = threading.Thread(target=self._send_queued, daemon=True)
@@ -58,7 +68,12 @@ class PrefectObserver(WindowObserver):
         """See WindowObserver."""
         self._send(stage, lambda: self._send_progress(stage, percent, description))
 
-    def show_curve(self, stage: str, description: str, curve: Callable[[], list[tuple[float, float]]]) -> None:
+    def show_curve(
+        self,
+        stage: str,
+        description: str,
+        curve: Callable[[], list[tuple[float, float]]],
+    ) -> None:
         """See WindowObserver."""
 
         def send() -> None:
@@ -70,7 +85,12 @@ class PrefectObserver(WindowObserver):
     def show_outcome(self, outcome: Outcome) -> None:
         """See WindowObserver."""
         stage = outcome.stage
-        self._send(stage, lambda: publish_card(artifact_key(f"{stage}-card"), stage_card(outcome), stage))
+        self._send(
+            stage,
+            lambda: publish_card(
+                artifact_key(f"{stage}-card"), stage_card(outcome), stage
+            ),
+        )
 
     def close(self) -> None:
         """Send the remaining items, for a bounded time."""
@@ -84,7 +104,9 @@ class PrefectObserver(WindowObserver):
         try:
             self._queue.put_nowait((self._window(stage).context, action))
         except queue.Full:
-            self._warn_once("the queue to Prefect is full: some lines are missing in its log")
+            self._warn_once(
+                "the queue to Prefect is full: some lines are missing in its log"
+            )
 
     def _send_progress(self, stage: str, percent: float, description: str) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -94,7 +116,9 @@ class PrefectObserver(WindowObserver):
                 percent, key=artifact_key(f"{stage}-progress"), description=description
             )
             return
-        update_progress_artifact(self._artifacts[stage], percent, description=description)
+        update_progress_artifact(
+            self._artifacts[stage], percent, description=description
+        )
 
     def _send_queued(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -119,11 +143,12 @@ def publish_card(key: str, markdown: str, description: str | None = None) -> Non
 
 @contextmanager
 def publishing_refusal(manifest: str) -> Iterator[None]:
-    """Show all problems of a manifest or of parameters in the run: Prefect's state names the first lines only.
+    """Show all problems of a manifest or of parameters in the run: Prefect's state
+    names the first lines only.
 
     Raises:
-        RefusedError: the manifest or a parameter is invalid. Its message is complete, so the flow ends without a
-            traceback.
+        RefusedError: the manifest or a parameter is invalid. Its message is complete,
+            so the flow ends without a traceback.
         Exception: any other error, without credentials.
     """
     try:
@@ -133,7 +158,9 @@ def publishing_refusal(manifest: str) -> Iterator[None]:
         if isinstance(error, _user_errors()):
             refusal = RefusedError(str(refusal))
         try:
-            card = f"# Refused: {manifest}\n\n```text\n{refusal}\n```\n\nNothing was run."
+            card = (
+                f"# Refused: {manifest}\n\n```text\n{refusal}\n```\n\nNothing was run."
+            )
             publish_card("refused", card, "problems of the manifest and the parameters")
         except Exception as publish_error:  # noqa: BLE001 - the refusal is raised anyway
             log.warning("Prefect did not take an update: %s", publish_error)
@@ -145,8 +172,8 @@ def publishing_refusal(manifest: str) -> Iterator[None]:
 def failed(refusal: RefusedError) -> State:
     """State of a rejected flow.
 
-    Prefect's engine raises the state again after the flow has ended, and logs it with its own useless traceback: these
-    two records are filtered out.
+    Prefect's engine raises the state again after the flow has ended, and logs it with
+    its own useless traceback: these two records are filtered out.
     """
     from prefect.states import Failed
 
@@ -181,14 +208,20 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 
 def publish_run(session: Session, record: RunRecord) -> Path | None:
-    """Write the run's report, and publish its summary and a link in the UI. Return the report, or None if it failed."""
+    """Write the run's report, and publish its summary and a link in the UI. Return the
+    report, or None if it failed.
+    """
     from gristmill.flows.report.run_report import write_report
 
     report = None
     try:
         report = write_report(session, record)
         link = report_link(report)
-        publish_card("gristmill-run", run_card(session, report, link), f"summary of {session.manifest.name}")
+        publish_card(
+            "gristmill-run",
+            run_card(session, report, link),
+            f"summary of {session.manifest.name}",
+        )
         if link is not None:
             from prefect.artifacts import create_link_artifact
 
@@ -199,5 +232,7 @@ def publish_run(session: Session, record: RunRecord) -> Path | None:
                 description=mask_text(str(report)),
             )
     except Exception as error:  # noqa: BLE001 - a failed report must not fail its run
-        log.warning("the report could not be finished: %s: %s", type(error).__name__, error)
+        log.warning(
+            "the report could not be finished: %s: %s", type(error).__name__, error
+        )
     return report

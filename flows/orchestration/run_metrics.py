@@ -1,6 +1,7 @@
 """Prometheus metrics of a store's runs: states, durations, rows, tokens per second.
 
-They are read from the store on request, so they include all runs. Only the newest run of each manifest name is shown.
+They are read from the store on request, so they include all runs. Only the newest run
+of each manifest name is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +24,15 @@ from gristmill.flows.running.run_records import ROWS
 NEWEST_RUNS = 50
 """Runs whose records are read per request."""
 RUN_STATES = ("running", "completed", "failed", "interrupted", "killed")
-STAGE_STATES = ("waiting", "running", "completed", "resumed", "cached", "failed", "killed")
+STAGE_STATES = (
+    "waiting",
+    "running",
+    "completed",
+    "resumed",
+    "cached",
+    "failed",
+    "killed",
+)
 
 
 def metrics_text(store: Store) -> bytes:
@@ -49,12 +58,24 @@ class RunCollector(Collector):
         yield from self._run_metrics(runs)
         yield from self._stage_metrics(runs)
 
-    def _run_metrics(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
-        state = GaugeMetricFamily("gristmill_run_state", "1 for the state of the newest run.", labels=["name", "state"])
-        started = GaugeMetricFamily(
-            "gristmill_run_started_timestamp_seconds", "Start of the newest run.", labels=["name"]
+    def _run_metrics(
+        self, runs: Mapping[str, Mapping[str, Any]]
+    ) -> Iterator[GaugeMetricFamily]:
+        state = GaugeMetricFamily(
+            "gristmill_run_state",
+            "1 for the state of the newest run.",
+            labels=["name", "state"],
         )
-        seconds = GaugeMetricFamily("gristmill_run_seconds", "Duration of the newest run so far.", labels=["name"])
+        started = GaugeMetricFamily(
+            "gristmill_run_started_timestamp_seconds",
+            "Start of the newest run.",
+            labels=["name"],
+        )
+        seconds = GaugeMetricFamily(
+            "gristmill_run_seconds",
+            "Duration of the newest run so far.",
+            labels=["name"],
+        )
         for name, record in runs.items():
             current = run_state(record)
             for state_name in RUN_STATES:
@@ -66,21 +87,37 @@ class RunCollector(Collector):
                 seconds.add_metric([name], end - record["started"])
         yield from (state, started, seconds)
 
-    def _stage_metrics(self, runs: Mapping[str, Mapping[str, Any]]) -> Iterator[GaugeMetricFamily]:
+    def _stage_metrics(
+        self, runs: Mapping[str, Mapping[str, Any]]
+    ) -> Iterator[GaugeMetricFamily]:
         labels = ["name", "stage"]
-        state = GaugeMetricFamily("gristmill_stage_state", "1 for the state of a stage.", labels=[*labels, "state"])
-        seconds = GaugeMetricFamily("gristmill_stage_seconds", "Duration of a stage in this run.", labels=labels)
-        rows = GaugeMetricFamily("gristmill_stage_rows", "Documents by outcome.", labels=[*labels, "kind"])
-        share = GaugeMetricFamily(
-            "gristmill_stage_progress", "Completed share of a stage's current job.", labels=labels
+        state = GaugeMetricFamily(
+            "gristmill_stage_state",
+            "1 for the state of a stage.",
+            labels=[*labels, "state"],
         )
-        speed = GaugeMetricFamily("gristmill_tokens_per_second", "Throughput of a training.", labels=labels)
+        seconds = GaugeMetricFamily(
+            "gristmill_stage_seconds", "Duration of a stage in this run.", labels=labels
+        )
+        rows = GaugeMetricFamily(
+            "gristmill_stage_rows", "Documents by outcome.", labels=[*labels, "kind"]
+        )
+        share = GaugeMetricFamily(
+            "gristmill_stage_progress",
+            "Completed share of a stage's current job.",
+            labels=labels,
+        )
+        speed = GaugeMetricFamily(
+            "gristmill_tokens_per_second", "Throughput of a training.", labels=labels
+        )
         for name, record in runs.items():
             is_running = run_state(record) == "running"
             for stage, entry in record["stages"].items():
                 current = stage_state(entry, is_running)
                 for state_name in STAGE_STATES:
-                    state.add_metric([name, stage, state_name], float(state_name == current))
+                    state.add_metric(
+                        [name, stage, state_name], float(state_name == current)
+                    )
                 for kind in ROWS:
                     if kind in entry.get("rows", {}):
                         rows.add_metric([name, stage, kind], entry["rows"][kind])
@@ -89,10 +126,14 @@ class RunCollector(Collector):
                 if current != "running":
                     continue
                 seconds.add_metric([name, stage], time.time() - entry["started"])
-                lease = self._store.folder(stage, name, entry["fingerprint"]).path / "lease"
+                lease = (
+                    self._store.folder(stage, name, entry["fingerprint"]).path / "lease"
+                )
                 progress = read_progress(lease, highest(lease))
                 if progress.get("total"):
-                    share.add_metric([name, stage], progress["done"] / progress["total"])
+                    share.add_metric(
+                        [name, stage], progress["done"] / progress["total"]
+                    )
                 if isinstance(progress.get("tokens_per_second"), int | float):
                     speed.add_metric([name, stage], progress["tokens_per_second"])
         yield from (state, seconds, rows, share, speed)

@@ -1,7 +1,9 @@
-"""Settings of Prefect's server as gristmill starts it: its database and its access control.
+"""Settings of Prefect's server as gristmill starts it: its database and its access
+control.
 
-By default Prefect's API accepts all requests, including those of any web page open in a browser on this machine: a page
-could rewrite a deployment and start it. Servers of gristmill require a password, and allow no other origin.
+By default Prefect's API accepts all requests, including those of any web page open in a
+browser on this machine: a page could rewrite a deployment and start it. Servers of
+gristmill require a password, and allow no other origin.
 """
 
 from __future__ import annotations
@@ -35,23 +37,30 @@ DRIVERS = {
 }
 FORM = "postgresql://USER:PASSWORD@HOST:PORT/NAME"
 LEAST_VERSION = 14
-"""Oldest version of PostgreSQL (docs.prefect.io, self-hosted server: 14.9 or newer); 13 has no security updates."""
+"""Oldest version of PostgreSQL (docs.prefect.io, self-hosted server: 14.9 or newer); 13
+has no security updates.
+"""
 _POSTGRESQL = re.compile(
     r"(?:(?P<user>[^:/@?#\s]*)(?::(?:[^:/@?#\s%]|%[0-9a-fA-F]{2})*)?@)?"
     r"(?P<place>(?:\[[0-9a-fA-F:]+\]|[^:/@?#\s]*)(?::\d+)?/[^/@?#\s]+)(?:\?[^@\s]*)?"
 )
-"""URL after the `//`. Text that does not match is never repeated: it may be a password with an @."""
+"""URL after the `//`. Text that does not match is never repeated: it may be a password
+with an @.
+"""
 
 
 class DatabaseError(RuntimeError):
-    """A database that Prefect's server cannot use; the message names its location, never the password."""
+    """A database that Prefect's server cannot use; the message names its location,
+    never the password.
+    """
 
 
 def database_environment(url: str | None) -> dict[str, str]:
     """Environment variables that set the database of Prefect's server.
 
     Raises:
-        DatabaseError: the URL is malformed, or of a database that the server cannot use.
+        DatabaseError: the URL is malformed, or of a database that the server cannot
+            use.
     """
     if url is None:
         return {}
@@ -59,11 +68,17 @@ def database_environment(url: str | None) -> dict[str, str]:
     if not separator:
         raise DatabaseError(f"--database: this is not a URL; write {FORM}")
     if scheme not in DRIVERS:
-        raise DatabaseError(f"--database: URLs beginning with {scheme}:// are not supported; write {FORM}")
-    if DRIVERS[scheme].startswith("postgresql") and _POSTGRESQL.fullmatch(remainder) is None:
         raise DatabaseError(
-            f"--database: the URL is not written as {FORM}; in a password, write each of @ : / ? # % "
-            "as a percent sign and its code: %40 %3A %2F %3F %23 %25"
+            f"--database: URLs beginning with {scheme}:// are not "
+            f"supported; write {FORM}"
+        )
+    if (
+        DRIVERS[scheme].startswith("postgresql")
+        and _POSTGRESQL.fullmatch(remainder) is None
+    ):
+        raise DatabaseError(
+            f"--database: the URL is not written as {FORM}; in a password, write each "
+            "of @ : / ? # % as a percent sign and its code: %40 %3A %2F %3F %23 %25"
         )
     return {CONNECTION_VARIABLE: f"{DRIVERS[scheme]}://{remainder}"}
 
@@ -78,13 +93,18 @@ def check_database(url: str | None) -> str | None:
         a sentence with the database's location for the terminal; None for SQLite.
 
     Raises:
-        DatabaseError: the database does not answer, rejects the user, is too old, or does not allow creating tables.
+        DatabaseError: the database does not answer, rejects the user, is too old, or
+            does not allow creating tables.
     """
     connection = database_environment(url).get(CONNECTION_VARIABLE, "")
     match = _POSTGRESQL.fullmatch(connection.partition("://")[2])
     if not connection.startswith("postgresql") or match is None:
         return None
-    location = f"PostgreSQL at {match['place']}" if match["place"][0] != "/" else f"PostgreSQL, {match['place'][1:]}"
+    location = (
+        f"PostgreSQL at {match['place']}"
+        if match["place"][0] != "/"
+        else f"PostgreSQL, {match['place'][1:]}"
+    )
     try:
         # In a new thread, as the caller's may run an event loop.
         with ThreadPoolExecutor(1) as thread:
@@ -92,20 +112,25 @@ def check_database(url: str | None) -> str | None:
             version, may_create = thread.submit(asyncio.run, version_query).result()
     except TimeoutError as error:
         raise DatabaseError(
-            f"{location} did not answer within {CONNECT_SECONDS:.0f} s; check the host and port, and that this "
-            "machine may connect"
+            f"{location} did not answer within {CONNECT_SECONDS:.0f} s; check the host "
+            "and port, and that this machine may connect"
         ) from error
     except Exception as error:
         raise DatabaseError(
             f"{location} cannot be used as {match['user'] or 'the default user'}: "
-            f"{_driver_message(error, connection)}; correct --database or {DATABASE_VARIABLE}"
+            f"{_driver_message(error, connection)}; correct --database or "
+            f"{DATABASE_VARIABLE}"
         ) from error
     if version < LEAST_VERSION:
-        raise DatabaseError(f"{location} is version {version}; Prefect's server requires {LEAST_VERSION} or newer")
+        raise DatabaseError(
+            f"{location} is version {version}; Prefect's server "
+            f"requires {LEAST_VERSION} or newer"
+        )
     if not may_create:
         raise DatabaseError(
-            f"{location} does not allow {match['user'] or 'the default user'} to create tables; as its "
-            f"administrator, run: GRANT CREATE ON DATABASE ... and ON SCHEMA public TO ..."
+            f"{location} does not allow {match['user'] or 'the default user'} to "
+            "create tables; as its administrator, run: GRANT CREATE ON DATABASE ... "
+            "and ON SCHEMA public TO ..."
         )
     return f"Prefect's records: {location}"
 
@@ -120,7 +145,8 @@ async def _query_server(connection: str) -> tuple[int, bool]:
         async with engine.connect() as session:
             query = text(
                 "select current_setting('server_version_num')::int / 10000, "
-                "has_database_privilege(current_database(), 'CREATE') and has_schema_privilege('public', 'CREATE')"
+                "has_database_privilege(current_database(), 'CREATE') and "
+                "has_schema_privilege('public', 'CREATE')"
             )
             row = (await session.execute(query)).one()
     finally:
@@ -129,7 +155,9 @@ async def _query_server(connection: str) -> tuple[int, bool]:
 
 
 def _driver_message(error: BaseException, connection: str) -> str:
-    """A driver's message in one line; only the error's type if the message repeats the password."""
+    """A driver's message in one line; only the error's type if the message repeats the
+    password.
+    """
     while error.__cause__ is not None:
         error = error.__cause__
     message = " ".join(str(error).split()) or type(error).__name__
@@ -153,21 +181,32 @@ def prefect_folder() -> Path:
 
 
 def prefect_setting(name: str) -> str | None:
-    """A setting of Prefect from the environment, the active profile, or a file in the current folder.
+    """A setting of Prefect from the environment, the active profile, or a file in the
+    current folder.
 
     Prefect, whose import takes a second, is only imported if such files exist.
     """
-    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or prefect_folder() / "profiles.toml")
-    if "prefect" not in sys.modules and not (profiles.exists() or _is_set_in_this_folder()):
+    profiles = Path(
+        os.environ.get("PREFECT_PROFILES_PATH") or prefect_folder() / "profiles.toml"
+    )
+    if "prefect" not in sys.modules and not (
+        profiles.exists() or _is_set_in_this_folder()
+    ):
         return os.environ.get(name) or None
     import prefect.settings
 
     value = getattr(prefect.settings, name).value()
-    return None if value is None else str(getattr(value, "get_secret_value", lambda: value)())
+    return (
+        None
+        if value is None
+        else str(getattr(value, "get_secret_value", lambda: value)())
+    )
 
 
 def _is_set_in_this_folder() -> bool:
-    """True if a file of the current folder has settings of Prefect, which most pyproject.toml files do not have."""
+    """True if a file of the current folder has settings of Prefect, which most
+    pyproject.toml files do not have.
+    """
     if Path("prefect.toml").exists():
         return True
     dotenv = Path(".env")
@@ -175,7 +214,9 @@ def _is_set_in_this_folder() -> bool:
         return True
     project = Path("pyproject.toml")
     try:
-        return project.exists() and "prefect" in tomllib.loads(project.read_text()).get("tool", {})
+        return project.exists() and "prefect" in tomllib.loads(project.read_text()).get(
+            "tool", {}
+        )
     except ValueError:
         return True  # Prefect reports the error
 
@@ -186,14 +227,19 @@ def password_file() -> Path:
 
 
 def server_password() -> str:
-    """Password of this user's servers, as USER:PASSWORD: the environment's, or the stored one, created if missing."""
+    """Password of this user's servers, as USER:PASSWORD: the environment's, or the
+    stored one, created if missing.
+    """
     from_environment = os.environ.get(SERVER_VARIABLE)
     if from_environment:
         return from_environment
     file = password_file()
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary_file = tempfile.mkstemp(prefix=f".{FILE}-", dir=file.parent)  # readable only by this user
+        # readable only by this user
+        descriptor, temporary_file = tempfile.mkstemp(
+            prefix=f".{FILE}-", dir=file.parent
+        )
         with os.fdopen(descriptor, "w") as sink:
             sink.write(f"{USER}:{secrets.token_urlsafe(PASSWORD_BYTES)}\n")
         with suppress(FileExistsError):  # another process has just written one
@@ -204,27 +250,40 @@ def server_password() -> str:
 
 
 def keep_private() -> None:
-    """Create files only for this user from now on, and restrict an existing database of Prefect."""
+    """Create files only for this user from now on, and restrict an existing database of
+    Prefect.
+    """
     os.umask(0o077)
     for file in prefect_folder().glob("prefect.db*"):
         file.chmod(0o600)
 
 
 def server_environment(port: int, password: str) -> dict[str, str]:
-    """Environment variables that make a loopback Prefect server require a password, and allow only its own pages."""
-    return {SERVER_VARIABLE: password, ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}"}
+    """Environment variables that make a loopback Prefect server require a password, and
+    allow only its own pages.
+    """
+    return {
+        SERVER_VARIABLE: password,
+        ORIGINS_VARIABLE: f"http://127.0.0.1:{port},http://localhost:{port}",
+    }
 
 
 def is_admitted(api: str) -> bool:
-    """True if a Prefect server accepts this process's password: the environment's, the active profile's, or the stored
-    one for a server on this machine.
+    """True if a Prefect server accepts this process's password: the environment's, the
+    active profile's, or the stored one for a server on this machine.
 
     Raises:
         OSError: the server does not answer.
     """
-    if prefect_setting("PREFECT_API_KEY") or admits(api, prefect_setting(CLIENT_VARIABLE)):
+    if prefect_setting("PREFECT_API_KEY") or admits(
+        api, prefect_setting(CLIENT_VARIABLE)
+    ):
         return True
-    if os.environ.get(CLIENT_VARIABLE) or urlsplit(api).hostname not in LOOPBACK or not password_file().exists():
+    if (
+        os.environ.get(CLIENT_VARIABLE)
+        or urlsplit(api).hostname not in LOOPBACK
+        or not password_file().exists()
+    ):
         return False
     stored_password = server_password()
     if not admits(api, stored_password):
@@ -241,7 +300,9 @@ def admits(api: str, password: str | None) -> bool:
     """
     request = urllib.request.Request(f"{api.rstrip('/')}/admin/version")
     if password:
-        request.add_header("Authorization", f"Basic {base64.b64encode(password.encode()).decode()}")
+        request.add_header(
+            "Authorization", f"Basic {base64.b64encode(password.encode()).decode()}"
+        )
     try:
         with urllib.request.urlopen(request, timeout=ASK_SECONDS):
             return True

@@ -21,7 +21,13 @@ from typing import cast
 from gristmill.core.processes import end_session, end_with_parent
 from gristmill.core.secrets import mask_text
 from gristmill.core.store import Store
-from gristmill.flows.orchestration.choose_prefect import LOCAL_API, answers, apply_default_settings, find_api, is_ready
+from gristmill.flows.orchestration.choose_prefect import (
+    LOCAL_API,
+    answers,
+    apply_default_settings,
+    find_api,
+    is_ready,
+)
 from gristmill.flows.orchestration.run_metrics import metrics_text
 from gristmill.flows.orchestration.server_settings import (
     CLIENT_VARIABLE,
@@ -48,10 +54,14 @@ from gristmill.flows.report.report_server import VARIABLE, metrics_link, serve_r
 SERVER_START_SECONDS = 120.0
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
-"""Time for the stages of running flows to write their checkpoints, and to be marked as crashed."""
+"""Time for the stages of running flows to write their checkpoints, and to be marked as
+crashed.
+"""
 RUN_END_SECONDS = 22.0
 RESTART_SECONDS = (1.0, 2.0, 5.0, 10.0, 30.0)
-"""Delays before a child that ended by itself is restarted; after the last one it is given up."""
+"""Delays before a child that ended by itself is restarted; after the last one it is
+given up.
+"""
 LISTENING = "0A"
 """State of a listening socket in Linux's tables (include/net/tcp_states.h)."""
 COMMAND_CHARS = 200
@@ -64,19 +74,25 @@ class NoServerError(RuntimeError):
 
 
 class OpenServerError(RuntimeError):
-    """A server without a password, which any web page that its users open can control."""
+    """A server without a password, which any web page that its users open can
+    control.
+    """
 
 
 class PortTakenError(RuntimeError):
     """A port of `up` is in use; the message says by what."""
 
 
-def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_server: bool = False) -> None:
-    """Register the deployments, and run triggered flows until this process ends; its runs then end as crashed.
+def serve_deployments(
+    limit: int, manifests: Sequence[str] = (), allow_open_server: bool = False
+) -> None:
+    """Register the deployments, and run triggered flows until this process ends; its
+    runs then end as crashed.
 
     Args:
         limit: maximum number of concurrent flow runs.
-        manifests: manifests with deployments of their own; those of the current folder by default.
+        manifests: manifests with deployments of their own; those of the current folder
+            by default.
         allow_open_server: accept a server without a password.
 
     Raises:
@@ -86,7 +102,10 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
     apply_default_settings(quiet_console=False)
     api = find_api() or LOCAL_API
     if not answers(api):
-        raise NoServerError(f"no Prefect server answers at {api}; start one together with this: gristmill up")
+        raise NoServerError(
+            f"no Prefect server answers at {api}; start one together "
+            "with this: gristmill up"
+        )
     check_password(api, allow_open_server)
     from gristmill.flows.orchestration.deployments import (
         ManifestOnOffer,
@@ -99,9 +118,13 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
 
     limit_trainings(TRAINING_TAG)
     keep_marking()
-    manifest_files = [Path(manifest) for manifest in manifests] or find_manifests(Path.cwd())
+    manifest_files = [Path(manifest) for manifest in manifests] or find_manifests(
+        Path.cwd()
+    )
     deployments = make_deployments([ManifestOnOffer(path) for path in manifest_files])
-    names = ", ".join(f"{deployment.flow_name}/{deployment.name}" for deployment in deployments)
+    names = ", ".join(
+        f"{deployment.flow_name}/{deployment.name}" for deployment in deployments
+    )
     print(f"Deployments {names}: {deployments_page(api)}", flush=True)
     try:
         run_triggered(deployments, limit)
@@ -110,14 +133,18 @@ def serve_deployments(limit: int, manifests: Sequence[str] = (), allow_open_serv
 
 
 def check_password(api: str, allow_open_server: bool) -> None:
-    """Raise NoServerError or OpenServerError unless a server requires a password and accepts the configured one."""
+    """Raise NoServerError or OpenServerError unless a server requires a password and
+    accepts the configured one.
+    """
     if admits(api, None):
         if allow_open_server:
             return
         raise OpenServerError(
-            f"the Prefect server at {api} requires no password: any web page that a browser opens here could run "
-            f"commands. Start it with {SERVER_VARIABLE}=USER:PASSWORD and this with {CLIENT_VARIABLE}=USER:PASSWORD, "
-            "or use gristmill up instead of both; if no browser can reach it, add --allow-open-server"
+            f"the Prefect server at {api} requires no password: any web page that a "
+            "browser opens here could run commands. Start it with "
+            f"{SERVER_VARIABLE}=USER:PASSWORD and this with "
+            f"{CLIENT_VARIABLE}=USER:PASSWORD, or use gristmill up instead of both; if "
+            "no browser can reach it, add --allow-open-server"
         )
     if not is_admitted(api):
         raise NoServerError(
@@ -127,7 +154,9 @@ def check_password(api: str, allow_open_server: bool) -> None:
 
 
 def limit_trainings(tag: str) -> None:
-    """Limit trainings to one at a time, unless Prefect has another limit for this tag."""
+    """Limit trainings to one at a time, unless Prefect has another limit for this
+    tag.
+    """
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
@@ -157,7 +186,9 @@ class Supervised:
 
     def start(self) -> None:
         """Start the process."""
-        self.process = start_child(self.role, self.number, self.environment, self.output, self.arguments)
+        self.process = start_child(
+            self.role, self.number, self.environment, self.output, self.arguments
+        )
         self.started = time.monotonic()
         self.restart_at = None
 
@@ -180,27 +211,38 @@ class Supervised:
             check_children([self.process])
         self.restart_at = now + RESTART_SECONDS[self.restarts]
         self.restarts += 1
-        print(f"{self.role} ended with code {self.process.returncode}; starting it again", flush=True)
+        print(
+            f"{self.role} ended with code {self.process.returncode}; starting it again",
+            flush=True,
+        )
 
 
 def up_and_serve(
-    port: int, limit: int, store: Store, database: str | None = None, manifests: Sequence[str] = ()
+    port: int,
+    limit: int,
+    store: Store,
+    database: str | None = None,
+    manifests: Sequence[str] = (),
 ) -> None:
-    """Start a Prefect server on the loopback address, and serve deployments, reports and metrics.
+    """Start a Prefect server on the loopback address, and serve deployments, reports
+    and metrics.
 
-    The first two are separate processes, so that an interrupt of this one ends them in order at any time. Reports use
-    the port after the server's, so that links to them outlast this process.
+    The first two are separate processes, so that an interrupt of this one ends them in
+    order at any time. Reports use the port after the server's, so that links to them
+    outlast this process.
 
     Args:
         port: port of the server.
         limit: maximum number of concurrent flow runs.
         store: store of the runs in the metrics.
-        database: URL of a PostgreSQL database for the server; a file in Prefect's folder (SQLite) if absent.
+        database: URL of a PostgreSQL database for the server; a file in Prefect's
+            folder (SQLite) if absent.
         manifests: see `serve_deployments`.
 
     Raises:
         PortTakenError: a port is in use.
-        NoServerError: the server did not answer in time, or a child process kept ending.
+        NoServerError: the server did not answer in time, or a child process kept
+            ending.
         DatabaseError: the database cannot be used.
     """
     apply_default_settings(quiet_console=False)
@@ -208,9 +250,16 @@ def up_and_serve(
     password = server_password()
     reports = take_ports(port, password, partial(metrics_text, store))
     records = check_database(database)
-    # The flows' processes inherit this environment, and do not need the database's password.
+    # The flows' processes inherit this environment, and do not need the database's
+    # password.
     os.environ.pop(DATABASE_VARIABLE, None)
-    os.environ.update({"PREFECT_API_URL": api, "PREFECT_UI_URL": pages_of(api), CLIENT_VARIABLE: password})
+    os.environ.update(
+        {
+            "PREFECT_API_URL": api,
+            "PREFECT_UI_URL": pages_of(api),
+            CLIENT_VARIABLE: password,
+        }
+    )
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
@@ -227,7 +276,10 @@ def up_and_serve(
             return
         add_sign_in_page()
         address = metrics_link(f"http://127.0.0.1:{port + 1}", password)
-        metrics = f"Metrics for Prometheus, of the runs in {mask_text(str(store.root))}: {address}"
+        metrics = (
+            "Metrics for Prometheus, of the runs in "
+            f"{mask_text(str(store.root))}: {address}"
+        )
         lines = [*how_to_open(port, password), metrics]
         if records:
             lines.append(records)
@@ -244,8 +296,11 @@ def up_and_serve(
         reports.server_close()
 
 
-def take_ports(port: int, password: str, metrics: Callable[[], bytes]) -> ThreadingHTTPServer:
-    """Serve reports and metrics at the port after the server's, after checking that the server's port is free.
+def take_ports(
+    port: int, password: str, metrics: Callable[[], bytes]
+) -> ThreadingHTTPServer:
+    """Serve reports and metrics at the port after the server's, after checking that the
+    server's port is free.
 
     Two `up` of one port cannot both pass this, however close their starts.
 
@@ -273,19 +328,29 @@ def why_taken(number: int, port: int) -> str:
     holder = listener(number)
     purpose = "the reports" if number > port else "Prefect's server"
     if holder is None:
-        return f"port {number}, for {purpose}, is in use by another process; choose another --port"
+        return (
+            f"port {number}, for {purpose}, is in use by another process; choose "
+            "another --port"
+        )
     try:
-        command = Path(f"/proc/{holder}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        command = (
+            Path(f"/proc/{holder}/cmdline")
+            .read_bytes()
+            .decode(errors="replace")
+            .rstrip("\0")
+            .split("\0")
+        )
     except OSError:  # it has ended meanwhile
         command = ["ended meanwhile"]
     if "up" in command:
         return (
-            f"gristmill up is already running, as process {holder}: open http://127.0.0.1:{port}, end it with "
+            f"gristmill up is already running, as process {holder}: open "
+            f"http://127.0.0.1:{port}, end it with "
             f"kill {holder}, or choose another --port"
         )
     return (
-        f"port {number}, for {purpose}, is in use by process {holder} ({shlex.join(command)[:COMMAND_CHARS]}); "
-        "end it, or choose another --port"
+        f"port {number}, for {purpose}, is in use by process {holder} "
+        f"({shlex.join(command)[:COMMAND_CHARS]}); end it, or choose another --port"
     )
 
 
@@ -307,9 +372,15 @@ def listener(port: int) -> int | None:
 
 
 def start_child(
-    role: str, number: int, environment: dict[str, str], output: int | None, arguments: Sequence[str] = ()
+    role: str,
+    number: int,
+    environment: dict[str, str],
+    output: int | None,
+    arguments: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT MANIFEST...`, in a new session."""
+    """Start this module as `server PORT PARENT` or `deployments LIMIT PARENT
+    MANIFEST...`, in a new session.
+    """
     return subprocess.Popen(
         [
             sys.executable,
@@ -332,18 +403,23 @@ def check_children(children: list[subprocess.Popen[bytes]]) -> None:
     for child in children:
         if child.poll() is not None:
             raise NoServerError(
-                f"{shlex.join(cast(list[str], child.args)[2:])} ended with code {child.returncode}; "
-                "start again with: gristmill up"
+                f"{shlex.join(cast(list[str], child.args)[2:])} ended with code "
+                f"{child.returncode}; start again with: gristmill up"
             )
 
 
-def wait_for_answer(api: str, children: list[subprocess.Popen[bytes]], stopping: threading.Event) -> bool:
+def wait_for_answer(
+    api: str, children: list[subprocess.Popen[bytes]], stopping: threading.Event
+) -> bool:
     """Wait until the server answers; False if this process is stopped first."""
     deadline = time.monotonic() + SERVER_START_SECONDS
     while not is_ready(api):
         check_children(children)
         if time.monotonic() > deadline:
-            raise NoServerError(f"the Prefect server did not answer at {api} within {SERVER_START_SECONDS:.0f} s")
+            raise NoServerError(
+                f"the Prefect server did not answer at {api} within "
+                f"{SERVER_START_SECONDS:.0f} s"
+            )
         if stopping.wait(POLL_SECONDS):
             return False
     return not stopping.is_set()
@@ -358,7 +434,17 @@ def main(role: str, number: int, parent: int, manifests: Sequence[str] = ()) -> 
     keep_private()
     os.execv(
         sys.executable,
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(number)],
+        [
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(number),
+        ],
     )
 
 

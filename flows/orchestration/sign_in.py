@@ -1,7 +1,9 @@
-"""Sign-in link of `gristmill up`, which signs a browser in to Prefect's pages and opens the deployments.
+"""Sign-in link of `gristmill up`, which signs a browser in to Prefect's pages and opens
+the deployments.
 
-Prefect's pages keep the password in the browser's storage under their own origin, so the page that stores it must come
-from Prefect's server: it is added to the folder of the server's pages, which is a setting of Prefect.
+Prefect's pages keep the password in the browser's storage under their own origin, so
+the page that stores it must come from Prefect's server: it is added to the folder of
+the server's pages, which is a setting of Prefect.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ import socket
 import sys
 from pathlib import Path
 
-from gristmill.flows.orchestration.server_settings import SERVER_VARIABLE, password_file, prefect_folder
+from gristmill.flows.orchestration.server_settings import (
+    SERVER_VARIABLE,
+    password_file,
+    prefect_folder,
+)
 
 PAGES_VARIABLE = "PREFECT_UI_STATIC_DIRECTORY"
 PAGES = "v2"
@@ -32,8 +38,12 @@ location.replace("deployments");
 
 
 def pages_folder() -> Path:
-    """Folder of the server's copy of Prefect's pages: the environment's, or one of this user."""
-    return Path(os.environ.get(PAGES_VARIABLE) or prefect_folder() / "gristmill-pages").expanduser()
+    """Folder of the server's copy of Prefect's pages: the environment's, or one of this
+    user.
+    """
+    return Path(
+        os.environ.get(PAGES_VARIABLE) or prefect_folder() / "gristmill-pages"
+    ).expanduser()
 
 
 def add_sign_in_page() -> None:
@@ -54,24 +64,40 @@ def deployments_page(api: str) -> str:
 
 
 def sign_in_link(port: int, password: str) -> str:
-    """URL that signs in: the fragment after `#` stays in the browser, and is not sent to any server."""
+    """URL that signs in: the fragment after `#` stays in the browser, and is not sent
+    to any server.
+    """
     return f"http://127.0.0.1:{port}/{PAGES}/{FILE}#{base64.b64encode(password.encode()).decode()}"
 
 
 def how_to_open(port: int, password: str) -> list[str]:
-    """Lines on how to open the server's pages; the password is only shown on a terminal, not in a log."""
+    """Lines on how to open the server's pages; the password is only shown on a
+    terminal, not in a log.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in containers
         user = "USER"
-    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} {user}@{socket.gethostname()}"
+    tunnel = (
+        f"ssh -N -L {port}:127.0.0.1:{port} -L {port + 1}:127.0.0.1:{port + 1} "
+        f"{user}@{socket.gethostname()}"
+    )
     if sys.stdout.isatty():
         address_lines = [f"Prefect: {sign_in_link(port, password)}"]
     else:
-        password_place = f"in {SERVER_VARIABLE}" if os.environ.get(SERVER_VARIABLE) else f"in {password_file()}"
+        password_place = (
+            f"in {SERVER_VARIABLE}"
+            if os.environ.get(SERVER_VARIABLE)
+            else f"in {password_file()}"
+        )
         page = deployments_page(f"http://127.0.0.1:{port}/api")
         address_lines = [
             f"Prefect: {page}",
-            f"Its page asks each browser once for the password, which is {password_place}",
+            "Its page asks each browser once for the password, which is "
+            f"{password_place}",
         ]
-    return [*address_lines, f"From another computer: {tunnel}", "and open the same address there."]
+    return [
+        *address_lines,
+        f"From another computer: {tunnel}",
+        "and open the same address there.",
+    ]

@@ -1,7 +1,9 @@
-"""Access tokens of gristmill's servers, because every user of a machine can reach its loopback address.
+"""Access tokens of gristmill's servers, because every user of a machine can reach its
+loopback address.
 
-A server prints its address with a token. A browser that opens the address gets a cookie, which scripts cannot read and
-other sites cannot send; other clients send the token as `Authorization: Bearer TOKEN`. All other requests get a 403.
+A server prints its address with a token. A browser that opens the address gets a
+cookie, which scripts cannot read and other sites cannot send; other clients send the
+token as `Authorization: Bearer TOKEN`. All other requests get a 403.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 
 TOKEN_BYTES = 32
 PARAMETER = "token"
-REFUSAL = "403: open the address with its token, as the server printed it when it started\n"
+REFUSAL = (
+    "403: open the address with its token, as the server printed it when it started\n"
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,8 @@ class AccessToken:
 
     Attributes:
         value: the token.
-        port: the server's port. It is part of the cookie's name, as browsers send cookies to every port of a host.
+        port: the server's port. It is part of the cookie's name, as browsers send
+            cookies to every port of a host.
     """
 
     value: str
@@ -45,7 +50,9 @@ class AccessToken:
 
     @property
     def set_cookie(self) -> str:
-        """Value of the `Set-Cookie` header; the cookie lasts until the browser is closed."""
+        """Value of the `Set-Cookie` header; the cookie lasts until the browser is
+        closed.
+        """
         return f"{self.cookie}={self.value}; Path=/; HttpOnly; SameSite=Strict"
 
     def url(self, host: str, path: str = "/") -> str:
@@ -53,7 +60,9 @@ class AccessToken:
         return f"http://{host}:{self.port}{path}?{urlencode({PARAMETER: self.value})}"
 
     def admits(self, cookies: str, authorization: str) -> bool:
-        """Return True if the header `Cookie` or `Authorization` of a request has the token."""
+        """Return True if the header `Cookie` or `Authorization` of a request has the
+        token.
+        """
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() == "bearer" and self.matches(credentials.strip()):
             return True
@@ -68,11 +77,17 @@ class AccessToken:
         return hmac.compare_digest(text.encode(errors="replace"), self.value.encode())
 
     def signed_in_path(self, path: str, query: str) -> str | None:
-        """Return the path and query without the token, or None if the query does not have the right token."""
+        """Return the path and query without the token, or None if the query does not
+        have the right token.
+        """
         parameters = parse_qsl(query, keep_blank_values=True)
-        if not any(name == PARAMETER and self.matches(value) for name, value in parameters):
+        if not any(
+            name == PARAMETER and self.matches(value) for name, value in parameters
+        ):
             return None
-        remaining = urlencode([(name, value) for name, value in parameters if name != PARAMETER])
+        remaining = urlencode(
+            [(name, value) for name, value in parameters if name != PARAMETER]
+        )
         # Browsers read two slashes, or a backslash, as the name of another host.
         local_path = "/" + path.lstrip("/\\")
         return f"{local_path}?{remaining}" if remaining else local_path
@@ -101,8 +116,13 @@ class SignIn:
         query = scope.get("query_string", b"").decode("latin-1")
         path = self._token.signed_in_path(scope["raw_path"].decode("latin-1"), query)
         if path is not None and scope.get("method") == "GET":
-            headers = {"set-cookie": self._token.set_cookie, "referrer-policy": "no-referrer"}
-            await RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)(scope, receive, send)
+            headers = {
+                "set-cookie": self._token.set_cookie,
+                "referrer-policy": "no-referrer",
+            }
+            await RedirectResponse(path, HTTPStatus.SEE_OTHER, headers)(
+                scope, receive, send
+            )
         elif self._token.admits(cookies, authorization):
             await self._app(scope, receive, send)
         else:

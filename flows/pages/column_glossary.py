@@ -1,4 +1,6 @@
-"""Meanings of table columns, shown where a pointer rests on a name, and in a list at the end of a report."""
+"""Meanings of table columns, shown where a pointer rests on a name, and in a list at
+the end of a report.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ DOCUMENTS = {
     "documents read": "all that the sources gave, before anything was dropped",
     "records": "what a source has one by one, before any is dropped",
     "of those read": "of all that reached the stage",
-    "by it alone": "documents that fail this rule and no other: those that would stay without it",
+    "by it alone": "documents that fail this rule and no other: those that would "
+    "stay without it",
     "share": "of the documents of its line, those that are kept",
-    "survivor of the largest": "where the one document of the cluster that stays is from",
+    "survivor of the largest": "where the one document of the cluster that stays is "
+    "from",
     "not read whole": "documents longer than what the model reads",
     "windows": "pieces of documents that the model read one by one",
     "domain": "number of the cluster, as the picture has it",
@@ -63,12 +67,15 @@ ASKED = {
     "90 %": "nine tenths of the rewards are below",
     "examples": "written under this principle",
     "distinct words": "share of words that are no repetition, in the sample",
-    "pairs": "of two answers to one prompt; of words: the share of pairs that are no repetition",
+    "pairs": "of two answers to one prompt; of words: the share of pairs that are no "
+    "repetition",
     "triples": "share of triples of words that are no repetition",
-    "alike each other": "mean Jaccard similarity of triples of words between texts of the sample",
+    "alike each other": "mean Jaccard similarity of triples of words between texts "
+    "of the sample",
     "parents alike": "the same between their parents",
     "like its parent": "the same between a text and its parent",
-    "characters (10 %, half, 90 %)": "lengths below which such a share of the texts lies",
+    "characters (10 %, half, 90 %)": "lengths below which such a share of the texts "
+    "lies",
     "kept before": "answers that were in the store already",
     "sent again": "requests that failed and were repeated",
     "repaired": "answers in which broken JSON could be mended",
@@ -78,8 +85,10 @@ ASKED = {
     "money": "by the prices of the manifest",
 }
 TOKENS = {
-    "bytes/token": "UTF-8 bytes of the text by the tokens that they became, without special tokens",
-    "of unseen text": "bytes per token of documents that the vocabulary was not learnt from",
+    "bytes/token": "UTF-8 bytes of the text by the tokens that they became, without "
+    "special tokens",
+    "of unseen text": "bytes per token of documents that the vocabulary was not "
+    "learnt from",
     "characters/token": "Unicode code points of the text by its tokens",
     "tokens/word": "tokens by words; blanks, tabs and line breaks separate words",
     "training tokens": "in the rows of the mixture, without padding",
@@ -93,11 +102,14 @@ TOKENS = {
     "padding": "share of rows without text",
 }
 TRAINING = {
-    "bits per byte": "loss in bits, by the bytes of the text: comparable between tokenizers",
-    "bits/byte": "loss in bits, by the bytes of the text: comparable between tokenizers",
+    "bits per byte": "loss in bits, by the bytes of the text: comparable between "
+    "tokenizers",
+    "bits/byte": "loss in bits, by the bytes of the text: comparable between "
+    "tokenizers",
     "perplexity": "e to the mean loss per token",
     "first loss": "mean cross-entropy per token, in nats",
-    "pre-training loss": "mean cross-entropy per token in nats, at the last logged step",
+    "pre-training loss": "mean cross-entropy per token in nats, at the last logged "
+    "step",
     "last loss": "mean cross-entropy per token, in nats",
     "steps": "updates of the weights",
     "first step": "mean reward at the first logged step",
@@ -113,7 +125,8 @@ TRAINING = {
     "shots": "solved examples before the question",
     "chance": "accuracy of guessing",
     "centred": "(accuracy - chance) / (1 - chance)",
-    "continued exactly": "share of documents of which the model writes the rest as it is",
+    "continued exactly": "share of documents of which the model writes the rest as "
+    "it is",
     "right tokens, mean": "tokens that are right before the first wrong one",
     "items found": "items that the training documents hold",
     "on these": "the metric on items that the training documents hold",
@@ -143,7 +156,8 @@ TUNING = {
     "drawn in an epoch": "pairs of the set that are read, repetitions among them",
     "share of the pairs": "of all that an epoch reads",
     "decided": "pairs that were judged the same in both orders",
-    "chosen preferred": "share of the decided pairs in which the judge prefers the same answer",
+    "chosen preferred": "share of the decided pairs in which the judge prefers the "
+    "same answer",
     "first taken": "share of judgements for the answer that is shown first",
     "longer preferred": "share of decided pairs whose answers differ in length",
     "longer chosen": "share of pairs in which the data prefer the longer answer",

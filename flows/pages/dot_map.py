@@ -1,4 +1,6 @@
-"""Maps of documents: dots in a square, with the number of each cluster in the middle of its documents."""
+"""Maps of documents: dots in a square, with the number of each cluster in the middle of
+its documents.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ def draw_map(
     caption: str,
     link: Callable[[int], str] = lambda domain: "",
 ) -> DotMap:
-    """Draw points in a square that is as wide as they lie apart in their wider direction.
+    """Draw points in a square that is as wide as they lie apart in their wider
+    direction.
 
     Args:
         points: x, y and domain of documents; y grows upwards.
-        domains: `domain`, `name`, `documents`, `x` and `y`; those without documents have no label.
+        domains: `domain`, `name`, `documents`, `x` and `y`; those without documents
+            have no label.
         caption: of the picture.
         link: address for a domain.
     """
@@ -31,7 +35,9 @@ def draw_map(
     middle_x, middle_y = (min(xs) + max(xs)) / 2, (min(ys) + max(ys)) / 2
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return round(SIDE / 2 + (x - middle_x) * scale, 1), round(SIDE / 2 - (y - middle_y) * scale, 1)
+        return round(SIDE / 2 + (x - middle_x) * scale, 1), round(
+            SIDE / 2 - (y - middle_y) * scale, 1
+        )
 
     dots = [MapPoint(*place(x, y), series_of(domain)) for x, y, domain in points]
     labels = [

@@ -1,4 +1,6 @@
-"""Histograms of measured values: bars in units of their drawing, and the place of a threshold among them."""
+"""Histograms of measured values: bars in units of their drawing, and the place of a
+threshold among them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ def draw_histogram(
 
     Args:
         edges: of the bins.
-        counts: of values below the first edge, between edges, and from the last one on: one more than edges.
+        counts: of values below the first edge, between edges, and from the last one on:
+            one more than edges.
         cut: a threshold, marked by a line.
         caption: of the picture.
         link: address for the ends of a bin; None for an open end.
@@ -39,15 +42,24 @@ def draw_histogram(
     for bin_ in range(first, last + 1):
         low = edges[bin_ - 1] if bin_ else None
         high = edges[bin_] if bin_ < len(edges) else None
-        height = max(TALLEST_BAR * counts[bin_] / highest, SHORTEST_BAR) if counts[bin_] else 0.0
+        height = (
+            max(TALLEST_BAR * counts[bin_] / highest, SHORTEST_BAR)
+            if counts[bin_]
+            else 0.0
+        )
         title = f"{describe_bin(low, high)}: {counts[bin_]:,}"
         x = round((bin_ - first) * width, 2)
-        bars.append(Bar(x, round(width * 0.92, 2), round(height, 2), title, link(low, high)))
+        bars.append(
+            Bar(x, round(width * 0.92, 2), round(height, 2), title, link(low, high))
+        )
     step = -(-(last - first + 1) // MOST_LABELS)
     labels = [
-        (round((bin_ - first) * width, 2), f"{edges[bin_ - 1]:g}") for bin_ in range(max(first, 1), last + 1, step)
+        (round((bin_ - first) * width, 2), f"{edges[bin_ - 1]:g}")
+        for bin_ in range(max(first, 1), last + 1, step)
     ]
-    line = None if cut is None else round((place_on_bins(cut, edges) - first) * width, 2)
+    line = (
+        None if cut is None else round((place_on_bins(cut, edges) - first) * width, 2)
+    )
     return Histogram(bars, labels, line, caption)
 
 
@@ -59,8 +71,12 @@ def describe_bin(low: float | None, high: float | None) -> str:
 
 
 def place_on_bins(value: float, edges: Sequence[float]) -> float:
-    """The place of a value on an axis whose unit is a bin; bin i + 1 begins at edge i."""
-    above = next((index for index, edge in enumerate(edges) if edge > value), len(edges))
+    """The place of a value on an axis whose unit is a bin; bin i + 1 begins at edge
+    i.
+    """
+    above = next(
+        (index for index, edge in enumerate(edges) if edge > value), len(edges)
+    )
     if above == 0:
         return 0.0
     if above == len(edges):

@@ -1,4 +1,6 @@
-"""Pages as Markdown, for a pull request or a wiki: without pictures and without what only a server has."""
+"""Pages as Markdown, for a pull request or a wiki: without pictures and without what
+only a server has.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,24 @@ def markdown_page(page: Page) -> str:
 
 
 def markdown(part: Part) -> str:
-    """One part; empty for a picture, whose numbers stand in the table beside it, and for a table without rows."""
+    """One part; empty for a picture, whose numbers stand in the table beside it, and
+    for a table without rows.
+    """
     write = _WRITERS.get(type(part))
     return "" if write is None else write(part)
 
 
 def plain(value: Inline) -> str:
-    """Text that Markdown shows as it is, on one line; text between `backticks` is code."""
+    """Text that Markdown shows as it is, on one line; text between `backticks` is
+    code.
+    """
     pieces = " ".join(inline_text(value).split()).split("`")
     if len(pieces) % 2 == 0:  # a lone backtick is text
         return SPECIAL.sub(r"\\\1", "`".join(pieces))
-    return "".join(f"`{piece}`" if number % 2 else SPECIAL.sub(r"\\\1", piece) for number, piece in enumerate(pieces))
+    return "".join(
+        f"`{piece}`" if number % 2 else SPECIAL.sub(r"\\\1", piece)
+        for number, piece in enumerate(pieces)
+    )
 
 
 def _blocks(parts: Sequence[Part]) -> str:
@@ -60,14 +69,19 @@ def _blocks(parts: Sequence[Part]) -> str:
 def _table(part: Table) -> str:
     if not part.rows:
         return ""
-    sides = ["---:" if column in part.numeric else "---" for column in range(len(part.header))]
+    sides = [
+        "---:" if column in part.numeric else "---"
+        for column in range(len(part.header))
+    ]
     rows = [list(map(plain, part.header)), sides]
     rows += [list(map(plain, row)) for row in part.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _listing(part: Listing) -> str:
-    lines = [f"- **{plain(entry.title)}**: {plain(entry.text)}" for entry in part.entries]
+    lines = [
+        f"- **{plain(entry.title)}**: {plain(entry.text)}" for entry in part.entries
+    ]
     return "\n".join([f"**{plain(part.title)}**", "", *lines]) if lines else ""
 
 
@@ -79,11 +93,17 @@ def _text(part: Text) -> str:
 
 
 def _sides(part: Sides) -> str:
-    return "\n\n".join(f"**{plain(title)}**\n\n{_blocks(parts)}" for title, parts in part.columns)
+    return "\n\n".join(
+        f"**{plain(title)}**\n\n{_blocks(parts)}" for title, parts in part.columns
+    )
 
 
 def _details(part: Details) -> str:
-    return "" if part.long else f"**{plain(part.summary)}**\n\n{_blocks(part.parts)}".rstrip()
+    return (
+        ""
+        if part.long
+        else f"**{plain(part.summary)}**\n\n{_blocks(part.parts)}".rstrip()
+    )
 
 
 def _fields(part: Fields) -> str:

@@ -1,7 +1,9 @@
-"""Elements of a page as plain data: sections of notes, tables, pictures, texts, lists and forms.
+"""Elements of a page as plain data: sections of notes, tables, pictures, texts, lists
+and forms.
 
-`page_html.py` writes them as HTML, `markdown.py` as Markdown. Templates escape every value, so that no element can bring
-tags of its own, except the pictures of `pictures.py`.
+`page_html.py` writes them as HTML, `markdown.py` as Markdown. Templates escape every
+value, so that no element can bring tags of its own, except the pictures of
+`pictures.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,19 @@ from typing import ClassVar, Literal, TypeAlias
 from gristmill.flows.pages.column_glossary import MEANINGS
 
 Mark: TypeAlias = Literal[
-    "", "strong", "code", "hit", "removed", "added", "trained", "masked", "plain", "kept", "dropped", "good", "bad"
+    "",
+    "strong",
+    "code",
+    "hit",
+    "removed",
+    "added",
+    "trained",
+    "masked",
+    "plain",
+    "kept",
+    "dropped",
+    "good",
+    "bad",
 ]
 
 
@@ -58,8 +72,12 @@ class SeriesKey:
     series: int
 
 
-Inline: TypeAlias = str | float | Span | Link | ShareBar | SeriesKey | Sequence["Inline"]
-"""Content of a line or a cell: text that may break after the punctuation of long names, spans, links."""
+Inline: TypeAlias = (
+    str | float | Span | Link | ShareBar | SeriesKey | Sequence["Inline"]
+)
+"""Content of a line or a cell: text that may break after the punctuation of long names,
+spans, links.
+"""
 
 
 @dataclass(frozen=True)
@@ -81,7 +99,9 @@ class Heading:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; columns in `numeric` are set to the right, and their cells never break."""
+    """A table; columns in `numeric` are set to the right, and their cells never
+    break.
+    """
 
     header: Sequence[str]
     rows: Sequence[Sequence[Inline]]
@@ -106,7 +126,9 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of a histogram, in units of its drawing (600 by 150), and the link that it is."""
+    """A bar of a histogram, in units of its drawing (600 by 150), and the link that it
+    is.
+    """
 
     x: float
     width: float
@@ -117,7 +139,9 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars with labels (x, text) under the axis and a line at `cut`; see `histogram.py`."""
+    """Bars with labels (x, text) under the axis and a line at `cut`; see
+    `histogram.py`.
+    """
 
     bars: Sequence[Bar]
     labels: Sequence[tuple[float, str]]
@@ -140,7 +164,9 @@ class MapPoint:
 
 @dataclass(frozen=True)
 class DotMap:
-    """A square map of dots, of a colour for each series, and labels over them; see `dot_map.py`."""
+    """A square map of dots, of a colour for each series, and labels over them; see
+    `dot_map.py`.
+    """
 
     dots: Sequence[MapPoint]
     labels: Sequence[MapPoint]
@@ -172,8 +198,8 @@ class Text:
 
     Attributes:
         spans: of the text.
-        layout: `columns` is printed small and in columns; in `tokens` every span has a frame; `prompt` and `answer` are
-            prose.
+        layout: `columns` is printed small and in columns; in `tokens` every span has a
+            frame; `prompt` and `answer` are prose.
     """
 
     spans: Sequence[Span]
@@ -183,7 +209,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Sides:
-    """(title, parts) of columns beside each other, on narrow screens below each other."""
+    """(title, parts) of columns beside each other, on narrow screens below each
+    other.
+    """
 
     columns: Sequence[tuple[Inline, Sequence[Part]]]
     kind: ClassVar = "sides"
@@ -256,7 +284,9 @@ class Field:
 
 @dataclass(frozen=True)
 class Choice:
-    """A list of a form: group -> options; the group `""` has no heading. `any_label` is the empty option."""
+    """A list of a form: group -> options; the group `""` has no heading. `any_label` is
+    the empty option.
+    """
 
     name: str
     label: str
@@ -361,7 +391,8 @@ class Page:
 
 
 def section_of(title: str, *parts: Part | Iterable[Part] | None) -> Section | None:
-    """A section of the parts that have content: no empty tables, and no headings above nothing.
+    """A section of the parts that have content: no empty tables, and no headings above
+    nothing.
 
     Args:
         title: of the section.
@@ -375,12 +406,22 @@ def section_of(title: str, *parts: Part | Iterable[Part] | None) -> Section | No
         if part is not None:
             kept += [part] if isinstance(part, Part) else part
     kept = [part for part in kept if not isinstance(part, Table) or part.rows]
-    kept = [part for part, following in zip_longest(kept, kept[1:]) if not _is_bare_heading(part, following)]
-    return Section(title, kept) if any(not isinstance(part, Note | Heading) for part in kept) else None
+    kept = [
+        part
+        for part, following in zip_longest(kept, kept[1:])
+        if not _is_bare_heading(part, following)
+    ]
+    return (
+        Section(title, kept)
+        if any(not isinstance(part, Note | Heading) for part in kept)
+        else None
+    )
 
 
 def _is_bare_heading(part: Part, following: Part | None) -> bool:
-    return isinstance(part, Heading) and (following is None or isinstance(following, Heading))
+    return isinstance(part, Heading) and (
+        following is None or isinstance(following, Heading)
+    )
 
 
 def inline_text(value: Inline) -> str:
@@ -395,13 +436,26 @@ def inline_text(value: Inline) -> str:
 
 
 def column_definitions(sections: Sequence[Section]) -> Section | None:
-    """A list of the columns of all tables with their meanings, for readers without a pointer."""
+    """A list of the columns of all tables with their meanings, for readers without a
+    pointer.
+    """
     rows = set()
     for section in sections:
         for table in _tables(section.parts):
-            rows |= {(name, table.meaning(name)) for name in table.header if table.meaning(name)}
+            rows |= {
+                (name, table.meaning(name))
+                for name in table.header
+                if table.meaning(name)
+            }
     definitions = Table(["column", "holds"], sorted(rows))
-    return Section("What the columns hold", [Details("All columns of these tables", [definitions])]) if rows else None
+    return (
+        Section(
+            "What the columns hold",
+            [Details("All columns of these tables", [definitions])],
+        )
+        if rows
+        else None
+    )
 
 
 def _tables(parts: Sequence[Part]) -> Iterator[Table]:

@@ -51,7 +51,8 @@ DARK = {
 """Variables of the style, in either mode."""
 STYLE, SCRIPT = "/style.css", "/keys.js"
 HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; "
+    "content-security-policy": "default-src 'none'; style-src 'self'; img-src data:; "
+    "form-action 'self'; "
     "base-uri 'none'; frame-ancestors 'none'",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
@@ -59,7 +60,9 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
-"""Headers of every answer of a server: texts of strangers stay text, and no other page may show or load them."""
+"""Headers of every answer of a server: texts of strangers stay text, and no other page
+may show or load them.
+"""
 LONG_NAME = 16
 """Characters that a column of a table always has room for."""
 BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
@@ -67,18 +70,24 @@ BREAKS = re.compile(r"(?<=[/_])(?=[^\s/_])|(?<=\.)(?=[A-Za-z])")
 
 
 def html_file(page: Page) -> str:
-    """A whole HTML file. Browsers load nothing for it, and run only the script that sorts and searches its tables."""
+    """A whole HTML file. Browsers load nothing for it, and run only the script that
+    sorts and searches its tables.
+    """
     return _render(page, policy=file_policy(), table_script=table_script(), script="")
 
 
 def served_html(page: Page, has_keys: bool = False) -> str:
-    """A page of a server, which has `style_sheet` and, if the page has keys, `key_script` beside it."""
+    """A page of a server, which has `style_sheet` and, if the page has keys,
+    `key_script` beside it.
+    """
     return _render(page, policy="", table_script="", script=SCRIPT if has_keys else "")
 
 
 def _render(page: Page, **options: str) -> str:
     return (
-        environment(TEMPLATES).get_template("page.html.jinja").render(page=page, style=STYLE, **_palette(), **options)
+        environment(TEMPLATES)
+        .get_template("page.html.jinja")
+        .render(page=page, style=STYLE, **_palette(), **options)
     )
 
 
@@ -104,9 +113,14 @@ def key_script() -> str:
 
 @cache
 def file_policy() -> str:
-    """The Content-Security-Policy of a file: no other file, and no script but `table_script`, by its hash."""
+    """The Content-Security-Policy of a file: no other file, and no script but
+    `table_script`, by its hash.
+    """
     digest = b64encode(hashlib.sha256(table_script().encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    return (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'"
+    )
 
 
 @cache
@@ -127,7 +141,9 @@ def environment(folder: Path) -> Environment:
 
 
 def breakable(value: object) -> list[str]:
-    """A text in pieces between which a line may end: after the punctuation of its long names."""
+    """A text in pieces between which a line may end: after the punctuation of its long
+    names.
+    """
     pieces = [""]
     for word in re.split(r"(\s+)", str(value)):
         first, *more = BREAKS.split(word) if len(word) > LONG_NAME else [word]

@@ -1,8 +1,10 @@
-"""The server of pages on the loopback address, shared by `gristmill browse` and `gristmill rate`.
+"""The server of pages on the loopback address, shared by `gristmill browse` and
+`gristmill rate`.
 
-Pages show texts of strangers. Templates escape every value, a policy lets browsers load nothing but the style sheet of
-this server, and pages of other sites can neither frame a page of it nor read one: requests that name another host, or
-that another site's page makes, are refused.
+Pages show texts of strangers. Templates escape every value, a policy lets browsers load
+nothing but the style sheet of this server, and pages of other sites can neither frame a
+page of it nor read one: requests that name another host, or that another site's page
+makes, are refused.
 """
 
 from __future__ import annotations
@@ -21,13 +23,24 @@ from starlette.routing import Route
 from gristmill.core.secrets import mask_known
 from gristmill.flows.pages.access_token import AccessToken, SignIn
 from gristmill.flows.pages.page_elements import Page
-from gristmill.flows.pages.page_html import HEADERS, SCRIPT, STYLE, key_script, served_html, style_sheet
+from gristmill.flows.pages.page_html import (
+    HEADERS,
+    SCRIPT,
+    STYLE,
+    key_script,
+    served_html,
+    style_sheet,
+)
 
 LOOPBACK = "127.0.0.1"
 HOSTS = [LOOPBACK, "localhost"]
 
 
-def page_app(routes: Sequence[Route], handlers: Mapping[Any, Any] | None = None, has_keys: bool = False) -> GuardedApp:
+def page_app(
+    routes: Sequence[Route],
+    handlers: Mapping[Any, Any] | None = None,
+    has_keys: bool = False,
+) -> GuardedApp:
     """The application that answers `routes`.
 
     Args:
@@ -41,16 +54,25 @@ def page_app(routes: Sequence[Route], handlers: Mapping[Any, Any] | None = None,
         assets.append(_asset(SCRIPT, key_script(), "text/javascript"))
         headers["content-security-policy"] += "; script-src 'self'"
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)
-    app = Starlette(routes=[*routes, *assets], middleware=[hosts], exception_handlers=handlers or {})
-    # Outside of everything: Starlette answers unexpected errors before its own middleware.
+    app = Starlette(
+        routes=[*routes, *assets], middleware=[hosts], exception_handlers=handlers or {}
+    )
+    # Outside of everything: Starlette answers unexpected errors before its own
+    # middleware.
     return GuardedApp(app, headers)
 
 
 def _asset(path: str, content: str, media_type: str) -> Route:
-    return Route(path, lambda request: PlainTextResponse(content, media_type=media_type), methods=["GET"])
+    return Route(
+        path,
+        lambda request: PlainTextResponse(content, media_type=media_type),
+        methods=["GET"],
+    )
 
 
-def page_response(page: Page, status: int = HTTPStatus.OK, has_keys: bool = False) -> Response:
+def page_response(
+    page: Page, status: int = HTTPStatus.OK, has_keys: bool = False
+) -> Response:
     """A page as an answer, known secrets masked."""
     return HTMLResponse(mask_known(served_html(page, has_keys)), status)
 
@@ -68,11 +90,15 @@ def listen_locally(port: int) -> socket.socket:
     try:
         return socket.create_server((LOOPBACK, port))
     except OSError as error:
-        raise PortError(f"cannot listen on port {port}: {error.strerror}; give another --port") from error
+        raise PortError(
+            f"cannot listen on port {port}: {error.strerror}; give another --port"
+        ) from error
 
 
 def serve_pages(app: GuardedApp, listening: socket.socket, purpose: str) -> None:
-    """Print the address with a fresh token and the purpose of the pages; serve until Ctrl-C."""
+    """Print the address with a fresh token and the purpose of the pages; serve until
+    Ctrl-C.
+    """
     token = AccessToken.fresh(listening.getsockname()[1])
     print(f"{token.url(LOOPBACK)} {purpose}; Ctrl-C ends it", flush=True)
     serve(SignIn(app, token), listening)
@@ -82,16 +108,22 @@ def serve(app: SignIn, listening: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; open requests have five seconds to finish."""
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=5
+    )
     uvicorn.Server(config).run(sockets=[listening])
 
 
 class GuardedApp:
-    """An application whose answers have `headers`, and which refuses requests of other sites' pages."""
+    """An application whose answers have `headers`, and which refuses requests of other
+    sites' pages.
+    """
 
     def __init__(self, app: Starlette, headers: Mapping[str, str]) -> None:
         self._app = app
-        self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self._headers = [
+            (name.encode(), value.encode()) for name, value in headers.items()
+        ]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
@@ -102,10 +134,20 @@ class GuardedApp:
             await send(message)
 
         request_headers = dict(scope.get("headers", ()))
-        is_foreign = request_headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-        # Who follows a link from elsewhere sees the page; a page of another site cannot load it into itself.
-        if scope["type"] == "http" and is_foreign and request_headers.get(b"sec-fetch-mode") != b"navigate":
-            refusal = PlainTextResponse("pages of other sites get nothing from here", HTTPStatus.FORBIDDEN)
+        is_foreign = request_headers.get(b"sec-fetch-site") in (
+            b"cross-site",
+            b"same-site",
+        )
+        # Who follows a link from elsewhere sees the page; a page of another site cannot
+        # load it into itself.
+        if (
+            scope["type"] == "http"
+            and is_foreign
+            and request_headers.get(b"sec-fetch-mode") != b"navigate"
+        ):
+            refusal = PlainTextResponse(
+                "pages of other sites get nothing from here", HTTPStatus.FORBIDDEN
+            )
             await refusal(scope, receive, send_with_headers)
             return
         await self._app(scope, receive, send_with_headers)

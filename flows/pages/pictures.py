@@ -1,7 +1,9 @@
-"""Pictures of a run as SVG text, drawn with matplotlib, readable on white, on paper and on a dark page.
+"""Pictures of a run as SVG text, drawn with matplotlib, readable on white, on paper and
+on a dark page.
 
-Every colour is a variable of the page's style with the colour on white as its default: `var(--line, #e5e7eb)`. A page
-without these variables, such as Prefect's, shows the picture on white.
+Every colour is a variable of the page's style with the colour on white as its default:
+`var(--line, #e5e7eb)`. A page without these variables, such as Prefect's, shows the
+picture on white.
 """
 
 from __future__ import annotations
@@ -16,8 +18,26 @@ from typing import Any, ParamSpec
 P = ParamSpec("P")
 MOST_LEVEL = 5
 """Names of steps that have room beside each other; more of them are written aslant."""
-COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f")
-ON_DARK = ("#60a5fa", "#fbbf24", "#34d399", "#f87171", "#a78bfa", "#22d3ee", "#f472b6", "#a3e635")
+COLOURS = (
+    "#2563eb",
+    "#d97706",
+    "#059669",
+    "#dc2626",
+    "#7c3aed",
+    "#0891b2",
+    "#be185d",
+    "#4d7c0f",
+)
+ON_DARK = (
+    "#60a5fa",
+    "#fbbf24",
+    "#34d399",
+    "#f87171",
+    "#a78bfa",
+    "#22d3ee",
+    "#f472b6",
+    "#a3e635",
+)
 """The same colours where the page is dark."""
 PAPER, INK, LINE, EDGE = "#ffffff", "#111827", "#e5e7eb", "#9ca3af"
 VARIABLES = {
@@ -29,7 +49,9 @@ VARIABLES = {
 }
 """Colours of a picture -> the variables of a page that replace them."""
 WIDTH_INCHES, HEIGHT_INCHES = 5.2, 2.5
-"""Small, so that letters can still be read where a phone shrinks the picture to its width."""
+"""Small, so that letters can still be read where a phone shrinks the picture to its
+width.
+"""
 MOST_DRAWN = 64
 """Pictures that are kept, some 20 kB each."""
 _drawn: dict[str, str] = {}
@@ -40,7 +62,9 @@ def drawn_once(draw: Callable[P, str]) -> Callable[P, str]:
 
     @wraps(draw)
     def draw_or_find(*args: P.args, **kwargs: P.kwargs) -> str:
-        key = json.dumps([draw.__name__, args, kwargs], default=lambda numbers: numbers.tolist())
+        key = json.dumps(
+            [draw.__name__, args, kwargs], default=lambda numbers: numbers.tolist()
+        )
         if key not in _drawn:
             while len(_drawn) >= MOST_DRAWN:
                 _drawn.pop(next(iter(_drawn)))
@@ -102,7 +126,9 @@ def _legend(figure: Any, names: Sequence[str]) -> None:
 
 
 @drawn_once
-def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str) -> str:
+def curves(
+    series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_label: str
+) -> str:
     """Lines over a common axis: name -> points."""
     figure, axes = _figure()
     for (name, points), colour in zip(series.items(), COLOURS * 4, strict=False):
@@ -122,11 +148,23 @@ def curves(series: Mapping[str, Sequence[tuple[float, float]]], x_label: str, y_
 
 
 @drawn_once
-def steps(series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: str) -> str:
-    """Shares that remain of each series from step to step: series -> one share (0 to 1) for each of `names`."""
+def steps(
+    series: Mapping[str, Sequence[float]], names: Sequence[str], y_label: str
+) -> str:
+    """Shares that remain of each series from step to step: series -> one share (0 to 1)
+    for each of `names`.
+    """
     figure, axes = _figure()
     for (name, shares), colour in zip(series.items(), COLOURS * 4, strict=False):
-        axes.plot(range(len(names)), shares, label=name, color=colour, linewidth=1.6, marker="o", markersize=3)
+        axes.plot(
+            range(len(names)),
+            shares,
+            label=name,
+            color=colour,
+            linewidth=1.6,
+            marker="o",
+            markersize=3,
+        )
     axes.set_xticks(
         range(len(names)),
         names,
@@ -149,7 +187,14 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) 
     left = [0.0] * len(rows)
     for name, colour in zip(names, COLOURS * 4, strict=False):
         widths = [parts.get(name, 0.0) for _, parts in rows]
-        axes.barh([label for label, _ in rows], widths, left=left, label=name, color=colour, height=0.62)
+        axes.barh(
+            [label for label, _ in rows],
+            widths,
+            left=left,
+            label=name,
+            color=colour,
+            height=0.62,
+        )
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -159,12 +204,22 @@ def stacked_bars(rows: Sequence[tuple[str, Mapping[str, float]]], x_label: str) 
 
 
 @drawn_once
-def histogram(series: Mapping[str, Sequence[float]], edges: Sequence[float], x_label: str) -> str:
-    """Shares per bin as steps, one line per name; `edges` has one entry more than each series."""
+def histogram(
+    series: Mapping[str, Sequence[float]], edges: Sequence[float], x_label: str
+) -> str:
+    """Shares per bin as steps, one line per name; `edges` has one entry more than each
+    series.
+    """
     figure, axes = _figure()
     for (name, counts), colour in zip(series.items(), COLOURS * 4, strict=False):
         total = sum(counts) or 1
-        axes.stairs([count / total for count in counts], edges, label=name, color=colour, linewidth=1.6)
+        axes.stairs(
+            [count / total for count in counts],
+            edges,
+            label=name,
+            color=colour,
+            linewidth=1.6,
+        )
     axes.set_xlabel(x_label)
     axes.set_ylabel("share of documents")
     _legend(figure, list(series))
@@ -173,7 +228,9 @@ def histogram(series: Mapping[str, Sequence[float]], edges: Sequence[float], x_l
 
 @drawn_once
 def reliability(bins: Sequence[Mapping[str, float]]) -> str:
-    """Accuracy over confidence, and the line of perfect calibration; the area of a point is its number of items."""
+    """Accuracy over confidence, and the line of perfect calibration; the area of a
+    point is its number of items.
+    """
     figure, axes = _figure()
     # As wide as every picture: a narrower one would be drawn larger, its letters too.
     axes.set_box_aspect(1)
@@ -197,11 +254,25 @@ def reliability(bins: Sequence[Mapping[str, float]]) -> str:
 
 
 @drawn_once
-def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: str) -> str:
-    """Points (measured, predicted, spread of the measurement) and the line on which both are equal."""
+def predicted_and_measured(
+    points: Sequence[tuple[float, float, float]], label: str
+) -> str:
+    """Points (measured, predicted, spread of the measurement) and the line on which
+    both are equal.
+    """
     figure, axes = _figure()
-    measured, predicted, spreads = ([point[index] for point in points] for index in range(3))
-    axes.errorbar(measured, predicted, xerr=spreads, fmt="o", color=COLOURS[0], ecolor=EDGE, markersize=4)
+    measured, predicted, spreads = (
+        [point[index] for point in points] for index in range(3)
+    )
+    axes.errorbar(
+        measured,
+        predicted,
+        xerr=spreads,
+        fmt="o",
+        color=COLOURS[0],
+        ecolor=EDGE,
+        markersize=4,
+    )
     ends = [min((*measured, *predicted)), max((*measured, *predicted))]
     axes.plot(ends, ends, color=COLOURS[3], linewidth=1.0)
     axes.set_xlabel(f"measured {label}")
@@ -211,13 +282,16 @@ def predicted_and_measured(points: Sequence[tuple[float, float, float]], label: 
 
 @drawn_once
 def laws(
-    series: Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]],
+    series: Mapping[
+        str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]
+    ],
     predicted: tuple[float, float, float, float],
     measured: float | None,
     x_label: str,
     y_label: str,
 ) -> str:
-    """Measured points with the curves of a law through them, and its prediction beyond them.
+    """Measured points with the curves of a law through them, and its prediction beyond
+    them.
 
     Args:
         series: name -> measured points (x, y), and points of the curve.
@@ -225,9 +299,24 @@ def laws(
         measured: y at that x; None if it was not measured.
     """
     figure, axes = _figure()
-    for (name, (points, curve)), colour in zip(series.items(), COLOURS * 4, strict=False):
-        axes.plot([x for x, _ in curve], [y for _, y in curve], color=colour, linewidth=1.0, alpha=0.6)
-        axes.plot([x for x, _ in points], [y for _, y in points], "o", color=colour, markersize=4, label=name)
+    for (name, (points, curve)), colour in zip(
+        series.items(), COLOURS * 4, strict=False
+    ):
+        axes.plot(
+            [x for x, _ in curve],
+            [y for _, y in curve],
+            color=colour,
+            linewidth=1.0,
+            alpha=0.6,
+        )
+        axes.plot(
+            [x for x, _ in points],
+            [y for _, y in points],
+            "o",
+            color=colour,
+            markersize=4,
+            label=name,
+        )
     x, y, low, high = predicted
     axes.errorbar(
         [x],
@@ -240,7 +329,9 @@ def laws(
         label="predicted",
     )
     if measured is not None:
-        axes.plot([x], [measured], "x", color=COLOURS[3], markersize=6, label="measured")
+        axes.plot(
+            [x], [measured], "x", color=COLOURS[3], markersize=6, label="measured"
+        )
     axes.set_xscale("log")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)

@@ -19,18 +19,31 @@ def plain_table(*columns: tuple[str, bool]) -> TerminalTable:
     """A table without lines; columns are (name, whether it holds numbers)."""
     table = TerminalTable(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, is_numeric in columns:
-        table.add_column(name, justify="right" if is_numeric else "left", overflow="fold")
+        table.add_column(
+            name, justify="right" if is_numeric else "left", overflow="fold"
+        )
     return table
 
 
-def print_table(console: Console, table: Table, title: str = "", highlight: str = "") -> None:
-    """Print a table of a page after a title, unless it is empty; cells that contain `highlight` are yellow."""
+def print_table(
+    console: Console, table: Table, title: str = "", highlight: str = ""
+) -> None:
+    """Print a table of a page after a title, unless it is empty; cells that contain
+    `highlight` are yellow.
+    """
     if not table.rows:
         return
     if title:
         section(console, title)
-    lines = plain_table(*((name, column in table.numeric) for column, name in enumerate(table.header)))
+    lines = plain_table(
+        *((name, column in table.numeric) for column, name in enumerate(table.header))
+    )
     for row in table.rows:
         cells = [inline_text(cell) for cell in row]
-        lines.add_row(*(Text(cell, style="yellow" if highlight and highlight in cell else "") for cell in cells))
+        lines.add_row(
+            *(
+                Text(cell, style="yellow" if highlight and highlight in cell else "")
+                for cell in cells
+            )
+        )
     console.print(lines)

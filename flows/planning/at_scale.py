@@ -1,9 +1,12 @@
-"""`gristmill plan MANIFEST --documents 1e9`: cost of preparing and mixing a corpus, and the limits that it reaches.
+"""`gristmill plan MANIFEST --documents 1e9`: cost of preparing and mixing a corpus, and
+the limits that it reaches.
 
-`predict.py` runs samples of a manifest's own sources; this module computes, for corpora that are not at hand. The time
-and bytes of a step are linear in documents and bytes of text (RATES, measured by `gristmill bench bounds` at 200 and at
-1,000 bytes per document). Memory per process and numbers of files and partitions follow from the constants of the steps,
-so the result also names the sizes at which these limits are reached.
+`predict.py` runs samples of a manifest's own sources; this module computes, for corpora
+that are not at hand. The time and bytes of a step are linear in documents and bytes of
+text (RATES, measured by `gristmill bench bounds` at 200 and at 1,000 bytes per
+document). Memory per process and numbers of files and partitions follow from the
+constants of the steps, so the result also names the sizes at which these limits are
+reached.
 """
 
 from __future__ import annotations
@@ -18,7 +21,11 @@ from rich.text import Text
 
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.duplicates.dedup_keys import BYTES_PER_KEY, keys_per_document
-from gristmill.dataprep.shuffle_format import MOST_PARTITIONS, PARTITION_BYTES, count_partitions
+from gristmill.dataprep.shuffle_format import (
+    MOST_PARTITIONS,
+    PARTITION_BYTES,
+    count_partitions,
+)
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.manifest import Manifest
@@ -32,19 +39,27 @@ from gristmill.tokenize.mixing.streams import ENTRY_BYTES, partition_bits
 from gristmill.tokenize.mixing.write_shards import MOST_PARTS, PIECE_BYTES
 
 CORE_HOUR = 0.05
-"""US dollars per hour of a virtual core: typical on-demand price of general-purpose machines at large clouds."""
+"""US dollars per hour of a virtual core: typical on-demand price of general-purpose
+machines at large clouds.
+"""
 DOCUMENT_BYTES = 3000
-"""Mean bytes of a FineWeb page: its sample of 10 billion tokens has 14.9 million pages (Penedo et al. 2024)."""
+"""Mean bytes of a FineWeb page: its sample of 10 billion tokens has 14.9 million pages
+(Penedo et al. 2024).
+"""
 TOKEN_BYTES = 4.5
 """Text bytes per token of English with a vocabulary of 32,000 or more."""
 RECORD_BYTES = 1500
 """Memory of a task in the process that starts a job: its name, payload and result."""
 OPEN_SECONDS, BATCH_BYTES = 45e-6, 465
-"""Seconds to open a file that a partition is read from; bytes of such a file per partition besides its rows."""
+"""Seconds to open a file that a partition is read from; bytes of such a file per
+partition besides its rows.
+"""
 PART_SECONDS = 20e-6
 """Seconds to open and map a token part; every shard of rows maps all parts."""
 ID_SECONDS = 40e-9
-"""Seconds per document to search for an id that no mixture knows (`row_groups.find_ids`)."""
+"""Seconds per document to search for an id that no mixture knows
+(`row_groups.find_ids`).
+"""
 ROW_BYTES = 4096
 """A disk page, read per document if the token parts are not in memory."""
 
@@ -83,12 +98,18 @@ class Rates:
 
 
 RATES: Mapping[str, Rates] = {
-    "ingest": Rates(2.3, (2.3e-6, 6.6e-9), (0, 0), (24, 0.38), 145e6, shards=5, processes=True),
-    "dedup": Rates(4.0, (8.6e-6, 18.7e-9), (748, 0.59), (169, 0.51), 457e6, sorting=2.1),
+    "ingest": Rates(
+        2.3, (2.3e-6, 6.6e-9), (0, 0), (24, 0.38), 145e6, shards=5, processes=True
+    ),
+    "dedup": Rates(
+        4.0, (8.6e-6, 18.7e-9), (748, 0.59), (169, 0.51), 457e6, sorting=2.1
+    ),
     "tokenize": Rates(2.5, (0.5e-6, 13e-9), (0, 0), (20, 0.46), 240e6, shards=8),
     "mix": Rates(2.5, (2.6e-6, 0.8e-9), (0, 0), (50, 0.46), 290e6, sorting=7),
 }
-"""Measured on two shared cores. The temporary files of `mix` are computed from its rows instead."""
+"""Measured on two shared cores. The temporary files of `mix` are computed from its rows
+instead.
+"""
 
 
 @dataclass(frozen=True)
@@ -103,8 +124,10 @@ class Extent:
         workers: number of parallel workers.
         keys: number of `dedup` keys per document.
         sequence_length: tokens per row.
-        shuffle: `files`, where a partition is read from all shards, or `engine`, where it is one (`engine.shuffle`).
-        sends: True if tasks are sent rows that they would otherwise read from files (`jobs/shuffled.py: must_send`).
+        shuffle: `files`, where a partition is read from all shards, or `engine`, where
+            it is one (`engine.shuffle`).
+        sends: True if tasks are sent rows that they would otherwise read from files
+            (`jobs/shuffled.py: must_send`).
     """
 
     documents: float
@@ -139,20 +162,29 @@ class Extent:
 
     @property
     def pieces(self) -> float:
-        """Number of pieces of documents in rows: each row boundary within a document adds one."""
+        """Number of pieces of documents in rows: each row boundary within a document
+        adds one.
+        """
         return self.documents * self.kept + self.tokens / self.sequence_length
 
 
-def extent_of(manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES) -> Extent:
+def extent_of(
+    manifest: Manifest, documents: float, document_bytes: float = DOCUMENT_BYTES
+) -> Extent:
     """Return the extent of a corpus prepared by a manifest."""
-    section = next((step.config for step in manifest.prepare if isinstance(step.config, Dedup)), None)
+    section = next(
+        (step.config for step in manifest.prepare if isinstance(step.config, Dedup)),
+        None,
+    )
     return Extent(
         documents,
         document_bytes,
         shard_bytes=manifest.ingest.shard_bytes,
         workers=manifest.engine.workers,
         keys=keys_per_document(section) if section is not None else 0,
-        sequence_length=manifest.mix.sequence_length if manifest.mix is not None else 2048,
+        sequence_length=manifest.mix.sequence_length
+        if manifest.mix is not None
+        else 2048,
     )
 
 
@@ -182,7 +214,9 @@ class Cost:
 
 
 def costs_of(extent: Extent) -> list[Cost]:
-    """Return the cost of each step in order; `dedup` is included if documents have keys."""
+    """Return the cost of each step in order; `dedup` is included if documents have
+    keys.
+    """
     costs = [_cost_by_shards("ingest", extent, files_per_shard=2)]
     if extent.keys:
         costs.append(_dedup(extent))
@@ -192,7 +226,9 @@ def costs_of(extent: Extent) -> list[Cost]:
 
 
 def _linear(per_document_and_byte: tuple[float, float], extent: Extent) -> float:
-    return extent.documents * (per_document_and_byte[0] + per_document_and_byte[1] * extent.document_bytes)
+    return extent.documents * (
+        per_document_and_byte[0] + per_document_and_byte[1] * extent.document_bytes
+    )
 
 
 def _seconds(rates: Rates, extent: Extent) -> float:
@@ -200,10 +236,16 @@ def _seconds(rates: Rates, extent: Extent) -> float:
 
 
 def _shard_memory(rates: Rates, extent: Extent) -> float:
-    """Return the memory of all workers, each with one shard, and of the parent process, with a record per task."""
+    """Return the memory of all workers, each with one shard, and of the parent process,
+    with a record per task.
+    """
     shard = rates.shards * min(extent.shard_bytes, extent.text_bytes)
     processes = extent.workers if rates.processes else 0
-    return rates.memory * (1 + processes) + min(extent.workers, extent.shards) * shard + RECORD_BYTES * extent.shards
+    return (
+        rates.memory * (1 + processes)
+        + min(extent.workers, extent.shards) * shard
+        + RECORD_BYTES * extent.shards
+    )
 
 
 def _dedup(extent: Extent) -> Cost:
@@ -241,10 +283,20 @@ def _mix(extent: Extent) -> Cost:
     rates, documents = RATES["mix"], extent.documents * extent.kept
     segments = 1 << partition_bits(int(documents), ENTRY_BYTES)
     shards = ceil(extent.tokens * 2 / SHARD_BYTES)
-    sorting = min(extent.workers, segments) * rates.sorting * documents * ENTRY_BYTES / segments
+    sorting = (
+        min(extent.workers, segments)
+        * rates.sorting
+        * documents
+        * ENTRY_BYTES
+        / segments
+    )
     writing = min(extent.workers, shards) * PIECE_BYTES * extent.pieces / max(1, shards)
     tables = ceil(documents / FILE_DOCUMENTS)
-    memory = rates.memory + max(sorting, writing) + RECORD_BYTES * (extent.shards + shards + segments)
+    memory = (
+        rates.memory
+        + max(sorting, writing)
+        + RECORD_BYTES * (extent.shards + shards + segments)
+    )
     work = (
         documents * (ENTRY_BYTES + CANDIDATE_BYTES + ENTRY_BYTES)
         + extent.pieces * PLACED_BYTES
@@ -267,37 +319,49 @@ def _mix(extent: Extent) -> Cost:
 
 def breaks_of(extent: Extent) -> Iterator[str]:
     """Yield the limits reached at this size, with remedies."""
-    if extent.keys and extent.documents * extent.keys * BYTES_PER_KEY > MOST_PARTITIONS * PARTITION_BYTES:
+    if (
+        extent.keys
+        and extent.documents * extent.keys * BYTES_PER_KEY
+        > MOST_PARTITIONS * PARTITION_BYTES
+    ):
         limit = MOST_PARTITIONS * PARTITION_BYTES / (extent.keys * BYTES_PER_KEY)
         yield (
-            f"dedup: above {limit:.1e} documents the {MOST_PARTITIONS:,} partitions of keys are at their maximum number: "
-            "each grows, and with it the memory; fewer bands, or several runs with `against`, need less"
+            f"dedup: above {limit:.1e} documents the {MOST_PARTITIONS:,} partitions of "
+            "keys are at their maximum number: each grows, and with it the memory; "
+            "fewer bands, or several runs with `against`, need less"
         )
-    if extent.documents * extent.kept * ENTRY_BYTES > (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES:
-        limit = (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES / ENTRY_BYTES
+    if (
+        extent.documents * extent.kept * ENTRY_BYTES
+        > (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES
+    ):
+        limit = (
+            (1 << streams.MOST_PARTITION_BITS) * streams.PARTITION_BYTES / ENTRY_BYTES
+        )
         yield (
-            f"mix: above {limit:.1e} documents the {1 << streams.MOST_PARTITION_BITS:,} segments are at their "
+            f"mix: above {limit:.1e} documents the "
+            f"{1 << streams.MOST_PARTITION_BITS:,} segments are at their "
             "maximum number: each grows, and with it the memory"
         )
     if extent.shards > MOST_PARTS and not extent.sends:
         yield (
-            f"mix: {extent.shards:,} token parts exceed the {MOST_PARTS:,} that a task maps: every shard of "
-            "rows opens all of them"
+            f"mix: {extent.shards:,} token parts exceed the {MOST_PARTS:,} that a task "
+            "maps: every shard of rows opens all of them"
         )
     if not extent.sends:
         cold = extent.documents * extent.kept * ROW_BYTES
         yield (
-            f"mix: if the {sized(extent.tokens * 2)} of tokens do not fit into memory, a disk page is "
-            f"read for each document, up to {sized(cold)}"
+            f"mix: if the {sized(extent.tokens * 2)} of tokens do not fit into memory, "
+            f"a disk page is read for each document, up to {sized(cold)}"
         )
     yield (
-        f"explain: an id that no mixture knows is searched among all, {sized(extent.documents * ID_BYTES)}, for "
+        "explain: an id that no mixture knows is searched among all, "
+        f"{sized(extent.documents * ID_BYTES)}, for "
         f"about {extent.documents * ID_SECONDS:,.0f} s"
     )
     if extent.shards > MOST_SHARDS:
         yield (
-            f"{extent.shards:,} document shards: a folder of so many files is slow to list, and each job holds a "
-            "record of each; raise ingest.shard_bytes"
+            f"{extent.shards:,} document shards: a folder of so many files is slow to "
+            "list, and each job holds a record of each; raise ingest.shard_bytes"
         )
 
 
@@ -311,7 +375,9 @@ class Host:
 
 
 HOST = Host(32, 256 * 2**30, 7.5e12)
-"""An AWS i4i.8xlarge, or its equivalent at other clouds: 32 virtual cores and two disks of 3.75 TB."""
+"""An AWS i4i.8xlarge, or its equivalent at other clouds: 32 virtual cores and two disks
+of 3.75 TB.
+"""
 MOST_DAYS = 7
 """Maximum days of a preparation; longer ones are spread over more hosts."""
 
@@ -323,7 +389,8 @@ class Proposal:
     Attributes:
         hosts: number of hosts; several need `engine.runner: flink` (or Spark).
         workers: workers per host: one per core, or as many as fit into its memory.
-        runs: number of successive runs over equal parts (`dedup.against` compares each with the earlier ones).
+        runs: number of successive runs over equal parts (`dedup.against` compares each
+            with the earlier ones).
         shard_bytes: `ingest.shard_bytes`.
         shards: number of document shards.
         memory_bytes: memory per host.
@@ -346,13 +413,17 @@ class Proposal:
 def proposal_of(extent: Extent) -> Proposal:
     """Propose one machine if it suffices, else the smallest number of hosts.
 
-    On one machine a task maps at most MOST_PARTS token parts, so shards and memory grow with the corpus. Hosts of a
-    cluster are sent their rows instead, so only the number of shards is bounded.
+    On one machine a task maps at most MOST_PARTS token parts, so shards and memory grow
+    with the corpus. Hosts of a cluster are sent their rows instead, so only the number
+    of shards is bounded.
     """
     on_one_host = _on_hosts(_with_shards(extent, MOST_PARTS), 1)
     reasons = []
     if on_one_host.shard_bytes > LARGEST_SHARD:
-        reasons.append(f"shards of {sized(on_one_host.shard_bytes)}, above the maximum of {sized(LARGEST_SHARD)}")
+        reasons.append(
+            f"shards of {sized(on_one_host.shard_bytes)}, above the "
+            f"maximum of {sized(LARGEST_SHARD)}"
+        )
     if on_one_host.memory_bytes > HOST.memory_bytes:
         reasons.append(f"{sized(on_one_host.memory_bytes)} of memory")
     if on_one_host.disk_bytes > HOST.disk_bytes:
@@ -403,7 +474,9 @@ def _most_memory(costs: Sequence[Cost]) -> float:
 
 
 def _most_disk(costs: Sequence[Cost]) -> float:
-    """Return the peak of the bytes of earlier outputs plus those of the current step."""
+    """Return the peak of the bytes of earlier outputs plus those of the current
+    step.
+    """
     outputs, peak = 0.0, 0.0
     for cost in costs:
         peak = max(peak, outputs + cost.work_bytes + cost.out_bytes)
@@ -413,29 +486,45 @@ def _most_disk(costs: Sequence[Cost]) -> float:
 
 def described(proposal: Proposal) -> str:
     """Describe the proposal in a sentence or two."""
-    machine = f"{HOST.cores} cores, {sized(HOST.memory_bytes)} of memory and {sized(HOST.disk_bytes)} of disk"
-    settings = f"engine.workers: {proposal.workers}, ingest.shard_bytes: {proposal.shard_bytes}"
+    machine = (
+        f"{HOST.cores} cores, {sized(HOST.memory_bytes)} of memory and "
+        f"{sized(HOST.disk_bytes)} of disk"
+    )
+    settings = (
+        f"engine.workers: {proposal.workers}, ingest.shard_bytes: "
+        f"{proposal.shard_bytes}"
+    )
     requirements = (
-        f"{proposal.shards:,} shards, {sized(proposal.memory_bytes)} of memory, {sized(proposal.disk_bytes)} of disk"
+        f"{proposal.shards:,} shards, {sized(proposal.memory_bytes)} of memory, "
+        f"{sized(proposal.disk_bytes)} of disk"
     )
     if not proposal.reasons:
-        return f"one machine of {machine} suffices with {settings}: {requirements}, {24 * proposal.days:,.1f} hours"
+        return (
+            f"one machine of {machine} suffices with {settings}: {requirements}, "
+            f"{24 * proposal.days:,.1f} hours"
+        )
     runs = f", in {proposal.runs} runs with dedup.against" if proposal.runs > 1 else ""
     return (
-        f"one machine of {machine} does not suffice: it would need {'; '.join(proposal.reasons)}. {proposal.hosts} of "
-        f"them do with engine.runner: flink{runs}, {settings}: {requirements} per host, {24 * proposal.days:,.1f} hours per run"
+        f"one machine of {machine} does not suffice: it would need "
+        f"{'; '.join(proposal.reasons)}. {proposal.hosts} of "
+        f"them do with engine.runner: flink{runs}, {settings}: {requirements} per "
+        f"host, {24 * proposal.days:,.1f} hours per run"
     )
 
 
 def plan_at_scale(
-    manifest: Manifest, documents: Sequence[float], document_bytes: float = DOCUMENT_BYTES, core_hour: float = CORE_HOUR
+    manifest: Manifest,
+    documents: Sequence[float],
+    document_bytes: float = DOCUMENT_BYTES,
+    core_hour: float = CORE_HOUR,
 ) -> list[dict[str, Any]]:
     """Compute the cost of each number of documents.
 
     Returns:
-        for each `documents`, `text_bytes`, `steps` (`Cost` as objects), `totals` (`core_hours`, `days` on the
-        manifest's workers, `memory_bytes`, `disk_bytes`, `files`, `price` in US dollars), `breaks`, in sentences, and
-        `proposal` (`Proposal` as an object, and its `text`).
+        for each `documents`, `text_bytes`, `steps` (`Cost` as objects), `totals`
+        (`core_hours`, `days` on the manifest's workers, `memory_bytes`, `disk_bytes`,
+        `files`, `price` in US dollars), `breaks`, in sentences, and `proposal`
+        (`Proposal` as an object, and its `text`).
     """
     plans = []
     for number in documents:
@@ -463,13 +552,21 @@ def plan_at_scale(
     return plans
 
 
-def print_at_scale(session: Session, plans: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR) -> None:
+def print_at_scale(
+    session: Session, plans: Sequence[Mapping[str, Any]], core_hour: float = CORE_HOUR
+) -> None:
     """Print a table for each number of documents, at most 60 columns wide."""
     console, workers = plain_console(), session.manifest.engine.workers
     for plan in plans:
         totals = plan["totals"]
         text = sized(plan["text_bytes"])
-        console.print(Text(f"{plan['documents']:,.0f} documents, {text} of text, on {workers} workers", style="bold"))
+        console.print(
+            Text(
+                f"{plan['documents']:,.0f} documents, {text} of text, on "
+                f"{workers} workers",
+                style="bold",
+            )
+        )
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("step", no_wrap=True)
         for name in ("core hours", "memory", "working", "output", "files"):
@@ -486,8 +583,9 @@ def print_at_scale(session: Session, plans: Sequence[Mapping[str, Any]], core_ho
         console.print(table)
         console.print(
             Text(
-                f"{totals['core_hours']:,.0f} core hours: {totals['days']:,.1f} days, {totals['price']:,.0f} US dollars at "
-                f"{core_hour:g} per core and hour; {sized(totals['disk_bytes'])} of disk; "
+                f"{totals['core_hours']:,.0f} core hours: {totals['days']:,.1f} days, "
+                f"{totals['price']:,.0f} US dollars at {core_hour:g} per core and "
+                f"hour; {sized(totals['disk_bytes'])} of disk; "
                 f"{sized(totals['memory_bytes'])} of memory"
             )
         )

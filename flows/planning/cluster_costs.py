@@ -1,8 +1,11 @@
-"""`gristmill plan MANIFEST --tb 10 --workers 100 --engine flink`: cost of preparing and mixing text on a cluster.
+"""`gristmill plan MANIFEST --tb 10 --workers 100 --engine flink`: cost of preparing and
+mixing text on a cluster.
 
-A simulation for corpora that are not at hand. Computation and output of a step are those of `at_scale.py`. Requests to
-the object store, and their price, follow from the numbers of document shards and partitions (REQUESTS, as counted by
-`gristmill bench requests`). The elements and shuffled bytes of an engine follow from the form of its shuffle.
+A simulation for corpora that are not at hand. Computation and output of a step are
+those of `at_scale.py`. Requests to the object store, and their price, follow from the
+numbers of document shards and partitions (REQUESTS, as counted by `gristmill bench
+requests`). The elements and shuffled bytes of an engine follow from the form of its
+shuffle.
 """
 
 from __future__ import annotations
@@ -46,25 +49,33 @@ REQUESTS: Mapping[str, Mapping[str, tuple[Law, Law]]] = {
         "mix": ((75.75, 5.81, 19.31, 0, 0), (58.5, 22.75, 36.38, 0, 0)),
     },
 }
-"""Form of the shuffle -> step -> requests that write or list, and that read: from `gristmill bench requests` with
-small shards; a shard larger than the block size of reads costs one more read per block."""
+"""Form of the shuffle -> step -> requests that write or list, and that read: from
+`gristmill bench requests` with small shards; a shard larger than the block size of
+reads costs one more read per block.
+"""
 SHUFFLED: Mapping[str, tuple[float, float, float]] = {
     "ingest": (0, 0, 0),
     "dedup": (144, 32, 0.22),
     "tokenize": (0, 0, 0),
     "mix": (144, 0, 0.44),
 }
-"""Step -> bytes that it shuffles per document, per key of a document, and per byte of text: from the same benchmark,
-in which one in ten documents is a duplicate. More duplicates shuffle more sketches."""
+"""Step -> bytes that it shuffles per document, per key of a document, and per byte of
+text: from the same benchmark, in which one in ten documents is a duplicate. More
+duplicates shuffle more sketches.
+"""
 WORK_MOVES = 4
 """Transfers of a temporary file: one write and up to three reads."""
 WRITE_PRICE, READ_PRICE = 0.005, 0.0004
-"""US dollars per 1,000 requests (PUT, COPY, POST and LIST; GET and all others): list prices of Amazon S3 Standard,
-us-east-1 (aws.amazon.com/s3/pricing) as of 2026. Transfers between S3 and machines of its region are free."""
+"""US dollars per 1,000 requests (PUT, COPY, POST and LIST; GET and all others): list
+prices of Amazon S3 Standard, us-east-1 (aws.amazon.com/s3/pricing) as of 2026.
+Transfers between S3 and machines of its region are free.
+"""
 REQUEST_SECONDS = 0.02
 """Approximate latency of a request to a store in the same region."""
 STORE_BYTES = 100e6
-"""Bytes per second of a worker's share of its machine's network: 12.5 Gbit/s for 16 cores."""
+"""Bytes per second of a worker's share of its machine's network: 12.5 Gbit/s for 16
+cores.
+"""
 
 
 @dataclass(frozen=True)
@@ -125,7 +136,9 @@ class Prices:
     core_hour: float = CORE_HOUR
 
 
-def loads_of(extent: Extent, engine: Engine, workers: int, prices: Prices) -> list[Load]:
+def loads_of(
+    extent: Extent, engine: Engine, workers: int, prices: Prices
+) -> list[Load]:
     """Return the cost of each step on a number of workers with one core each."""
     extent_of_worker = replace(extent, workers=1, shuffle=engine.shuffle)
     costs = costs_of(extent_of_worker)
@@ -135,14 +148,29 @@ def loads_of(extent: Extent, engine: Engine, workers: int, prices: Prices) -> li
         "tokenize": costs[0].out_bytes,
         "mix": costs[-2].out_bytes,
     }
-    return [_load_of(extent_of_worker, cost, engine, workers, prices, read_bytes[cost.step]) for cost in costs]
+    return [
+        _load_of(extent_of_worker, cost, engine, workers, prices, read_bytes[cost.step])
+        for cost in costs
+    ]
 
 
-def _load_of(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: Prices, read_bytes: float) -> Load:
+def _load_of(
+    extent: Extent,
+    cost: Cost,
+    engine: Engine,
+    workers: int,
+    prices: Prices,
+    read_bytes: float,
+) -> Load:
     partitions = max(cost.partitions, cost.row_shards)  # equal numbers in the benchmark
-    writes, reads = (asked(law, extent.shards, partitions) for law in REQUESTS[engine.shuffle][cost.step])
+    writes, reads = (
+        asked(law, extent.shards, partitions)
+        for law in REQUESTS[engine.shuffle][cost.step]
+    )
     per_document, per_key, per_byte = SHUFFLED[cost.step]
-    shuffled = extent.documents * (per_document + per_key * extent.keys + per_byte * extent.document_bytes)
+    shuffled = extent.documents * (
+        per_document + per_key * extent.keys + per_byte * extent.document_bytes
+    )
     moved = read_bytes + WORK_MOVES * cost.work_bytes + shuffled + cost.out_bytes
     waiting = (writes + reads) * REQUEST_SECONDS
     seconds = cost.core_seconds + waiting + moved / STORE_BYTES
@@ -162,13 +190,24 @@ def _load_of(extent: Extent, cost: Cost, engine: Engine, workers: int, prices: P
 
 
 def terms(shards: int, partitions: int) -> tuple[float, float, float, float, float]:
-    """Return the terms of a request count: 1, tasks of both kinds, and files between each pair of tasks."""
-    return 1.0, float(shards), float(partitions), float(shards * partitions), float(partitions**2)
+    """Return the terms of a request count: 1, tasks of both kinds, and files between
+    each pair of tasks.
+    """
+    return (
+        1.0,
+        float(shards),
+        float(partitions),
+        float(shards * partitions),
+        float(partitions**2),
+    )
 
 
 def asked(law: Law, shards: int, partitions: int) -> float:
     """Evaluate a law: the number of requests."""
-    return sum(factor * term for factor, term in zip(law, terms(shards, partitions), strict=True))
+    return sum(
+        factor * term
+        for factor, term in zip(law, terms(shards, partitions), strict=True)
+    )
 
 
 def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[str]:
@@ -177,11 +216,14 @@ def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[st
     summary = f"{largest.step} shuffles {sized(largest.shuffle_bytes)}"
     if engine.location == "memory":
         yield (
-            f"{summary}: {sized(largest.shuffle_bytes / workers)} in the memory of each worker, or on its disk if that "
-            "is full"
+            f"{summary}: {sized(largest.shuffle_bytes / workers)} in the memory of "
+            "each worker, or on its disk if that is full"
         )
     elif engine.location == "disk":
-        yield f"{summary}: {sized(largest.shuffle_bytes / workers)} on the disk of each worker"
+        yield (
+            f"{summary}: {sized(largest.shuffle_bytes / workers)} on the disk of "
+            "each worker"
+        )
     elif engine.location == "service":
         yield f"{summary} through the engine's own service, which charges for them"
     else:
@@ -189,11 +231,14 @@ def holds_of(engine: Engine, loads: Sequence[Load], workers: int) -> Iterator[st
 
 
 def waits_of(loads: Sequence[Load]) -> Iterator[str]:
-    """Name the steps that spend most of their time waiting for the store, in sentences."""
+    """Name the steps that spend most of their time waiting for the store, in
+    sentences.
+    """
     for load in loads:
         if load.waiting > 0.5:
             yield (
-                f"{load.step}: {load.waiting:.0%} of its time is spent on requests to the store, mostly for each "
+                f"{load.step}: {load.waiting:.0%} of its time is spent on requests "
+                "to the store, mostly for each "
                 "document shard and partition; a larger ingest.shard_bytes needs fewer"
             )
 
@@ -213,14 +258,17 @@ def plan_on_cluster(
         engines: keys of ENGINES.
 
     Returns:
-        for each, `terabytes`, `engine`, `workers`, `shards`, `steps` (`Load` as objects), `totals` (`requests`,
-        `price` of requests, `core_price` of the workers' time, `memory_bytes` of the largest worker, `hours`), and
-        `sentences`.
+        for each, `terabytes`, `engine`, `workers`, `shards`, `steps` (`Load` as
+        objects), `totals` (`requests`, `price` of requests, `core_price` of the
+        workers' time, `memory_bytes` of the largest worker, `hours`), and `sentences`.
     """
     prices = prices or Prices()
     plans = []
     for amount in terabytes:
-        extent = replace(extent_of(manifest, amount * 1e12 / document_bytes, document_bytes), sends=True)
+        extent = replace(
+            extent_of(manifest, amount * 1e12 / document_bytes, document_bytes),
+            sends=True,
+        )
         for name in engines:
             loads = loads_of(extent, ENGINES[name], workers, prices)
             hours = sum(load.seconds for load in loads) / 3600
@@ -241,7 +289,11 @@ def plan_on_cluster(
                     "sentences": [
                         *holds_of(ENGINES[name], loads, workers),
                         *waits_of(loads),
-                        *(sentence for sentence in breaks_of(extent) if not sentence.startswith("explain")),
+                        *(
+                            sentence
+                            for sentence in breaks_of(extent)
+                            if not sentence.startswith("explain")
+                        ),
                     ],
                 }
             )
@@ -255,8 +307,8 @@ def print_on_cluster(plans: Sequence[Mapping[str, Any]]) -> None:
         totals = plan["totals"]
         console.print(
             Text(
-                f"{plan['terabytes']:g} TB of text in {plan['shards']:,} document shards on {plan['workers']} "
-                f"workers: {plan['engine']}",
+                f"{plan['terabytes']:g} TB of text in {plan['shards']:,} document "
+                f"shards on {plan['workers']} workers: {plan['engine']}",
                 style="bold",
             )
         )
@@ -277,9 +329,10 @@ def print_on_cluster(plans: Sequence[Mapping[str, Any]]) -> None:
         console.print(table)
         console.print(
             Text(
-                f"{totals['hours']:,.1f} hours; {_count_text(totals['requests'])} requests to the store for "
-                f"{totals['price']:,.0f} US dollars, workers for {totals['core_price']:,.0f}; "
-                f"{sized(totals['memory_bytes'])} of memory in the largest worker"
+                f"{totals['hours']:,.1f} hours; {_count_text(totals['requests'])} "
+                f"requests to the store for {totals['price']:,.0f} US dollars, workers "
+                f"for {totals['core_price']:,.0f}; {sized(totals['memory_bytes'])} of "
+                "memory in the largest worker"
             )
         )
         for sentence in plan["sentences"]:

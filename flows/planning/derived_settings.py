@@ -1,4 +1,6 @@
-"""Settings derived from the `size` or `depth` of a pre-training, for `gristmill plan`."""
+"""Settings derived from the `size` or `depth` of a pre-training, for `gristmill
+plan`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class Derived:
     Attributes:
         key: key within `pretrain`.
         value: value in effect.
-        rule: value given by the rules; differs from `value` if the manifest sets the key.
+        rule: value given by the rules; differs from `value` if the manifest sets the
+            key.
     """
 
     key: str
@@ -32,10 +35,16 @@ class Derived:
 
 
 def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
-    """Return the derived settings: `from`, `parameters` (in the layers), `tokens`, `flops`, and `keys`, each with its
-    value and the value of the rules; None if the manifest has neither size nor depth."""
+    """Return the derived settings: `from`, `parameters` (in the layers), `tokens`,
+    `flops`, and `keys`, each with its value and the value of the rules; None if the
+    manifest has neither size nor depth.
+    """
     section = manifest.pretrain
-    if section is None or manifest.mix is None or (section.size is None and section.depth is None):
+    if (
+        section is None
+        or manifest.mix is None
+        or (section.size is None and section.depth is None)
+    ):
         return None
     ratio = section.tokens_per_parameter or TOKENS_PER_PARAMETER
     length = manifest.mix.sequence_length
@@ -52,16 +61,27 @@ def derived_keys(manifest: Manifest) -> dict[str, Any] | None:
         Derived("global_batch_size", batch, of_shape.global_batch_size),
         Derived("optimizer.kind", section.optimizer.kind, OPTIMIZER),
         Derived("optimizer.learning_rate", rate, of_shape.learning_rate),
-        Derived("optimizer.weight_decay", section.optimizer.weight_decay, of_batch.weight_decay),
-        Derived("schedule.decay_fraction", section.schedule.decay_fraction, DECAY_FRACTION),
+        Derived(
+            "optimizer.weight_decay",
+            section.optimizer.weight_decay,
+            of_batch.weight_decay,
+        ),
+        Derived(
+            "schedule.decay_fraction", section.schedule.decay_fraction, DECAY_FRACTION
+        ),
         Derived("steps", section.steps, of_batch.steps),
     ]
     return {
-        "from": f"depth {section.depth}" if section.size is None else f"size {section.size}",
+        "from": f"depth {section.depth}"
+        if section.size is None
+        else f"size {section.size}",
         "parameters": of_shape.parameters,
         "tokens": section.steps * batch * length,
         "flops": of_shape.flops,
-        "keys": {derived.key: {"value": derived.value, "rule": derived.rule} for derived in keys},
+        "keys": {
+            derived.key: {"value": derived.value, "rule": derived.rule}
+            for derived in keys
+        },
     }
 
 
@@ -70,7 +90,9 @@ def _value_text(value: float | str) -> str:
 
 
 def in_a_sentence(settings: dict[str, Any]) -> str:
-    """Describe the derived settings in a sentence, with the rule's value for each key that the manifest sets."""
+    """Describe the derived settings in a sentence, with the rule's value for each key
+    that the manifest sets.
+    """
     parts = []
     for key, entry in settings["keys"].items():
         part = f"{key} {_value_text(entry['value'])}"
@@ -79,6 +101,6 @@ def in_a_sentence(settings: dict[str, Any]) -> str:
         parts.append(part)
     tokens, parameters = settings["tokens"], settings["parameters"]
     return (
-        f"{settings['from']}: {', '.join(parts)}; {parameters:,} weights in the layers, "
-        f"{tokens:,} tokens, {tokens / parameters:.3g} per weight"
+        f"{settings['from']}: {', '.join(parts)}; {parameters:,} weights in the "
+        f"layers, {tokens:,} tokens, {tokens / parameters:.3g} per weight"
     )

@@ -1,4 +1,6 @@
-"""`gristmill plan --gpus N --gpu NAME`: size, memory, time and cost of a pre-training before any GPU is used."""
+"""`gristmill plan --gpus N --gpu NAME`: size, memory, time and cost of a pre-training
+before any GPU is used.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,19 @@ from gristmill.train.planning.devices import (
     named_device,
     read_prices,
 )
-from gristmill.train.planning.flops import CHINCHILLA, REPLICATION, chinchilla_optimum, flops_per_token, kaplan_optimum
-from gristmill.train.planning.parallel_forms import HOST_LINK, Candidate, Step, rank_forms
+from gristmill.train.planning.flops import (
+    CHINCHILLA,
+    REPLICATION,
+    chinchilla_optimum,
+    flops_per_token,
+    kaplan_optimum,
+)
+from gristmill.train.planning.parallel_forms import (
+    HOST_LINK,
+    Candidate,
+    Step,
+    rank_forms,
+)
 
 SECONDS_PER_HOUR = 3600
 MOST_FORMS = 8
@@ -46,7 +59,8 @@ class GpuChoice:
 
     Attributes:
         name: name in the table of devices, or reported by the driver.
-        teraflops, gigabytes: bfloat16 peak and memory of a GPU that is not in the table.
+        teraflops, gigabytes: bfloat16 peak and memory of a GPU that is not in the
+            table.
     """
 
     name: str
@@ -60,9 +74,13 @@ class GpuChoice:
             PlanError: the GPU is unknown, or only one of peak and memory is given.
         """
         if (self.teraflops is None) != (self.gigabytes is None):
-            raise PlanError("--peak-tflops and --memory-gb belong together: give both, or neither")
+            raise PlanError(
+                "--peak-tflops and --memory-gb belong together: give both, or neither"
+            )
         if self.teraflops is not None and self.gigabytes is not None:
-            return Device(self.name, self.teraflops * TERA, self.gigabytes * GIGA, HOST_LINK)
+            return Device(
+                self.name, self.teraflops * TERA, self.gigabytes * GIGA, HOST_LINK
+            )
         try:
             return named_device(self.name)
         except UnknownDeviceError as error:
@@ -70,7 +88,11 @@ class GpuChoice:
 
 
 def plan_gpus(
-    session: Session, gpus: int, choice: GpuChoice, utilisation: float, prices_file: Path | None = None
+    session: Session,
+    gpus: int,
+    choice: GpuChoice,
+    utilisation: float,
+    prices_file: Path | None = None,
 ) -> dict[str, Any]:
     """Plan a pre-training on GPUs: model, training, data, forms of parallelism, prices.
 
@@ -82,7 +104,8 @@ def plan_gpus(
         prices_file: price list; None means the one of this package.
 
     Raises:
-        PlanError: the manifest has no `pretrain:` section, or the GPU or price list is unknown.
+        PlanError: the manifest has no `pretrain:` section, or the GPU or price list is
+            unknown.
     """
     device = choice.device()
     try:
@@ -113,12 +136,18 @@ def plan_gpus(
         },
         "data": _data(session, section, length),
         "forms": [_form(candidate, section.steps, gpus, price) for candidate in ranked],
-        "prices": {"as_of": prices.as_of, "currency": prices.currency, "per_gpu_hour": price},
+        "prices": {
+            "as_of": prices.as_of,
+            "currency": prices.currency,
+            "per_gpu_hour": price,
+        },
     }
 
 
 def measured_checks(session: Session, steps: int, utilisation: float) -> list[Any]:
-    """Train the manifest's model for some steps on rows of random tokens, and compare (`measured.Check`)."""
+    """Train the manifest's model for some steps on rows of random tokens, and compare
+    (`measured.Check`).
+    """
     from gristmill.train.planning.measured_step import check
 
     section, shape, length = _training(session)
@@ -129,10 +158,14 @@ def measured_checks(session: Session, steps: int, utilisation: float) -> list[An
 def _training(session: Session) -> tuple[Pretrain, Shape, int]:
     section = session.manifest.pretrain
     if section is None or session.manifest.mix is None:
-        raise PlanError(f"{session.manifest_file} has no `pretrain:` section; there is nothing to plan GPUs for")
+        raise PlanError(
+            f"{session.manifest_file} has no `pretrain:` section; there "
+            "is nothing to plan GPUs for"
+        )
     if section.model.use is not None:
         raise PlanError(
-            f"{session.manifest_file}: pretrain.model.use names a model of your own, whose memory and "
+            f"{session.manifest_file}: pretrain.model.use names a model of your own, "
+            "whose memory and "
             "arithmetic are not known; GPUs are planned for the built-in decoder"
         )
     length = session.manifest.mix.sequence_length
@@ -140,7 +173,9 @@ def _training(session: Session) -> tuple[Pretrain, Shape, int]:
 
 
 def _vocab_size(session: Session) -> int:
-    """Return the vocabulary size of the committed tokenizer, of the tokenizer file, or of the setting."""
+    """Return the vocabulary size of the committed tokenizer, of the tokenizer file, or
+    of the setting.
+    """
     section = session.manifest.tokenizer
     assert section is not None  # the manifest requires one for a mixture
     committed = committed_inputs(session, session.plan).get(TOKENIZER)
@@ -151,7 +186,10 @@ def _vocab_size(session: Session) -> int:
     else:
         return section.vocab_size
     tokenizer = read_json(path)
-    ids = [*tokenizer["model"]["vocab"].values(), *(token["id"] for token in tokenizer.get("added_tokens", ()))]
+    ids = [
+        *tokenizer["model"]["vocab"].values(),
+        *(token["id"] for token in tokenizer.get("added_tokens", ())),
+    ]
     return max(ids) + 1
 
 
@@ -165,7 +203,11 @@ def _model(shape: Shape, length: int) -> dict[str, Any]:
         "heads": shape.heads,
         "kv_heads": shape.kv_heads,
         "ffn_width": shape.ffn_width,
-        "flops_per_token": {"six_n": flops.six_n, "exact": flops.whole, "exact_causal": flops.causal},
+        "flops_per_token": {
+            "six_n": flops.six_n,
+            "exact": flops.whole,
+            "exact_causal": flops.causal,
+        },
     }
 
 
@@ -196,7 +238,9 @@ def _scaling(shape: Shape, length: int, tokens: int) -> dict[str, Any]:
 
 
 def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | None:
-    """Compare the tokens read of each source with those available; None before `mix` is committed."""
+    """Compare the tokens read of each source with those available; None before `mix` is
+    committed.
+    """
     folder = session.committed(MIX)
     if folder is None:
         return None
@@ -219,11 +263,16 @@ def _data(session: Session, section: Pretrain, length: int) -> dict[str, Any] | 
         "passes_over_the_set": num_passes,
         "set_tokens": summary["tokens"],
         "sources": sources,
-        "packing": {"kind": summary["packing"], **waste_of(summary["packings"][summary["packing"]])},
+        "packing": {
+            "kind": summary["packing"],
+            **waste_of(summary["packings"][summary["packing"]]),
+        },
     }
 
 
-def _form(candidate: Candidate, steps: int, gpus: int, price: float | None) -> dict[str, Any]:
+def _form(
+    candidate: Candidate, steps: int, gpus: int, price: float | None
+) -> dict[str, Any]:
     hours = candidate.seconds * steps / SECONDS_PER_HOUR
     return {
         "form": candidate.form.label(),
@@ -261,7 +310,9 @@ MEMORY_NAMES = {
 
 
 def print_plan_for_gpus(plan: Mapping[str, Any], checks: Sequence[Any] = ()) -> None:
-    """Print a plan of `plan_gpus`, and the comparison with measured steps if there are any."""
+    """Print a plan of `plan_gpus`, and the comparison with measured steps if there are
+    any.
+    """
     console = plain_console()
     _print_model(console, plan)
     _print_optima(console, plan["training"])
@@ -272,14 +323,26 @@ def print_plan_for_gpus(plan: Mapping[str, Any], checks: Sequence[Any] = ()) -> 
         table = _table("", "foretold", "measured", "unit", "error")
         for check in checks:
             table.add_row(
-                check.name, quantity(check.predicted), quantity(check.measured), check.unit, f"{check.error:+.1%}"
+                check.name,
+                quantity(check.predicted),
+                quantity(check.measured),
+                check.unit,
+                f"{check.error:+.1%}",
             )
         console.print(table)
 
 
 def quantity(value: float) -> str:
     """Format three digits with a letter for the thousands: 1.23B."""
-    for size, letter in ((1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, letter in (
+        (1e21, "Z"),
+        (1e18, "E"),
+        (1e15, "P"),
+        (1e12, "T"),
+        (1e9, "B"),
+        (1e6, "M"),
+        (1e3, "k"),
+    ):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
     return f"{value:.3g}"
@@ -306,9 +369,15 @@ def size(value: float) -> str:
 
 
 def at_least(value: float, digits: int) -> str:
-    """Format a number with some decimals, or as `less than` the smallest one that they show."""
+    """Format a number with some decimals, or as `less than` the smallest one that they
+    show.
+    """
     least = 10.0**-digits
-    return f"{value:,.{digits}f}" if value >= least or not value else f"less than {least:.{digits}f}"
+    return (
+        f"{value:,.{digits}f}"
+        if value >= least or not value
+        else f"less than {least:.{digits}f}"
+    )
 
 
 def _heading(console: Console, title: str) -> None:
@@ -318,7 +387,9 @@ def _heading(console: Console, title: str) -> None:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+        table.add_column(
+            name, justify="left" if number == 0 else "right", overflow="fold"
+        )
     return table
 
 
@@ -327,8 +398,9 @@ def _print_model(console: Console, plan: Mapping[str, Any]) -> None:
     flops = model["flops_per_token"]
     _heading(console, "Model and training")
     console.print(
-        f"{quantity(model['parameters'])} parameters ({model['layers']} layers, width {model['width']}, "
-        f"{model['heads']}/{model['kv_heads']} heads, vocabulary {model['vocab_size']:,})"
+        f"{quantity(model['parameters'])} parameters ({model['layers']} layers, width "
+        f"{model['width']}, {model['heads']}/{model['kv_heads']} heads, vocabulary "
+        f"{model['vocab_size']:,})"
     )
     console.print(
         f"{quantity(training['tokens'])} tokens: {training['steps']:,} steps of "
@@ -337,7 +409,8 @@ def _print_model(console: Console, plan: Mapping[str, Any]) -> None:
     )
     console.print(
         f"{training['flops']:.3g} FLOPs; per token {quantity(flops['exact'])} "
-        f"(6N: {quantity(flops['six_n'])}, with causal attention halved: {quantity(flops['exact_causal'])})"
+        f"(6N: {quantity(flops['six_n'])}, with causal attention halved: "
+        f"{quantity(flops['exact_causal'])})"
     )
 
 
@@ -354,22 +427,30 @@ def _print_optima(console: Console, training: Mapping[str, Any]) -> None:
         )
     console.print(table)
     console.print(
-        f"(Kaplan counts no embeddings: this run has {quantity(training['parameters_without_embeddings'])} without)",
+        "(Kaplan counts no embeddings: this run has "
+        f"{quantity(training['parameters_without_embeddings'])} without)",
         style="dim",
     )
 
 
 def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
-    """Print the tokens read and available per source, and the cost of packing; `data` is that of `plan_gpus`."""
+    """Print the tokens read and available per source, and the cost of packing; `data`
+    is that of `plan_gpus`.
+    """
     _heading(console, "Data")
     if data is None:
         console.print(
-            "nothing is mixed yet, so the tokens of each source are unknown; run up to the stage mix to see them"
+            "nothing is mixed yet, so the tokens of each source are unknown; run up "
+            "to the stage mix to see them"
         )
         return
     table = _table("source", "share", "reads", "has", "epochs", "wraps at step")
     for name, source in data["sources"].items():
-        wraps = "never" if source["wraps_at_step"] is None else f"{source['wraps_at_step']:,}"
+        wraps = (
+            "never"
+            if source["wraps_at_step"] is None
+            else f"{source['wraps_at_step']:,}"
+        )
         table.add_row(
             name,
             f"{source['share']:.1%}",
@@ -379,10 +460,14 @@ def print_data(console: Console, data: Mapping[str, Any] | None) -> None:
             wraps,
         )
     console.print(table)
-    console.print(f"{data['passes_over_the_set']:.2f} passes over a set of {quantity(data['set_tokens'])} tokens")
+    console.print(
+        f"{data['passes_over_the_set']:.2f} passes over a set of "
+        f"{quantity(data['set_tokens'])} tokens"
+    )
     packing = data["packing"]
     console.print(
-        f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, {packing['dropped']:.1%} "
+        f"packing {packing['kind']}: {packing['padding']:.1%} padding in the rows, "
+        f"{packing['dropped']:.1%} "
         f"of the tokens dropped, {packing['split']:.1%} of the documents cut"
     )
 
@@ -402,9 +487,13 @@ def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
         largest = max(MEMORY_NAMES, key=lambda name: memory[name])
         advice = "take more GPUs or larger ones, shorter rows or a smaller model"
         if not best["host_memory"]:
-            advice += "; engine.compute.offload_optimizer keeps the optimizer's moments in host memory"
+            advice += (
+                "; engine.compute.offload_optimizer keeps the optimizer's "
+                "moments in host memory"
+            )
         console.print(
-            f"no form fits: the closest needs {memory['total'] / GIGA:.1f} GB per GPU, most of it "
+            f"no form fits: the closest needs {memory['total'] / GIGA:.1f} GB per "
+            "GPU, most of it "
             f"{MEMORY_NAMES[largest]} ({memory[largest] / GIGA:.1f} GB); {advice}"
         )
     table = _table("form", "micro", "recompute", "GB", "bubble", "MFU", "time")
@@ -422,20 +511,31 @@ def _print_forms(console: Console, plan: Mapping[str, Any]) -> None:
     console.print(table)
     num_hidden = len(plan["forms"]) - len(forms)
     if num_hidden:
-        console.print(f"({num_hidden} more forms are in --json, those that do not fit among them)", style="dim")
+        console.print(
+            f"({num_hidden} more forms are in --json, those that do not fit among them)",
+            style="dim",
+        )
 
     _heading(console, f"Memory of a GPU, {best['form']}")
-    parts = ", ".join(f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items())
+    parts = ", ".join(
+        f"{name} {size(best['memory'][key])}" for key, name in MEMORY_NAMES.items()
+    )
     console.print(f"{parts}: {size(best['memory']['total'])} of {gpu_memory:.0f} GB")
     if best["host_memory"]:
-        console.print(f"in its host's memory (engine.compute.offload_optimizer): {best['host_memory'] / GIGA:.2f} GB")
+        console.print(
+            "in its host's memory (engine.compute.offload_optimizer): "
+            f"{best['host_memory'] / GIGA:.2f} GB"
+        )
 
     _heading(console, "Time and cost")
     cost = ""
     if best["cost"] is not None:
         prices = plan["prices"]
         cost = (
-            f", {at_least(best['cost'], 2)} {prices['currency']} at {prices['per_gpu_hour']:g} per GPU and hour "
+            f", {at_least(best['cost'], 2)} {prices['currency']} at "
+            f"{prices['per_gpu_hour']:g} per GPU and hour "
             f"(table of {prices['as_of']}; your own: --prices)"
         )
-    console.print(f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}")
+    console.print(
+        f"{duration(best['hours'])}, {at_least(best['gpu_hours'], 2)} GPU-hours{cost}"
+    )

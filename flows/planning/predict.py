@@ -1,10 +1,13 @@
-"""`gristmill plan --predict`: time, memory and disk of every stage, measured on samples or taken from past runs.
+"""`gristmill plan --predict`: time, memory and disk of every stage, measured on samples
+or taken from past runs.
 
-Each preparing stage is run on a sample and, if time allows, on a larger one. The model is: time = fixed + slope x text,
-memory = fixed + slope x shard size (a stage holds a few shards at a time, never the corpus), disk proportional to text.
-With one sample, the slope is the pace of its shards. A stage is assumed to drop the same share of the whole as of the
-sample. Stages that a sample of documents cannot measure (training) are taken from the newest output of the same
-manifest in the store; without one, the prediction says so.
+Each preparing stage is run on a sample and, if time allows, on a larger one. The model
+is: time = fixed + slope x text, memory = fixed + slope x shard size (a stage holds a
+few shards at a time, never the corpus), disk proportional to text. With one sample, the
+slope is the pace of its shards. A stage is assumed to drop the same share of the whole
+as of the sample. Stages that a sample of documents cannot measure (training) are taken
+from the newest output of the same manifest in the store; without one, the prediction
+says so.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ from gristmill.mixtures.steps.dedup import Dedup, MinHash
 LARGER = 4
 """Size of the second sample as a multiple of the first."""
 MOST_GROWTH = 3
-"""Maximum number of times that a sample too small for a source's first document is made LARGER."""
+"""Maximum number of times that a sample too small for a source's first document is made
+LARGER.
+"""
 SHARDS_PER_WORKER = 4
 BUDGET_SECONDS = 30.0
 """Default time limit of both samples together."""
@@ -74,7 +79,9 @@ class ShardClock:
         self._done: dict[str, list[tuple[float, float]]] = {}
 
     def work_seconds(self) -> float:
-        """Return the time of the stage's jobs from shard to shard, extrapolated to include the first ones."""
+        """Return the time of the stage's jobs from shard to shard, extrapolated to
+        include the first ones.
+        """
         spans = [
             (times[-1][0] - times[0][0]) * times[-1][1] / (times[-1][1] - times[0][1])
             for times in self._done.values()
@@ -92,7 +99,9 @@ class ShardClock:
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
         if event["event"] == "progress" and event["done"]:
-            self._done.setdefault(event.get("job") or "", []).append((time.monotonic(), event["done"]))
+            self._done.setdefault(event.get("job") or "", []).append(
+                (time.monotonic(), event["done"])
+            )
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
@@ -101,18 +110,22 @@ class ShardClock:
         """See Observer."""
 
 
-def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_SECONDS) -> dict[str, Any]:
+def predict(
+    session: Session, sample_bytes: int, budget_seconds: float = BUDGET_SECONDS
+) -> dict[str, Any]:
     """Run the preparing stages on two samples and extrapolate.
 
     Args:
         sample_bytes: size of the larger sample, in bytes of the sources' files.
-        budget_seconds: time limit of the samples; stages not measured by then get an `error`.
+        budget_seconds: time limit of the samples; stages not measured by then get an
+            `error`.
 
     Returns:
-        `text_bytes` of the whole (`text_at_least`: or more); `stages`: per stage `seconds`, `memory_bytes`,
-        `disk_bytes` and their origin `from`, or `error`; `totals`; `took_seconds`; `available`: memory and disk of this
-        machine; `refusals`: sentences about requirements that do not fit; `lsh`: share of pairs that become
-        candidates, by similarity.
+        `text_bytes` of the whole (`text_at_least`: or more); `stages`: per stage
+        `seconds`, `memory_bytes`, `disk_bytes` and their origin `from`, or `error`;
+        `totals`; `took_seconds`; `available`: memory and disk of this machine;
+        `refusals`: sentences about requirements that do not fit; `lsh`: share of pairs
+        that become candidates, by similarity.
     """
     started = time.monotonic()
     small, large = _run_samples(session, sample_bytes, started + budget_seconds)
@@ -120,7 +133,9 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
     shard_bytes = session.manifest.ingest.shard_bytes
     sampled = _measurable_stages(session)
     stages = [
-        from_samples(name, small, large, whole_bytes, shard_bytes) if name in sampled else _of_past(session, name)
+        from_samples(name, small, large, whole_bytes, shard_bytes)
+        if name in sampled
+        else _of_past(session, name)
         for name in session.plan
     ]
     predicted: list[dict[str, Any]] = [row for row in stages if "error" not in row]
@@ -129,7 +144,10 @@ def predict(session: Session, sample_bytes: int, budget_seconds: float = BUDGET_
         "memory_bytes": max((row["memory_bytes"] for row in predicted), default=0),
         "disk_bytes": sum(row["disk_bytes"] for row in predicted),
     }
-    available = {"memory_bytes": available_memory(), "disk_bytes": _free_disk(session.store.root)}
+    available = {
+        "memory_bytes": available_memory(),
+        "disk_bytes": _free_disk(session.store.root),
+    }
     return {
         "text_bytes": whole_bytes,
         # The small sample truncates sources without files, whose total size is unknown.
@@ -149,8 +167,11 @@ def _paths(session: Session) -> list[str]:
     return [source.path for source in session.manifest.document_sources.values()]
 
 
-def _run_samples(session: Session, sample_bytes: int, deadline: float) -> tuple[SampleRun, SampleRun]:
-    """Measure two samples; larger ones if a source's first document does not fit into its part.
+def _run_samples(
+    session: Session, sample_bytes: int, deadline: float
+) -> tuple[SampleRun, SampleRun]:
+    """Measure two samples; larger ones if a source's first document does not fit into
+    its part.
 
     The second is left empty if the remaining time would not suffice.
     """
@@ -158,14 +179,26 @@ def _run_samples(session: Session, sample_bytes: int, deadline: float) -> tuple[
         larger_bytes = sample_bytes * LARGER**growth
         with tempfile.TemporaryDirectory(prefix="gristmill-predict-") as folder:
             round_started = time.monotonic()
-            small = _run_sample(session, Path(folder) / "small", larger_bytes // LARGER, deadline, whole_python=False)
+            small = _run_sample(
+                session,
+                Path(folder) / "small",
+                larger_bytes // LARGER,
+                deadline,
+                whole_python=False,
+            )
             now = time.monotonic()
             if INGEST in small.errors and growth < MOST_GROWTH and now < deadline:
                 continue
             work = sum(measured.work_seconds for measured in small.stages.values())
             if now - round_started + (LARGER - 1) * work > deadline - now:
                 return small, SampleRun(0.0, 0.0, 0, {}, {})
-            return small, _run_sample(session, Path(folder) / "large", larger_bytes, deadline, whole_python=True)
+            return small, _run_sample(
+                session,
+                Path(folder) / "large",
+                larger_bytes,
+                deadline,
+                whole_python=True,
+            )
     raise AssertionError("the last round always returns")
 
 
@@ -190,12 +223,29 @@ def _measurable_stages(session: Session) -> list[str]:
     return stages
 
 
-def _run_sample(session: Session, folder: Path, sample_bytes: int, deadline: float, whole_python: bool) -> SampleRun:
-    sample = take_sample(session.manifest, folder / "sources", sample_bytes, whole_python)
-    shard_bytes = max(sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16)
+def _run_sample(
+    session: Session,
+    folder: Path,
+    sample_bytes: int,
+    deadline: float,
+    whole_python: bool,
+) -> SampleRun:
+    sample = take_sample(
+        session.manifest, folder / "sources", sample_bytes, whole_python
+    )
+    shard_bytes = max(
+        sample_bytes // (SHARDS_PER_WORKER * session.manifest.engine.workers), 1 << 16
+    )
     ingest = sample.manifest.ingest.model_copy(update={"shard_bytes": shard_bytes})
     manifest = sample.manifest.model_copy(update={"ingest": ingest})
-    opened = Session(manifest, session.manifest_file, [], Store.at(folder / "store"), None, make_plan(manifest))
+    opened = Session(
+        manifest,
+        session.manifest_file,
+        [],
+        Store.at(folder / "store"),
+        None,
+        make_plan(manifest),
+    )
     clock = ShardClock()
     runner = opened.runner(clock)
     stages: dict[str, Measured] = {}
@@ -208,7 +258,9 @@ def _run_sample(session: Session, folder: Path, sample_bytes: int, deadline: flo
             errors[stage] = str(error).splitlines()[0]
             break
         except OutOfTimeError:
-            errors[stage] = "the samples have used up their time; allow more with --sample-seconds"
+            errors[stage] = (
+                "the samples have used up their time; allow more with --sample-seconds"
+            )
             break
         manifest_of_stage = outcome.folder.manifest()
         disk = sum(file["bytes"] for file in manifest_of_stage["files"].values())
@@ -223,7 +275,9 @@ def _run_sample(session: Session, folder: Path, sample_bytes: int, deadline: flo
 
 @contextmanager
 def interrupted_at(deadline: float) -> Iterator[None]:
-    """Raise OutOfTimeError inside the block at the deadline; in other threads, only before it starts."""
+    """Raise OutOfTimeError inside the block at the deadline; in other threads, only
+    before it starts.
+    """
     if time.monotonic() >= deadline:
         raise OutOfTimeError
     if threading.current_thread() is not threading.main_thread():
@@ -242,7 +296,9 @@ def interrupted_at(deadline: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def from_samples(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:
+def from_samples(
+    name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int
+) -> dict[str, Any]:
     """Return a preparing stage's figures from both samples, from one, or the error."""
     if name in small.stages and name in large.stages:
         return extrapolate(name, small, large, whole, shard_bytes)
@@ -255,7 +311,9 @@ def from_samples(name: str, small: SampleRun, large: SampleRun, whole: float, sh
 
 
 def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
-    """Extrapolate by the pace of one sample's shards; memory is the sample's, a lower bound."""
+    """Extrapolate by the pace of one sample's shards; memory is the sample's, a lower
+    bound.
+    """
     measured, factor = run.stages[name], whole / max(run.text, 1.0)
     return {
         "stage": name,
@@ -267,11 +325,15 @@ def from_one_sample(name: str, run: SampleRun, whole: float) -> dict[str, Any]:
 
 
 def _of_past(session: Session, name: str) -> dict[str, Any]:
-    """Return a later stage's figures from the newest output of the same manifest, or the error."""
+    """Return a later stage's figures from the newest output of the same manifest, or
+    the error.
+    """
     unknown = {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
     manifests = []
     for stage, folder in session.store.outputs():
-        is_ours = stage == name and folder.path.name.startswith(f"{session.manifest.name}--")
+        is_ours = stage == name and folder.path.name.startswith(
+            f"{session.manifest.name}--"
+        )
         if is_ours and folder.state() == "committed":
             manifests.append(folder.manifest())
     if not manifests:
@@ -306,17 +368,26 @@ def _text_bytes(opened: Session, sample: Sample) -> tuple[float, float]:
     return in_sample, in_all
 
 
-def extrapolate(name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int) -> dict[str, Any]:
-    """Extrapolate two samples to the whole: time by text, memory by shard size, disk by text."""
+def extrapolate(
+    name: str, small: SampleRun, large: SampleRun, whole: float, shard_bytes: int
+) -> dict[str, Any]:
+    """Extrapolate two samples to the whole: time by text, memory by shard size, disk by
+    text.
+    """
     first, second = small.stages[name], large.stages[name]
     slope = max(second.seconds - first.seconds, 0.0) / max(large.text - small.text, 1.0)
     fixed = max(second.seconds - slope * large.text, 0.0)
-    growth = max(second.memory_bytes - first.memory_bytes, 0) / max(large.shard_bytes - small.shard_bytes, 1)
+    growth = max(second.memory_bytes - first.memory_bytes, 0) / max(
+        large.shard_bytes - small.shard_bytes, 1
+    )
     return {
         "stage": name,
         "from": "two samples",
         "seconds": fixed + slope * whole,
-        "memory_bytes": int(second.memory_bytes + growth * max(min(shard_bytes, whole) - large.shard_bytes, 0)),
+        "memory_bytes": int(
+            second.memory_bytes
+            + growth * max(min(shard_bytes, whole) - large.shard_bytes, 0)
+        ),
         "disk_bytes": int(second.disk_bytes * whole / max(large.text, 1.0)),
     }
 
@@ -336,29 +407,45 @@ def refusals(totals: Mapping[str, Any], available: Mapping[str, Any]) -> list[st
     sentences = []
     if available["memory_bytes"] and totals["memory_bytes"] > available["memory_bytes"]:
         sentences.append(
-            f"memory: {_size(totals['memory_bytes'])} are needed, but {_size(available['memory_bytes'])} are "
+            f"memory: {_size(totals['memory_bytes'])} are needed, but "
+            f"{_size(available['memory_bytes'])} are "
             "free; lower ingest.shard_bytes or engine.workers"
         )
-    if available["disk_bytes"] is not None and totals["disk_bytes"] > available["disk_bytes"]:
+    if (
+        available["disk_bytes"] is not None
+        and totals["disk_bytes"] > available["disk_bytes"]
+    ):
         sentences.append(
-            f"disk: {_size(totals['disk_bytes'])} are needed, but {_size(available['disk_bytes'])} are free; "
+            f"disk: {_size(totals['disk_bytes'])} are needed, but "
+            f"{_size(available['disk_bytes'])} are free; "
             "give another --store, or run `gristmill gc`"
         )
     return sentences
 
 
 def _minhash(session: Session) -> MinHash | None:
-    return next((step.config.minhash for step in session.manifest.prepare if isinstance(step.config, Dedup)), None)
+    return next(
+        (
+            step.config.minhash
+            for step in session.manifest.prepare
+            if isinstance(step.config, Dedup)
+        ),
+        None,
+    )
 
 
 def lsh_curve(section: MinHash | None) -> list[dict[str, float]]:
-    """Return the share of pairs that share a band, by Jaccard similarity: 1 - (1 - J^rows)^bands.
+    """Return the share of pairs that share a band, by Jaccard similarity: 1 - (1 -
+    J^rows)^bands.
 
     Source: Leskovec, Rajaraman, Ullman, Mining of Massive Datasets, section 3.4.
     """
     if section is None:
         return []
-    return [{"jaccard": j, "found": 1.0 - (1.0 - j**section.rows) ** section.bands} for j in SIMILARITIES]
+    return [
+        {"jaccard": j, "found": 1.0 - (1.0 - j**section.rows) ** section.bands}
+        for j in SIMILARITIES
+    ]
 
 
 def print_prediction(session: Session, prediction: Mapping[str, Any]) -> None:
@@ -410,14 +497,16 @@ def print_prediction(session: Session, prediction: Mapping[str, Any]) -> None:
     _print_curve(console, _minhash(session), prediction["lsh"])
 
 
-def _print_curve(console: Console, section: MinHash | None, curve: list[dict[str, float]]) -> None:
+def _print_curve(
+    console: Console, section: MinHash | None, curve: list[dict[str, float]]
+) -> None:
     if section is None:
         return
     console.print()
     console.print(
         Text(
-            f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows find "
-            f"(threshold {section.threshold:g}):"
+            f"Near-duplicate pairs that {section.bands} bands of {section.rows} rows "
+            f"find (threshold {section.threshold:g}):"
         )
     )
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -24,7 +24,8 @@ class Sample:
 
     Attributes:
         manifest: manifest that reads the copies.
-        bytes_taken: source -> bytes copied from its files; 0 for a source without files.
+        bytes_taken: source -> bytes copied from its files; 0 for a source without
+            files.
         bytes_in_all: source -> bytes of all its files.
     """
 
@@ -38,41 +39,70 @@ class Sample:
         return self.bytes_in_all[source] / bytes_taken if bytes_taken else 1.0
 
 
-def take_sample(manifest: Manifest, folder: Path, sample_bytes: int, whole_python: bool) -> Sample:
-    """Copy about `sample_bytes` of the sources' files, each source in proportion to its size.
+def take_sample(
+    manifest: Manifest, folder: Path, sample_bytes: int, whole_python: bool
+) -> Sample:
+    """Copy about `sample_bytes` of the sources' files, each source in proportion to its
+    size.
 
-    Files are chosen by the hash of their names, so a larger sample contains a smaller one. A file larger than the
-    remaining budget is truncated: the record at the cut is lost, which the sample's manifest allows.
+    Files are chosen by the hash of their names, so a larger sample contains a smaller
+    one. A file larger than the remaining budget is truncated: the record at the cut is
+    lost, which the sample's manifest allows.
 
     Args:
         folder: receives the copies.
-        whole_python: read sources without files completely, instead of DOCUMENTS_OF_PYTHON documents.
+        whole_python: read sources without files completely, instead of
+            DOCUMENTS_OF_PYTHON documents.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
     """
-    listings = {name: find_files(name, source.model_dump()).files for name, source in manifest.document_sources.items()}
-    total_bytes = {name: sum(file.size for file in files) for name, files in listings.items()}
+    listings = {
+        name: find_files(name, source.model_dump()).files
+        for name, source in manifest.document_sources.items()
+    }
+    total_bytes = {
+        name: sum(file.size for file in files) for name, files in listings.items()
+    }
     total = max(sum(total_bytes.values()), 1)
     sources, copied_bytes = {}, {}
     for name, source in manifest.document_sources.items():
         if not total_bytes[name]:
-            limit = source.limit if whole_python else min(source.limit or DOCUMENTS_OF_PYTHON, DOCUMENTS_OF_PYTHON)
-            sources[name], copied_bytes[name] = source.model_copy(update={"limit": limit}), 0
+            limit = (
+                source.limit
+                if whole_python
+                else min(source.limit or DOCUMENTS_OF_PYTHON, DOCUMENTS_OF_PYTHON)
+            )
+            sources[name], copied_bytes[name] = (
+                source.model_copy(update={"limit": limit}),
+                0,
+            )
             continue
         budget = max(int(sample_bytes * total_bytes[name] / total), 1)
         copied_bytes[name] = _copy(listings[name], folder / name, budget)
         sources[name] = source.model_copy(
-            update={"path": OutsidePath(folder / name / "**" / "*"), "list": None, "limit": None}
+            update={
+                "path": OutsidePath(folder / name / "**" / "*"),
+                "list": None,
+                "limit": None,
+            }
         )
     ingest = manifest.ingest.model_copy(update={"max_quarantined": 1.0})
-    return Sample(manifest.model_copy(update={"sources": sources, "ingest": ingest}), copied_bytes, total_bytes)
+    return Sample(
+        manifest.model_copy(update={"sources": sources, "ingest": ingest}),
+        copied_bytes,
+        total_bytes,
+    )
 
 
 def _copy(files: Sequence[SourceFile], folder: Path, budget: int) -> int:
-    """Copy files, and the beginning of the last one, up to the budget; return the bytes used."""
+    """Copy files, and the beginning of the last one, up to the budget; return the bytes
+    used.
+    """
     used = 0
-    for file in sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest()):
+    for file in sorted(
+        files, key=lambda file: hashlib.sha256(file.name.encode()).digest()
+    ):
         used += _copy_part(file, folder / file.name, budget - used)
         if used >= budget:
             break

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 class Documents(CorpusDataset):
-    """Documents with all their measurements and verdicts, as a lazily read `pyarrow.dataset.Dataset`.
+    """Documents with all their measurements and verdicts, as a lazily read
+    `pyarrow.dataset.Dataset`.
 
-    Its columns are `id`, `source`, `locator`, `url`, `licence`, `text` (edited), `metadata`, `kept`, `dropped_by`,
-    `reason`, `error`, and all measurements of the steps, under the names that expressions use. Only requested columns
-    are read, shard by shard, in corpus order.
+    Its columns are `id`, `source`, `locator`, `url`, `licence`, `text` (edited),
+    `metadata`, `kept`, `dropped_by`, `reason`, `error`, and all measurements of the
+    steps, under the names that expressions use. Only requested columns are read, shard
+    by shard, in corpus order.
     """
 
     _conditions: tuple[Any, ...] = ()
@@ -35,19 +37,29 @@ class Documents(CorpusDataset):
             expression: such as `pyarrow.dataset.field("words") > 100`.
         """
         return _open_documents(
-            type(self), self.corpus, self.schema.names, self.kept, self.where, (*self._conditions, expression)
+            type(self),
+            self.corpus,
+            self.schema.names,
+            self.kept,
+            self.where,
+            (*self._conditions, expression),
         )
 
     def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> Any:
-        """Scan some columns (None means all) of the documents that meet an expression (None means all)."""
+        """Scan some columns (None means all) of the documents that meet an expression
+        (None means all).
+        """
         return super().scanner(columns, self._all_of(filter), **options)
 
     def count_rows(self, filter: Any = None, **options: Any) -> int:
         """Count the documents."""
         return super().count_rows(self._all_of(filter), **options)
 
-    def to_duckdb(self, connection: duckdb.DuckDBPyConnection | None = None) -> duckdb.DuckDBPyRelation:
-        """Return a DuckDB relation, which reads only the columns that a query names: `.filter("words > 100").df()`.
+    def to_duckdb(
+        self, connection: duckdb.DuckDBPyConnection | None = None
+    ) -> duckdb.DuckDBPyRelation:
+        """Return a DuckDB relation, which reads only the columns that a query names:
+        `.filter("words > 100").df()`.
 
         Args:
             connection: an open connection; None opens one in memory.
@@ -74,18 +86,25 @@ class Documents(CorpusDataset):
         return _import_library("polars").scan_pyarrow_dataset(self)
 
     def to_hf(self) -> datasets.IterableDataset:
-        """Return a `datasets.IterableDataset`, which reads documents while it is iterated.
+        """Return a `datasets.IterableDataset`, which reads documents while it is
+        iterated.
 
         Raises:
             MissingLibraryError: datasets is not installed.
         """
         datasets_module = _import_library("datasets")
         return datasets_module.IterableDataset.from_generator(
-            _examples, gen_kwargs={"documents": self}, features=datasets_module.Features.from_arrow_schema(self.schema)
+            _examples,
+            gen_kwargs={"documents": self},
+            features=datasets_module.Features.from_arrow_schema(self.schema),
         )
 
     def _all_of(self, expression: Any) -> Any:
-        conditions = [condition for condition in (*self._conditions, expression) if condition is not None]
+        conditions = [
+            condition
+            for condition in (*self._conditions, expression)
+            if condition is not None
+        ]
         return reduce(and_, conditions) if conditions else None
 
     def __repr__(self) -> str:
@@ -93,7 +112,14 @@ class Documents(CorpusDataset):
         return f"Documents({kept}: {', '.join(self.schema.names)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_documents, (type(self), self.corpus, self.schema.names, self.kept, self.where, self._conditions)
+        return _open_documents, (
+            type(self),
+            self.corpus,
+            self.schema.names,
+            self.kept,
+            self.where,
+            self._conditions,
+        )
 
 
 def _open_documents(
@@ -119,5 +145,6 @@ def _import_library(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise MissingLibraryError(
-            f"{name} is not installed; install it with: pip install 'gristmill[{EXTRA_OF[name]}]'"
+            f"{name} is not installed; install it with: pip install "
+            f"'gristmill[{EXTRA_OF[name]}]'"
         ) from error

@@ -1,7 +1,7 @@
 """Runs and stores as objects.
 
-A run is read from its record and from the outputs that the record names, so it can be queried long after its manifest
-or its sources have changed.
+A run is read from its record and from the outputs that the record names, so it can be
+queried long after its manifest or its sources have changed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ class StageOutput:
     Attributes:
         name: name of the stage.
         state: `committed`, `unfinished`, `missing` or `corrupt`.
-        how: `Completed`, `Resumed`, `Cached` (the output existed), or empty if the run did not reach the stage.
+        how: `Completed`, `Resumed`, `Cached` (the output existed), or empty if the run
+            did not reach the stage.
         fingerprint: first 16 digits of the fingerprint of the output.
         folder: folder of its files.
         seconds: time that it took to make; None if it is not committed.
         bytes: size of its files; None if it is not committed.
-        counts: documents `read`, `kept`, `quarantined`, and `dropped` by rule; None if it does not read documents.
+        counts: documents `read`, `kept`, `quarantined`, and `dropped` by rule; None if
+            it does not read documents.
     """
 
     name: str
@@ -75,7 +77,9 @@ class StageOutput:
 
 
 class Report:
-    """Report of a run: one self-contained HTML file without scripts, shown in a frame by notebooks."""
+    """Report of a run: one self-contained HTML file without scripts, shown in a frame
+    by notebooks.
+    """
 
     page: str
     """Content of the file."""
@@ -96,7 +100,12 @@ class Report:
 class Run:
     """A run: its outputs and measurements, and answers to questions about it."""
 
-    def __init__(self, store: outputs.Store, record: Mapping[str, Any], session: Session | None = None) -> None:
+    def __init__(
+        self,
+        store: outputs.Store,
+        record: Mapping[str, Any],
+        session: Session | None = None,
+    ) -> None:
         """Open a run; called by `gristmill.run` and `Store.run`."""
         self._store, self._record, self._opened = store, dict(record), session
 
@@ -107,8 +116,9 @@ class Run:
 
     @property
     def state(self) -> str:
-        """`completed`, `failed`, `interrupted`, `running`, or `killed` if its process is gone without recording an
-        end."""
+        """`completed`, `failed`, `interrupted`, `running`, or `killed` if its process
+        is gone without recording an end.
+        """
         return run_state(self._record)
 
     @property
@@ -144,12 +154,15 @@ class Run:
         if stage not in self._record["stages"]:
             names = list(self.stages)
             raise UnknownStageError(
-                f"{self.name} has no stage {stage!r}{did_you_mean(stage, names) or ';'} it has {', '.join(names)}"
+                f"{self.name} has no stage "
+                f"{stage!r}{did_you_mean(stage, names) or ';'} it has "
+                f"{', '.join(names)}"
             )
         return self._folder(stage).data
 
     def metrics(self, stage: str | None = None) -> pa.Table:
-        """Return the logged metrics of trainings: a row per logged step, a column per metric, nested ones as `a/b`.
+        """Return the logged metrics of trainings: a row per logged step, a column per
+        metric, nested ones as `a/b`.
 
         Args:
             stage: restrict to this training.
@@ -161,22 +174,34 @@ class Run:
         rows = [
             {"stage": name, **_flatten(line)}
             for name, node in self._session.plan.items()
-            if node.stage.trained is not None and stage in (None, name) and self._session.committed(name)
+            if node.stage.trained is not None
+            and stage in (None, name)
+            and self._session.committed(name)
             for line in training(self._folder(name))
         ]
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        return pa.table({key: pa.array([row.get(key) for row in rows], from_pandas=False) for key in columns})
+        return pa.table(
+            {
+                key: pa.array([row.get(key) for row in rows], from_pandas=False)
+                for key in columns
+            }
+        )
 
     def documents(
-        self, kept: bool | None = True, columns: Sequence[str] | None = None, where: str | None = None
+        self,
+        kept: bool | None = True,
+        columns: Sequence[str] | None = None,
+        where: str | None = None,
     ) -> Documents:
-        """Return the documents with all their measurements and verdicts, as a lazily read pyarrow dataset.
+        """Return the documents with all their measurements and verdicts, as a lazily
+        read pyarrow dataset.
 
         Args:
-            kept: True for documents that every step kept, False for dropped ones, None for all.
+            kept: True for documents that every step kept, False for dropped ones, None
+                for all.
             columns: columns in this order; None means all.
-            where: an SQL condition over the columns, such as `"words > 100 AND source = 'web'"`; an invalid one
-                raises ExpressionError when documents are read.
+            where: an SQL condition over the columns, such as `"words > 100 AND source =
+                'web'"`; an invalid one raises ExpressionError when documents are read.
 
         Raises:
             NothingIngestedError: no documents are committed yet.
@@ -190,13 +215,16 @@ class Run:
         return Documents.of(corpus, columns, kept, where)
 
     def report(self) -> Report:
-        """Render the report: the funnel, drop reasons, mixture, losses, time and cost."""
+        """Render the report: the funnel, drop reasons, mixture, losses, time and
+        cost.
+        """
         from gristmill.flows.report.run_report import render_report
 
         return Report(mask_known(render_report(self._session, self._record)))
 
     def explain(self, document: str, text: bool = False) -> Explanation:
-        """Return a document's history: verdicts of all stages, and the training steps that read it.
+        """Return a document's history: verdicts of all stages, and the training steps
+        that read it.
 
         Args:
             document: id (32 hexadecimal digits, or the first few) or locator.
@@ -209,7 +237,9 @@ class Run:
 
         return explanation(history(self._planned_session, document, text))
 
-    def trace(self, step: int, stage: str = PRETRAIN, rank: int | None = None) -> StepTrace:
+    def trace(
+        self, step: int, stage: str = PRETRAIN, rank: int | None = None
+    ) -> StepTrace:
         """Return the rows and documents of a training step.
 
         Args:
@@ -238,7 +268,8 @@ class Run:
         return answer(DocumentTrace, trace_document(self._planned_session, document))
 
     def trace_text(self, text: str) -> TextTrace:
-        """Find passages of a text that occur verbatim in the training rows, with documents and training steps.
+        """Find passages of a text that occur verbatim in the training rows, with
+        documents and training steps.
 
         Args:
             text: any text, such as the output of a model.
@@ -250,17 +281,22 @@ class Run:
 
         return answer(TextTrace, trace_text(self._planned_session, text))
 
-    def search(self, text: str, by: Literal["meaning", "words"] | None = None, limit: int = 10) -> SearchHits:
-        """Search for documents about a text, kept or not: the nearest in meaning, and those with its words.
+    def search(
+        self, text: str, by: Literal["meaning", "words"] | None = None, limit: int = 10
+    ) -> SearchHits:
+        """Search for documents about a text, kept or not: the nearest in meaning, and
+        those with its words.
 
         Args:
             text: words or sentences; quoted phrases are matched exactly.
-            by: a single method; None means both, or words alone if no step stored vectors.
+            by: a single method; None means both, or words alone if no step stored
+                vectors.
             limit: maximum number of documents.
 
         Raises:
             NothingIngestedError: no documents are committed yet.
-            SearchError: the text is empty, or `by` is `meaning` and there are no vectors.
+            SearchError: the text is empty, or `by` is `meaning` and there are no
+                vectors.
         """
         from gristmill.flows.questions.search import search
 
@@ -274,19 +310,33 @@ class Run:
             samples: number of documents on either side of a threshold.
 
         Raises:
-            NotReplayableError: a key other than a threshold would change, or nothing is measured yet.
+            NotReplayableError: a key other than a threshold would change, or nothing is
+                measured yet.
             ManifestError: a setting does not exist, or its value is invalid.
         """
         from gristmill.flows.questions.whatif import compare, replay
 
         before, overrides = self._session, overrides_of(set)
-        manifest, _ = check_manifest(self._settings, before.manifest_file, Path(before.manifest_file).parent, overrides)
-        after = replace(before, manifest=manifest, overrides=[*before.overrides, *overrides])
+        manifest, _ = check_manifest(
+            self._settings,
+            before.manifest_file,
+            Path(before.manifest_file).parent,
+            overrides,
+        )
+        after = replace(
+            before, manifest=manifest, overrides=[*before.overrides, *overrides]
+        )
         tokens = before.committed(TOKENIZE)
-        return replayed(replay(compare(before, after), samples, None if tokens is None else tokens.data))
+        return replayed(
+            replay(
+                compare(before, after), samples, None if tokens is None else tokens.data
+            )
+        )
 
     def thresholds(self) -> list[Threshold]:
-        """Return the documents that every threshold drops, and that its neighbours would drop."""
+        """Return the documents that every threshold drops, and that its neighbours
+        would drop.
+        """
         from gristmill.flows.questions.whatif import thresholds
 
         return thresholds_of(thresholds(self._session))
@@ -302,18 +352,25 @@ class Run:
 
     @cached_property
     def _planned_session(self) -> Session:
-        """Session that also plans stages after the last one of the run, since a training's reads are known before it
-        runs."""
+        """Session that also plans stages after the last one of the run, since a
+        training's reads are known before it runs.
+        """
         session = self._session
         settle = partial(settle_node, store=session.store, name=session.manifest.name)
-        return replace(session, plan=add_later_stages(session.plan, session.manifest, settle))
+        return replace(
+            session, plan=add_later_stages(session.plan, session.manifest, settle)
+        )
 
     def _folder(self, stage: str) -> outputs.StageFolder:
-        return self._store.folder(stage, self._record["name"], self._record["stages"][stage]["fingerprint"])
+        return self._store.folder(
+            stage, self._record["name"], self._record["stages"][stage]["fingerprint"]
+        )
 
     def _output(self, name: str) -> StageOutput:
         entry = self._record["stages"][name]
-        output = stage_output(name, self._folder(name), entry["fingerprint"][:16], entry.get("how", ""))
+        output = stage_output(
+            name, self._folder(name), entry["fingerprint"][:16], entry.get("how", "")
+        )
         if output.state != "committed":
             return output
         counts = self._folder(name).manifest()["summary"].get("counts") or {}
@@ -321,7 +378,10 @@ class Run:
 
     def __repr__(self) -> str:
         done = sum(stage.state == "committed" for stage in self.stages.values())
-        return f"Run({self.name!r}: {self.state}, {done} of {len(self.stages)} stages committed)"
+        return (
+            f"Run({self.name!r}: {self.state}, {done} of {len(self.stages)} "
+            "stages committed)"
+        )
 
     def _repr_html_(self) -> str:
         rows = []
@@ -329,8 +389,19 @@ class Run:
             took = "" if stage.seconds is None else duration(stage.seconds)
             counts = stage.counts
             kept = "" if counts is None else f"{counts['kept']:,} of {counts['read']:,}"
-            rows.append((stage.name, stage.state, stage.how.lower(), took, kept, stage.fingerprint[:8]))
-        table = html_table(("stage", "state", "how", "took", "kept of read", "fingerprint"), rows)
+            rows.append(
+                (
+                    stage.name,
+                    stage.state,
+                    stage.how.lower(),
+                    took,
+                    kept,
+                    stage.fingerprint[:8],
+                )
+            )
+        table = html_table(
+            ("stage", "state", "how", "took", "kept of read", "fingerprint"), rows
+        )
         return f"<b>{escape(self.name)}</b>: {self.state}{table}"
 
 
@@ -341,7 +412,8 @@ class Store:
         """Refer to a store, which need not exist yet.
 
         Args:
-            path: a folder or an fsspec URL; None means $GRISTMILL_STORE, else ./gristmill-store.
+            path: a folder or an fsspec URL; None means $GRISTMILL_STORE, else
+                ./gristmill-store.
 
         Raises:
             StoreLocationError: the location cannot hold a store.
@@ -356,10 +428,13 @@ class Store:
     @property
     def runs(self) -> list[Run]:
         """Runs, oldest first."""
-        return [Run(self._store, record) for _, record in outputs.read_runs(self._store)]
+        return [
+            Run(self._store, record) for _, record in outputs.read_runs(self._store)
+        ]
 
     def run(self, name: str = "last") -> Run:
-        """Return a run by its name, a unique part of the name, `last`, or `last-1` (the one before).
+        """Return a run by its name, a unique part of the name, `last`, or `last-1` (the
+        one before).
 
         Raises:
             UnknownRunError: no run matches, or several do.
@@ -370,14 +445,17 @@ class Store:
     def stages(self) -> list[StageOutput]:
         """All outputs of all runs."""
         return [
-            stage_output(name, folder, folder.path.name.rpartition("--")[2]) for name, folder in self._store.outputs()
+            stage_output(name, folder, folder.path.name.rpartition("--")[2])
+            for name, folder in self._store.outputs()
         ]
 
     def __repr__(self) -> str:
         return f"Store({str(self.path)!r})"
 
 
-def stage_output(name: str, folder: outputs.StageFolder, fingerprint: str, how: str = "") -> StageOutput:
+def stage_output(
+    name: str, folder: outputs.StageFolder, fingerprint: str, how: str = ""
+) -> StageOutput:
     """Return the output in a folder, with time and size if it is committed."""
     output = StageOutput(name, folder.state(), how, fingerprint, folder.data)
     if output.state != "committed":
@@ -388,17 +466,23 @@ def stage_output(name: str, folder: outputs.StageFolder, fingerprint: str, how: 
 
 
 def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Session:
-    """Open a run for questions, with its recorded manifest and the recorded settings of its stages.
+    """Open a run for questions, with its recorded manifest and the recorded settings of
+    its stages.
 
-    Neither the manifest file nor the sources are read. Stages that the run did not reach are not in the plan.
+    Neither the manifest file nor the sources are read. Stages that the run did not
+    reach are not in the plan.
     """
-    manifest = schema.Manifest.model_validate(record.get("settings") or record["manifest"])
+    manifest = schema.Manifest.model_validate(
+        record.get("settings") or record["manifest"]
+    )
     plan: Plan = {}
     for name in stages_of(record):
         entry = record["stages"][name]
         step = manifest.steps.get(name)
         stage = STAGES.get(name if step is None else step.stage)
-        description = store.folder(name, record["name"], entry["fingerprint"]).path / "stage.json"
+        description = (
+            store.folder(name, record["name"], entry["fingerprint"]).path / "stage.json"
+        )
         if stage is None or not description.exists():
             continue
         metadata = read_json(description)
@@ -414,7 +498,14 @@ def session_of_record(store: outputs.Store, record: Mapping[str, Any]) -> Sessio
             entry.get("identity", ""),
             entry.get("kept", {}).get("version"),
         )
-    return Session(manifest, record["manifest_file"], list(record["overrides"]), store, str(store.root), plan)
+    return Session(
+        manifest,
+        record["manifest_file"],
+        list(record["overrides"]),
+        store,
+        str(store.root),
+        plan,
+    )
 
 
 def _flatten(line: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -39,10 +39,12 @@ NEW_LINE = "\n"
 class Manifest:
     """A manifest with the same keys as in YAML, validated on construction.
 
-        manifest = Manifest(name="small", sources={"web": {"path": "web/*.jsonl"}}, prepare=["filter", "dedup"])
+        manifest = Manifest(name="small", sources={"web": {"path": "web/*.jsonl"}},
+        prepare=["filter", "dedup"])
 
-    Values are those of YAML (mappings, lists, strings, numbers), paths, and functions of modules. Relative paths are
-    relative to `folder`. Manifests are immutable: `replace` returns a new one.
+    Values are those of YAML (mappings, lists, strings, numbers), paths, and functions
+    of modules. Relative paths are relative to `folder`. Manifests are immutable:
+    `replace` returns a new one.
     """
 
     folder: Path
@@ -51,7 +53,12 @@ class Manifest:
     """File that it was read from, or last saved to."""
 
     def __init__(
-        self, content: Mapping[str, Any] | None = None, /, *, folder: str | Path = ".", **sections: Any
+        self,
+        content: Mapping[str, Any] | None = None,
+        /,
+        *,
+        folder: str | Path = ".",
+        **sections: Any,
     ) -> None:
         """Validate a manifest.
 
@@ -111,7 +118,8 @@ class Manifest:
         """Return a new manifest with other values of some settings.
 
         Args:
-            set: settings by key, such as `{"pretrain.steps": 50}`; a whole section is a mapping.
+            set: settings by key, such as `{"pretrain.steps": 50}`; a whole section is a
+                mapping.
 
         Raises:
             ManifestError: lists every problem.
@@ -120,7 +128,9 @@ class Manifest:
         manifest.folder, manifest.file = self.folder, self.file
         overrides = overrides_of(set)
         remember_secrets(overrides)
-        manifest._settings, manifest._written = check_manifest(self.content, MADE, self.folder, overrides)
+        manifest._settings, manifest._written = check_manifest(
+            self.content, MADE, self.folder, overrides
+        )
         return manifest
 
     def to_yaml(self) -> str:
@@ -128,9 +138,11 @@ class Manifest:
         return _yaml(self._written.raw)
 
     def save(self, path: str | Path) -> Path:
-        """Write the manifest to a YAML file that loads as an equal manifest, and return the path.
+        """Write the manifest to a YAML file that loads as an equal manifest, and return
+        the path.
 
-        Relative paths are kept if the file is in `folder`, and become absolute otherwise.
+        Relative paths are kept if the file is in `folder`, and become absolute
+        otherwise.
         """
         file = Path(path).resolve()
         _save(self._content_in(file.parent), file)
@@ -151,16 +163,23 @@ class Manifest:
         return content
 
     def __eq__(self, other: object) -> bool:
-        """Compare all settings, including the content of user code but not its location."""
+        """Compare all settings, including the content of user code but not its
+        location.
+        """
         if not isinstance(other, Manifest):
             return NotImplemented
-        return self._settings.model_dump(mode="json") == other._settings.model_dump(mode="json")
+        return self._settings.model_dump(mode="json") == other._settings.model_dump(
+            mode="json"
+        )
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def __repr__(self) -> str:
-        return f"Manifest({self.name!r}: {', '.join(key for key in self._written.raw if key != 'name')})"
+        return (
+            f"Manifest({self.name!r}: "
+            f"{', '.join(key for key in self._written.raw if key != 'name')})"
+        )
 
 
 def written_keys(manifest: Manifest) -> Written:
@@ -169,13 +188,24 @@ def written_keys(manifest: Manifest) -> Written:
 
 
 def file_to_run(manifest: Manifest, store: Store) -> str:
-    """Return the file of a manifest for commands, saving it in the store if no file holds its content."""
+    """Return the file of a manifest for commands, saving it in the store if no file
+    holds its content.
+    """
     file = manifest.file
-    if file is not None and file.is_file() and parse_yaml(file.read_text()) == manifest._content_in(file.parent):
+    if (
+        file is not None
+        and file.is_file()
+        and parse_yaml(file.read_text()) == manifest._content_in(file.parent)
+    ):
         return str(file)
-    folder = (store.root if is_local(store.root) else Path(DEFAULT_STORE).resolve()) / MANIFESTS
+    folder = (
+        store.root if is_local(store.root) else Path(DEFAULT_STORE).resolve()
+    ) / MANIFESTS
     content = manifest._content_in(folder)
-    file = folder / f"{manifest.name}-{hashlib.sha256(_yaml(content).encode()).hexdigest()[:12]}.yaml"
+    file = (
+        folder
+        / f"{manifest.name}-{hashlib.sha256(_yaml(content).encode()).hexdigest()[:12]}.yaml"
+    )
     _save(content, file)
     return str(file)
 
@@ -189,7 +219,9 @@ def overrides_of(set: Mapping[str, Any] | None) -> list[str]:
 
 
 def _yaml(value: Any, **style: Any) -> str:
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=float("inf"), **style)
+    text: str = yaml.safe_dump(
+        value, sort_keys=False, allow_unicode=True, width=float("inf"), **style
+    )
     return text
 
 
@@ -220,30 +252,47 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return _plain(value.item())  # a NumPy scalar
     raise ValueError(
-        f"{value!r} ({type(value).__name__}) cannot be a value in a manifest, which holds mappings, lists, "
-        "texts, numbers, true, false and null"
+        f"{value!r} ({type(value).__name__}) cannot be a value in a manifest, which "
+        "holds mappings, lists, texts, numbers, true, false and null"
     )
 
 
 def _reference(function: Callable[..., Any]) -> str:
-    """Return the reference of a function for `use`; raise ValueError if it is not a module-level function."""
-    name, module = getattr(function, "__qualname__", ""), getattr(function, "__module__", "")
-    if module == "__main__" or not name.isidentifier() or getattr(sys.modules.get(module), name, None) is not function:
+    """Return the reference of a function for `use`; raise ValueError if it is not a
+    module-level function.
+    """
+    name, module = (
+        getattr(function, "__qualname__", ""),
+        getattr(function, "__module__", ""),
+    )
+    if (
+        module == "__main__"
+        or not name.isidentifier()
+        or getattr(sys.modules.get(module), name, None) is not function
+    ):
         raise ValueError(
-            f"the function {name or function!r} cannot be imported by name; write it at the top level "
+            f"the function {name or function!r} cannot be imported by name; write it "
+            "at the top level "
             'of a file of its own, such as steps.py, and give "./steps.py:'
             f'{name.rpartition(".")[2]}"'
         )
     file = inspect.getsourcefile(function)
-    return f"{module}:{name}" if "." in module or file is None else f"{Path(file).resolve()}:{name}"
+    return (
+        f"{module}:{name}"
+        if "." in module or file is None
+        else f"{Path(file).resolve()}:{name}"
+    )
 
 
-def _set_string(content: dict[str, Any], location: Sequence[str | int], value: str) -> None:
+def _set_string(
+    content: dict[str, Any], location: Sequence[str | int], value: str
+) -> None:
     """Replace the string at a location; values that are not strings are left alone."""
     container: Any = content
     *parents, key = written_location(location, content)
     for part in parents:
-        if isinstance(container[part], str):  # a string instead of a list with one entry
+        # a string instead of a list with one entry
+        if isinstance(container[part], str):
             container[part] = value
             return
         container = container[part]

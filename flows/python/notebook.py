@@ -36,13 +36,19 @@ def html_table(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def framed(page: str, pixels: int = FRAME_PIXELS) -> str:
-    """Embed an HTML page in a sandboxed frame of the given height: scripts do not run, and styles stay inside."""
+    """Embed an HTML page in a sandboxed frame of the given height: scripts do not run,
+    and styles stay inside.
+    """
     return str(_templates().frame(page, pixels)).strip()
 
 
 @cache
 def _templates() -> Any:
-    return environment(Path(__file__).parent / "templates").get_template("notebook.html.jinja").module
+    return (
+        environment(Path(__file__).parent / "templates")
+        .get_template("notebook.html.jinja")
+        .module
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,9 @@ class Bar:
 
 
 class NotebookObserver:
-    """Displays a run as one live table: a row per stage, a progress bar for running ones."""
+    """Displays a run as one live table: a row per stage, a progress bar for running
+    ones.
+    """
 
     def __init__(self) -> None:
         from IPython.display import display
@@ -68,7 +76,8 @@ class NotebookObserver:
 
     def __repr__(self) -> str:
         return "\n".join(
-            "  ".join(str(cell) for cell in row if not isinstance(cell, Bar)).rstrip() for row in self._rows.values()
+            "  ".join(str(cell) for cell in row if not isinstance(cell, Bar)).rstrip()
+            for row in self._rows.values()
         )
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
@@ -77,18 +86,32 @@ class NotebookObserver:
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
-        self._show(node, "waits", f"process {owner['pid']} on {owner['host']} is making this output")
+        self._show(
+            node,
+            "waits",
+            f"process {owner['pid']} on {owner['host']} is making this output",
+        )
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
         if event["event"] == "warning":
             self._show(node, "runs", event["message"])
-        if event["event"] != "progress" or time.monotonic() - self._written < UPDATE_SECONDS:
+        if (
+            event["event"] != "progress"
+            or time.monotonic() - self._written < UPDATE_SECONDS
+        ):
             return
         job = event.get("job") or ""
         count = f"{event['done']:g}/{event['total']:g} {event['unit']}"
-        details = ", ".join([f"{job}: {count}" if job not in ("", node.name) else count, *describe_metrics(event)])
-        self._show(node, "runs", Bar(event["done"] / max(event["total"], 1e-9)), details)
+        details = ", ".join(
+            [
+                f"{job}: {count}" if job not in ("", node.name) else count,
+                *describe_metrics(event),
+            ]
+        )
+        self._show(
+            node, "runs", Bar(event["done"] / max(event["total"], 1e-9)), details
+        )
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """See Observer."""
@@ -97,12 +120,18 @@ class NotebookObserver:
 
     def stage_failed(self, node: Node, message: str) -> None:
         """See Observer."""
-        self._show(node, "failed", message.splitlines()[0].removeprefix(f"{node.name}: "))
+        self._show(
+            node, "failed", message.splitlines()[0].removeprefix(f"{node.name}: ")
+        )
 
     def stop_bar(self) -> None:
         """Mark stages that are still running as ended."""
         with self._lock:
-            ended = [name for name, row in self._rows.items() if row[1] in ("runs", "resumes", "waits")]
+            ended = [
+                name
+                for name, row in self._rows.items()
+                if row[1] in ("runs", "resumes", "waits")
+            ]
             for name in ended:
                 self._rows[name] = [name, "ended", "", ""]
         if ended:
@@ -110,7 +139,9 @@ class NotebookObserver:
 
     def _show(self, node: Node, state: str, *details: Any) -> None:
         with self._lock:
-            cells = [mask_text(cell) if isinstance(cell, str) else cell for cell in details]
+            cells = [
+                mask_text(cell) if isinstance(cell, str) else cell for cell in details
+            ]
             self._rows[node.name] = [node.name, state, *cells, *[""] * (2 - len(cells))]
             self._written = time.monotonic()
             self._handle.update(self)

@@ -1,4 +1,6 @@
-"""Answers to questions about a run: plain objects, each of which prints like its command."""
+"""Answers to questions about a run: plain objects, each of which prints like its
+command.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ class Judgement(Answer):
         values: column -> measured value.
         threshold: value in the manifest of the rule that dropped it.
         error: reason of its quarantine.
-        edits: edits of its text: `number`, `bytes_removed`, `bytes_added` and the `first` few.
+        edits: edits of its text: `number`, `bytes_removed`, `bytes_added` and the
+            `first` few.
     """
 
     stage: str
@@ -76,8 +79,10 @@ class Explanation(Answer):
         characters: length of its text as read.
         excerpt: beginning of its text.
         stages: verdict of each stage, up to the one that dropped it.
-        mix: its use by the mixture (`use`, `reason`, `rows`, `tokens`, `copies`, `steps`); None without a mixture.
-        text: if requested, the whole text in pieces: `text`, `edit` (removed, added or None) and `stage`.
+        mix: its use by the mixture (`use`, `reason`, `rows`, `tokens`, `copies`,
+            `steps`); None without a mixture.
+        text: if requested, the whole text in pieces: `text`, `edit` (removed, added or
+            None) and `stage`.
     """
 
     id: str
@@ -110,7 +115,8 @@ class StepTrace(Answer):
         step: step, counted from 1.
         use: `read` or `will read`.
         rows: rows of the packed set, or of the examples.
-        documents: documents in the rows, most tokens first: `id`, `source`, `locator`, `tokens`, `rows`.
+        documents: documents in the rows, most tokens first: `id`, `source`, `locator`,
+            `tokens`, `rows`.
         tokens: tokens of these documents.
         examples: ids of the examples read by fine-tuning.
         checkpoints_after: steps of checkpoints whose training read these rows.
@@ -138,7 +144,8 @@ class DocumentTrace(Answer):
         kind: `document` or `example`.
         id: id of the document or example.
         outcome: `kept` or `trained`, or the stage and rule that dropped it.
-        steps: steps that read it: `stage`, `step`, `use` (read, or will read) and `rows`.
+        steps: steps that read it: `stage`, `step`, `use` (read, or will read) and
+            `rows`.
         checkpoints_after: checkpoints whose training read it: `stage` and `step`.
     """
 
@@ -161,8 +168,9 @@ class TextTrace(Answer):
         characters: length of the text.
         covered: number of characters in a passage.
         shortest_span: tokens of the shortest passage searched for.
-        spans: the longest passages: `begin` and `end` in characters, `tokens`, `text`, `count` of its places, and the
-            first `places`: the document, its `source`, `row` and the `steps` that read it.
+        spans: the longest passages: `begin` and `end` in characters, `tokens`, `text`,
+            `count` of its places, and the first `places`: the document, its `source`,
+            `row` and the `steps` that read it.
     """
 
     characters: int
@@ -182,9 +190,11 @@ class SearchHits(Answer):
     Attributes:
         by: methods used: `meaning`, `words`, or both.
         documents: number of documents in the run, kept or not.
-        note: reason for not searching by meaning, and the remedy; None if it was used or not requested.
-        hits: best first, each with `id`, `source`, `locator`, `url`, `score`, `meaning` (`rank`, `cosine`) and
-            `words` (`rank`, `bm25`), either of them None, `kept`, `dropped_by`, `reason`, `characters` and `snippet`.
+        note: reason for not searching by meaning, and the remedy; None if it was used
+            or not requested.
+        hits: best first, each with `id`, `source`, `locator`, `url`, `score`, `meaning`
+            (`rank`, `cosine`) and `words` (`rank`, `bm25`), either of them None,
+            `kept`, `dropped_by`, `reason`, `characters` and `snippet`.
     """
 
     by: list[str]
@@ -213,10 +223,12 @@ class WhatIf(Answer):
     Attributes:
         now: source -> size kept now.
         then: source -> size that would be kept.
-        unseen: source -> size that would be kept but was not seen by later stages, which may drop it.
-        rules: rule -> `now` and `then`: numbers of documents `failing` it, and failing `only` it.
-        cuts: per changed threshold its `key`, its bounds `now` and `then`, and the documents next to it, `failing` and
-            `passing`.
+        unseen: source -> size that would be kept but was not seen by later stages,
+            which may drop it.
+        rules: rule -> `now` and `then`: numbers of documents `failing` it, and failing
+            `only` it.
+        cuts: per changed threshold its `key`, its bounds `now` and `then`, and the
+            documents next to it, `failing` and `passing`.
     """
 
     now: dict[str, Size]
@@ -241,7 +253,8 @@ class Threshold(Answer):
         seen: number of documents that the stage judged.
         failing: number of them that fail the rule.
         only: number of them that fail no other rule of the stage.
-        looser, stricter: a neighbouring `bound`, and the number of documents `failing` it; None if there is none.
+        looser, stricter: a neighbouring `bound`, and the number of documents `failing`
+            it; None if there is none.
     """
 
     rule: str

@@ -12,13 +12,22 @@ from gristmill.core.files import read_json
 from gristmill.core.secrets import MaskedStream
 from gristmill.core.store import store_at
 from gristmill.flows.python.finished_run import Run, Store
-from gristmill.flows.python.manifest_builder import Manifest, file_to_run, overrides_of, written_keys
+from gristmill.flows.python.manifest_builder import (
+    Manifest,
+    file_to_run,
+    overrides_of,
+    written_keys,
+)
 from gristmill.flows.python.notebook import NotebookObserver, in_notebook
 from gristmill.flows.questions.what_changed import explain_plan
 from gristmill.flows.running.launch import Display, run_stages
 from gristmill.flows.running.missing_libraries import check_libraries
 from gristmill.flows.running.session import Session, open_session, session_of
-from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.running.terminal import (
+    LastingStream,
+    TerminalObserver,
+    plain_console,
+)
 from gristmill.flows.stages.plan import UnknownStageError
 from gristmill.mixtures.yaml_text import did_you_mean
 
@@ -36,14 +45,16 @@ def run(
 ) -> Run:
     """Run a manifest, reusing committed stages and resuming unfinished ones.
 
-    Stages run in processes of their own, as with `gristmill run`, and import nothing of the caller. An interrupt
-    (Ctrl-C, or a notebook's stop button) ends them first; the next run resumes.
+    Stages run in processes of their own, as with `gristmill run`, and import nothing of
+    the caller. An interrupt (Ctrl-C, or a notebook's stop button) ends them first; the
+    next run resumes.
 
     Args:
         manifest: file or object.
         until: last stage to run.
         set: overridden settings by key, such as `{"pretrain.steps": 50}`.
-        store: folder or URL of the outputs; None means $GRISTMILL_STORE, else ./gristmill-store.
+        store: folder or URL of the outputs; None means $GRISTMILL_STORE, else
+            ./gristmill-store.
         force: stages to rebuild even if they are committed.
         keep: stages whose committed outputs are kept even if their versions changed.
         progress: show progress, in a notebook as a live table.
@@ -56,18 +67,27 @@ def run(
         ManifestError: the manifest is invalid; nothing was run.
         UnknownStageError: the manifest has no such stage.
         StoreLocationError: the location cannot hold a store.
-        MissingLibraryError: a stage needs a library that is not installed; nothing was run.
-        NothingToKeepError: the store has no output of an earlier version of a stage to keep.
-        StageFailedError: a stage failed; committed outputs stay, and the same call resumes.
+        MissingLibraryError: a stage needs a library that is not installed; nothing was
+            run.
+        NothingToKeepError: the store has no output of an earlier version of a stage to
+            keep.
+        StageFailedError: a stage failed; committed outputs stay, and the same call
+            resumes.
     """
     session = _open_manifest(manifest, set, store, until, to_run=True)
     _refuse_unknown(session, [*force, *keep])
     session.keep(keep)
-    console = plain_console(cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout)))))
+    console = plain_console(
+        cast(TextIO, MaskedStream(cast(TextIO, LastingStream(sys.stdout))))
+    )
     console.quiet = not progress
     stages = list(session.plan)
     check_libraries(session, stages, frozenset(force))
-    observer: Display = NotebookObserver() if progress and in_notebook() else TerminalObserver(console, stages)
+    observer: Display = (
+        NotebookObserver()
+        if progress and in_notebook()
+        else TerminalObserver(console, stages)
+    )
     folder = run_stages(session, stages, frozenset(force), prefect, observer, console)
     return Run(session.store, read_json(folder / "run.json"), session)
 
@@ -101,7 +121,8 @@ def plan(
     store: str | Path | Store | None = None,
     force: Sequence[str] = (),
 ) -> list[PlannedStage]:
-    """Return the actions of `run` with the same arguments, and their reasons; nothing is run or written.
+    """Return the actions of `run` with the same arguments, and their reasons; nothing
+    is run or written.
 
     Raises:
         ManifestError: the manifest is invalid.
@@ -111,7 +132,12 @@ def plan(
     _refuse_unknown(session, force)
     return [
         PlannedStage(
-            row["stage"], row["action"], row["reason"], row["fingerprint"], row["folder"], row.get("warning", "")
+            row["stage"],
+            row["action"],
+            row["reason"],
+            row["fingerprint"],
+            row["folder"],
+            row.get("warning", ""),
         )
         for row in explain_plan(session, frozenset(force))
     ]
@@ -124,17 +150,37 @@ def _open_manifest(
     until: str | None,
     to_run: bool,
 ) -> Session:
-    """Open a manifest; `to_run` lets user code list sources, and saves a manifest without a file in the store."""
+    """Open a manifest; `to_run` lets user code list sources, and saves a manifest
+    without a file in the store.
+    """
     if isinstance(store, Store):
         location: str | None = str(store.path)
     else:
         location = None if store is None else str(store)
     if not isinstance(manifest, Manifest):
-        return open_session(str(manifest), overrides_of(set), location, until, exactly=True, allow_code=to_run)
+        return open_session(
+            str(manifest),
+            overrides_of(set),
+            location,
+            until,
+            exactly=True,
+            allow_code=to_run,
+        )
     changed = manifest.replace(set) if set else manifest
-    file = file_to_run(changed, store_at(location)) if to_run else str(changed.file or f"{changed.name}.yaml")
+    file = (
+        file_to_run(changed, store_at(location))
+        if to_run
+        else str(changed.file or f"{changed.name}.yaml")
+    )
     return session_of(
-        changed.settings, written_keys(changed), file, [], location, until, exactly=True, allow_code=to_run
+        changed.settings,
+        written_keys(changed),
+        file,
+        [],
+        location,
+        until,
+        exactly=True,
+        allow_code=to_run,
     )
 
 
@@ -143,5 +189,6 @@ def _refuse_unknown(session: Session, force: Sequence[str]) -> None:
     if unknown:
         raise UnknownStageError(
             f"{session.manifest_file} has no stage {unknown[0]!r}"
-            f"{did_you_mean(unknown[0], session.plan) or ';'} it has {', '.join(session.plan)}"
+            f"{did_you_mean(unknown[0], session.plan) or ';'} it has "
+            f"{', '.join(session.plan)}"
         )

@@ -1,7 +1,8 @@
-"""Side-by-side comparison of two runs: manifests, outputs, funnels, mixtures, losses and held-out measurements.
+"""Side-by-side comparison of two runs: manifests, outputs, funnels, mixtures, losses
+and held-out measurements.
 
-Runs are read from their records and the outputs named there, so runs of an older manifest, or of data that has
-changed since, can be compared too.
+Runs are read from their records and the outputs named there, so runs of an older
+manifest, or of data that has changed since, can be compared too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from gristmill.flows.questions.status import run_state
 from gristmill.flows.questions.what_changed import ABSENT, changed_keys
 from gristmill.flows.report.evaluation import evaluation_rows
 from gristmill.flows.report.mixture import mixture_rows
-from gristmill.flows.report.report_facts import Facts, funnel, topics_of, training, with_tokens
+from gristmill.flows.report.report_facts import (
+    Facts,
+    funnel,
+    topics_of,
+    training,
+    with_tokens,
+)
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.stages.registry import STAGES, TOKENIZE
 from gristmill.mixtures.prepare import name_steps, written_steps
@@ -31,18 +38,24 @@ class UnknownRunError(LookupError):
 
 
 def find_run(store: Store, name: str) -> dict[str, Any]:
-    """Return the record of a run, given its name, a unique part of the name, `last` or `last-1` (the one before).
+    """Return the record of a run, given its name, a unique part of the name, `last` or
+    `last-1` (the one before).
 
     Raises:
         UnknownRunError: no run matches, or several do.
     """
     records = [record for _, record in read_runs(store)]
     if not records:
-        raise UnknownRunError(f"{store.root} has no runs yet; start one with: gristmill run MANIFEST")
+        raise UnknownRunError(
+            f"{store.root} has no runs yet; start one with: gristmill run MANIFEST"
+        )
     offset = 0 if name == LAST else name.removeprefix(f"{LAST}-")
     if str(offset).isdecimal() and (name == LAST or name.startswith(f"{LAST}-")):
         if int(offset) >= len(records):
-            raise UnknownRunError(f"{name}: there are only {len(records)} runs in {store.root}; see: gristmill runs")
+            raise UnknownRunError(
+                f"{name}: there are only {len(records)} runs in "
+                f"{store.root}; see: gristmill runs"
+            )
         return records[-1 - int(offset)]
     matches = [record for record in records if record["run"] == name]
     matches = matches or [record for record in records if name in record["run"]]
@@ -50,29 +63,42 @@ def find_run(store: Store, name: str) -> dict[str, Any]:
         return matches[0]
     examples = ", ".join(record["run"] for record in (matches or records)[-3:])
     raise UnknownRunError(
-        f"{name!r} is {'part of the names of several runs' if matches else 'not a run'} of "
+        f"{name!r} is "
+        f"{'part of the names of several runs' if matches else 'not a run'} of "
         f"{store.root} (such as {examples}); see: gristmill runs"
     )
 
 
 def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
-    """Return the facts of a run by topic, as in `gather_facts`, without topics whose output is not committed."""
+    """Return the facts of a run by topic, as in `gather_facts`, without topics whose
+    output is not committed.
+    """
     folders = {
-        stage: store.folder(stage, record["name"], record["stages"][stage]["fingerprint"])
+        stage: store.folder(
+            stage, record["name"], record["stages"][stage]["fingerprint"]
+        )
         for stage in stages_of(record)
     }
-    folders = {stage: folder for stage, folder in folders.items() if folder.state() == "committed"}
+    folders = {
+        stage: folder
+        for stage, folder in folders.items()
+        if folder.state() == "committed"
+    }
     manifests = {stage: folder.manifest() for stage, folder in folders.items()}
     summaries = {stage: manifest["summary"] for stage, manifest in manifests.items()}
     facts: Facts = {
         "summaries": summaries,
-        "funnel": with_tokens(funnel(summaries, steps_of(record)), summaries.get(TOKENIZE)),
+        "funnel": with_tokens(
+            funnel(summaries, steps_of(record)), summaries.get(TOKENIZE)
+        ),
         "training": {
             name: training(folder)
             for name, folder in folders.items()
             if name in STAGES and STAGES[name].trained is not None
         },
-        "seconds": {stage: manifest["seconds"] for stage, manifest in manifests.items()},
+        "seconds": {
+            stage: manifest["seconds"] for stage, manifest in manifests.items()
+        },
     }
     for name, folder in folders.items():
         facts |= topics_of(STAGES[name], folder) if name in STAGES else {}
@@ -82,7 +108,10 @@ def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
 def stages_of(record: Mapping[str, Any]) -> list[str]:
     """Return the stages of a run in execution order; the record sorts them by name."""
     order = [INGEST, *steps_of(record), *STAGES]
-    return sorted(record["stages"], key=lambda stage: order.index(stage) if stage in order else len(order))
+    return sorted(
+        record["stages"],
+        key=lambda stage: order.index(stage) if stage in order else len(order),
+    )
 
 
 def steps_of(record: Mapping[str, Any]) -> list[str]:
@@ -91,19 +120,30 @@ def steps_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def keyed(value: Any) -> Any:
-    """Convert lists to mappings so that entries are compared key by key; preparing steps are keyed by name."""
+    """Convert lists to mappings so that entries are compared key by key; preparing
+    steps are keyed by name.
+    """
     if isinstance(value, Mapping):
         return {str(key): keyed(inner) for key, inner in value.items()}
-    if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+    if (
+        isinstance(value, list)
+        and value
+        and all(isinstance(entry, Mapping) for entry in value)
+    ):
         steps = written_steps(value)
         if all(stage for stage, _ in steps):
             return {
                 name: keyed(entry[stage])
-                for name, (stage, _), entry in zip(name_steps(steps), steps, value, strict=True)
+                for name, (stage, _), entry in zip(
+                    name_steps(steps), steps, value, strict=True
+                )
             }
         names = [next(iter(entry)) for entry in value]
         if all(len(entry) == 1 for entry in value) and len(set(names)) == len(names):
-            return {name: keyed(entry[name]) for name, entry in zip(names, value, strict=True)}
+            return {
+                name: keyed(entry[name])
+                for name, entry in zip(names, value, strict=True)
+            }
         return {str(index): keyed(entry) for index, entry in enumerate(value)}
     return value
 
@@ -113,32 +153,43 @@ def keyed_manifest(manifest: Mapping[str, Any]) -> Any:
     return keyed(name_code(deepcopy(dict(manifest))))
 
 
-def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def compare_runs(
+    store: Store, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> dict[str, Any]:
     """Compare two runs in everything that both recorded.
 
     Returns:
-        `runs`: name and state of both; `manifest`: key, first, second of each difference (None if a key is absent);
-        `stages`: fingerprints, `same` (True if both used the same output), and seconds; `funnel`, `mixture`,
-        `training` and `evaluation`: rows with their keys, and `first` and `second` of every figure, None if that run
-        has no such figure.
+        `runs`: name and state of both; `manifest`: key, first, second of each
+        difference (None if a key is absent); `stages`: fingerprints, `same` (True if
+        both used the same output), and seconds; `funnel`, `mixture`, `training` and
+        `evaluation`: rows with their keys, and `first` and `second` of every figure,
+        None if that run has no such figure.
     """
     records = (first, second)
     facts = (facts_of(store, first), facts_of(store, second))
-    differences = changed_keys(keyed_manifest(first["manifest"]), keyed_manifest(second["manifest"]))
+    differences = changed_keys(
+        keyed_manifest(first["manifest"]), keyed_manifest(second["manifest"])
+    )
     stages = []
     for stage in dict.fromkeys([*stages_of(first), *stages_of(second)]):
         entries = [record["stages"].get(stage, {}) for record in records]
-        identities = [entry.get("identity", entry.get("fingerprint")) for entry in entries]
+        identities = [
+            entry.get("identity", entry.get("fingerprint")) for entry in entries
+        ]
         stages.append(
             {
                 "stage": stage,
                 "same": identities[0] == identities[1],
-                "fingerprint": _pair(*(identity and identity[:16] for identity in identities)),
+                "fingerprint": _pair(
+                    *(identity and identity[:16] for identity in identities)
+                ),
                 "seconds": _pair(*(side["seconds"].get(stage) for side in facts)),
             }
         )
     return {
-        "runs": [{"run": record["run"], "state": run_state(record)} for record in records],
+        "runs": [
+            {"run": record["run"], "state": run_state(record)} for record in records
+        ],
         "manifest": [
             {
                 "key": key,
@@ -171,14 +222,20 @@ def compare_runs(store: Store, first: Mapping[str, Any], second: Mapping[str, An
     }
 
 
-def _joined(sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]) -> list[Row]:
+def _joined(
+    sides: Sequence[Sequence[Row]], keys: tuple[str, ...], values: tuple[str, ...]
+) -> list[Row]:
     """Join rows of both sides by their keys, with `{first, second}` for every value."""
-    first, second = ({tuple(row[key] for key in keys): row for row in rows} for rows in sides)
+    first, second = (
+        {tuple(row[key] for key in keys): row for row in rows} for rows in sides
+    )
     joined = []
     for identity in dict.fromkeys([*first, *second]):
         row = dict(zip(keys, identity, strict=True))
         for value in values:
-            row[value] = _pair(first.get(identity, {}).get(value), second.get(identity, {}).get(value))
+            row[value] = _pair(
+                first.get(identity, {}).get(value), second.get(identity, {}).get(value)
+            )
         joined.append(row)
     return joined
 
@@ -187,7 +244,9 @@ def _pair(first: Any, second: Any) -> Row:
     return {"first": first, "second": second}
 
 
-def loss_curves(store: Store, records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def loss_curves(
+    store: Store, records: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """Return stage -> run -> (step, loss), for plotting both runs on one axis."""
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for record in records:

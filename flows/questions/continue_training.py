@@ -1,8 +1,10 @@
-"""Change the mixture in the middle of a training: write a manifest that keeps the first steps and mixes the rest anew.
+"""Change the mixture in the middle of a training: write a manifest that keeps the first
+steps and mixes the rest anew.
 
-The new packed set begins with the rows that the first N steps read (`mix.continues`), and the new training with their
-last checkpoint (`pretrain.continue_from`); steps after that checkpoint are trained again, on the same rows. The
-original training is not modified and may still be running.
+The new packed set begins with the rows that the first N steps read (`mix.continues`),
+and the new training with their last checkpoint (`pretrain.continue_from`); steps after
+that checkpoint are trained again, on the same rows. The original training is not
+modified and may still be running.
 """
 
 from __future__ import annotations
@@ -17,7 +19,12 @@ from rich.text import Text
 
 from gristmill.flows.authoring.manifest_text import set_keys
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.questions.takedown import find_documents, keep_checkpoint, none_there, write_once
+from gristmill.flows.questions.takedown import (
+    find_documents,
+    keep_checkpoint,
+    none_there,
+    write_once,
+)
 from gristmill.flows.questions.training_reads import KeptOrder, Reading, reading_of
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
@@ -33,15 +40,20 @@ SETTLED = ("sequence_length", "packing", "document_starts", "fim", "validation",
 """Mixture keys that decide the contents of rows; they cannot change mid-training."""
 SETTLED_OF_SOURCES = ("where", "epochs")
 FOLDER = "continued"
-"""Folder of the store for checkpoints that trainings continue from; no training deletes them."""
+"""Folder of the store for checkpoints that trainings continue from; no training deletes
+them.
+"""
 
 
 class ContinuedError(ValueError):
     """A training cannot be continued with another mixture from this step on."""
 
 
-def continue_with(session: Session, step: int, settings: Sequence[str], excluded: Sequence[str]) -> dict[str, Any]:
-    """Write a manifest whose training repeats the first steps of this one and then reads the changed mixture.
+def continue_with(
+    session: Session, step: int, settings: Sequence[str], excluded: Sequence[str]
+) -> dict[str, Any]:
+    """Write a manifest whose training repeats the first steps of this one and then
+    reads the changed mixture.
 
     Args:
         session: the opened manifest; its mixture must be packed.
@@ -50,14 +62,16 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
         excluded: ids, locators and URLs of documents to leave out from then on.
 
     Returns:
-        `manifest`, `from_step`, `rows` (number kept), `shares` (of each source in them), `checkpoint` (its step; None
-        if training starts at step 0), `excluded` (ids), `list` (file with these ids), and `not_found`.
+        `manifest`, `from_step`, `rows` (number kept), `shares` (of each source in
+        them), `checkpoint` (its step; None if training starts at step 0), `excluded`
+        (ids), `list` (file with these ids), and `not_found`.
 
     Raises:
         TraceError: this manifest does not train, or its mixture is not packed.
-        ContinuedError: these steps cannot be kept, or the changes affect what they read.
-        gristmill.flows.questions.takedown.TakedownError: none of the documents exists, or an output file exists with
-            other content.
+        ContinuedError: these steps cannot be kept, or the changes affect what they
+            read.
+        gristmill.flows.questions.takedown.TakedownError: none of the documents exists,
+            or an output file exists with other content.
         gristmill.mixtures.load.ManifestError: the new manifest is invalid.
     """
     reading = reading_of(session)
@@ -71,20 +85,28 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
     not_found: list[str] = []
     changes: dict[tuple[str, ...], Any] = {}
     if excluded:
-        documents, not_found = find_documents(committed_inputs(session, session.plan), excluded)
+        documents, not_found = find_documents(
+            committed_inputs(session, session.plan), excluded
+        )
         if not documents:
             raise none_there(excluded)
         ids = sorted(id_.hex() for id_ in documents)
         section["exclude"] = list_file.name
-        changes[MIX, "tokens"] = _tokens_without(session, reading, rows, list(documents))
+        changes[MIX, "tokens"] = _tokens_without(
+            session, reading, rows, list(documents)
+        )
     for setting in settings:
         key, _, value = setting.partition("=")
         changes[tuple(full_key(key).split("."))] = yaml.safe_load(value)
-    checkpoint = max((saved for saved in reading.checkpoints() if saved <= step), default=None)
+    checkpoint = max(
+        (saved for saved in reading.checkpoints() if saved <= step), default=None
+    )
     changes[MIX, "continues"] = section
     changes[PRETRAIN, "continue_from"] = None
     if checkpoint is not None:
-        changes[PRETRAIN, "continue_from"] = str(keep_checkpoint(session, checkpoint, FOLDER))
+        changes[PRETRAIN, "continue_from"] = str(
+            keep_checkpoint(session, checkpoint, FOLDER)
+        )
     text = set_keys(manifest_file(file).read_text(encoding="utf-8"), changes)
     if ids:
         write_once(list_file, "".join(f"{id_}\n" for id_ in ids))
@@ -92,13 +114,19 @@ def continue_with(session: Session, step: int, settings: Sequence[str], excluded
     _check_settled(session.manifest, changed, reading, step)
     write_once(target, text)
     sources = reading.packed.sources
-    counts = np.bincount(reading.packed.source_of(rows), minlength=len(sources)).tolist()
+    counts = np.bincount(
+        reading.packed.source_of(rows), minlength=len(sources)
+    ).tolist()
     return {
         "manifest": str(target),
         "from_step": step,
         "rows": len(rows),
         "checkpoint": checkpoint,
-        "shares": {name: count / len(rows) for name, count in zip(sources, counts, strict=True) if count},
+        "shares": {
+            name: count / len(rows)
+            for name, count in zip(sources, counts, strict=True)
+            if count
+        },
         "excluded": ids,
         "list": str(list_file) if ids else None,
         "not_found": not_found,
@@ -111,24 +139,32 @@ def _rows_of_steps(reading: Reading, step: int) -> np.ndarray:
     plan = reading.plan
     if not 1 <= step <= reading.section.steps:
         raise ContinuedError(
-            f"--from-step {step}: {reading.stage} has {reading.section.steps} steps; give 1 to {reading.section.steps}"
+            f"--from-step {step}: {reading.stage} has {reading.section.steps} steps; "
+            f"give 1 to {reading.section.steps}"
         )
     if any(first < step for first, _ in getattr(plan, "jumps", ())):
         first = min(first for first, _ in plan.jumps)  # type: ignore[union-attr]
         raise ContinuedError(
-            f"--from-step {step}: the training rolled back to step {first} before it and skipped "
-            f"rows; give {first} at most"
+            f"--from-step {step}: the training rolled back to step {first} before it "
+            f"and skipped rows; give {first} at most"
         )
     if plan.end(step) > reading.order.total:
-        last = next(earlier for earlier in range(step, 0, -1) if plan.end(earlier) <= reading.order.total)
+        last = next(
+            earlier
+            for earlier in range(step, 0, -1)
+            if plan.end(earlier) <= reading.order.total
+        )
         raise ContinuedError(
-            f"--from-step {step}: its training had read all {reading.order.total} rows of the set "
-            f"before and read them again; give {last} at most, or mix more tokens from the start"
+            f"--from-step {step}: its training had read all {reading.order.total} rows "
+            f"of the set before and read them again; give {last} at most, or mix more "
+            "tokens from the start"
         )
     return reading.order.rows(np.arange(plan.end(step)))
 
 
-def _continued_set(session: Session, packed: PackedSet, rows: np.ndarray, seed: int) -> dict[str, Any]:
+def _continued_set(
+    session: Session, packed: PackedSet, rows: np.ndarray, seed: int
+) -> dict[str, Any]:
     assert session.manifest.mix is not None
     section: dict[str, Any] = {
         "rows": packed.order(seed).places_before(len(rows)),
@@ -146,53 +182,90 @@ def _continued_set(session: Session, packed: PackedSet, rows: np.ndarray, seed: 
     return section
 
 
-def _tokens_without(session: Session, reading: Reading, rows: np.ndarray, documents: Sequence[bytes]) -> int:
-    """Return the tokens of the set plus one row for each unread row that holds an excluded document."""
+def _tokens_without(
+    session: Session, reading: Reading, rows: np.ndarray, documents: Sequence[bytes]
+) -> int:
+    """Return the tokens of the set plus one row for each unread row that holds an
+    excluded document.
+    """
     assert session.manifest.mix is not None
     assert reading.packed is not None
     holding = np.unique(reading.packed.rows_of_documents(documents)["row"].to_numpy())
     num_emptied = int((~np.isin(holding, rows)).sum())
-    return session.manifest.mix.tokens + num_emptied * session.manifest.mix.sequence_length
+    return (
+        session.manifest.mix.tokens + num_emptied * session.manifest.mix.sequence_length
+    )
 
 
-def _check_settled(before: Manifest, after: Manifest, reading: Reading, step: int) -> None:
+def _check_settled(
+    before: Manifest, after: Manifest, reading: Reading, step: int
+) -> None:
     """Raise ContinuedError if a changed key affects what the first steps read."""
     assert before.mix is not None
     assert reading.packed is not None
     if after.mix is None or after.pretrain is None:
-        raise ContinuedError(f"the changed manifest has no `{MIX}:` or no `{PRETRAIN}:`, so there is nothing to train")
-    changed_keys = [f"{MIX}.{key}" for key in SETTLED if getattr(before.mix, key) != getattr(after.mix, key)]
+        raise ContinuedError(
+            f"the changed manifest has no `{MIX}:` or no "
+            f"`{PRETRAIN}:`, so there is nothing to train"
+        )
+    changed_keys = [
+        f"{MIX}.{key}"
+        for key in SETTLED
+        if getattr(before.mix, key) != getattr(after.mix, key)
+    ]
     for name, old in before.sources.items():
         if name not in after.sources:
             continue
         new = after.sources[name]
         changed_keys += [
-            f"sources.{name}.{key}" for key in SETTLED_OF_SOURCES if getattr(old, key) != getattr(new, key)
+            f"sources.{name}.{key}"
+            for key in SETTLED_OF_SOURCES
+            if getattr(old, key) != getattr(new, key)
         ]
     seed = after.seed if after.pretrain.seed is None else after.pretrain.seed
     if before.seed != after.seed or reading.section.key_seed != seed:
         changed_keys.append(f"seed of {MIX} or {PRETRAIN}")
     plan = plan_of(after.pretrain, reading.packed.sequence_length)
-    if any(plan.positions(earlier) != reading.plan.positions(earlier) for earlier in range(step)):  # type: ignore[union-attr]
+    if any(
+        plan.positions(earlier) != reading.plan.positions(earlier)
+        for earlier in range(step)
+    ):  # type: ignore[union-attr]
         changed_keys.append(f"{PRETRAIN}.global_batch_size or its batch_ramp")
     if changed_keys:
         raise ContinuedError(
-            f"{', '.join(changed_keys)}: decides what the first {step} steps read and cannot change; leave "
+            f"{', '.join(changed_keys)}: decides what the first {step} steps read "
+            "and cannot change; leave "
             "it as it was (batch sizes may change after them: batch_ramp)"
         )
 
 
 def print_continued(continued: Mapping[str, Any], command: str) -> None:
-    """Print the rows kept, the first step of the training, and the command that runs it."""
+    """Print the rows kept, the first step of the training, and the command that runs
+    it.
+    """
     console = plain_console()
     step = continued["from_step"]
     checkpoint = continued["checkpoint"]
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in continued["shares"].items())
-    console.print(Text(f"steps 1 to {step} read {continued['rows']:,} rows, which are kept: {shares}"))
+    shares = ", ".join(
+        f"{name} {share:.1%}" for name, share in continued["shares"].items()
+    )
+    console.print(
+        Text(
+            f"steps 1 to {step} read {continued['rows']:,} rows, which "
+            f"are kept: {shares}"
+        )
+    )
     if checkpoint is None:
-        console.print(Text("these steps have no checkpoint left: training starts at step 0, on the same rows"))
+        console.print(
+            Text(
+                "these steps have no checkpoint left: training starts at "
+                "step 0, on the same rows"
+            )
+        )
     elif checkpoint == step:
-        console.print(Text(f"training continues from the checkpoint of step {checkpoint}"))
+        console.print(
+            Text(f"training continues from the checkpoint of step {checkpoint}")
+        )
     else:
         repeated = step - checkpoint
         console.print(
@@ -202,7 +275,12 @@ def print_continued(continued: Mapping[str, Any], command: str) -> None:
             )
         )
     if continued["excluded"]:
-        console.print(Text(f"{len(continued['excluded'])} documents are no longer read: {continued['list']}"))
+        console.print(
+            Text(
+                f"{len(continued['excluded'])} documents are no longer "
+                f"read: {continued['list']}"
+            )
+        )
     for name in continued["not_found"]:
         console.print(Text(f"not found: {name}", style="yellow"))
     console.print(Text(f"wrote {continued['manifest']}; run it: {command}"))

@@ -1,7 +1,9 @@
-"""`gristmill dialects`: keep rates of the Gopher rules under the definitions of each project.
+"""`gristmill dialects`: keep rates of the Gopher rules under the definitions of each
+project.
 
-Measured with the manifest's thresholds on the documents kept by the committed stages before `filter` (by all committed
-stages if the manifest has no `filter`), or on a sample of them by the hash of their ids.
+Measured with the manifest's thresholds on the documents kept by the committed stages
+before `filter` (by all committed stages if the manifest has no `filter`), or on a
+sample of them by the hash of their ids.
 """
 
 from __future__ import annotations
@@ -20,12 +22,20 @@ from gristmill.dataprep.documents import read_shard, shard_names
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.thresholds import bounded_statistics, failures
 from gristmill.flows.pages.terminal_tables import plain_table, section
-from gristmill.flows.questions.find_documents import NothingIngestedError, committed_corpus
+from gristmill.flows.questions.find_documents import (
+    NothingIngestedError,
+    committed_corpus,
+)
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.steps.filter import Filter
-from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.steps.rules import (
+    GopherQuality,
+    GopherRepetition,
+    GopherRules,
+    Rules,
+)
 
 EXAMPLES = 5
 BATCH_DOCUMENTS = 1000
@@ -39,21 +49,26 @@ class _Totals:
     kept: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     """Dialect -> rule set -> documents and bytes that it keeps, int64 of shape (2,)."""
     disagreeing: int = 0
-    examples: dict[tuple[bool, ...], tuple[bytes, dict[str, Any]]] = field(default_factory=dict)
+    examples: dict[tuple[bool, ...], tuple[bytes, dict[str, Any]]] = field(
+        default_factory=dict
+    )
 
 
 def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
     """Judge a sample of the documents by every dialect.
 
-    A text that cannot be measured raises its error here; the stage `filter` would quarantine that document alone.
+    A text that cannot be measured raises its error here; the stage `filter` would
+    quarantine that document alone.
 
     Args:
         sample: maximum number of documents to judge.
 
     Returns:
-        `documents` and `bytes` judged, `of` the documents available; `dialects`: per dialect and rule set the shares of
-        `documents` and `bytes` kept; `disagreeing`: number of documents on which dialects disagree; `examples`, one
-        for each division of the dialects: locator, and per dialect `keep`, or the failed rule, its value and bound.
+        `documents` and `bytes` judged, `of` the documents available; `dialects`: per
+        dialect and rule set the shares of `documents` and `bytes` kept; `disagreeing`:
+        number of documents on which dialects disagree; `examples`, one for each
+        division of the dialects: locator, and per dialect `keep`, or the failed rule,
+        its value and bound.
 
     Raises:
         NothingIngestedError: `ingest` is not committed, or kept nothing.
@@ -91,7 +106,14 @@ def compare_dialects(session: Session, sample: int) -> dict[str, Any]:
 
 def _sections(session: Session) -> dict[str, Rules]:
     """Return the manifest's Gopher rules (or the defaults) in every dialect."""
-    configured = next((step.config for step in session.manifest.prepare if isinstance(step.config, Filter)), Filter())
+    configured = next(
+        (
+            step.config
+            for step in session.manifest.prepare
+            if isinstance(step.config, Filter)
+        ),
+        Filter(),
+    )
     quality = configured.rules.gopher_quality or GopherQuality()
     repetition = configured.rules.gopher_repetition or GopherRepetition()
     return {
@@ -104,25 +126,33 @@ def _sections(session: Session) -> dict[str, Rules]:
 
 
 def _in_dialect(rules: GopherRules, dialect: str) -> dict[str, Any]:
-    words = "dialect" if rules.words == "exact" and dialect != "datatrove" else rules.words
+    words = (
+        "dialect" if rules.words == "exact" and dialect != "datatrove" else rules.words
+    )
     return {**rules.model_dump(), "dialect": dialect, "words": words}
 
 
 def _sample_limit(inputs: Mapping[str, Path], sample: int) -> tuple[int, int]:
-    """Return the largest key of the sample, which takes the smallest keys, and the number of documents."""
+    """Return the largest key of the sample, which takes the smallest keys, and the
+    number of documents.
+    """
     parts = [np.zeros(0, np.uint64)]
     for shard in shard_names(inputs[INGEST]):
         read = read_shard(inputs, shard, ["id"])
         parts.append(_keys(read.documents["id"].take(pa.array(read.rows))))
     keys = np.concatenate(parts)
     if len(keys) == 0:
-        raise NothingIngestedError("the committed stages kept no document; nothing can be measured")
+        raise NothingIngestedError(
+            "the committed stages kept no document; nothing can be measured"
+        )
     last = min(sample, len(keys)) - 1
     return int(np.partition(keys, last)[last]), len(keys)
 
 
 def _keys(ids: pa.ChunkedArray) -> np.ndarray:
-    """Return the first eight bytes of ids, which are hashes: their order is random and reproducible."""
+    """Return the first eight bytes of ids, which are hashes: their order is random and
+    reproducible.
+    """
     return np.frombuffer(b"".join(ids.to_pylist()), ">u8")[::2].astype(np.uint64)
 
 
@@ -135,19 +165,25 @@ def _sampled_rows(inputs: Mapping[str, Path], limit: int) -> Iterator[pa.Table]:
             yield rows.slice(start, BATCH_DOCUMENTS)
 
 
-def _judge_batch(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals) -> None:
+def _judge_batch(
+    rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals
+) -> None:
     failed: dict[str, dict[str, np.ndarray]] = {}
     measured: dict[str, Mapping[str, np.ndarray]] = {}
     for dialect, rules in sections.items():
         measured[dialect] = gopher.measure(rows, rules)
-        failed[dialect] = failures(measured[dialect], {name: getattr(rules, name) for name in SETS})
+        failed[dialect] = failures(
+            measured[dialect], {name: getattr(rules, name) for name in SETS}
+        )
     sizes = pc.binary_length(rows["text"]).to_numpy().astype(np.int64)
     totals.documents += len(rows)
     totals.text_bytes += int(sizes.sum())
     for dialect, masks in failed.items():
         kept = {}
         for name in SETS:
-            kept[name] = _unset(mask for rule, mask in masks.items() if rule.startswith(name))
+            kept[name] = _unset(
+                mask for rule, mask in masks.items() if rule.startswith(name)
+            )
         kept["both"] = kept["gopher_quality"] & kept["gopher_repetition"]
         tallies = totals.kept.setdefault(dialect, {})
         for name, mask in kept.items():
@@ -162,9 +198,14 @@ def _judge_batch(rows: pa.Table, sections: Mapping[str, Rules], totals: _Totals)
         if division in totals.examples and totals.examples[division][0] <= identity:
             continue
         verdicts = {
-            dialect: _verdict(sections[dialect], measured[dialect], masks, row) for dialect, masks in failed.items()
+            dialect: _verdict(sections[dialect], measured[dialect], masks, row)
+            for dialect, masks in failed.items()
         }
-        example = {"id": identity.hex(), "locator": rows["locator"][row].as_py(), "verdicts": verdicts}
+        example = {
+            "id": identity.hex(),
+            "locator": rows["locator"][row].as_py(),
+            "verdicts": verdicts,
+        }
         totals.examples[division] = (identity, example)
 
 
@@ -174,7 +215,10 @@ def _unset(masks: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _verdict(
-    rules: Rules, values: Mapping[str, np.ndarray], failed: Mapping[str, np.ndarray], row: int
+    rules: Rules,
+    values: Mapping[str, np.ndarray],
+    failed: Mapping[str, np.ndarray],
+    row: int,
 ) -> dict[str, Any]:
     rule = next((rule for rule, mask in failed.items() if mask[row]), None)
     if rule is None:
@@ -182,20 +226,37 @@ def _verdict(
     name, _, threshold = rule.partition("/")
     bounds = getattr(rules, name)
     _, statistic = bounded_statistics(type(bounds))[threshold]
-    return {"keep": False, "rule": rule, "value": values[statistic][row].item(), "bound": getattr(bounds, threshold)}
+    return {
+        "keep": False,
+        "rule": rule,
+        "value": values[statistic][row].item(),
+        "bound": getattr(bounds, threshold),
+    }
 
 
 def print_dialects(comparison: Mapping[str, Any]) -> None:
     """Print the keep rates and the examples, 60 columns wide."""
     console = plain_console()
-    section(console, f"Kept of {comparison['documents']:,} documents ({comparison['bytes'] / 1e6:.1f} MB)")
-    table = plain_table(("dialect", False), ("quality", True), ("repetition", True), ("both", True), ("bytes", True))
+    section(
+        console,
+        f"Kept of {comparison['documents']:,} documents "
+        f"({comparison['bytes'] / 1e6:.1f} MB)",
+    )
+    table = plain_table(
+        ("dialect", False),
+        ("quality", True),
+        ("repetition", True),
+        ("both", True),
+        ("bytes", True),
+    )
     for dialect, kept in comparison["dialects"].items():
         rates = [kept[name]["documents"] for name in (*SETS, "both")]
         rates.append(kept["both"]["bytes"])
         table.add_row(dialect, *(f"{rate:.1%}" for rate in rates))
     console.print(table)
-    section(console, f"The dialects disagree on {comparison['disagreeing']:,} documents")
+    section(
+        console, f"The dialects disagree on {comparison['disagreeing']:,} documents"
+    )
     for example in comparison["examples"]:
         console.print(Text(example["locator"], style="bold"), soft_wrap=True)
         for dialect, verdict in example["verdicts"].items():

@@ -1,6 +1,8 @@
-"""Random sample of documents shown in a report: some that were kept, and some that each rule dropped.
+"""Random sample of documents shown in a report: some that were kept, and some that each
+rule dropped.
 
-Documents are drawn by their ids, which are hashes, so a report of the same data shows the same documents.
+Documents are drawn by their ids, which are hashes, so a report of the same data shows
+the same documents.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_annotations, read_table, shard_names
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    annotation_stages,
+    read_annotations,
+    read_table,
+    shard_names,
+)
 from gristmill.flows.questions.explain import describe_values, judgements
 from gristmill.flows.questions.threshold_samples import MOST_SHARDS, by_shard
 from gristmill.mixtures.sources import INGEST
@@ -32,17 +40,21 @@ Place = tuple[int, str, int]
 """Random key, shard and row of a document."""
 
 
-def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Sample kept documents from as many sources as possible, and documents of the rules that dropped most.
+def shown_documents(
+    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path]
+) -> list[dict[str, Any]]:
+    """Sample kept documents from as many sources as possible, and documents of the
+    rules that dropped most.
 
     Args:
         recipes: step -> its recipe.
         inputs: `ingest` and the steps, in order.
 
     Returns:
-        per group `step` and `rule` (None for kept documents), `documents`: its number in the sampled shards, and
-        `shown`: each with `id`, `source`, `locator`, `characters`, `said` (lines with measured values and thresholds)
-        and `pieces` of its text, see `explain.marked_text`.
+        per group `step` and `rule` (None for kept documents), `documents`: its number
+        in the sampled shards, and `shown`: each with `id`, `source`, `locator`,
+        `characters`, `said` (lines with measured values and thresholds) and `pieces` of
+        its text, see `explain.marked_text`.
     """
     shards = shard_names(inputs[INGEST])
     group_sizes: Counter[Group] = Counter()
@@ -68,7 +80,9 @@ def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[st
         sampled[group] = [place for _, _, place in sorted(ranked)[:limit]]
 
     all_places = itertools.chain.from_iterable(sampled.values())
-    descriptions = _describe_documents(recipes, inputs, {(shard, row) for _, shard, row in all_places})
+    descriptions = _describe_documents(
+        recipes, inputs, {(shard, row) for _, shard, row in all_places}
+    )
     return [
         {
             "step": step,
@@ -80,18 +94,26 @@ def shown_documents(recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[st
     ]
 
 
-def _groups(inputs: Mapping[str, Path], shard: str) -> Iterable[tuple[Group, str, int, list[Place]]]:
-    """Yield the groups of a shard by verdict and source, each with its size and a sample of places."""
+def _groups(
+    inputs: Mapping[str, Path], shard: str
+) -> Iterable[tuple[Group, str, int, list[Place]]]:
+    """Yield the groups of a shard by verdict and source, each with its size and a
+    sample of places.
+    """
     documents = read_table(inputs[INGEST] / shard, ["id", "source"])
     kept = np.ones(len(documents), bool)
     for step in annotation_stages(inputs):
-        judged = read_annotations(inputs, shard, step, ["keep", "reason"], documents["id"])
+        judged = read_annotations(
+            inputs, shard, step, ["keep", "reason"], documents["id"]
+        )
         dropped = pc.fill_null(pc.invert(judged["keep"]), False).to_numpy()
         kept &= ~dropped
         reasons = judged["reason"].cast(pa.string())
         for reason in pc.unique(reasons.filter(pa.array(dropped))).to_pylist():
             of_rule = dropped & pc.equal(reasons, reason).fill_null(False).to_numpy()
-            yield from _by_source((step, reason), documents, np.flatnonzero(of_rule), shard)
+            yield from _by_source(
+                (step, reason), documents, np.flatnonzero(of_rule), shard
+            )
     yield from _by_source((None, None), documents, np.flatnonzero(kept), shard)
 
 
@@ -100,20 +122,33 @@ def _by_source(
 ) -> Iterable[tuple[Group, str, int, list[Place]]]:
     of_group = documents.take(pa.array(rows))
     ids = of_group["id"].combine_chunks()
-    keys = np.frombuffer(ids.buffers()[1], ">u8")[ids.offset * ID_BYTES // 8 :][: len(rows) * ID_BYTES // 8 : 2]
+    keys = np.frombuffer(ids.buffers()[1], ">u8")[ids.offset * ID_BYTES // 8 :][
+        : len(rows) * ID_BYTES // 8 : 2
+    ]
     for source in pc.unique(of_group["source"].cast(pa.string())).to_pylist():
-        places = np.flatnonzero(pc.equal(of_group["source"].cast(pa.string()), source).to_numpy())
+        places = np.flatnonzero(
+            pc.equal(of_group["source"].cast(pa.string()), source).to_numpy()
+        )
         first = places[np.argsort(keys[places], kind="stable")[:KEPT_SHOWN]]
-        yield group, source, len(places), [(int(keys[place]), shard, int(rows[place])) for place in first]
+        yield (
+            group,
+            source,
+            len(places),
+            [(int(keys[place]), shard, int(rows[place])) for place in first],
+        )
 
 
 def _describe_documents(
-    recipes: Mapping[str, Mapping[str, Any]], inputs: Mapping[str, Path], places: Collection[tuple[str, int]]
+    recipes: Mapping[str, Mapping[str, Any]],
+    inputs: Mapping[str, Path],
+    places: Collection[tuple[str, int]],
 ) -> dict[tuple[str, int], dict[str, Any]]:
     """Describe documents by shard and row, reading each shard once."""
     descriptions = {}
     for shard, rows in by_shard(places).items():
-        for row, entry in zip(rows, judgements(recipes, inputs, shard, rows, with_text=True), strict=True):
+        for row, entry in zip(
+            rows, judgements(recipes, inputs, shard, rows, with_text=True), strict=True
+        ):
             last_verdict = entry["stages"][-1:] if entry["outcome"] != "kept" else []
             beginning, room = [], SHOWN_CHARACTERS
             for piece in entry["text"]:
@@ -121,8 +156,14 @@ def _describe_documents(
                     beginning.append({**piece, "text": piece["text"][:room]})
                 room -= len(piece["text"])
             descriptions[shard, row] = {
-                **{key: entry[key] for key in ("id", "source", "locator", "characters")},
-                "said": [line for verdict in last_verdict for line in describe_values(verdict)],
+                **{
+                    key: entry[key] for key in ("id", "source", "locator", "characters")
+                },
+                "said": [
+                    line
+                    for verdict in last_verdict
+                    for line in describe_values(verdict)
+                ],
                 "pieces": beginning,
             }
     return descriptions

@@ -1,4 +1,6 @@
-"""History of one document through every committed stage: edits, verdicts, thresholds, and its place in the mix."""
+"""History of one document through every committed stage: edits, verdicts, thresholds,
+and its place in the mix.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from gristmill.dataprep.edits import EDITS
 from gristmill.dataprep.examples.kept_examples import prepared_inputs
 from gristmill.dataprep.langid.language_codes import Language, best_match, parse_label
 from gristmill.dataprep.llm.lineage import PARENTS, descendants
-from gristmill.dataprep.row_groups import integers, read_annotation_rows, read_document_rows
+from gristmill.dataprep.row_groups import (
+    integers,
+    read_annotation_rows,
+    read_document_rows,
+)
 from gristmill.flows.questions.find_documents import (
     AmbiguousDocumentError,
     DocumentNotFoundError,
@@ -42,9 +48,11 @@ NEAR_DUPLICATES = ("near_duplicate", "against_near_duplicate", "chained_duplicat
 """Reasons of `dedup` that its threshold explains."""
 NOT_DRAWN = {
     "where": "it does not meet the condition `where` of its source",
-    "where_unknown": "the condition `where` of its source uses a column that is null for it",
+    "where_unknown": "the condition `where` of its source uses a column that is null "
+    "for it",
     "epochs": "the expression `epochs` of its source gives it 0",
-    "epochs_unknown": "the expression `epochs` of its source uses a column that is null for it",
+    "epochs_unknown": "the expression `epochs` of its source uses a column that is "
+    "null for it",
     "quota": "its source's share was filled by others",
     "validation_rest": "it is held out, but the validation rows were filled by others",
     "excluded": "it is on the list of excluded documents (`mix.exclude`)",
@@ -55,11 +63,13 @@ NOT_DRAWN = {
 
 
 def history(session: Session, query: str, with_text: bool = False) -> dict[str, Any]:
-    """Return everything known about a document, or about an example and its preparation.
+    """Return everything known about a document, or about an example and its
+    preparation.
 
     Args:
         session: the opened manifest.
-        query: id in hexadecimal (or its first digits), or locator; for an example its id, or file and line.
+        query: id in hexadecimal (or its first digits), or locator; for an example its
+            id, or file and line.
         with_text: include the whole text with its edits marked.
 
     Raises:
@@ -68,8 +78,15 @@ def history(session: Session, query: str, with_text: bool = False) -> dict[str, 
     inputs = committed_inputs(session, session.plan)
     try:
         if not corpora(inputs):
-            first = INGEST if INGEST in session.plan or IMPORTED not in session.plan else IMPORTED
-            raise DocumentNotFoundError(f"nothing is ingested yet; run: {session.command('run', '--until', first)}")
+            first = (
+                INGEST
+                if INGEST in session.plan or IMPORTED not in session.plan
+                else IMPORTED
+            )
+            raise DocumentNotFoundError(
+                "nothing is ingested yet; run: "
+                f"{session.command('run', '--until', first)}"
+            )
         recipes = {name: node.recipe for name, node in session.plan.items()}
         corpus, shard, row = find_document(inputs, query)
         document = judgements(recipes, corpus, shard, [row], with_text=with_text)[0]
@@ -82,18 +99,24 @@ def history(session: Session, query: str, with_text: bool = False) -> dict[str, 
         return example
     family = {
         "parents": json.loads(document["metadata"] or "{}").get(PARENTS, "").split(),
-        "children": sorted(id_.hex() for id_ in descendants(inputs, [bytes.fromhex(document["id"])])),
+        "children": sorted(
+            id_.hex() for id_ in descendants(inputs, [bytes.fromhex(document["id"])])
+        ),
     }
     document |= {relation: ids for relation, ids in family.items() if ids}
     if document["outcome"] == "kept" and MIX in inputs:
-        document[MIX] = places_in_mix(session, inputs[MIX], document["source"], bytes.fromhex(document["id"]))
+        document[MIX] = places_in_mix(
+            session, inputs[MIX], document["source"], bytes.fromhex(document["id"])
+        )
     return document
 
 
 def _example_history(
     session: Session, inputs: Mapping[str, Path], query: str, with_text: bool
 ) -> dict[str, Any] | None:
-    """Return the history of an example in `sft.prepare` or `dpo.prepare`; None if it is unknown there."""
+    """Return the history of an example in `sft.prepare` or `dpo.prepare`; None if it is
+    unknown there.
+    """
     for stage, folder in inputs.items():
         if not session.plan[stage].stage.of_examples:
             continue
@@ -124,7 +147,8 @@ def judgements(
     prefix: str = "",
     with_text: bool = False,
 ) -> list[dict[str, Any]]:
-    """Describe documents of a shard with the verdict of every preparing stage, up to the one that dropped it.
+    """Describe documents of a shard with the verdict of every preparing stage, up to
+    the one that dropped it.
 
     Args:
         recipes: stage -> its recipe.
@@ -138,7 +162,9 @@ def judgements(
     texts: list[str] = []
     edits: list[dict[str, Any]] = [{} for _ in rows]
     for row, document in zip(rows, table.to_pylist(), strict=True):
-        text = document["text"] if "text" in document else decoded_text(inputs, shard, row)
+        text = (
+            document["text"] if "text" in document else decoded_text(inputs, shard, row)
+        )
         texts.append(text)
         histories.append(
             {
@@ -157,7 +183,9 @@ def judgements(
     remaining = list(range(len(rows)))
     for stage in annotation_stages(inputs):
         ids = table["id"].take(integers(np.array(remaining, dtype=np.int64)))
-        annotations = read_annotation_rows(inputs, shard, stage, [rows[index] for index in remaining], ids)
+        annotations = read_annotation_rows(
+            inputs, shard, stage, [rows[index] for index in remaining], ids
+        )
         kept = []
         for index, judged in zip(remaining, annotations.to_pylist(), strict=True):
             if judged["keep"] is None:
@@ -165,12 +193,16 @@ def judgements(
             verdict = describe_judgement(prefix + stage, recipes[stage], judged)
             if judged.get(EDITS):
                 edits[index][stage] = judged[EDITS]
-                verdict["edits"] = describe_edits(inputs, stage, shard, rows[index], judged[EDITS])
+                verdict["edits"] = describe_edits(
+                    inputs, stage, shard, rows[index], judged[EDITS]
+                )
             histories[index]["stages"].append(verdict)
             if judged["keep"]:
                 kept.append(index)
             else:
-                histories[index]["outcome"] = f"dropped by {prefix}{stage}: {judged['reason']}"
+                histories[index]["outcome"] = (
+                    f"dropped by {prefix}{stage}: {judged['reason']}"
+                )
         remaining = kept
         if not remaining:
             break
@@ -178,18 +210,29 @@ def judgements(
         for document, text, edits_by_stage in zip(histories, texts, edits, strict=True):
             document["text"] = [{"text": text, "edit": None, "stage": None}]
             if edits_by_stage:
-                document["text"] = marked_text(inputs, shard, document["row"], edits_by_stage)
+                document["text"] = marked_text(
+                    inputs, shard, document["row"], edits_by_stage
+                )
     return histories
 
 
-def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the verdict of one stage: its rule, every measured value, and the threshold."""
+def describe_judgement(
+    stage: str, recipe: Mapping[str, Any], judged: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Describe the verdict of one stage: its rule, every measured value, and the
+    threshold.
+    """
     values = {
         name: value.hex() if isinstance(value, bytes) else value
         for name, value in judged.items()
         if name not in ("id", "keep", "reason", "error", EDITS) and value is not None
     }
-    verdict: dict[str, Any] = {"stage": stage, "keep": judged["keep"], "reason": judged["reason"], "values": values}
+    verdict: dict[str, Any] = {
+        "stage": stage,
+        "keep": judged["keep"],
+        "reason": judged["reason"],
+        "values": values,
+    }
     if judged.get("error"):
         verdict["error"] = judged["error"]
     threshold = find_threshold(recipe, judged["reason"], judged)
@@ -198,7 +241,9 @@ def describe_judgement(stage: str, recipe: Mapping[str, Any], judged: Mapping[st
     return verdict
 
 
-def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping[str, Any]) -> list[dict[str, Any]]:
+def marked_text(
+    inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Return a document's whole text with everything that its stages removed and added.
 
     Args:
@@ -207,16 +252,28 @@ def marked_text(inputs: Mapping[str, Path], shard: str, row: int, edits: Mapping
         edits: stage -> its edits, as offsets in the text that it saw.
 
     Returns:
-        pieces in order: `text`, `stage` (None for unedited text), and `edit`: `removed`, `added` or None.
+        pieces in order: `text`, `stage` (None for unedited text), and `edit`:
+        `removed`, `added` or None.
     """
-    original = read_document_rows({INGEST: inputs[INGEST]}, shard, [row], ["text"])["text"][0].as_py().encode()
+    original = (
+        read_document_rows({INGEST: inputs[INGEST]}, shard, [row], ["text"])["text"][0]
+        .as_py()
+        .encode()
+    )
     pieces = [_Piece(original)]
     for stage, of_stage in edits.items():
         # From the end, so that earlier offsets stay valid.
-        for edit in sorted(of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True):
+        for edit in sorted(
+            of_stage, key=lambda edit: (edit["begin"], edit["end"]), reverse=True
+        ):
             pieces = _edited(pieces, stage, edit)
     return [
-        {"text": piece.text.decode("utf-8", "replace"), "edit": piece.edit, "stage": piece.stage} for piece in pieces
+        {
+            "text": piece.text.decode("utf-8", "replace"),
+            "edit": piece.edit,
+            "stage": piece.stage,
+        }
+        for piece in pieces
     ]
 
 
@@ -229,7 +286,9 @@ class _Piece:
     stage: str | None = None
 
 
-def _edited(pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]) -> list[_Piece]:
+def _edited(
+    pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]
+) -> list[_Piece]:
     """Apply one more edit, whose offsets count only text that is not removed so far."""
     edited: list[_Piece] = []
     added, position, is_added = _Piece(edit["text"].encode(), "added", stage), 0, False
@@ -237,8 +296,15 @@ def _edited(pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]) -> li
         if piece.edit == "removed":
             edited.append(piece)
             continue
-        begin, end = (min(max(edit[side] - position, 0), len(piece.text)) for side in ("begin", "end"))
-        before, removed, after = piece.text[:begin], piece.text[begin:end], piece.text[end:]
+        begin, end = (
+            min(max(edit[side] - position, 0), len(piece.text))
+            for side in ("begin", "end")
+        )
+        before, removed, after = (
+            piece.text[:begin],
+            piece.text[begin:end],
+            piece.text[end:],
+        )
         edited.append(replace(piece, text=before))
         # Text added by an earlier stage was not in the original, so it vanishes.
         edited += [] if piece.edit == "added" else [_Piece(removed, "removed", stage)]
@@ -251,25 +317,38 @@ def _edited(pieces: Sequence[_Piece], stage: str, edit: Mapping[str, Any]) -> li
 
 
 def describe_edits(
-    inputs: Mapping[str, Path], stage: str, shard: str, row: int, edits: Sequence[Mapping[str, Any]]
+    inputs: Mapping[str, Path],
+    stage: str,
+    shard: str,
+    row: int,
+    edits: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Summarize a stage's edits of a document: their number, bytes removed and added, and the first few."""
+    """Summarize a stage's edits of a document: their number, bytes removed and added,
+    and the first few.
+    """
     before = dict(itertools.takewhile(lambda item: item[0] != stage, inputs.items()))
-    text = read_document_rows(before, shard, [row], ["text"])["text"][0].as_py().encode()
+    text = (
+        read_document_rows(before, shard, [row], ["text"])["text"][0].as_py().encode()
+    )
     return {
         "number": len(edits),
         "bytes_removed": sum(edit["end"] - edit["begin"] for edit in edits),
         "bytes_added": sum(len(edit["text"].encode()) for edit in edits),
         "first": [
-            {"removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"), "added": edit["text"]}
+            {
+                "removed": text[edit["begin"] : edit["end"]].decode("utf-8", "replace"),
+                "added": edit["text"],
+            }
             for edit in edits[:SHOWN_EDITS]
         ],
     }
 
 
-def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mapping[str, Any]) -> Any:
-    """Return the configured threshold of a rule: `gopher_quality/min_words` -> 50; `de/gopher_quality/min_words` for
-    the rules of a language.
+def find_threshold(
+    recipe: Mapping[str, Any], reason: str | None, judged: Mapping[str, Any]
+) -> Any:
+    """Return the configured threshold of a rule: `gopher_quality/min_words` -> 50;
+    `de/gopher_quality/min_words` for the rules of a language.
 
     Args:
         judged: values measured by the stage; thresholds by language depend on them.
@@ -279,7 +358,8 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mappin
     value: Any = {**recipe, **recipe.get("rules", {}), **recipe.get("by_language", {})}
     for part in reason.split("/"):
         value = value.get(part) if isinstance(value, Mapping) else None
-    if value is None and "/" in reason:  # the rules of stages without rule sets: `clean/max_removed_word_ratio`
+    # the rules of stages without rule sets: `clean/max_removed_word_ratio`
+    if value is None and "/" in reason:
         rule = reason.partition("/")[2]
         side, _, column = rule.partition("_")
         bounds = recipe.get(side)
@@ -289,21 +369,30 @@ def find_threshold(recipe: Mapping[str, Any], reason: str | None, judged: Mappin
     languages = recipe.get("keep")
     thresholds = recipe.get("threshold")
     if isinstance(languages, Mapping) and judged.get("language"):
-        of_language = {str(parse_label(name)): least for name, least in languages.items()}
-        thresholds = best_match(Language(judged["language"], judged.get("script") or ""), of_language)
+        of_language = {
+            str(parse_label(name)): least for name, least in languages.items()
+        }
+        thresholds = best_match(
+            Language(judged["language"], judged.get("script") or ""), of_language
+        )
     return {
         "language_score": thresholds,
         "language": languages,
-        **dict.fromkeys(NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold")),
+        **dict.fromkeys(
+            NEAR_DUPLICATES, (recipe.get("minhash") or {}).get("threshold")
+        ),
     }.get(reason, recipe.get(reason.rpartition("/")[2]))
 
 
-def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> dict[str, Any]:
-    """Locate a document in the packed set, and list the pre-training steps that read it.
+def places_in_mix(
+    session: Session, mix: Path, source: str, document: bytes
+) -> dict[str, Any]:
+    """Locate a document in the packed set, and list the pre-training steps that read
+    it.
 
     Returns:
-        `use` (trained, held out or not drawn), `reason` (of not being drawn), and its rows, pieces, tokens, copies and
-        steps (counted from 1).
+        `use` (trained, held out or not drawn), `reason` (of not being drawn), and its
+        rows, pieces, tokens, copies and steps (counted from 1).
     """
     from gristmill.tokenize.packed import PackedSet
 
@@ -313,7 +402,9 @@ def places_in_mix(session: Session, mix: Path, source: str, document: bytes) -> 
     if not len(pieces) and source in packed.manifest["validation"]:
         pieces = packed.validation_rows_of_documents(source, [document])
         use = "held out" if len(pieces) else use
-    reasons = packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
+    reasons = (
+        packed.ledger([document])["reason"].to_pylist() if use == "not drawn" else []
+    )
     rows = pieces["row"].to_numpy()
     return {
         "use": use,
@@ -341,16 +432,22 @@ def describe_values(judged: Mapping[str, Any]) -> list[str]:
     if "threshold" in judged:
         lines.append(f"threshold {judged['threshold']}")
     if judged["reason"] == "chained_duplicate":
-        lines.append("less similar to the survivor than the threshold; joined through other members of its cluster")
+        lines.append(
+            "less similar to the survivor than the threshold; joined "
+            "through other members of its cluster"
+        )
     if "error" in judged:
         lines.append(judged["error"])
     if "edits" in judged:
         edits = judged["edits"]
         lines.append(
-            f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, {edits['bytes_added']:,} added"
+            f"edits: {edits['number']}, {edits['bytes_removed']:,} bytes removed, "
+            f"{edits['bytes_added']:,} added"
         )
         for edit in edits["first"]:
-            lines.append(f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}")
+            lines.append(
+                f"  {shorten_text(edit['removed'])} -> {shorten_text(edit['added'])}"
+            )
     measured = []
     for name, value in judged["values"].items():
         if not is_idle_rule(name, value):
@@ -384,16 +481,34 @@ def print_history(document: Mapping[str, Any]) -> None:
     """Print a document's history."""
     console = plain_console()
     console.print(
-        Text.assemble((document["id"], "bold"), f"  {visible(document['source'])}  {visible(document['locator'])}")
+        Text.assemble(
+            (document["id"], "bold"),
+            f"  {visible(document['source'])}  {visible(document['locator'])}",
+        )
     )
-    console.print(Text(f"{document['characters']} characters, {document['shard']} row {document['row']}", style="dim"))
+    console.print(
+        Text(
+            f"{document['characters']} characters, {document['shard']} "
+            f"row {document['row']}",
+            style="dim",
+        )
+    )
     if "text" not in document:
-        console.print(Text(visible(" ".join(document["excerpt"].split())[:200]) + " ...", style="italic"))
+        console.print(
+            Text(
+                visible(" ".join(document["excerpt"].split())[:200]) + " ...",
+                style="italic",
+            )
+        )
     table = Table.grid(padding=(0, 1))
     table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for judged in document["stages"]:
-        mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
+        mark, style = (
+            ("kept", "green")
+            if judged["keep"]
+            else (f"dropped: {judged['reason']}", "red")
+        )
         table.add_row(judged["stage"], Text(mark, style=style))
         for line in describe_values(judged):
             table.add_row("", Text(visible(line), style="dim"))
@@ -409,7 +524,9 @@ def print_history(document: Mapping[str, Any]) -> None:
 
 
 def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
-    """Print a whole text: removed text as [-...-], added text as {+...+} (as `git diff --word-diff`)."""
+    """Print a whole text: removed text as [-...-], added text as {+...+} (as `git diff
+    --word-diff`).
+    """
     marked = Text()
     for piece in pieces:
         text = visible(piece["text"])
@@ -429,10 +546,15 @@ def print_text(console: Console, pieces: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_document(document: Mapping[str, Any]) -> None:
-    """Print a whole document: identity, one line per verdict, and its text with the edits marked."""
+    """Print a whole document: identity, one line per verdict, and its text with the
+    edits marked.
+    """
     console = plain_console()
     console.print(
-        Text.assemble((document["id"], "bold"), f"  {visible(document['source'])}  {visible(document['locator'])}")
+        Text.assemble(
+            (document["id"], "bold"),
+            f"  {visible(document['source'])}  {visible(document['locator'])}",
+        )
     )
     if document["metadata"] not in ("", "{}"):
         console.print(Text(visible(document["metadata"]), style="dim"))
@@ -440,7 +562,11 @@ def print_document(document: Mapping[str, Any]) -> None:
     table.add_column(min_width=INDENT - 1, no_wrap=True, style="bold")
     table.add_column(overflow="fold")
     for judged in document["stages"]:
-        mark, style = ("kept", "green") if judged["keep"] else (f"dropped: {judged['reason']}", "red")
+        mark, style = (
+            ("kept", "green")
+            if judged["keep"]
+            else (f"dropped: {judged['reason']}", "red")
+        )
         number = judged.get("edits", {}).get("number", 0)
         edits = f", {number:,} edit{'s' if number > 1 else ''}" if number else ""
         table.add_row(judged["stage"], Text(f"{mark}{edits}", style=style))
@@ -454,16 +580,23 @@ def print_document(document: Mapping[str, Any]) -> None:
 def text_of(document: Mapping[str, Any], side: str) -> str:
     """Return the whole text of a history, `before` or `after` all edits."""
     skipped_edit = "added" if side == "before" else "removed"
-    return "".join(piece["text"] for piece in document["text"] if piece["edit"] != skipped_edit)
+    return "".join(
+        piece["text"] for piece in document["text"] if piece["edit"] != skipped_edit
+    )
 
 
 def describe_use(mix: Mapping[str, Any] | None) -> list[str]:
-    """Describe a document's use by the mixture in at most one line; no line without a mixture."""
+    """Describe a document's use by the mixture in at most one line; no line without a
+    mixture.
+    """
     if mix is None:
         return []
     if mix["use"] == "not drawn":
         return [f"not drawn: {NOT_DRAWN.get(mix['reason'], mix['reason'])}"]
-    rows = f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows {shorten(mix['rows'])}"
+    rows = (
+        f"{mix['pieces']} pieces, {mix['tokens']} tokens, in rows "
+        f"{shorten(mix['rows'])}"
+    )
     if mix["use"] == "held out":
         return [f"held out for validation: {rows}"]
     if not mix["steps"]:
@@ -481,4 +614,6 @@ def shorten_ids(ids: Sequence[str]) -> str:
 
 def shorten(numbers: Sequence[int]) -> str:
     """Join the first few of many numbers."""
-    return ", ".join(map(str, numbers[:SHOWN_NUMBERS])) + (" ..." if len(numbers) > SHOWN_NUMBERS else "")
+    return ", ".join(map(str, numbers[:SHOWN_NUMBERS])) + (
+        " ..." if len(numbers) > SHOWN_NUMBERS else ""
+    )

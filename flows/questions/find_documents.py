@@ -11,7 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.dataprep.corpus import Corpus, urls_of
-from gristmill.dataprep.documents import ID_BYTES, read_documents, read_table, shard_names
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    read_documents,
+    read_table,
+    shard_names,
+)
 from gristmill.dataprep.row_groups import find_ids, read_rows
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Plan
@@ -36,11 +41,16 @@ class AmbiguousDocumentError(DocumentNotFoundError):
 
 def committed_inputs(session: Session, plan: Plan) -> dict[str, Path]:
     """Return stage -> data folder for the committed stages of a plan."""
-    return {name: folder.data for name in plan if (folder := session.committed(name)) is not None}
+    return {
+        name: folder.data
+        for name in plan
+        if (folder := session.committed(name)) is not None
+    }
 
 
 def committed_corpus(session: Session) -> Corpus:
-    """Return the documents of a manifest as left by its committed steps, up to the first uncommitted one.
+    """Return the documents of a manifest as left by its committed steps, up to the
+    first uncommitted one.
 
     Raises:
         NothingIngestedError: no documents are committed yet.
@@ -48,25 +58,35 @@ def committed_corpus(session: Session) -> Corpus:
     committed = committed_inputs(session, session.plan)
     if INGEST not in committed:
         if INGEST not in session.plan:
-            raise NothingIngestedError(f"{session.manifest_file} has no source of documents, only of tokens")
+            raise NothingIngestedError(
+                f"{session.manifest_file} has no source of documents, only of tokens"
+            )
         raise NothingIngestedError(
-            f"ingest is not committed, so there are no documents; run: {session.command('run', '--until', INGEST)}"
+            "ingest is not committed, so there are no documents; run: "
+            f"{session.command('run', '--until', INGEST)}"
         )
     steps = itertools.takewhile(committed.__contains__, session.manifest.steps)
-    licences = {name: licence for name, licence in session.manifest.licences.items() if licence is not None}
+    licences = {
+        name: licence
+        for name, licence in session.manifest.licences.items()
+        if licence is not None
+    }
     return Corpus({name: committed[name] for name in (INGEST, *steps)}, licences)
 
 
 Place = tuple[Mapping[str, Path], str, int]
-"""Place of a document: the inputs of its corpus (`importing.corpora`), its shard and row."""
+"""Place of a document: the inputs of its corpus (`importing.corpora`), its shard and
+row.
+"""
 
 
 def find_document(inputs: Mapping[str, Path], query: str) -> Place:
     """Return the place of the one document with this id, id prefix, locator or URL.
 
-    A whole id is looked up in the ledger of the mixture first, which is sorted by id. Other ids and locators are
-    searched in the document shards, reading only that column (16 bytes per id), a few shards at a time. URLs that are
-    not locators are searched in the metadata.
+    A whole id is looked up in the ledger of the mixture first, which is sorted by id.
+    Other ids and locators are searched in the document shards, reading only that column
+    (16 bytes per id), a few shards at a time. URLs that are not locators are searched
+    in the metadata.
     """
     direct = _find_in_ledger(inputs, query)
     if direct is not None:
@@ -87,18 +107,25 @@ def find_document(inputs: Mapping[str, Path], query: str) -> Place:
             hits += [(corpus, shard, row) for row in _equal_rows(urls, query)]
     if not hits:
         raise DocumentNotFoundError(
-            f"no document has the id, locator or address {query!r}; they are shown beside the "
-            "samples of `gristmill report`: an id has 32 hexadecimal digits, a locator is "
-            "FILE#NUMBER"
+            f"no document has the id, locator or address {query!r}; they are shown "
+            "beside the samples of `gristmill report`: an id has 32 hexadecimal "
+            "digits, a locator is FILE#NUMBER"
         )
     if len(hits) > 1:
         listing = []
         for place in hits[:SHOWN_HITS]:
             corpus_of_hit, shard_of_hit, row = place
-            document = read_documents(corpus_of_hit, shard_of_hit, ["id", "source"]).slice(row, 1).to_pylist()[0]
+            document = (
+                read_documents(corpus_of_hit, shard_of_hit, ["id", "source"])
+                .slice(row, 1)
+                .to_pylist()[0]
+            )
             listing.append(f"{document['id'].hex()} ({document['source']})")
         more = " ..." if len(hits) > SHOWN_HITS else ""
-        raise AmbiguousDocumentError(f"{len(hits)} documents fit {query!r}; give an id: {', '.join(listing)}{more}")
+        raise AmbiguousDocumentError(
+            f"{len(hits)} documents fit {query!r}; give an "
+            f"id: {', '.join(listing)}{more}"
+        )
     return hits[0]
 
 
@@ -108,7 +135,9 @@ def _equal_rows(values: pa.ChunkedArray, query: str) -> list[int]:
 
 
 def _find_in_ledger(inputs: Mapping[str, Path], query: str) -> Place | None:
-    """Return the place of a tokenised document by its whole id, without searching the shards."""
+    """Return the place of a tokenised document by its whole id, without searching the
+    shards.
+    """
     if MIX not in inputs or not _is_hex(query) or len(query) != 2 * ID_BYTES:
         return None
     from gristmill.tokenize.packed import PackedSet
@@ -121,20 +150,29 @@ def _find_in_ledger(inputs: Mapping[str, Path], query: str) -> Place | None:
 
 
 def _is_hex(text: str) -> bool:
-    return len(text) >= 4 and all(character in "0123456789abcdefABCDEF" for character in text)
+    return len(text) >= 4 and all(
+        character in "0123456789abcdefABCDEF" for character in text
+    )
 
 
 def documents_of(
     inputs: Mapping[str, Path], ids: Iterable[bytes], columns: Sequence[str]
 ) -> dict[bytes, dict[str, Any]]:
-    """Return the requested columns of some documents by id; of all others only the ids are read."""
+    """Return the requested columns of some documents by id; of all others only the ids
+    are read.
+    """
     id_values = pa.array(sorted(set(ids)), pa.binary(ID_BYTES))
     documents: dict[bytes, dict[str, Any]] = {}
     if not len(id_values):
         return documents
     for shard in shard_names(inputs[INGEST]):
         path = inputs[INGEST] / shard
-        rows = pc.indices_nonzero(pc.is_in(read_table(path, ["id"])["id"], value_set=id_values)).to_pylist()
+        rows = pc.indices_nonzero(
+            pc.is_in(read_table(path, ["id"])["id"], value_set=id_values)
+        ).to_pylist()
         if rows:
-            documents |= {document["id"]: document for document in read_rows(path, rows, ["id", *columns]).to_pylist()}
+            documents |= {
+                document["id"]: document
+                for document in read_rows(path, rows, ["id", *columns]).to_pylist()
+            }
     return documents

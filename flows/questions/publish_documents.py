@@ -1,4 +1,6 @@
-"""`gristmill export-documents`: write a manifest's documents to a folder, an object store, or the Hugging Face Hub."""
+"""`gristmill export-documents`: write a manifest's documents to a folder, an object
+store, or the Hugging Face Hub.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from gristmill.core.stage_context import Context
 from gristmill.core.store import StageFolder, remove_tree
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.corpus import Corpus
-from gristmill.dataprep.exporting.export_documents import LIST, NAMES, ExportError, export_documents
+from gristmill.dataprep.exporting.export_documents import (
+    LIST,
+    NAMES,
+    ExportError,
+    export_documents,
+)
 from gristmill.flows.questions.find_documents import committed_corpus
 from gristmill.flows.running.run import Observer
 from gristmill.flows.running.session import Session
@@ -29,10 +36,13 @@ EXPORTS = "exports"
 OWN_FILES = (LIST, "README.md", "croissant.json")
 
 
-def publish(session: Session, section: Documents, out: str, observer: Observer) -> dict[str, Any]:
+def publish(
+    session: Session, section: Documents, out: str, observer: Observer
+) -> dict[str, Any]:
     """Write the documents of a manifest's committed steps.
 
-    The same call resumes an interrupted export, and does nothing if everything is written.
+    The same call resumes an interrupted export, and does nothing if everything is
+    written.
 
     Args:
         session: the opened manifest.
@@ -41,26 +51,45 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
         observer: receives progress.
 
     Returns:
-        the content of `_documents.json`, and `is_new`: True if this call wrote anything.
+        the content of `_documents.json`, and `is_new`: True if this call wrote
+        anything.
 
     Raises:
-        gristmill.flows.questions.find_documents.NothingIngestedError: no documents are committed yet.
-        ExportError: a column or the condition is invalid, or the target holds other files.
+        gristmill.flows.questions.find_documents.NothingIngestedError: no documents are
+            committed yet.
+        ExportError: a column or the condition is invalid, or the target holds other
+            files.
     """
     remember_secrets(out)
     corpus, recipe = committed_corpus(session), recipe_of(session.manifest, section)
     for key, message in problems_of(
         section,
-        {step: [column for owner, column in corpus.measured.values() if owner == step] for step in corpus.steps},
+        {
+            step: [
+                column for owner, column in corpus.measured.values() if owner == step
+            ]
+            for step in corpus.steps
+        },
     ):
         raise ExportError(f"--{key}: {message}")
-    identity = fingerprint(STAGE, recipe, {name: session.plan[name].identity for name in corpus.inputs})
+    identity = fingerprint(
+        STAGE, recipe, {name: session.plan[name].identity for name in corpus.inputs}
+    )
     folder = _open_target(out)
-    work = session.store.root / EXPORTS / f"{identity[:16]}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
+    work = (
+        session.store.root
+        / EXPORTS
+        / f"{identity[:16]}-{hashlib.sha256(out.encode()).hexdigest()[:8]}"
+    )
     if (folder / LIST).exists():
         summary: dict[str, Any] = read_json(folder / LIST)
         if summary.get("identity") != identity:
-            raise ExportError(mask_text(f"{out} already holds another export; choose another folder, or remove it"))
+            raise ExportError(
+                mask_text(
+                    f"{out} already holds another export; choose "
+                    "another folder, or remove it"
+                )
+            )
         return {**summary, "is_new": False}
     if work.exists():
         _remove_leftovers(folder, section)
@@ -69,7 +98,12 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
     node = Node(STAGE, identity, recipe, recipe)
     observer.stage_started(node, work.exists(), StageFolder(work))
     summary = export_documents(
-        corpus, section, recipe["about"], folder, _context(session, work, node, observer, out), identity
+        corpus,
+        section,
+        recipe["about"],
+        folder,
+        _context(session, work, node, observer, out),
+        identity,
     )
     if section.where is None:
         _check_counts(session, corpus, section, summary)
@@ -79,7 +113,9 @@ def publish(session: Session, section: Documents, out: str, observer: Observer) 
     return {**summary, "is_new": True}
 
 
-def _context(session: Session, work: Path, node: Node, observer: Observer, out: str) -> Context:
+def _context(
+    session: Session, work: Path, node: Node, observer: Observer, out: str
+) -> Context:
     engine = session.manifest.engine
     work.mkdir(parents=True, exist_ok=True)
     # The hub takes one commit at a time.
@@ -98,21 +134,29 @@ def _context(session: Session, work: Path, node: Node, observer: Observer, out: 
 
 
 def _open_target(out: str) -> Path:
-    """Open the target folder; on the hub, create the data set as private if it does not exist."""
+    """Open the target folder; on the hub, create the data set as private if it does not
+    exist.
+    """
     if out.startswith(HUB):
         match = HUB_FOLDER.match(out)
         if match is None:
-            raise ExportError(mask_text(f"{out}: a data set of the hub is written hf://datasets/USER/NAME"))
+            raise ExportError(
+                mask_text(
+                    f"{out}: a data set of the hub is written hf://datasets/USER/NAME"
+                )
+            )
         from huggingface_hub import HfApi
 
-        HfApi().create_repo(match["name"], repo_type="dataset", private=True, exist_ok=True)
+        HfApi().create_repo(
+            match["name"], repo_type="dataset", private=True, exist_ok=True
+        )
     try:
         folder = as_path(out)
     except (ValueError, ImportError) as error:
         raise ExportError(
             mask_text(
-                f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens here, such "
-                "as s3://bucket/folder or hf://datasets/USER/NAME"
+                f"{out}: {error}; give a folder, or a URL of a kind that fsspec opens "
+                "here, such as s3://bucket/folder or hf://datasets/USER/NAME"
             )
         ) from error
     if is_local(folder) and folder.exists() and not folder.is_dir():
@@ -121,26 +165,45 @@ def _open_target(out: str) -> Path:
 
 
 def _refuse_foreign_files(folder: Path, section: Documents, out: str) -> None:
-    """Raise ExportError if the target holds files that would be overwritten or mistaken for ours."""
+    """Raise ExportError if the target holds files that would be overwritten or mistaken
+    for ours.
+    """
     prefix, ending = NAMES[section.format]
     inner = folder / prefix.rpartition("/")[0] if "/" in prefix else folder
-    existing = [path.name for path in inner.glob(f"*{ending}")] if inner.exists() else []
-    if not out.startswith(HUB) and section.format == "hf":  # the hub makes a README.md itself
+    existing = (
+        [path.name for path in inner.glob(f"*{ending}")] if inner.exists() else []
+    )
+    # the hub makes a README.md itself
+    if not out.startswith(HUB) and section.format == "hf":
         existing += [name for name in OWN_FILES if (folder / name).exists()]
     if existing:
-        raise ExportError(mask_text(f"{out} already holds {min(existing)}; choose another folder, or remove it"))
+        raise ExportError(
+            mask_text(
+                f"{out} already holds {min(existing)}; choose "
+                "another folder, or remove it"
+            )
+        )
 
 
 def _remove_leftovers(folder: Path, section: Documents) -> None:
     """Remove temporary files of a killed attempt."""
     for name in (f"{NAMES[section.format][0]}-*", *OWN_FILES):
-        for leftover in folder.glob(f"{name}{TEMPORARY_MARK}*") if is_local(folder) else ():
+        for leftover in (
+            folder.glob(f"{name}{TEMPORARY_MARK}*") if is_local(folder) else ()
+        ):
             leftover.unlink()
 
 
-def _check_counts(session: Session, corpus: Corpus, section: Documents, summary: Mapping[str, Any]) -> None:
-    """Raise ConservationError unless the numbers written equal those that the last step counted as kept."""
-    counts = [session.folder(name).manifest()["summary"].get("counts", {}) for name in corpus.inputs]
+def _check_counts(
+    session: Session, corpus: Corpus, section: Documents, summary: Mapping[str, Any]
+) -> None:
+    """Raise ConservationError unless the numbers written equal those that the last step
+    counted as kept.
+    """
+    counts = [
+        session.folder(name).manifest()["summary"].get("counts", {})
+        for name in corpus.inputs
+    ]
     first, last = counts[0], counts[-1]
     if not {"kept", "bytes_kept"} <= last.keys() or "kept" not in first:
         return
@@ -150,6 +213,7 @@ def _check_counts(session: Session, corpus: Corpus, section: Documents, summary:
     for name, number in expected.items():
         if summary[name] != number:
             raise ConservationError(
-                f"{summary[name]:,} {name.replace('_', ' ')} were written, but the steps counted "
+                f"{summary[name]:,} {name.replace('_', ' ')} were written, but the "
+                "steps counted "
                 f"{number:,}; find out why with: {session.command('verify')}"
             )

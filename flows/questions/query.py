@@ -1,4 +1,6 @@
-"""`gristmill query`: SQL over one view, `documents`, with every column of every document of a run."""
+"""`gristmill query`: SQL over one view, `documents`, with every column of every
+document of a run.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Answer:
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows; integers of any size are int."""
         for batch in self._batches():
-            yield from zip(*(_python_values(column) for column in batch.columns), strict=True)
+            yield from zip(
+                *(_python_values(column) for column in batch.columns), strict=True
+            )
 
     def _batches(self) -> Any:
         # Not `execute`, which holds all rows in memory.
@@ -66,7 +70,10 @@ class Answer:
 
         rows = 0
         reader = self._batches()
-        with atomic_write(path) as sink, pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer:
+        with (
+            atomic_write(path) as sink,
+            pq.ParquetWriter(sink, reader.schema, compression="zstd") as writer,
+        ):
             for batch in reader:
                 writer.write_batch(batch)
                 rows += len(batch)
@@ -75,12 +82,15 @@ class Answer:
 
 @contextmanager
 def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
-    """Answer one SELECT, which can read only the documents: no file, no network, no extension.
+    """Answer one SELECT, which can read only the documents: no file, no network, no
+    extension.
 
-    Only the columns that it names are read, shard by shard; data beyond MEMORY spills to a temporary folder.
+    Only the columns that it names are read, shard by shard; data beyond MEMORY spills
+    to a temporary folder.
 
     Raises:
-        QueryError: the SQL is not one SELECT, or DuckDB refuses it, also while its rows are read within the block.
+        QueryError: the SQL is not one SELECT, or DuckDB refuses it, also while its rows
+            are read within the block.
     """
     import duckdb
 
@@ -88,18 +98,22 @@ def ask(corpus: Corpus, sql: str) -> Iterator[Answer]:
 
     with tempfile.TemporaryDirectory(prefix="gristmill-query-") as folder:
         config = {name: value for name, value in CONFINED.items() if name != OUTSIDE}
-        connection = duckdb.connect(config={**config, "threads": THREADS, "memory_limit": MEMORY})
+        connection = duckdb.connect(
+            config={**config, "threads": THREADS, "memory_limit": MEMORY}
+        )
         try:
             # The temporary folder can be set only while external access is enabled.
             connection.execute(f"SET temp_directory = '{folder}'")
             connection.execute(f"SET {OUTSIDE} = false")
-            connection.register(VIEW, CorpusDataset.of(corpus, corpus.schema.names, kept=None))
+            connection.register(
+                VIEW, CorpusDataset.of(corpus, corpus.schema.names, kept=None)
+            )
             connection.execute("SET lock_configuration = true")
             statements = connection.extract_statements(sql)
             if [statement.type.name for statement in statements] != ["SELECT"]:
                 raise QueryError(
-                    "give one SELECT over the view `documents`, for example: SELECT source, count(*) FROM "
-                    "documents WHERE kept GROUP BY source"
+                    "give one SELECT over the view `documents`, for example: SELECT "
+                    "source, count(*) FROM documents WHERE kept GROUP BY source"
                 )
             yield Answer(connection.sql(sql).columns, connection, sql)
         except duckdb.Error as error:
@@ -118,7 +132,9 @@ def _python_values(column: pa.Array) -> list[Any]:
 
 
 def print_answer(answer: Answer) -> None:
-    """Print the first rows as a table that fits the terminal, or as lines if there are too many columns."""
+    """Print the first rows as a table that fits the terminal, or as lines if there are
+    too many columns.
+    """
     console = plain_console()
     rows: list[tuple[Any, ...]] = []
     hidden_rows = 0
@@ -130,13 +146,19 @@ def print_answer(answer: Answer) -> None:
     _print_rows(console, answer.columns, rows)
     if hidden_rows:
         console.print(
-            Text(f"and {hidden_rows:,} more rows; --csv, --json and --out FILE.parquet give all", style="dim")
+            Text(
+                f"and {hidden_rows:,} more rows; --csv, --json and --out "
+                "FILE.parquet give all",
+                style="dim",
+            )
         )
     if not rows:
         console.print(Text("no rows", style="dim"))
 
 
-def _print_rows(console: Console, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+def _print_rows(
+    console: Console, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
     if len(columns) * (LEAST_WIDTH + 2) > console.width:
         widest = max(map(len, columns))
         for number, row in enumerate(rows, 1):
@@ -152,9 +174,12 @@ def _print_rows(console: Console, columns: Sequence[str], rows: Sequence[tuple[A
     for index, name in enumerate(columns):
         values = [row[index] for row in rows if row[index] is not None]
         is_numeric = bool(rows) and all(
-            isinstance(value, int | float) and not isinstance(value, bool) for value in values
+            isinstance(value, int | float) and not isinstance(value, bool)
+            for value in values
         )
-        table.add_column(visible(name), justify="right" if is_numeric else "left", overflow="fold")
+        table.add_column(
+            visible(name), justify="right" if is_numeric else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(Text(shown(value)) for value in row))
     console.print(table)

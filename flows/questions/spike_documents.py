@@ -1,6 +1,8 @@
-"""Documents read by a training's skipped steps, with the origin, language, quality and cluster of each.
+"""Documents read by a training's skipped steps, with the origin, language, quality and
+cluster of each.
 
-A spike report holds the facts known when it was written; the others are read from the committed outputs.
+A spike report holds the facts known when it was written; the others are read from the
+committed outputs.
 """
 
 from __future__ import annotations
@@ -17,13 +19,21 @@ from gristmill.tokenize.row_provenance import known_of
 
 
 def spike_reports(folder: StageFolder) -> list[dict[str, Any]]:
-    """Return the loss-spike reports of a training in step order; see gristmill.train.loop.spike_report."""
-    reports = [read_json(path) for path in sorted((folder.data / "autopsies").glob("step-*.json"))]
+    """Return the loss-spike reports of a training in step order; see
+    gristmill.train.loop.spike_report.
+    """
+    reports = [
+        read_json(path)
+        for path in sorted((folder.data / "autopsies").glob("step-*.json"))
+    ]
     return sorted(reports, key=lambda report: int(report["step"]))
 
 
-def with_origins(reports: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Path]) -> list[dict[str, Any]]:
-    """Add to a pre-training's spike reports everything that earlier stages know of the attributed documents.
+def with_origins(
+    reports: list[dict[str, Any]], mix: Path, inputs: Mapping[str, Path]
+) -> list[dict[str, Any]]:
+    """Add to a pre-training's spike reports everything that earlier stages know of the
+    attributed documents.
 
     Args:
         reports: those of `spike_reports`.
@@ -36,6 +46,12 @@ def with_origins(reports: list[dict[str, Any]], mix: Path, inputs: Mapping[str, 
     with closing(PackedSet(mix)) as packed:
         origins = known_of(packed, inputs, suspects)
     return [
-        {**report, "documents": [{**document, **origins.get(document["id"], {})} for document in report["documents"]]}
+        {
+            **report,
+            "documents": [
+                {**document, **origins.get(document["id"], {})}
+                for document in report["documents"]
+            ],
+        }
         for report in reports
     ]

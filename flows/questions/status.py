@@ -1,4 +1,6 @@
-"""States of a manifest's stages, damage of outputs, runs and logs, read from the store alone."""
+"""States of a manifest's stages, damage of outputs, runs and logs, read from the store
+alone.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,28 @@ from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.mixtures.yaml_text import did_you_mean
 
-STYLES = {"committed": "green", "unfinished": "yellow", "running": "cyan", "missing": "dim", "corrupt": "red"}
-ACTIONS = {"committed": "reuse", "unfinished": "resume", "running": "wait for", "missing": "make", "corrupt": "repair"}
+STYLES = {
+    "committed": "green",
+    "unfinished": "yellow",
+    "running": "cyan",
+    "missing": "dim",
+    "corrupt": "red",
+}
+ACTIONS = {
+    "committed": "reuse",
+    "unfinished": "resume",
+    "running": "wait for",
+    "missing": "make",
+    "corrupt": "repair",
+}
 MINUTE, HOUR = 60, 3600
 """Seconds."""
 
 
 def stage_states(session: Session) -> list[dict[str, Any]]:
-    """Return one row per stage: state (committed, unfinished, running, missing, corrupt), fingerprint, folder,
-    details."""
+    """Return one row per stage: state (committed, unfinished, running, missing,
+    corrupt), fingerprint, folder, details.
+    """
     rows = []
     for stage, node in session.plan.items():
         folder = session.folder(stage)
@@ -49,11 +64,15 @@ def stage_states(session: Session) -> list[dict[str, Any]]:
             row["seconds"] = manifest["seconds"]
             row["bytes"] = sum(entry["bytes"] for entry in manifest["files"].values())
             if "read" in (counts := manifest["summary"].get("counts") or {}):
-                row["documents"] = {key: counts.get(key, 0) for key in ("read", "kept", "quarantined")}
+                row["documents"] = {
+                    key: counts.get(key, 0) for key in ("read", "kept", "quarantined")
+                }
                 row["documents"]["dropped"] = dict(counts.get("dropped", {}))
         elif owner:
             row["owner"] = f"process {owner['pid']} on {owner['host']}"
-            row["progress"] = read_progress(folder.path / "lease", highest(folder.path / "lease"))
+            row["progress"] = read_progress(
+                folder.path / "lease", highest(folder.path / "lease")
+            )
         elif state == "unfinished":
             row["details"] = _describe_interruption(folder)
         elif state == "corrupt":
@@ -66,15 +85,23 @@ def _describe_interruption(folder: StageFolder) -> str:
     error = folder.work / "error.json"
     if error.exists():
         return f"failed: {read_json(error)['message'].splitlines()[0]}"
-    reached = describe_progress(read_progress(folder.path / "lease", highest(folder.path / "lease")))
+    reached = describe_progress(
+        read_progress(folder.path / "lease", highest(folder.path / "lease"))
+    )
     if reached:
         return f"interrupted at {reached}"
-    files = sum(1 for file in folder.data.rglob("*") if file.is_file()) if folder.data.exists() else 0
+    files = (
+        sum(1 for file in folder.data.rglob("*") if file.is_file())
+        if folder.data.exists()
+        else 0
+    )
     return f"interrupted with {files} files written"
 
 
 def describe_running(row: Mapping[str, Any], now: float) -> str:
-    """Describe a row whose stage runs: `2 m 10 s: 120/400 steps, loss 3.21, about 5 m left (process 7 on host)`."""
+    """Describe a row whose stage runs: `2 m 10 s: 120/400 steps, loss 3.21, about 5 m
+    left (process 7 on host)`.
+    """
     progress = row["progress"]
     if not progress:
         return str(row["owner"])
@@ -88,7 +115,10 @@ def describe_running(row: Mapping[str, Any], now: float) -> str:
         parts.append(f"about {duration(remaining)} left")
     details = ", ".join(part for part in parts if part)
     separator = ": " if details else ""
-    return f"for {duration(now - progress['started'])}{separator}{details} ({row['owner']})"
+    return (
+        f"for {duration(now - progress['started'])}{separator}{details} "
+        f"({row['owner']})"
+    )
 
 
 def duration(seconds: float) -> str:
@@ -123,16 +153,30 @@ def print_status(session: Session, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         documents = row.get("documents", {})
         if documents and documents["kept"] < documents["read"] / 2:
-            reasons = ", ".join(f"{rule} {number:,}" for rule, number in top_reasons(documents))
-            losses = f"kept {documents['kept']:,} of {documents['read']:,} documents; dropped most by {reasons}"
+            reasons = ", ".join(
+                f"{rule} {number:,}" for rule, number in top_reasons(documents)
+            )
+            losses = (
+                f"kept {documents['kept']:,} of {documents['read']:,} "
+                f"documents; dropped most by {reasons}"
+            )
             console.print(Text(f"{row['stage']}: {losses}", style="yellow"))
         if "details" in row or "owner" in row:
-            details = row["details"] if "details" in row else describe_running(row, time.time())
-            console.print(Text(f"{row['stage']}: {details}", style=STYLES[row["state"]]))
+            details = (
+                row["details"]
+                if "details" in row
+                else describe_running(row, time.time())
+            )
+            console.print(
+                Text(f"{row['stage']}: {details}", style=STYLES[row["state"]])
+            )
             stage_with_log = stage_with_log or row["stage"]
     console.print(Text(f"store: {session.store.root}", style="dim"), soft_wrap=True)
     if stage_with_log is not None:
-        console.print(Text(f"log:   {session.command('logs', stage_with_log)}", style="dim"), soft_wrap=True)
+        console.print(
+            Text(f"log:   {session.command('logs', stage_with_log)}", style="dim"),
+            soft_wrap=True,
+        )
 
 
 def print_plan(rows: list[dict[str, Any]]) -> None:
@@ -154,22 +198,29 @@ def print_plan(rows: list[dict[str, Any]]) -> None:
         if checkpoint := row.get("continue_from"):
             console.print(
                 Text(
-                    f"{row['stage']} would start at step 1, but could continue from step {checkpoint['step']} of "
-                    f"another training: --set {row['stage']}.continue_from={checkpoint['checkpoint']}",
+                    f"{row['stage']} would start at step 1, but could continue from "
+                    f"step {checkpoint['step']} of another training: --set "
+                    f"{row['stage']}.continue_from={checkpoint['checkpoint']}",
                     style="yellow",
                 ),
                 soft_wrap=True,
             )
     for row in rows:
         for code in row.get("code", ()):
-            console.print(Text(f"{row['stage']} runs code of your own: {code}", style="dim"), soft_wrap=True)
+            console.print(
+                Text(f"{row['stage']} runs code of your own: {code}", style="dim"),
+                soft_wrap=True,
+            )
     num_to_run = sum(row["action"] != "reuse" for row in rows)
     num_cut_offs = sum("cut_off_after" in row for row in rows)
     summary = f"{num_to_run} of {len(rows)} stages would run"
     if not num_to_run:
         summary = "nothing would run: all stages are committed"
     elif num_cut_offs:
-        summary += f"; {num_cut_offs} of them are reused if the stages before them give the same bytes"
+        summary += (
+            f"; {num_cut_offs} of them are reused if the stages before them "
+            "give the same bytes"
+        )
     console.print(Text(summary, style="dim"))
 
 
@@ -181,8 +232,14 @@ def print_runs(records: list[dict[str, Any]]) -> None:
     table.add_column("seconds", justify="right")
     table.add_column("made / reused", justify="right")
     for record in records:
-        built = [stage for stage in record["stages"].values() if stage.get("how") in ("Completed", "Resumed")]
-        reused = [stage for stage in record["stages"].values() if stage.get("how") == "Cached"]
+        built = [
+            stage
+            for stage in record["stages"].values()
+            if stage.get("how") in ("Completed", "Resumed")
+        ]
+        reused = [
+            stage for stage in record["stages"].values() if stage.get("how") == "Cached"
+        ]
         state = run_state(record)
         end = record.get("finished", time.time() if state == "running" else None)
         table.add_row(
@@ -193,20 +250,27 @@ def print_runs(records: list[dict[str, Any]]) -> None:
         )
     console = plain_console()
     if not records:
-        console.print("this store has no runs yet; start one with: gristmill run MANIFEST", soft_wrap=True)
+        console.print(
+            "this store has no runs yet; start one with: gristmill run MANIFEST",
+            soft_wrap=True,
+        )
         return
     console.print(table)
 
 
 def run_state(record: Mapping[str, Any]) -> str:
-    """Return the state of a run: `killed` if its process is gone without recording an end."""
+    """Return the state of a run: `killed` if its process is gone without recording an
+    end.
+    """
     if record["state"] == "running" and is_gone(record["owner"]):
         return "killed"
     return str(record["state"])
 
 
 def find_damage(session: Session) -> dict[str, list[str]]:
-    """Return stage -> one sentence per committed file that is missing or has another checksum."""
+    """Return stage -> one sentence per committed file that is missing or has another
+    checksum.
+    """
     damage = {}
     for stage in session.plan:
         folder = session.folder(stage)
@@ -218,7 +282,9 @@ def find_damage(session: Session) -> dict[str, list[str]]:
 
 
 def repair_damage(session: Session, damage: Mapping[str, list[str]]) -> None:
-    """Withdraw damaged commits and delete the damaged files, so that the next run makes them again."""
+    """Withdraw damaged commits and delete the damaged files, so that the next run makes
+    them again.
+    """
     for stage in damage:
         folder = session.folder(stage)
         try:
@@ -246,7 +312,8 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
 
     Args:
         session: the opened manifest.
-        stage: name; None means the stage that runs, else an unfinished one, else the last committed one.
+        stage: name; None means the stage that runs, else an unfinished one, else the
+            last committed one.
         attempt: number, from 1; None means the newest attempt with a log.
 
     Raises:
@@ -259,14 +326,21 @@ def find_log(session: Session, stage: str | None, attempt: int | None) -> Path:
             f"{session.manifest_file} has {', '.join(session.plan)}"
         )
     folder = session.folder(chosen).logs
-    attempts = sorted(int(path.stem) for path in folder.glob("*.log")) if folder.exists() else []
+    attempts = (
+        sorted(int(path.stem) for path in folder.glob("*.log"))
+        if folder.exists()
+        else []
+    )
     if not attempts:
         raise NoLogError(
             f"{chosen} has no log here, since it has not been run; run it with: "
             f"{session.command('run', '--until', chosen)}"
         )
     if attempt is not None and attempt not in attempts:
-        raise NoLogError(f"{chosen} has no attempt {attempt}; its attempts are {', '.join(map(str, attempts))}")
+        raise NoLogError(
+            f"{chosen} has no attempt {attempt}; its attempts are "
+            f"{', '.join(map(str, attempts))}"
+        )
     return folder / f"{attempts[-1] if attempt is None else attempt}.log"
 
 
@@ -277,8 +351,8 @@ def _default_log_stage(session: Session) -> str:
         if stages:
             return str(stages[-1])
     raise NoLogError(
-        f"nothing of {session.manifest_file} has been run in {session.store.root}; run it with: "
-        f"{session.command('run')}"
+        f"nothing of {session.manifest_file} has been run in {session.store.root}; run "
+        f"it with: {session.command('run')}"
     )
 
 
@@ -296,7 +370,8 @@ def read_log(log: Path, lines: int | None, follow: bool) -> Iterator[str]:
         for line in kept:
             yield decoder.decode(line)
         while follow:
-            # Checked before reading, so that text written just before the end is still read.
+            # Checked before reading, so that text written just before the end is still
+            # read.
             follow = is_written(log)
             while block := stream.read(BLOCK_BYTES):
                 yield decoder.decode(block)

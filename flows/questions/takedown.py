@@ -1,11 +1,13 @@
-"""Take-down of documents and example prompts: affected rows, checkpoints and models, and a manifest without them.
+"""Take-down of documents and example prompts: affected rows, checkpoints and models,
+and a manifest without them.
 
-The new manifest mixes the same rows, with those that hold such a document emptied and left out (`mix.exclude`), and
-resumes from the last checkpoint whose training read none of them (`pretrain.continue_from`). It therefore trains the
-same model as a set without these rows would from the first step on. Generated sets of examples exclude everything
-derived from the documents (`examples.NAME.exclude`) and are generated again. Answers of models about them are
-overwritten in STORE/answers; STORE/takedown/documents.ids records the ids, so that `gristmill gc` also overwrites later
-answers about them.
+The new manifest mixes the same rows, with those that hold such a document emptied and
+left out (`mix.exclude`), and resumes from the last checkpoint whose training read none
+of them (`pretrain.continue_from`). It therefore trains the same model as a set without
+these rows would from the first step on. Generated sets of examples exclude everything
+derived from the documents (`examples.NAME.exclude`) and are generated again. Answers of
+models about them are overwritten in STORE/answers; STORE/takedown/documents.ids records
+the ids, so that `gristmill gc` also overwrites later answers about them.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ import pyarrow.compute as pc
 
 from gristmill.core.files import atomic_write
 from gristmill.dataprep.corpus import RECORD_ID, urls_of
-from gristmill.dataprep.documents import ID_BYTES, annotation_stages, read_documents, read_table, shard_names
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    annotation_stages,
+    read_documents,
+    read_table,
+    shard_names,
+)
 from gristmill.dataprep.examples.kept_examples import CLUSTERS
 from gristmill.dataprep.llm.answer_store import forget_answers
 from gristmill.dataprep.llm.lineage import LINEAGE, descendants
@@ -53,12 +61,14 @@ class TakedownError(ValueError):
 
 
 def read_list(path: Path) -> list[str]:
-    """Read a list: one id, locator or URL per line, or JSON objects with `id`, `locator` or `url`.
+    """Read a list: one id, locator or URL per line, or JSON objects with `id`,
+    `locator` or `url`.
 
     Blank lines and lines that begin with `#` are skipped.
 
     Raises:
-        TakedownError: the file cannot be read, is empty, or a JSON line has none of the keys.
+        TakedownError: the file cannot be read, is empty, or a JSON line has none of the
+            keys.
     """
     names: dict[str, None] = {}
     try:
@@ -74,8 +84,8 @@ def read_list(path: Path) -> list[str]:
         names[name] = None
     if not names:
         raise TakedownError(
-            f"{path}: names no document; write an id, a locator or an address a line, or JSON "
-            f"lines with one of {', '.join(LIST_KEYS)}"
+            f"{path}: names no document; write an id, a locator or an address a line, "
+            f"or JSON lines with one of {', '.join(LIST_KEYS)}"
         )
     return list(names)
 
@@ -84,20 +94,26 @@ def _name_of_json(path: Path, number: int, text: str) -> str:
     try:
         entry = json.loads(text)
     except ValueError as error:
-        raise TakedownError(f"{path}:{number}: begins like JSON, but is not: {error}") from error
+        raise TakedownError(
+            f"{path}:{number}: begins like JSON, but is not: {error}"
+        ) from error
     for key in LIST_KEYS:
         if isinstance(entry.get(key), str):
             return str(entry[key])
     raise TakedownError(f"{path}:{number}: has none of the keys {', '.join(LIST_KEYS)}")
 
 
-def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
+def find_documents(
+    inputs: Mapping[str, Path], names: Sequence[str]
+) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
     """Find the documents that a list names.
 
-    A URL matches every document with it, as its locator (with or without a WARC record id) or in its metadata.
+    A URL matches every document with it, as its locator (with or without a WARC record
+    id) or in its metadata.
 
     Returns:
-        id -> `source`, `locator` and `shard` (the document shard); and the names that match no document.
+        id -> `source`, `locator` and `shard` (the document shard); and the names that
+        match no document.
     """
     ids = {bytes.fromhex(name): name for name in names if _is_id(name)}
     locators = sorted({name for name in names if not _is_id(name)})
@@ -112,15 +128,28 @@ def find_documents(inputs: Mapping[str, Path], names: Sequence[str]) -> tuple[di
     matched_names: set[str] = set()
     for corpus, shard in corpus_shards(inputs):
         table = read_documents(corpus, shard, columns)
-        table = table.append_column("url", urls_of(table) if urls else pa.nulls(len(table), pa.string()))
-        plain_locators = pc.replace_substring_regex(table["locator"], RECORD_ID.pattern, "")
+        table = table.append_column(
+            "url", urls_of(table) if urls else pa.nulls(len(table), pa.string())
+        )
+        plain_locators = pc.replace_substring_regex(
+            table["locator"], RECORD_ID.pattern, ""
+        )
         matches = pc.is_in(table["id"], value_set=id_values)
         matches = pc.or_(matches, pc.is_in(table["locator"], value_set=locator_values))
         matches = pc.or_(matches, pc.is_in(plain_locators, value_set=locator_values))
         matches = pc.or_(matches, pc.is_in(table["url"], value_set=url_values))
         for row in table.filter(matches).to_pylist():
-            documents[row["id"]] = {"source": row["source"], "locator": row["locator"], "shard": shard}
-            matched_names |= {ids.get(row["id"], ""), row["locator"], RECORD_ID.sub("", row["locator"]), row["url"]}
+            documents[row["id"]] = {
+                "source": row["source"],
+                "locator": row["locator"],
+                "shard": shard,
+            }
+            matched_names |= {
+                ids.get(row["id"], ""),
+                row["locator"],
+                RECORD_ID.sub("", row["locator"]),
+                row["url"],
+            }
     return documents, [name for name in names if name not in matched_names]
 
 
@@ -135,11 +164,17 @@ def none_there(names: Sequence[str]) -> TakedownError:
 
 
 def _is_id(text: str) -> bool:
-    return len(text) == 2 * ID_BYTES and all(character in "0123456789abcdefABCDEF" for character in text)
+    return len(text) == 2 * ID_BYTES and all(
+        character in "0123456789abcdefABCDEF" for character in text
+    )
 
 
-def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> set[bytes]:
-    """Return the duplicates in the documents' clusters, and the survivors that `dedup` kept of them."""
+def near_duplicates(
+    inputs: Mapping[str, Path], documents: Iterable[bytes]
+) -> set[bytes]:
+    """Return the duplicates in the documents' clusters, and the survivors that `dedup`
+    kept of them.
+    """
     targets = set(documents)
     related: set[bytes] = set()
     for step in annotation_stages(inputs):
@@ -147,35 +182,59 @@ def near_duplicates(inputs: Mapping[str, Path], documents: Iterable[bytes]) -> s
             continue
         clusters: set[bytes] = set()
         for shard in shard_names(inputs[INGEST]):
-            clusters.update(read_matching_ids(inputs[step] / shard, targets)["cluster"].to_pylist())
+            clusters.update(
+                read_matching_ids(inputs[step] / shard, targets)["cluster"].to_pylist()
+            )
         members = read_matching(
-            inputs[step] / CLUSTERS, "cluster", [id_ for id_ in clusters if id_ is not None], ["survivor", "member"]
+            inputs[step] / CLUSTERS,
+            "cluster",
+            [id_ for id_ in clusters if id_ is not None],
+            ["survivor", "member"],
         )
         for column in members.columns:
             related.update(column.to_pylist())
     return {id_ for id_ in related if id_ is not None and id_ not in targets}
 
 
-def _cluster_members(inputs: Mapping[str, Path], step: str, documents: set[bytes]) -> set[bytes]:
-    """Return the members and survivors of the documents' clusters in one step, including the documents."""
+def _cluster_members(
+    inputs: Mapping[str, Path], step: str, documents: set[bytes]
+) -> set[bytes]:
+    """Return the members and survivors of the documents' clusters in one step,
+    including the documents.
+    """
     clusters: set[bytes] = set()
     for shard in shard_names(inputs[INGEST]):
         rows = read_matching_ids(inputs[step] / shard, documents)
         clusters |= {id_ for id_ in rows["cluster"].to_pylist() if id_ is not None}
     members = read_matching(
-        inputs[step] / CLUSTERS, "cluster", [id_ for id_ in clusters if id_ is not None], ["survivor", "member"]
+        inputs[step] / CLUSTERS,
+        "cluster",
+        [id_ for id_ in clusters if id_ is not None],
+        ["survivor", "member"],
     )
-    return {id_ for column in members.columns for id_ in column.to_pylist() if id_ is not None}
+    return {
+        id_
+        for column in members.columns
+        for id_ in column.to_pylist()
+        if id_ is not None
+    }
 
 
 def read_matching_ids(path: Path, documents: set[bytes]) -> pa.Table:
-    """Read the `cluster` of some documents from an annotation table, which is not sorted by id."""
+    """Read the `cluster` of some documents from an annotation table, which is not
+    sorted by id.
+    """
     table = read_table(path, ["id", "cluster"])
-    return table.filter(pc.is_in(table["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES))))
+    return table.filter(
+        pc.is_in(table["id"], value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
+    )
 
 
-def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> dict[str, Any]:
-    """Assess the effects of a take-down: outputs that hold the documents, and checkpoints trained on them.
+def assess(
+    session: Session, names: Sequence[str], with_duplicates: bool
+) -> dict[str, Any]:
+    """Assess the effects of a take-down: outputs that hold the documents, and
+    checkpoints trained on them.
 
     Args:
         session: the opened manifest; if it trains, its mixture must be packed.
@@ -183,12 +242,14 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> dic
         with_duplicates: take their near-duplicates down too.
 
     Returns:
-        `documents`, `near_duplicates` and `generated`, documents written from them (each with id, source, locator,
-        shard), `examples`: listed prompts and examples derived from the documents (each with id and set), `not_found`,
-        `excluded` (ids), `answers` of models about them (and `unknown_answers`, see `forget_answers`), and the effects:
-        `document_shards`, `packed_shards`, `rows`, `validation_rows` (per source), `first_step`, `steps_done`,
-        `checkpoints` (`clean`, `affected`), `last_clean` (a step or None), `models` (affected trainings, and later
-        stages made from them).
+        `documents`, `near_duplicates` and `generated`, documents written from them
+        (each with id, source, locator, shard), `examples`: listed prompts and examples
+        derived from the documents (each with id and set), `not_found`, `excluded`
+        (ids), `answers` of models about them (and `unknown_answers`, see
+        `forget_answers`), and the effects: `document_shards`, `packed_shards`, `rows`,
+        `validation_rows` (per source), `first_step`, `steps_done`, `checkpoints`
+        (`clean`, `affected`), `last_clean` (a step or None), `models` (affected
+        trainings, and later stages made from them).
 
     Raises:
         TraceError: the mixture that this manifest trains on is not packed.
@@ -198,8 +259,17 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> dic
     reading = reading_of(session) if PRETRAIN in session.plan else None
     packed = PackedSet(inputs[MIX]) if MIX in inputs else None
     documents, not_found = _find_if_ingested(inputs, names)
-    known_examples = {id_ for id_, _ in in_sets(session, [bytes.fromhex(id_) for id_ in not_found if _is_id(id_)])}
-    not_found = [id_ for id_ in not_found if not _is_id(id_) or bytes.fromhex(id_) not in known_examples]
+    known_examples = {
+        id_
+        for id_, _ in in_sets(
+            session, [bytes.fromhex(id_) for id_ in not_found if _is_id(id_)]
+        )
+    }
+    not_found = [
+        id_
+        for id_ in not_found
+        if not _is_id(id_) or bytes.fromhex(id_) not in known_examples
+    ]
     if not documents and not known_examples:
         raise none_there(names)
     duplicate_ids = near_duplicates(inputs, documents) if documents else set()
@@ -207,9 +277,16 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> dic
     removed = {**documents, **(duplicates if with_duplicates else {})}
     derived = descendants(inputs, {*removed, *known_examples})
     children, _ = _find_if_ingested(inputs, sorted(id_.hex() for id_ in derived))
-    excluded, examples = {**removed, **children}, in_sets(session, {*known_examples, *removed, *derived})
+    excluded, examples = (
+        {**removed, **children},
+        in_sets(session, {*known_examples, *removed, *derived}),
+    )
     rows, held_out = _rows_of(packed, list(excluded))
-    first = min(reading.steps_that_read(rows), default=None) if reading is not None and len(rows) else None
+    first = (
+        min(reading.steps_that_read(rows), default=None)
+        if reading is not None and len(rows)
+        else None
+    )
     ids = sorted(id_.hex() for id_ in {*excluded, *(id_ for id_, _ in examples)})
     answers = forget_answers(session.store.root / ANSWERS, ids, remove=False)
     return {
@@ -224,7 +301,11 @@ def assess(session: Session, names: Sequence[str], with_duplicates: bool) -> dic
         "document_shards": sorted({entry["shard"] for entry in excluded.values()}),
         "packed_shards": [] if packed is None else packed.shards_of(rows),
         "rows": rows.tolist(),
-        "validation_rows": {source: numbers.tolist() for source, numbers in held_out.items() if len(numbers)},
+        "validation_rows": {
+            source: numbers.tolist()
+            for source, numbers in held_out.items()
+            if len(numbers)
+        },
         **_state_of_training(session, reading, first, {name for _, name in examples}),
     }
 
@@ -233,11 +314,19 @@ def _find_if_ingested(
     inputs: Mapping[str, Path], names: Sequence[str]
 ) -> tuple[dict[bytes, dict[str, Any]], list[str]]:
     """Call `find_documents` if anything is ingested."""
-    return find_documents(inputs, names) if INGEST in inputs and names else ({}, list(names))
+    return (
+        find_documents(inputs, names)
+        if INGEST in inputs and names
+        else ({}, list(names))
+    )
 
 
-def _rows_of(packed: PackedSet | None, documents: Sequence[bytes]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return the training rows that hold some documents, and the held-out rows by source."""
+def _rows_of(
+    packed: PackedSet | None, documents: Sequence[bytes]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Return the training rows that hold some documents, and the held-out rows by
+    source.
+    """
     if packed is None:
         return np.zeros(0, np.int64), {}
     rows = np.unique(packed.rows_of_documents(documents)["row"].to_numpy())
@@ -248,23 +337,30 @@ def _rows_of(packed: PackedSet | None, documents: Sequence[bytes]) -> tuple[np.n
     return rows, held_out
 
 
-def _sorted_entries(documents: Mapping[bytes, Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _sorted_entries(
+    documents: Mapping[bytes, Mapping[str, Any]],
+) -> list[dict[str, Any]]:
     return [{"id": id_.hex(), **entry} for id_, entry in sorted(documents.items())]
 
 
-def _state_of_training(session: Session, reading: Reading | None, first: int | None, sets: set[str]) -> dict[str, Any]:
+def _state_of_training(
+    session: Session, reading: Reading | None, first: int | None, sets: set[str]
+) -> dict[str, Any]:
     steps_done = 0 if reading is None else reading.steps_done()
     checkpoints = [] if reading is None else reading.checkpoints()
     clean = [step for step in checkpoints if first is None or step < first]
     is_tainted = first is not None and first <= steps_done
-    # Trainings that read the documents or the example sets, and all stages that depend on them.
+    # Trainings that read the documents or the example sets, and all stages that depend
+    # on them.
     affected = {PRETRAIN} if is_tainted else set()
     examples_read = set(map(output_name, sets))
     models = []
     for name, node in session.plan.items():
         if examples_read & node.inputs.keys():
             examples_read.add(name)
-        if affected & node.inputs.keys() or (name in examples_read and node.stage.trains):
+        if affected & node.inputs.keys() or (
+            name in examples_read and node.stage.trains
+        ):
             affected.add(name)
         if name in affected and session.committed(name) is not None:
             models.append(name)
@@ -290,21 +386,25 @@ def in_sets(session: Session, ids: Iterable[bytes]) -> list[tuple[bytes, str]]:
         if folder is None or not id_list:
             continue
         for column in ("parent", "child"):
-            hits = read_matching(folder.data / LINEAGE, column, id_list, [column])[column].to_pylist()
+            hits = read_matching(folder.data / LINEAGE, column, id_list, [column])[
+                column
+            ].to_pylist()
             pairs |= {(id_, name) for id_ in hits}
     return sorted(pairs)
 
 
 def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the list and the manifest that continues without these documents, keep the last clean checkpoint, and
-    delete answers of models about them.
+    """Write the list and the manifest that continues without these documents, keep the
+    last clean checkpoint, and delete answers of models about them.
 
-    `NAME-takedown.ids` and `NAME-takedown.yaml` are written beside the manifest; the checkpoint is linked (or copied)
-    to STORE/takedown, where no training deletes it. A manifest without a mixture and without examples derived from the
-    documents has no key for the list, so no new manifest is written.
+    `NAME-takedown.ids` and `NAME-takedown.yaml` are written beside the manifest; the
+    checkpoint is linked (or copied) to STORE/takedown, where no training deletes it. A
+    manifest without a mixture and without examples derived from the documents has no
+    key for the list, so no new manifest is written.
 
     Returns:
-        `manifest` (or None), `list`, and `checkpoint` (None if training must start over).
+        `manifest` (or None), `list`, and `checkpoint` (None if training must start
+        over).
 
     Raises:
         TakedownError: an output file exists with other content.
@@ -329,7 +429,11 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
     if takedown["last_clean"] is not None:
         checkpoint = str(keep_checkpoint(session, takedown["last_clean"]))
         values[PRETRAIN, "continue_from"] = checkpoint
-    text = set_keys(manifest_file(file).read_text(encoding="utf-8"), values) if values else None
+    text = (
+        set_keys(manifest_file(file).read_text(encoding="utf-8"), values)
+        if values
+        else None
+    )
     write_once(list_file, "".join(f"{id_}\n" for id_ in sorted(ids)))
     if text is not None:
         parse_manifest(text, str(manifest))
@@ -344,7 +448,9 @@ def write_takedown(session: Session, takedown: Mapping[str, Any]) -> dict[str, A
 
 
 def forget_taken_down(root: Path, remove: bool) -> int:
-    """Delete answers of models about documents taken down from a store, and return their number."""
+    """Delete answers of models about documents taken down from a store, and return
+    their number.
+    """
     ids = _taken_down(root)
     return forget_answers(root / ANSWERS, ids, remove)["answers"] if ids else 0
 
@@ -357,16 +463,30 @@ def _taken_down(root: Path) -> set[str]:
 def _remember(root: Path, ids: Iterable[str]) -> None:
     (root / "takedown").mkdir(parents=True, exist_ok=True)
     with atomic_write(root / "takedown" / TAKEN_DOWN) as sink:
-        sink.write("".join(f"{id_}\n" for id_ in sorted({*_taken_down(root), *ids})).encode())
+        sink.write(
+            "".join(f"{id_}\n" for id_ in sorted({*_taken_down(root), *ids})).encode()
+        )
 
 
 def keep_checkpoint(session: Session, step: int, folder: str = "takedown") -> Path:
-    """Hard-link (or copy) a checkpoint into a folder of the store where no training deletes it."""
+    """Hard-link (or copy) a checkpoint into a folder of the store where no training
+    deletes it.
+    """
     source = reading_of(session).folder.work / "checkpoints" / f"step-{step:08d}"
-    target = session.store.root / folder / session.plan[PRETRAIN].fingerprint[:16] / source.name
+    target = (
+        session.store.root
+        / folder
+        / session.plan[PRETRAIN].fingerprint[:16]
+        / source.name
+    )
     if not (target / "complete.json").exists():
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(source, target, copy_function=_link_or_copy, ignore=shutil.ignore_patterns("complete.json"))
+        shutil.copytree(
+            source,
+            target,
+            copy_function=_link_or_copy,
+            ignore=shutil.ignore_patterns("complete.json"),
+        )
         shutil.copy2(source / "complete.json", target / "complete.json")
     return target
 

@@ -19,14 +19,18 @@ from gristmill.mixtures.sources import INGEST
 MOST_RULES = 8
 SAMPLES = 3
 MOST_SHARDS = 50
-"""Number of shards, spread evenly, that a report samples; `gristmill whatif` reads all."""
+"""Number of shards, spread evenly, that a report samples; `gristmill whatif` reads
+all.
+"""
 EXCERPT_CHARS = 160
 Found = tuple[float, str, int, float]
 """Distance to the threshold, shard, row, measured value."""
 
 
 def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list[Rule]]:
-    """Return the replayable rules of every committed preparing stage, in pipeline order."""
+    """Return the replayable rules of every committed preparing stage, in pipeline
+    order.
+    """
     shards = shard_names(inputs[INGEST])
     return {
         name: rules_of(
@@ -42,12 +46,16 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
 
 
 def describe_cuts(
-    session: Session, inputs: Mapping[str, Path], summaries: Mapping[str, Mapping[str, Any]]
+    session: Session,
+    inputs: Mapping[str, Path],
+    summaries: Mapping[str, Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """Describe the rules that dropped most: bound, histogram of the statistic, and documents next to the threshold.
+    """Describe the rules that dropped most: bound, histogram of the statistic, and
+    documents next to the threshold.
 
     Returns:
-        per rule: `rule`, `key`, `statistic`, `bound`, `dropped`, `histogram` (or None), `failing`, `passing`.
+        per rule: `rule`, `key`, `statistic`, `bound`, `dropped`, `histogram` (or None),
+        `failing`, `passing`.
     """
     dropping = []
     for stage, rules in stored_rules(session, inputs).items():
@@ -85,19 +93,25 @@ def describe_cuts(
 
 
 def merge_nearest(
-    sides: dict[str, list[Found]], shard: str, nearest_in_shard: Mapping[str, list[tuple[float, int, float]]], most: int
+    sides: dict[str, list[Found]],
+    shard: str,
+    nearest_in_shard: Mapping[str, list[tuple[float, int, float]]],
+    most: int,
 ) -> None:
     """Merge a shard's nearest documents into those of all shards."""
     for side, entries in nearest_in_shard.items():
-        merged = [*sides[side], *((distance, shard, row, value) for distance, row, value in entries)]
+        merged = [
+            *sides[side],
+            *((distance, shard, row, value) for distance, row, value in entries),
+        ]
         sides[side] = sorted(merged)[:most]
 
 
 def show(
     inputs: Mapping[str, Path], samples: Mapping[str, Mapping[str, Sequence[Found]]]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Replace each sample by a description of its document: id, source, locator, measured value, and the beginning of
-    its text. Each shard is read once.
+    """Replace each sample by a description of its document: id, source, locator,
+    measured value, and the beginning of its text. Each shard is read once.
     """
     places = set()
     for sides in samples.values():
@@ -105,17 +119,24 @@ def show(
             places |= {(shard, row) for _, shard, row, _ in entries}
     descriptions = {}
     for shard, rows in by_shard(places).items():
-        documents = read_document_rows(inputs, shard, rows, ["id", "source", "locator", "text"]).to_pylist()
+        documents = read_document_rows(
+            inputs, shard, rows, ["id", "source", "locator", "text"]
+        ).to_pylist()
         for row, document in zip(rows, documents, strict=True):
             descriptions[shard, row] = {
                 "id": document["id"].hex(),
                 "source": document["source"],
                 "locator": document["locator"],
-                "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[:EXCERPT_CHARS],
+                "excerpt": " ".join(document["text"][: 4 * EXCERPT_CHARS].split())[
+                    :EXCERPT_CHARS
+                ],
             }
     return {
         name: {
-            side: [{**descriptions[shard, row], "value": value} for _, shard, row, value in entries]
+            side: [
+                {**descriptions[shard, row], "value": value}
+                for _, shard, row, value in entries
+            ]
             for side, entries in sides.items()
         }
         for name, sides in samples.items()
@@ -124,4 +145,7 @@ def show(
 
 def by_shard(places: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
     """Group rows by shard, in order."""
-    return {shard: [row for _, row in rows] for shard, rows in itertools.groupby(sorted(places), itemgetter(0))}
+    return {
+        shard: [row for _, row in rows]
+        for shard, rows in itertools.groupby(sorted(places), itemgetter(0))
+    }

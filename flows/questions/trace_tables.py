@@ -27,7 +27,12 @@ def new_table(*columns: tuple[str, bool]) -> Table:
     """Create a table without lines; columns are (name, True if numeric)."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name, numeric in columns:
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        table.add_column(
+            name,
+            justify="right" if numeric else "left",
+            no_wrap=numeric,
+            overflow="fold",
+        )
     return table
 
 
@@ -38,28 +43,38 @@ def print_step(trace: Mapping[str, Any]) -> None:
         contents = f"{len(trace['examples'])} examples"
     else:
         contents = f"{trace['tokens']} tokens, {len(trace['documents'])} documents"
-    rank = "" if trace["rank"] is None else f" on rank {trace['rank']} of {trace['ranks']}"
+    rank = (
+        "" if trace["rank"] is None else f" on rank {trace['rank']} of {trace['ranks']}"
+    )
     console.print(
         Text(
-            f"{trace['stage']} step {trace['step']} {trace['use']}{rank}: {len(trace['rows'])} rows, {contents}",
+            f"{trace['stage']} step {trace['step']} {trace['use']}{rank}: "
+            f"{len(trace['rows'])} rows, {contents}",
             style="bold",
         )
     )
     if "answers" in trace:
         print_answers(console, trace)
     elif "examples" in trace:
-        for row, example in zip(trace["rows_of_examples"], trace["examples"], strict=True):
+        for row, example in zip(
+            trace["rows_of_examples"], trace["examples"], strict=True
+        ):
             console.print(f"{row:>8}  {example}")
     else:
         _print_documents(console, trace["documents"])
 
 
 def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -> None:
-    """Print two lines per document: its columns, and its whole locator, which `explain` takes."""
+    """Print two lines per document: its columns, and its whole locator, which `explain`
+    takes.
+    """
     rows = [["tokens", "source", "id", "quality", "cluster"]]
     for document in documents:
         values = document.get("quality", {}).values()
-        quality = " ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in values)
+        quality = " ".join(
+            f"{value:.3g}" if isinstance(value, float) else str(value)
+            for value in values
+        )
         size = document.get("cluster_size")
         if size is None:
             cluster = ""
@@ -67,11 +82,21 @@ def _print_documents(console: Console, documents: Sequence[Mapping[str, Any]]) -
             cluster = "alone"
         else:
             cluster = f"{document['cluster'][:8]} of {size}"
-        rows.append([str(document["tokens"]), document["source"], document["id"][:16], quality, cluster])
+        rows.append(
+            [
+                str(document["tokens"]),
+                document["source"],
+                document["id"][:16],
+                quality,
+                cluster,
+            ]
+        )
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, (tokens, *names) in enumerate(rows):
         cells = [tokens.rjust(widths[0])]
-        cells += [name.ljust(width) for name, width in zip(names, widths[1:], strict=True)]
+        cells += [
+            name.ljust(width) for name, width in zip(names, widths[1:], strict=True)
+        ]
         line = "  ".join(cells).rstrip()
         if number == 0:
             console.print(Text(line, style="bold"), soft_wrap=True)
@@ -95,7 +120,9 @@ def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
         if answers[0]["right"] is not None:
             # The end of a right answer holds its result.
             text = answers[0]["right"]
-            ending = text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}"
+            ending = (
+                text if len(text) <= SHOWN_CHARS else f"...{text[3 - SHOWN_CHARS :]}"
+            )
             right = f"  right: {ending!r}"
         console.print(
             Text.assemble(
@@ -104,11 +131,20 @@ def print_answers(console: Console, trace: Mapping[str, Any]) -> None:
                 (right, "green"),
             )
         )
-        table = new_table(("reward", True), ("advantage", True), ("tokens", True), ("", False), ("answer", False))
+        table = new_table(
+            ("reward", True),
+            ("advantage", True),
+            ("tokens", True),
+            ("", False),
+            ("answer", False),
+        )
         for answer in answers:
             cell = Text()
             for tool_call in answer.get("used") or ():
-                line = shorten_text(f"{tool_call['name']} {tool_call['arguments']} -> {tool_call['answer']}")
+                line = shorten_text(
+                    f"{tool_call['name']} {tool_call['arguments']} "
+                    f"-> {tool_call['answer']}"
+                )
                 cell.append(f"{line}\n", "red" if tool_call["failed"] else "dim")
             table.add_row(
                 f"{answer['reward']:.4g}",
@@ -126,7 +162,11 @@ def print_document(trace: Mapping[str, Any]) -> None:
     if trace["kind"] == "example":
         console.print(Text.assemble((trace["id"], "bold"), "  example"))
     else:
-        console.print(Text.assemble((trace["id"], "bold"), f"  {trace['source']}  {trace['locator']}"))
+        console.print(
+            Text.assemble(
+                (trace["id"], "bold"), f"  {trace['source']}  {trace['locator']}"
+            )
+        )
     console.print(Text.assemble(("outcome  ", "bold"), describe_outcome(trace)))
     for judged in trace.get("stages", [])[-1:]:
         for line in describe_values(judged):
@@ -141,21 +181,41 @@ def print_document(trace: Mapping[str, Any]) -> None:
         return
     table = new_table(("stage", False), ("step", True), ("", False), ("rows", False))
     for entry in trace["steps"][:SHOWN_STEPS]:
-        table.add_row(entry["stage"], str(entry["step"]), entry["use"], shorten(entry["rows"]))
+        table.add_row(
+            entry["stage"], str(entry["step"]), entry["use"], shorten(entry["rows"])
+        )
     console.print(table)
     if len(trace["steps"]) > SHOWN_STEPS:
-        console.print(Text(f"... and {len(trace['steps']) - SHOWN_STEPS} more steps (--json has them)", style="dim"))
-    after = [f"{checkpoint['stage']} {checkpoint['step']}" for checkpoint in trace["checkpoints_after"]]
-    console.print(Text.assemble(("checkpoints that know it  ", "bold"), ", ".join(after) or "none is kept"))
+        console.print(
+            Text(
+                f"... and {len(trace['steps']) - SHOWN_STEPS} more steps "
+                "(--json has them)",
+                style="dim",
+            )
+        )
+    after = [
+        f"{checkpoint['stage']} {checkpoint['step']}"
+        for checkpoint in trace["checkpoints_after"]
+    ]
+    console.print(
+        Text.assemble(
+            ("checkpoints that know it  ", "bold"), ", ".join(after) or "none is kept"
+        )
+    )
 
 
 def print_spans(matches: Mapping[str, Any]) -> None:
     """Print the passages of a text that occur in the training rows, longest first."""
     console = plain_console()
-    share = f"{matches['covered'] / matches['characters']:.0%}" if matches["characters"] else "none"
+    share = (
+        f"{matches['covered'] / matches['characters']:.0%}"
+        if matches["characters"]
+        else "none"
+    )
     console.print(
         Text(
-            f"{matches['found']} passage{'s' * (matches['found'] != 1)} of {matches['shortest_span']} tokens or "
+            f"{matches['found']} passage{'s' * (matches['found'] != 1)} of "
+            f"{matches['shortest_span']} tokens or "
             f"more in the training rows, {share} of the text",
             style="bold",
         )
@@ -164,8 +224,8 @@ def print_spans(matches: Mapping[str, Any]) -> None:
         console.print()
         console.print(
             Text(
-                f"{span['tokens']} tokens, characters {span['begin']} to {span['end']}, "
-                f"{span['count']:,} place{'s' * (span['count'] != 1)}",
+                f"{span['tokens']} tokens, characters {span['begin']} to "
+                f"{span['end']}, {span['count']:,} place{'s' * (span['count'] != 1)}",
                 style="bold",
             )
         )
@@ -175,12 +235,26 @@ def print_spans(matches: Mapping[str, Any]) -> None:
         console.print(Text(f"  {text!r}"), soft_wrap=True)
         for place in span["places"]:
             console.print(
-                Text(f"  {place['id'][:16]}  {place['source']}  {place.get('url', place['locator'])}"), soft_wrap=True
+                Text(
+                    f"  {place['id'][:16]}  {place['source']}  "
+                    f"{place.get('url', place['locator'])}"
+                ),
+                soft_wrap=True,
             )
             readers = _describe_steps(place["steps"])
-            console.print(Text(f"    row {place['row']} from token {place['start']}; {readers}", style="dim"))
+            console.print(
+                Text(
+                    f"    row {place['row']} from token {place['start']}; {readers}",
+                    style="dim",
+                )
+            )
         if span["count"] > len(span["places"]):
-            console.print(Text(f"  ... and {span['count'] - len(span['places']):,} more", style="dim"))
+            console.print(
+                Text(
+                    f"  ... and {span['count'] - len(span['places']):,} more",
+                    style="dim",
+                )
+            )
     if matches["found"] > len(matches["spans"]):
         num_hidden = matches["found"] - len(matches["spans"])
         console.print(Text(f"\n... and {num_hidden:,} shorter passages", style="dim"))
@@ -196,16 +270,25 @@ def _describe_steps(steps: Sequence[Mapping[str, Any]]) -> str:
         return "no step reads it"
     numbers = shorten([step["step"] for step in steps])
     uses = {step["use"] for step in steps}
-    return f"{steps[0]['stage']} step{'s' * (len(steps) != 1)} {numbers} {' and '.join(sorted(uses))} it"
+    return (
+        f"{steps[0]['stage']} step{'s' * (len(steps) != 1)} {numbers} "
+        f"{' and '.join(sorted(uses))} it"
+    )
 
 
 def describe_outcome(trace: Mapping[str, Any]) -> str:
     """Describe the use of a document by training in a sentence."""
     use = trace.get("use")
     if use == "not drawn":
-        return f"not drawn: {NOT_DRAWN.get(trace['reason'], trace['reason'])}; no step reads it"
+        return (
+            f"not drawn: {NOT_DRAWN.get(trace['reason'], trace['reason'])}; no "
+            "step reads it"
+        )
     if use == "held out":
-        return f"held out, never trained: {trace['tokens']} tokens in validation rows {shorten(trace['rows'])}"
+        return (
+            f"held out, never trained: {trace['tokens']} tokens in validation "
+            f"rows {shorten(trace['rows'])}"
+        )
     if trace["outcome"] not in ("kept", "trained"):
         return f"{trace['outcome']}; no step reads it"
     if not trace["steps"]:
@@ -214,8 +297,12 @@ def describe_outcome(trace: Mapping[str, Any]) -> str:
     return f"{num_read} steps have read it, {len(trace['steps']) - num_read} will"
 
 
-def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | None, command: str) -> None:
-    """Print the outputs, checkpoints and models that some documents affect, and how to continue without them."""
+def print_takedown(
+    takedown: Mapping[str, Any], written: Mapping[str, Any] | None, command: str
+) -> None:
+    """Print the outputs, checkpoints and models that some documents affect, and how to
+    continue without them.
+    """
     console = plain_console()
     num_documents = len(takedown["documents"])
     num_duplicates = len(takedown["near_duplicates"])
@@ -236,7 +323,11 @@ def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | Non
     for title in ("documents", "near_duplicates", "generated"):
         for entry in takedown[title][:SHOWN_STEPS]:
             mark = " " if entry["id"] in takedown["excluded"] else "-"
-            console.print(Text(f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"))
+            console.print(
+                Text(
+                    f"{mark} {entry['id'][:16]}  {entry['source']}  {entry['locator']}"
+                )
+            )
         _print_hidden(console, len(takedown[title]))
     for entry in takedown["examples"][:SHOWN_STEPS]:
         console.print(Text(f"  {entry['id'][:16]}  examples://{entry['set']}"))
@@ -247,7 +338,11 @@ def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | Non
     clean = takedown["checkpoints"]["clean"]
     affected = takedown["checkpoints"]["affected"]
     held_out = sum(len(rows) for rows in takedown["validation_rows"].values())
-    first_step = "no step" if takedown["first_step"] is None else f"step {takedown['first_step']}"
+    first_step = (
+        "no step"
+        if takedown["first_step"] is None
+        else f"step {takedown['first_step']}"
+    )
     forgotten = "" if written is None else ", forgotten now"
     table = new_table(("", False), ("", False))
     table.add_row("document shards", ", ".join(takedown["document_shards"]))
@@ -262,26 +357,35 @@ def print_takedown(takedown: Mapping[str, Any], written: Mapping[str, Any] | Non
     if takedown["unknown_answers"]:
         console.print(
             Text(
-                f"{takedown['unknown_answers']:,} answers name no document; remove STORE/answers to be sure",
+                f"{takedown['unknown_answers']:,} answers name no document; remove "
+                "STORE/answers to be sure",
                 style="yellow",
             )
         )
     if written is None:
         return
     if not command:
-        sentence = f"their ids are in {written['list']}; remove their texts from the sources, and run again"
+        sentence = (
+            f"their ids are in {written['list']}; remove their texts from the "
+            "sources, and run again"
+        )
     elif not takedown["steps_done"]:
         sentence = f"continue without them: {command}"
     elif written["checkpoint"] is None:
         sentence = f"without them training starts over: {command}"
     else:
-        sentence = f"without them training resumes from step {takedown['last_clean']}: {command}"
+        sentence = (
+            "without them training resumes from step "
+            f"{takedown['last_clean']}: {command}"
+        )
     console.print(Text(sentence, style="green"))
 
 
 def _print_hidden(console: Console, number: int) -> None:
     if number > SHOWN_STEPS:
-        console.print(Text(f"... and {number - SHOWN_STEPS} more (--json has them)", style="dim"))
+        console.print(
+            Text(f"... and {number - SHOWN_STEPS} more (--json has them)", style="dim")
+        )
 
 
 def print_comparison(names: Sequence[str], comparison: Mapping[str, Any]) -> None:
@@ -290,12 +394,24 @@ def print_comparison(names: Sequence[str], comparison: Mapping[str, Any]) -> Non
     first = comparison["first_difference"]
     if first is None:
         shared = min(comparison["steps"])
-        console.print(Text(f"the same tokens in all {shared} steps that both have", style="bold green"))
+        console.print(
+            Text(
+                f"the same tokens in all {shared} steps that both have",
+                style="bold green",
+            )
+        )
     else:
-        verdict = f"the same tokens up to step {first - 1}, different tokens from step {first} on"
+        verdict = (
+            f"the same tokens up to step {first - 1}, different tokens from "
+            f"step {first} on"
+        )
         console.print(Text(verdict, style="bold yellow"))
     table = new_table(("", False), ("set", False), ("steps", True), ("record", False))
-    attestations = {True: "matches its order", False: "does NOT match its order", None: "none yet"}
+    attestations = {
+        True: "matches its order",
+        False: "does NOT match its order",
+        None: "none yet",
+    }
     for index, name in enumerate(names):
         table.add_row(
             name,

@@ -1,8 +1,10 @@
-"""Passages of a text that occur verbatim in the training rows, with their documents and the steps that read them.
+"""Passages of a text that occur verbatim in the training rows, with their documents and
+the steps that read them.
 
-The text is encoded by the run's own tokenizer in several variants, with and without a leading space and trailing white
-space, because tokens at its borders depend on the surrounding text of a document. OLMoTrace (Liu et al. 2025) shows the
-same for OLMo: maximal passages, longest first.
+The text is encoded by the run's own tokenizer in several variants, with and without a
+leading space and trailing white space, because tokens at its borders depend on the
+surrounding text of a document. OLMoTrace (Liu et al. 2025) shows the same for OLMo:
+maximal passages, longest first.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from gristmill.tokenize.row_provenance import describe_documents
 from gristmill.tokenize.text_index import OpenIndex
 
 MOST_SPANS, MOST_PLACES = 20, 3
-"""Number of passages described, longest first, and of places of each, first rows first."""
+"""Number of passages described, longest first, and of places of each, first rows
+first.
+"""
 
 
 @dataclass(frozen=True)
 class Span:
-    """A passage: characters [begin, end) of the text, its number of tokens, and its places (row * L + start)."""
+    """A passage: characters [begin, end) of the text, its number of tokens, and its
+    places (row * L + start).
+    """
 
     begin: int
     end: int
@@ -46,10 +52,12 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
         text: any text, such as the output of a model.
 
     Returns:
-        `characters` of the text; `covered`: the number of them in a passage; `shortest_span`; `found`: the number of
-        passages, of which none contains another; `spans`: the MOST_SPANS longest, each with `begin` and `end` (in
-        characters), `tokens`, `text`, `count` of its places, and the first `places`: a description of the document,
-        `row`, `start`, `offset` (of the passage within the document, in tokens), `copy` and `steps`.
+        `characters` of the text; `covered`: the number of them in a passage;
+        `shortest_span`; `found`: the number of passages, of which none contains
+        another; `spans`: the MOST_SPANS longest, each with `begin` and `end` (in
+        characters), `tokens`, `text`, `count` of its places, and the first `places`: a
+        description of the document, `row`, `start`, `offset` (of the passage within the
+        document, in tokens), `copy` and `steps`.
 
     Raises:
         TraceError: the training rows are not indexed.
@@ -61,7 +69,10 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
             f"`mix:`, and run: {session.command('run', '--until', TEXT_INDEX)}"
         )
     if TEXT_INDEX not in inputs:
-        raise TraceError(f"the training rows are not indexed yet; run: {session.command('run', '--until', TEXT_INDEX)}")
+        raise TraceError(
+            "the training rows are not indexed yet; run: "
+            f"{session.command('run', '--until', TEXT_INDEX)}"
+        )
     packed = PackedSet(inputs[MIX])
     index = OpenIndex(inputs[TEXT_INDEX], packed)
     spans = find_spans(index, load(inputs[TOKENIZER]).tokenizer, text)
@@ -92,7 +103,9 @@ def trace_text(session: Session, text: str) -> dict[str, Any]:
 
 
 def find_spans(index: OpenIndex, tokenizer: Any, text: str) -> list[Span]:
-    """Return the passages of all variants of a text in order, without those contained in another."""
+    """Return the passages of all variants of a text in order, without those contained
+    in another.
+    """
     spans: dict[tuple[int, int], Span] = {}
     # Variant of the text -> its added leading spaces.
     variants = {text: 0, f" {text}": 1, text.rstrip(): 0, f" {text.rstrip()}": 1}
@@ -125,7 +138,10 @@ def first_places(places: np.ndarray) -> list[int]:
 
 
 def _describe_places(
-    session: Session, packed: PackedSet, inputs: Mapping[str, Any], places: Sequence[int]
+    session: Session,
+    packed: PackedSet,
+    inputs: Mapping[str, Any],
+    places: Sequence[int],
 ) -> dict[int, dict[str, Any]]:
     """Return place -> its document as far as known, and the steps that read the row."""
     if not places:
@@ -139,13 +155,18 @@ def _describe_places(
     if PRETRAIN in session.plan:
         for step in describe_reading(reading_of(session), rows.tolist())["steps"]:
             for row in step["rows"]:
-                steps.setdefault(row, []).append({key: step[key] for key in ("stage", "step", "use")})
+                steps.setdefault(row, []).append(
+                    {key: step[key] for key in ("stage", "step", "use")}
+                )
     described = {}
-    for place, row, start in zip(places, numbers.tolist(), starts.tolist(), strict=True):
+    for place, row, start in zip(
+        places, numbers.tolist(), starts.tolist(), strict=True
+    ):
         piece = next(
             candidate
             for candidate in pieces
-            if candidate["row"] == row and candidate["start"] <= start < candidate["start"] + candidate["length"]
+            if candidate["row"] == row
+            and candidate["start"] <= start < candidate["start"] + candidate["length"]
         )
         described[place] = {
             **documents[piece["id"]],

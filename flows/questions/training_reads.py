@@ -1,4 +1,5 @@
-"""Rows that a training stage reads, step by step, trained or not, derived from its settings and its data.
+"""Rows that a training stage reads, step by step, trained or not, derived from its
+settings and its data.
 
 No log is needed: the order is a function of the data, the seed and the step.
 """
@@ -29,7 +30,9 @@ from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
 from gristmill.train.reinforcement.rollout_tables import read_batch
 
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
-"""Lists of the examples of each row (fine-tuning), and of prompts (reinforcement learning)."""
+"""Lists of the examples of each row (fine-tuning), and of prompts (reinforcement
+learning).
+"""
 ROWS_PER_SET = "rows-per-set.json"
 """Number of rows of each set, from which their order follows."""
 Use = Literal["read", "will read"]
@@ -41,7 +44,8 @@ class TraceError(LookupError):
 
 @dataclass(frozen=True)
 class KeptOrder:
-    """Recorded prompts of a training with a curriculum, whose future prompts are unknown.
+    """Recorded prompts of a training with a curriculum, whose future prompts are
+    unknown.
 
     Attributes:
         numbers: prompt numbers, int64, in the order in which they were used.
@@ -61,8 +65,8 @@ class KeptOrder:
         """
         if len(positions) and int(positions.max()) >= len(self.numbers):
             raise TraceError(
-                "rl.curriculum is set: the prompts of a step follow from the pass rates of earlier ones, "
-                "and are known once it has run"
+                "rl.curriculum is set: the prompts of a step follow from the pass "
+                "rates of earlier ones, and are known once it has run"
             )
         numbers: np.ndarray = self.numbers[positions]
         return numbers
@@ -79,7 +83,8 @@ class Reading:
         plan: positions of each step.
         order: row at each position; in reinforcement learning, the prompt.
         packed: packed set of the rows, in pre-training.
-        examples: ids of the examples of each row, in fine-tuning; of each prompt, in reinforcement learning.
+        examples: ids of the examples of each row, in fine-tuning; of each prompt, in
+            reinforcement learning.
     """
 
     stage: str
@@ -92,7 +97,9 @@ class Reading:
 
     @property
     def fingerprint(self) -> str | None:
-        """Fingerprint of the contents of rows; only a packed set's is known without reading the data."""
+        """Fingerprint of the contents of rows; only a packed set's is known without
+        reading the data.
+        """
         return None if self.packed is None else self.packed.fingerprint
 
     def rows(self, step: int) -> np.ndarray:
@@ -103,12 +110,15 @@ class Reading:
         """
         if not 1 <= step <= self.section.steps:
             raise TraceError(
-                f"{self.stage} has {self.section.steps} steps; there is no step {step}; give 1 to {self.section.steps}"
+                f"{self.stage} has {self.section.steps} steps; there is no step "
+                f"{step}; give 1 to {self.section.steps}"
             )
         return self.plan.rows(self.order, step - 1)
 
     def steps_that_read(self, rows: np.ndarray) -> dict[int, list[int]]:
-        """Return step (counted from 1) -> the given rows that it reads, in step order."""
+        """Return step (counted from 1) -> the given rows that it reads, in step
+        order.
+        """
         rows_by_step: dict[int, list[int]] = {}
 
         def note(positions: np.ndarray, rows_at: np.ndarray) -> None:
@@ -130,7 +140,9 @@ class Reading:
         return {step: sorted(rows_by_step[step]) for step in sorted(rows_by_step)}
 
     def steps_done(self) -> int:
-        """Return the number of steps certainly trained, by the commit, the metrics or the checkpoints."""
+        """Return the number of steps certainly trained, by the commit, the metrics or
+        the checkpoints.
+        """
         if self.folder.state() == "committed":
             return self.section.steps
         recorded = [line["step"] for line in self.metrics()]
@@ -153,7 +165,11 @@ class Reading:
         for folder in (self.folder.data, self.folder.work):
             path = folder / "metrics.jsonl"
             if path.exists():
-                return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+                return [
+                    json.loads(line)
+                    for line in path.read_text().splitlines(keepends=True)
+                    if line.endswith("\n")
+                ]
         return []
 
 
@@ -164,17 +180,25 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         TraceError: the manifest has no such stage, or its data does not exist yet.
     """
     if stage not in session.plan:
-        raise TraceError(f"{session.manifest_file} has no `{stage}:` section, so it has no such steps")
+        raise TraceError(
+            f"{session.manifest_file} has no `{stage}:` section, so it "
+            "has no such steps"
+        )
     node = session.plan[stage]
     folder = session.folder(stage)
     if node.stage.trained is None:
         traced = [name for name, other in STAGES.items() if other.trained is not None]
-        raise TraceError(f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can")
+        raise TraceError(
+            f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can"
+        )
     section = node.stage.trained.model_validate(node.config)
     if node.stage.rows == "documents":
         inputs = committed_inputs(session, session.plan)
         if MIX not in inputs:
-            raise TraceError(f"the mixture is not packed yet; run: {session.command('run', '--until', MIX)}")
+            raise TraceError(
+                "the mixture is not packed yet; run: "
+                f"{session.command('run', '--until', MIX)}"
+            )
         return _pre_training(stage, folder, section, inputs[MIX])
     ids = folder.data / (PROMPT_IDS if node.stage.rows == "prompts" else EXAMPLE_IDS)
     if not ids.exists():
@@ -188,7 +212,9 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         if section.curriculum is not None:
             order = _kept_order(folder, section, examples)
         section = section.in_steps(len(examples))
-        return Reading(stage, folder, section, prompt_plan_of(section), order, examples=examples)
+        return Reading(
+            stage, folder, section, prompt_plan_of(section), order, examples=examples
+        )
     rows_per_set: list[int] = read_json(folder.data / ROWS_PER_SET)
     if isinstance(section, TrainingInEpochs):
         section = section.in_steps(sum(rows_per_set))
@@ -213,11 +239,16 @@ def reading_of_folder(folder: StageFolder) -> Reading:
         raise TraceError(f"{folder.path}: this pre-training has not been started")
     settings = read_json(description)
     return _pre_training(
-        settings["stage"], folder, Pretrain.model_validate(settings["config"]), read_inputs(settings)[MIX]
+        settings["stage"],
+        folder,
+        Pretrain.model_validate(settings["config"]),
+        read_inputs(settings)[MIX],
     )
 
 
-def _kept_order(folder: StageFolder, section: Rl, examples: Sequence[tuple[str, ...]]) -> KeptOrder:
+def _kept_order(
+    folder: StageFolder, section: Rl, examples: Sequence[tuple[str, ...]]
+) -> KeptOrder:
     """Return the order of prompts recorded in a training's answers."""
     numbers = {ids[0]: number for number, ids in enumerate(examples)}
     prompts: list[int] = []
@@ -237,7 +268,9 @@ def settled_plan(folder: StageFolder, plan: RowPlan) -> RowPlan:
     return plan
 
 
-def _pre_training(stage: str, folder: StageFolder, section: Training, mix: Path) -> Reading:
+def _pre_training(
+    stage: str, folder: StageFolder, section: Training, mix: Path
+) -> Reading:
     packed = PackedSet(mix)
     return Reading(
         stage,
@@ -249,13 +282,17 @@ def _pre_training(stage: str, folder: StageFolder, section: Training, mix: Path)
     )
 
 
-def answers_of_step(reading: Reading, step: int, share: int = 0, shares: int = 1) -> list[dict[str, Any]]:
-    """Return the answers to a step's prompts, grouped by prompt; an empty list before they are drawn.
+def answers_of_step(
+    reading: Reading, step: int, share: int = 0, shares: int = 1
+) -> list[dict[str, Any]]:
+    """Return the answers to a step's prompts, grouped by prompt; an empty list before
+    they are drawn.
 
     Args:
         reading: of the stage `rl`.
         step: counted from 1.
-        share, shares: the share of the process, and the number of shares of the step's answers.
+        share, shares: the share of the process, and the number of shares of the step's
+            answers.
 
     Returns:
         rows of `train/reinforcement/rollout_tables.py`.

@@ -1,4 +1,6 @@
-"""Reasons for running a stage: differences between its recipe and the nearest output in the store."""
+"""Reasons for running a stage: differences between its recipe and the nearest output in
+the store.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,18 @@ CONTINUABLE = (
     "continue_from",
     *HOW_KEYS,
 )
-"""Training keys that may change mid-training: rows read and checkpoint contents do not depend on them."""
+"""Training keys that may change mid-training: rows read and checkpoint contents do not
+depend on them.
+"""
 MOST_CHANGES = 4
 LONGEST_VALUE = 60
 
 
-def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[dict[str, Any]]:
-    """Return one row per stage: the `action` of a run and its `reason`; nothing is written.
+def explain_plan(
+    session: Session, force: frozenset[str] = frozenset()
+) -> list[dict[str, Any]]:
+    """Return one row per stage: the `action` of a run and its `reason`; nothing is
+    written.
 
     Args:
         session: the opened manifest.
@@ -78,7 +85,11 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
             row["warning"] = warnings[stage]
         row["action"] = action
         row["reason"] = reason
-        code = list(dict.fromkeys(function.describe() for function in code_in(session.plan[stage].config)))
+        code = list(
+            dict.fromkeys(
+                function.describe() for function in code_in(session.plan[stage].config)
+            )
+        )
         if code:
             row["code"] = code
         derived = derived_keys(session.manifest) if stage == PRETRAIN else None
@@ -89,7 +100,9 @@ def explain_plan(session: Session, force: frozenset[str] = frozenset()) -> list[
 
 
 def trained_context(manifest: Manifest) -> int:
-    """Return the longest context that the initial model will have been trained on, in tokens."""
+    """Return the longest context that the initial model will have been trained on, in
+    tokens.
+    """
     length = 0 if manifest.mix is None else manifest.mix.sequence_length
     model_path: str | None = None
     if manifest.model is not None:
@@ -99,14 +112,18 @@ def trained_context(manifest: Manifest) -> int:
     if model_path is None:
         return length
     config = read_json(as_path(model_path) / "config.json")
-    return max(length, config.get("max_position_embeddings", config.get("sequence_length", 0)))
+    return max(
+        length, config.get("max_position_embeddings", config.get("sequence_length", 0))
+    )
 
 
 def why_missing(session: Session, stage: str) -> str:
-    """Describe the differences from the nearest committed output of a stage: `config changed: steps 400 -> 40`.
+    """Describe the differences from the nearest committed output of a stage: `config
+    changed: steps 400 -> 40`.
 
-    The nearest output has the fewest differences; ties go to the same manifest name, then to the newest. Outputs of
-    another manifest that differ in more than a few places are ignored.
+    The nearest output has the fewest differences; ties go to the same manifest name,
+    then to the newest. Outputs of another manifest that differ in more than a few
+    places are ignored.
     """
     nearest = nearest_output(session, session.plan[stage])
     if nearest is None:
@@ -122,7 +139,9 @@ def why_missing(session: Session, stage: str) -> str:
 
 
 def nearest_output(session: Session, node: Node) -> dict[str, Any] | None:
-    """Return the manifest of the committed output that `why_missing` compares a stage with."""
+    """Return the manifest of the committed output that `why_missing` compares a stage
+    with.
+    """
     candidates = []
     for folder in session.store.outputs_of(node.name):
         if folder.state() != "committed":
@@ -132,11 +151,14 @@ def nearest_output(session: Session, node: Node) -> dict[str, Any] | None:
         is_foreign = not folder.path.name.startswith(f"{session.manifest.name}--")
         if not is_foreign or distance <= MOST_CHANGES:
             candidates.append(((distance, is_foreign, -manifest["started"]), manifest))
-    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+    return (
+        min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+    )
 
 
 def possible_cut_offs(session: Session) -> dict[str, str]:
-    """Return stages that need not run again if earlier stages reproduce the bytes of their nearest outputs.
+    """Return stages that need not run again if earlier stages reproduce the bytes of
+    their nearest outputs.
 
     Returns:
         stage -> the last earlier stage that must be rebuilt.
@@ -145,15 +167,26 @@ def possible_cut_offs(session: Session) -> dict[str, str]:
 
     def settle(node: Node) -> Node:
         settled = settle_node(node, session.store, session.manifest.name)
-        if session.store.folder(node.name, session.manifest.name, settled.fingerprint).state() == "committed":
+        if (
+            session.store.folder(
+                node.name, session.manifest.name, settled.fingerprint
+            ).state()
+            == "committed"
+        ):
             return settled
         rebuilt.add(node.name)
         nearest = nearest_output(session, node)
-        return node if nearest is None else replace(node, alias=nearest.get(IDENTITY, nearest["fingerprint"]))
+        return (
+            node
+            if nearest is None
+            else replace(node, alias=nearest.get(IDENTITY, nearest["fingerprint"]))
+        )
 
     before: dict[str, set[str]] = {}
     for name, node in settle_plan(session.plan, settle).items():
-        before[name] = set().union(*(before[each] | ({each} & rebuilt) for each in node.inputs))
+        before[name] = set().union(
+            *(before[each] | ({each} & rebuilt) for each in node.inputs)
+        )
     return {
         name: next(each for each in reversed(session.plan) if each in stages)
         for name, stages in before.items()
@@ -162,10 +195,12 @@ def possible_cut_offs(session: Session) -> dict[str, str]:
 
 
 def continuable(session: Session, stage: str) -> dict[str, Any]:
-    """Find the latest checkpoint of another training that this one could continue from: `continue_from` with its `step`
-    and folder; empty if no checkpoint is usable, or the manifest names one.
+    """Find the latest checkpoint of another training that this one could continue from:
+    `continue_from` with its `step` and folder; empty if no checkpoint is usable, or the
+    manifest names one.
 
-    That training read the same rows, with the same model and kind of optimizer; the stage itself checks this again.
+    That training read the same rows, with the same model and kind of optimizer; the
+    stage itself checks this again.
     """
     node, checkpoints = session.plan[stage], []
     if node.stage.trained is None or node.config.get("continue_from") is not None:
@@ -179,11 +214,17 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
         if (
             metadata["version"] != node.stage.version
             or input_fingerprints(metadata) != dict(node.inputs)
-            or not all(key.startswith(CONTINUABLE) for key, _, _ in changed_keys(metadata["recipe"], recipe))
+            or not all(
+                key.startswith(CONTINUABLE)
+                for key, _, _ in changed_keys(metadata["recipe"], recipe)
+            )
         ):
             continue
         markers = (folder.work / "checkpoints").glob("step-*/complete.json")
-        checkpoints += [(int(path.parent.name.removeprefix("step-")), str(path.parent)) for path in markers]
+        checkpoints += [
+            (int(path.parent.name.removeprefix("step-")), str(path.parent))
+            for path in markers
+        ]
     usable = [entry for entry in checkpoints if entry[0] < recipe["steps"]]
     if not usable:
         return {}
@@ -192,10 +233,16 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
 
 
 def made_otherwise(session: Session, stage: str) -> str:
-    """Describe settings or the version of an output that differ from the plan: `made with micro_batch_size 16`."""
+    """Describe settings or the version of an output that differ from the plan: `made
+    with micro_batch_size 16`.
+    """
     config = session.plan[stage].config
     settings = session.folder(stage).manifest().get("how", {})
-    changes = [f"{key} {json.dumps(value)}" for key, value in settings.items() if config.get(key) != value]
+    changes = [
+        f"{key} {json.dumps(value)}"
+        for key, value in settings.items()
+        if config.get(key) != value
+    ]
     version = session.plan[stage].kept_version
     if version is not None:
         changes.append(f"version {version} of the stage and kept")
@@ -203,39 +250,58 @@ def made_otherwise(session: Session, stage: str) -> str:
 
 
 def differences(manifest: Mapping[str, Any], node: Node) -> dict[str, list[str]]:
-    """Return the differences of a committed output from a node of the plan, as sentences by kind: config, files, code,
-    input."""
+    """Return the differences of a committed output from a node of the plan, as
+    sentences by kind: config, files, code, input.
+    """
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     changes: dict[str, list[str]] = {"config": [], "files": [], "code": [], "input": []}
     for key, old, new in changed_keys(manifest["recipe"], recipe):
         if code := list(_changed_code(old, new)):
             changes["code"].extend(code)
         elif key.rpartition(".")[2] == "listing":
-            changes["files"].append(f"{key.rpartition('.')[0]} ({_changed_files(old, new)})")
+            changes["files"].append(
+                f"{key.rpartition('.')[0]} ({_changed_files(old, new)})"
+            )
         else:
             changes["config"].append(describe_change(key, old, new))
     if manifest["version"] != node.stage.version:
-        changes["code"].append(f"stage version {manifest['version']} -> {node.stage.version}")
+        changes["code"].append(
+            f"stage version {manifest['version']} -> {node.stage.version}"
+        )
     before = input_fingerprints(manifest)
-    changes["input"] = [stage for stage, fingerprint in node.inputs.items() if before.get(stage) != fingerprint]
-    changes["input"] += [f"{stage} removed" for stage in before if stage not in node.inputs]
+    changes["input"] = [
+        stage
+        for stage, fingerprint in node.inputs.items()
+        if before.get(stage) != fingerprint
+    ]
+    changes["input"] += [
+        f"{stage} removed" for stage in before if stage not in node.inputs
+    ]
     if len(node.edits) > 1 and manifest.get("edits") != list(node.edits):
-        changes["input"].append(f"edits are applied in the order {', '.join(node.edits)}")
+        changes["input"].append(
+            f"edits are applied in the order {', '.join(node.edits)}"
+        )
     return changes
 
 
 def _changed_code(old: Any, new: Any) -> Iterator[str]:
-    """Yield `the code of ./steps.py:keep` for each function that changed, if nothing else differs."""
+    """Yield `the code of ./steps.py:keep` for each function that changed, if nothing
+    else differs.
+    """
     pairs = list(zip(code_in(old), code_in(new), strict=False))
     if _without_code(old) != _without_code(new):
         return
     for before, after in pairs:
-        if before.reference != after.reference or bool(before.files) != bool(after.files):
+        if before.reference != after.reference or bool(before.files) != bool(
+            after.files
+        ):
             yield f"{before.written_again} -> {after.written_again}"
         elif before.files != after.files:
             yield f"the code of {after.written_again}"
         elif before.distribution != after.distribution:
-            yield f"{after.written_again}, {before.distribution} -> {after.distribution}"
+            yield (
+                f"{after.written_again}, {before.distribution} -> {after.distribution}"
+            )
 
 
 def _without_code(value: Any) -> Any:
@@ -243,21 +309,36 @@ def _without_code(value: Any) -> Any:
         return None
     if isinstance(value, Mapping):
         return {key: _without_code(inner) for key, inner in value.items()}
-    return [_without_code(inner) for inner in value] if isinstance(value, list) else value
+    return (
+        [_without_code(inner) for inner in value] if isinstance(value, list) else value
+    )
 
 
 ABSENT = object()
 """Value of a key that one side does not have."""
 
 
-def changed_keys(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, old value, new value) where two nested mappings differ; ABSENT for a missing key."""
-    if not isinstance(old, Mapping) or not isinstance(new, Mapping) or is_code(old) or is_code(new):
+def changed_keys(
+    old: Any, new: Any, prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, old value, new value) where two nested mappings differ; ABSENT
+    for a missing key.
+    """
+    if (
+        not isinstance(old, Mapping)
+        or not isinstance(new, Mapping)
+        or is_code(old)
+        or is_code(new)
+    ):
         if old != new:
             yield prefix, old, new
         return
     for key in sorted({*old, *new}):
-        yield from changed_keys(old.get(key, ABSENT), new.get(key, ABSENT), f"{prefix}.{key}" if prefix else str(key))
+        yield from changed_keys(
+            old.get(key, ABSENT),
+            new.get(key, ABSENT),
+            f"{prefix}.{key}" if prefix else str(key),
+        )
 
 
 def describe_change(key: str, old: Any, new: Any) -> str:
@@ -265,7 +346,11 @@ def describe_change(key: str, old: Any, new: Any) -> str:
     if old is not ABSENT and new is not ABSENT:
         before = json.dumps(old, ensure_ascii=False)
         after = json.dumps(new, ensure_ascii=False)
-        return f"{key} {before} -> {after}" if max(len(before), len(after)) < LONGEST_VALUE else key
+        return (
+            f"{key} {before} -> {after}"
+            if max(len(before), len(after)) < LONGEST_VALUE
+            else key
+        )
     value = new if old is ABSENT else old
     text = f"{key} {'added' if old is ABSENT else 'removed'}"
     value_text = json.dumps(value, ensure_ascii=False)
@@ -277,12 +362,19 @@ def describe_change(key: str, old: Any, new: Any) -> str:
 def _changed_files(old: Any, new: Any) -> str:
     """Summarize the difference of two listings: `2 new, 1 gone, 3 changed`."""
     before, after = (
-        {file["path"]: (file["size"], file["stamp"]) for file in files} if isinstance(files, list) else {}
+        {file["path"]: (file["size"], file["stamp"]) for file in files}
+        if isinstance(files, list)
+        else {}
         for files in (old, new)
     )
     counts = {
         "new": len(after.keys() - before.keys()),
         "gone": len(before.keys() - after.keys()),
-        "changed": sum(before[path] != after[path] for path in before.keys() & after.keys()),
+        "changed": sum(
+            before[path] != after[path] for path in before.keys() & after.keys()
+        ),
     }
-    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "in another order"
+    return (
+        ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+        or "in another order"
+    )

@@ -1,8 +1,10 @@
-"""`gristmill whatif`: documents that other thresholds would keep, computed from stored measurements.
+"""`gristmill whatif`: documents that other thresholds would keep, computed from stored
+measurements.
 
-Exact for the stages that saw a document. A document that only the new thresholds keep was never seen by later stages;
-it is counted as `unseen`, since they might drop it. Duplicates are not searched again. The best share by a score
-(`keep_top`) is recomputed among the documents that earlier stages keep and whose score is known.
+Exact for the stages that saw a document. A document that only the new thresholds keep
+was never seen by later stages; it is counted as `unseen`, since they might drop it.
+Duplicates are not searched again. The best share by a score (`keep_top`) is recomputed
+among the documents that earlier stages keep and whose score is known.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gristmill.dataprep.documents import annotation_stages, column_names, read_documents, read_table, shard_names
+from gristmill.dataprep.documents import (
+    annotation_stages,
+    column_names,
+    read_documents,
+    read_table,
+    shard_names,
+)
 from gristmill.dataprep.whatif_thresholds import (
     NotReplayableError,
     Rule,
@@ -31,7 +39,12 @@ from gristmill.dataprep.whatif_thresholds import (
     short_name,
 )
 from gristmill.flows.questions.find_documents import committed_inputs
-from gristmill.flows.questions.threshold_samples import Found, merge_nearest, show, stored_rules
+from gristmill.flows.questions.threshold_samples import (
+    Found,
+    merge_nearest,
+    show,
+    stored_rules,
+)
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.stages.stage import imported
@@ -60,7 +73,9 @@ class Comparison:
         """Rules whose bounds differ."""
         old = {rule.key: rule.bound for rules in self.before.values() for rule in rules}
         rules = itertools.chain.from_iterable(self.after.values())
-        return [rule for rule in rules if rule.key not in old or old[rule.key] != rule.bound]
+        return [
+            rule for rule in rules if rule.key not in old or old[rule.key] != rule.bound
+        ]
 
 
 @dataclass
@@ -76,19 +91,24 @@ def compare(before: Session, after: Session) -> Comparison:
     """Pair up the rules of two openings of a manifest.
 
     Raises:
-        NotReplayableError: nothing is committed yet, nothing differs, or a key other than a threshold differs.
+        NotReplayableError: nothing is committed yet, nothing differs, or a key other
+            than a threshold differs.
     """
     differing = _differing_keys(before, after)
-    example_keys = sorted(key for key in differing if key.split(".")[1:2] == ["prepare"])
+    example_keys = sorted(
+        key for key in differing if key.split(".")[1:2] == ["prepare"]
+    )
     if example_keys:
         section = example_keys[0].partition(".")[0]
         prepared = next(
-            name for name, node in after.plan.items() if node.stage.of_examples and node.recipe["kind"] == section
+            name
+            for name, node in after.plan.items()
+            if node.stage.of_examples and node.recipe["kind"] == section
         )
         raise NotReplayableError(
-            f"{example_keys[0]} concerns examples, but whatif replays documents only; run it: "
-            f"{after.command('run', '--until', prepared)}, then see the outcome of every example with "
-            "gristmill report or gristmill explain"
+            f"{example_keys[0]} concerns examples, but whatif replays documents only; "
+            f"run it: {after.command('run', '--until', prepared)}, then see the "
+            "outcome of every example with gristmill report or gristmill explain"
         )
     inputs = _measured_inputs(before)
     old_rules = _replayable(before, inputs, None)
@@ -97,12 +117,15 @@ def compare(before: Session, after: Session) -> Comparison:
         differing -= {rule.key for rule in rules}
     if differing:
         raise NotReplayableError(
-            f"{min(differing)} changes a measurement, or a stage after preparation, which stored values cannot replay; "
-            f"run it: {after.command('run')}"
+            f"{min(differing)} changes a measurement, or a stage after preparation, "
+            f"which stored values cannot replay; run it: {after.command('run')}"
         )
     comparison = Comparison(inputs, old_rules, new_rules)
     if not comparison.changed:
-        raise NotReplayableError("nothing differs; name a threshold, e.g. --set filter.gopher_quality.min_words=40")
+        raise NotReplayableError(
+            "nothing differs; name a threshold, e.g. --set "
+            "filter.gopher_quality.min_words=40"
+        )
     return comparison
 
 
@@ -124,11 +147,13 @@ def _measured_inputs(session: Session) -> dict[str, Path]:
 
 
 def thresholds(session: Session) -> list[dict[str, Any]]:
-    """Count the documents that every threshold drops, and that its neighbours would drop, of those its stage saw.
+    """Count the documents that every threshold drops, and that its neighbours would
+    drop, of those its stage saw.
 
     Returns:
-        per rule, in stage order: `rule`, `key`, `bound`, `seen` (documents), `failing`, `only` (documents that fail no
-        other rule of the stage), `looser` and `stricter` (`bound`, `failing`; or None).
+        per rule, in stage order: `rule`, `key`, `bound`, `seen` (documents), `failing`,
+        `only` (documents that fail no other rule of the stage), `looser` and `stricter`
+        (`bound`, `failing`; or None).
 
     Raises:
         NotReplayableError: nothing is committed yet.
@@ -139,7 +164,9 @@ def thresholds(session: Session) -> list[dict[str, Any]]:
         for shard in shard_names(inputs[INGEST]):
             verdicts, _ = judge_shard(inputs, shard, stage, rules, rules)
             for rule in rules:
-                _count_failures(counts.setdefault(rule.label, _zero_counts(rule)), rule, verdicts)
+                _count_failures(
+                    counts.setdefault(rule.label, _zero_counts(rule)), rule, verdicts
+                )
     return list(counts.values())
 
 
@@ -148,7 +175,9 @@ def _zero_counts(rule: Rule) -> dict[str, Any]:
     sides: dict[str, Any] = {"looser": None, "stricter": None}
     if isinstance(rule.bound, int | float) and rule.bound:
         size = NEIGHBOUR * abs(rule.bound)
-        step = max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
+        step = (
+            max(round(size), 1) if isinstance(rule.bound, int) else float(f"{size:.1g}")
+        )
         sign = 1 if rule.side == "max" else -1
         sides = {
             name: {"bound": round(rule.bound + direction * step, 10), "failing": 0}
@@ -183,7 +212,8 @@ def _count_failures(entry: dict[str, Any], rule: Rule, verdicts: Verdicts) -> No
 def _replayable(
     session: Session, inputs: Mapping[str, Path], ran: Mapping[str, list[Rule]] | None
 ) -> dict[str, list[Rule]]:
-    """Return the replayable rules of every preparing stage; rankings are recomputed from earlier stages' rules.
+    """Return the replayable rules of every preparing stage; rankings are recomputed
+    from earlier stages' rules.
 
     Args:
         ran: rules that the stages ran with; None means those of this session.
@@ -195,15 +225,23 @@ def _replayable(
             continue
         seed = session.plan[stage].config.get("seed", 0)
         columns = column_names(inputs[stage] / shards[0])
-        ranking = imported(find)(inputs, stage, step.config, seed, ran or rules, rules, columns)
+        ranking = imported(find)(
+            inputs, stage, step.config, seed, ran or rules, rules, columns
+        )
         rules[stage] += [] if ranking is None else [ranking]
     return rules
 
 
 def _differing_keys(before: Session, after: Session) -> set[str]:
-    """Return the differing keys as rules name them: `prepare[0].filter.rules.x` is `filter.rules.x`."""
+    """Return the differing keys as rules name them: `prepare[0].filter.rules.x` is
+    `filter.rules.x`.
+    """
     old, new = (
-        dict(_flatten(name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))))
+        dict(
+            _flatten(
+                name_code(session.manifest.model_dump(mode="json", exclude={"engine"}))
+            )
+        )
         for session in (before, after)
     )
     steps = list(after.manifest.steps)
@@ -217,7 +255,9 @@ def _differing_keys(before: Session, after: Session) -> set[str]:
     return keys
 
 
-def _flatten(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _flatten(
+    value: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, (*path, key))
@@ -233,18 +273,22 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
 
     Args:
         comparison: rules before and after.
-        samples: number of documents shown on each side of every changed threshold; passing ones fail no other rule.
-        tokens: the committed output of `tokenize`, for exact numbers of tokens; None leaves them out.
+        samples: number of documents shown on each side of every changed threshold;
+            passing ones fail no other rule.
+        tokens: the committed output of `tokenize`, for exact numbers of tokens; None
+            leaves them out.
 
     Returns:
-        `now`, `then` and `unseen`: source -> documents, bytes, tokens; `rules`: per rule its tallies before and
-        after; `cuts`: per changed rule its bounds and the documents on both sides.
+        `now`, `then` and `unseen`: source -> documents, bytes, tokens; `rules`: per
+        rule its tallies before and after; `cuts`: per changed rule its bounds and the
+        documents on both sides.
     """
     totals = _Totals()
     changed = {rule.label: rule for rule in comparison.changed}
     for shard in shard_names(comparison.inputs[INGEST]):
         _replay_shard(comparison, shard, changed, samples, tokens, totals)
-    # Texts that were not tokenised are estimated by the tokens per byte of their source.
+    # Texts that were not tokenised are estimated by the tokens per byte of their
+    # source.
     per_byte = {}
     if tokens is not None:
         for source, size in totals.now.items():
@@ -252,9 +296,13 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
             per_byte[source] = size["tokens"] / max(size["bytes"], 1)
     for sizes in (totals.then, totals.unseen):
         for source, size in sizes.items():
-            size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(source, 0.0)
+            size["tokens"] += size.pop("estimated_bytes", 0.0) * per_byte.get(
+                source, 0.0
+            )
     shown = show(comparison.inputs, totals.samples)
-    old_bounds = {rule.key: rule.bound for rules in comparison.before.values() for rule in rules}
+    old_bounds = {
+        rule.key: rule.bound for rules in comparison.before.values() for rule in rules
+    }
     cuts = [
         {
             "rule": rule.label,
@@ -270,23 +318,41 @@ def replay(comparison: Comparison, samples: int, tokens: Path | None) -> dict[st
         "now": totals.now,
         "then": totals.then,
         "unseen": totals.unseen,
-        "rules": {name: {side: vars(tally) for side, tally in sides.items()} for name, sides in totals.rules.items()},
+        "rules": {
+            name: {side: vars(tally) for side, tally in sides.items()}
+            for name, sides in totals.rules.items()
+        },
         "cuts": cuts,
         "tokens_known": tokens is not None,
     }
 
 
 def _replay_shard(
-    comparison: Comparison, shard: str, changed: Mapping[str, Rule], samples: int, tokens: Path | None, totals: _Totals
+    comparison: Comparison,
+    shard: str,
+    changed: Mapping[str, Rule],
+    samples: int,
+    tokens: Path | None,
+    totals: _Totals,
 ) -> None:
     documents = read_documents(comparison.inputs, shard, ["source", "text"])
     sources = np.array(documents["source"].cast(pa.string()).to_pylist(), object)
-    sizes = pc.binary_length(documents["text"]).to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes = (
+        pc.binary_length(documents["text"])
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     now = then = np.ones(len(sources), bool)
     unseen = np.zeros(len(sources), bool)
     replayed: list[Verdicts] = []
     for stage in annotation_stages(comparison.inputs):
-        old, new = judge_shard(comparison.inputs, shard, stage, comparison.before[stage], comparison.after[stage])
+        old, new = judge_shard(
+            comparison.inputs,
+            shard,
+            stage,
+            comparison.before[stage],
+            comparison.after[stage],
+        )
         saw = np.zeros(len(sources), bool)
         saw[old.rows] = True
         unseen |= then & ~saw
@@ -295,16 +361,24 @@ def _replay_shard(
             sides = totals.rules.setdefault(name, {"now": Tally(), "then": Tally()})
             for side, verdicts in (("now", old), ("then", new)):
                 tally = verdicts.tallies.get(name, Tally())
-                sides[side] = Tally(sides[side].failing + tally.failing, sides[side].only + tally.only)
+                sides[side] = Tally(
+                    sides[side].failing + tally.failing, sides[side].only + tally.only
+                )
         replayed.append(new)
     for name, rule in changed.items():
         for verdicts in replayed:
             if name in verdicts.failed:
-                sides_of_cut = totals.samples.setdefault(name, {"failing": [], "passing": []})
+                sides_of_cut = totals.samples.setdefault(
+                    name, {"failing": [], "passing": []}
+                )
                 nearest_rows = nearest(verdicts, rule, samples, then[verdicts.rows])
                 merge_nearest(sides_of_cut, shard, nearest_rows, samples)
     lengths = None if tokens is None else _tokens(tokens, shard, len(sources))
-    for part, mask in ((totals.now, now), (totals.then, then & ~unseen), (totals.unseen, then & unseen)):
+    for part, mask in (
+        (totals.now, now),
+        (totals.then, then & ~unseen),
+        (totals.unseen, then & unseen),
+    ):
         _add_sizes(part, sources, sizes, lengths, mask)
 
 
@@ -315,7 +389,9 @@ def _narrow(kept: np.ndarray, verdicts: Verdicts) -> np.ndarray:
 
 
 def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
-    """Return the tokens of a shard's documents, -1 for those that were not tokenised."""
+    """Return the tokens of a shard's documents, -1 for those that were not
+    tokenised.
+    """
     from gristmill.tokenize.encoding.encode import docs_name
 
     table = read_table(tokens / docs_name(shard), ["row", "tokens"])
@@ -325,11 +401,17 @@ def _tokens(tokens: Path, shard: str, rows: int) -> np.ndarray:
 
 
 def _add_sizes(
-    totals: Sizes, sources: np.ndarray, sizes: np.ndarray, lengths: np.ndarray | None, mask: np.ndarray
+    totals: Sizes,
+    sources: np.ndarray,
+    sizes: np.ndarray,
+    lengths: np.ndarray | None,
+    mask: np.ndarray,
 ) -> None:
     for source in np.unique(sources[mask].astype(str)):
         of_source = mask & (sources == source)
-        total = totals.setdefault(source, {"documents": 0, "bytes": 0, "tokens": 0, "estimated_bytes": 0})
+        total = totals.setdefault(
+            source, {"documents": 0, "bytes": 0, "tokens": 0, "estimated_bytes": 0}
+        )
         total["documents"] += int(of_source.sum())
         total["bytes"] += int(sizes[of_source].sum())
         if lengths is not None:
@@ -362,7 +444,9 @@ def print_replay(result: Mapping[str, Any]) -> None:
 
 
 def print_thresholds(counts: Sequence[Mapping[str, Any]], command: str) -> None:
-    """Print the documents that every threshold drops, most first, and those that its neighbours would drop."""
+    """Print the documents that every threshold drops, most first, and those that its
+    neighbours would drop.
+    """
     console = plain_console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("threshold", overflow="fold")
@@ -378,22 +462,25 @@ def print_thresholds(counts: Sequence[Mapping[str, Any]], command: str) -> None:
             f"{entry['key']}={_bound_text(entry['bound'])}",
             f"{entry['failing']:,}",
             f"{entry['only']:,}",
-            *("" if side is None else f"{side['bound']:g}: {side['failing']:,}" for side in neighbours),
+            *(
+                "" if side is None else f"{side['bound']:g}: {side['failing']:,}"
+                for side in neighbours
+            ),
         )
     console.print(table)
     if idle:
         more = f", and {len(idle) - MOST_IDLE} others" if len(idle) > MOST_IDLE else ""
         console.print(
             Text(
-                f"{len(idle)} more drop nothing, even with a bound that is a tenth stricter: "
-                f"{', '.join(idle[:MOST_IDLE])}{more}",
+                f"{len(idle)} more drop nothing, even with a bound that is a tenth "
+                f"stricter: {', '.join(idle[:MOST_IDLE])}{more}",
                 style="dim",
             )
         )
     console.print(
         Text(
-            "Counts of the documents that the stage saw; a document may fail several. To see what another "
-            f"threshold keeps in the end: {command}",
+            "Counts of the documents that the stage saw; a document may fail several. "
+            f"To see what another threshold keeps in the end: {command}",
             style="dim",
         ),
         soft_wrap=True,
@@ -401,8 +488,13 @@ def print_thresholds(counts: Sequence[Mapping[str, Any]], command: str) -> None:
 
 
 def _print_sample(console: Console, sample: Mapping[str, Any]) -> None:
-    """Print the measured value, the whole locator, which `explain` takes, and as much text as fits the line."""
-    line = Text.assemble((f"{sample['value']:>9.4g}  ", "bold"), (f"{sample['source']} {sample['locator']}", "dim"))
+    """Print the measured value, the whole locator, which `explain` takes, and as much
+    text as fits the line.
+    """
+    line = Text.assemble(
+        (f"{sample['value']:>9.4g}  ", "bold"),
+        (f"{sample['source']} {sample['locator']}", "dim"),
+    )
     room = console.width - len(line) - 2
     if room >= LEAST_EXCERPT:
         excerpt = Text(f"  {sample['excerpt']}")
@@ -435,19 +527,24 @@ def _print_sizes(console: Console, result: Mapping[str, Any]) -> None:
     if unseen:
         console.print(
             Text(
-                f"and {unseen:,} documents that later stages have not seen: they may drop some of them",
+                f"and {unseen:,} documents that later stages have not seen: they may "
+                "drop some of them",
                 style="yellow",
             )
         )
 
 
 def _print_rules(console: Console, result: Mapping[str, Any]) -> None:
-    """Print the rules of changed stages: number of documents that fail each, and that fail no other."""
+    """Print the rules of changed stages: number of documents that fail each, and that
+    fail no other.
+    """
     changed_stages = {cut["rule"].partition("/")[0] for cut in result["cuts"]}
     rows = []
     for name, sides in result["rules"].items():
         now, then = sides["now"], sides["then"]
-        if now != then or (name.partition("/")[0] in changed_stages and then["failing"]):
+        if now != then or (
+            name.partition("/")[0] in changed_stages and then["failing"]
+        ):
             counts = (now["failing"], then["failing"], now["only"], then["only"])
             rows.append((-then["failing"], name, counts))
     if not rows:

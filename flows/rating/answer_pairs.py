@@ -1,6 +1,8 @@
-"""Pairs of answers of two models to the prompts of a file, and the order and sides in which a rater sees them.
+"""Pairs of answers of two models to the prompts of a file, and the order and sides in
+which a rater sees them.
 
-The answers are written once and kept in a file; the side of each is drawn from a hash of pair and rater.
+The answers are written once and kept in a file; the side of each is drawn from a hash
+of pair and rater.
 """
 
 from __future__ import annotations
@@ -86,13 +88,16 @@ class AnswerPairs:
     failed: dict[int, str]
 
 
-def models_to_rate(session: Session, other: Session | None, first: str | None, second: str | None) -> list[RatedModel]:
+def models_to_rate(
+    session: Session, other: Session | None, first: str | None, second: str | None
+) -> list[RatedModel]:
     """The two models.
 
     Args:
         session: the manifest of the first, and of the second unless there is `other`.
         other: the manifest of the second.
-        first, second: stages; the last two that made a model, or the last one of each manifest, if absent.
+        first, second: stages; the last two that made a model, or the last one of each
+            manifest, if absent.
 
     Raises:
         ModelNotFoundError: a stage makes no model, or has not made it yet.
@@ -102,30 +107,43 @@ def models_to_rate(session: Session, other: Session | None, first: str | None, s
         first_stage = first or _last(session, trained)
         second_stage = second or _last(other, _stages_with_model(other))
         return [
-            _rated_model(session, first_stage, f"{session.manifest.name}/{first_stage}"),
+            _rated_model(
+                session, first_stage, f"{session.manifest.name}/{first_stage}"
+            ),
             _rated_model(other, second_stage, f"{other.manifest.name}/{second_stage}"),
         ]
     if (first is None or second is None) and len(trained) < 2:
         raise ModelNotFoundError(
-            f"{session.manifest_file} has made {' and '.join(trained) or 'no model yet'}; two models "
-            "are compared: run the stages that train them, or give another manifest with --other"
+            f"{session.manifest_file} has made "
+            f"{' and '.join(trained) or 'no model yet'}; two models are compared: run "
+            "the stages that train them, or give another manifest with --other"
         )
     second_stage = second or next(name for name in reversed(trained) if name != first)
-    first_stage = first or next(name for name in reversed(trained) if name != second_stage)
+    first_stage = first or next(
+        name for name in reversed(trained) if name != second_stage
+    )
     if first_stage == second_stage:
-        raise ModelNotFoundError(f"both models are {first_stage}; name two different stages with --first and --second")
+        raise ModelNotFoundError(
+            f"both models are {first_stage}; name two different "
+            "stages with --first and --second"
+        )
     return [_rated_model(session, name, name) for name in (first_stage, second_stage)]
 
 
 def _stages_with_model(session: Session) -> list[str]:
     return [
-        name for name, node in session.plan.items() if node.stage.makes_model and session.committed(name) is not None
+        name
+        for name, node in session.plan.items()
+        if node.stage.makes_model and session.committed(name) is not None
     ]
 
 
 def _last(session: Session, trained: Sequence[str]) -> str:
     if not trained:
-        raise ModelNotFoundError(f"{session.manifest_file}: no model is trained yet; run: {session.command('run')}")
+        raise ModelNotFoundError(
+            f"{session.manifest_file}: no model is trained yet; "
+            f"run: {session.command('run')}"
+        )
     return trained[-1]
 
 
@@ -133,20 +151,28 @@ def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
     makers = [name for name, node in session.plan.items() if node.stage.makes_model]
     if stage not in makers:
         raise ModelNotFoundError(
-            f"{session.manifest_file}: {stage!r} makes no model; those that do are {', '.join(makers) or 'none'}"
+            f"{session.manifest_file}: {stage!r} makes no model; those that do are "
+            f"{', '.join(makers) or 'none'}"
         )
     folder, tokenizer = session.committed(stage), session.committed(TOKENIZER)
     if folder is None or tokenizer is None:
         raise ModelNotFoundError(
-            f"{session.manifest_file}: {stage} has made no model yet; run: {session.command('run', '--until', stage)}"
+            f"{session.manifest_file}: {stage} has made no model yet; run: "
+            f"{session.command('run', '--until', stage)}"
         )
     node = session.plan[stage]
     is_chat = node.stage.rows != "documents"  # pre-training makes a model of texts
-    return RatedModel(label, node.identity, folder.data / "model", tokenizer.data, is_chat)
+    return RatedModel(
+        label, node.identity, folder.data / "model", tokenizer.data, is_chat
+    )
 
 
 def make_pairs(
-    models: Sequence[RatedModel], prompts: Mapping[int, Prompt], sampling: Sampling, max_new_tokens: int, kept: Path
+    models: Sequence[RatedModel],
+    prompts: Mapping[int, Prompt],
+    sampling: Sampling,
+    max_new_tokens: int,
+    kept: Path,
 ) -> AnswerPairs:
     """Answer the prompts by both models, or read the kept answers.
 
@@ -155,7 +181,8 @@ def make_pairs(
         prompts: by their numbers in their file.
         sampling: of the answers.
         max_new_tokens: longest answer.
-        kept: the file of answers; written anew if it holds those of other models, prompts or settings.
+        kept: the file of answers; written anew if it holds those of other models,
+            prompts or settings.
     """
     settings = {
         "models": [[model.label, model.fingerprint] for model in models],
@@ -166,7 +193,9 @@ def make_pairs(
     key = hashlib.sha256(canonical_json(settings)).hexdigest()
     stored = read_json(kept) if kept.exists() else {}
     if stored.get("key") != key:
-        first, second = (_answers(model, prompts, sampling, max_new_tokens) for model in models)
+        first, second = (
+            _answers(model, prompts, sampling, max_new_tokens) for model in models
+        )
         stored = {
             "key": key,
             "models": [model.label for model in models],
@@ -177,7 +206,10 @@ def make_pairs(
 
 
 def _answers(
-    model: RatedModel, prompts: Mapping[int, Prompt], sampling: Sampling, max_new_tokens: int
+    model: RatedModel,
+    prompts: Mapping[int, Prompt],
+    sampling: Sampling,
+    max_new_tokens: int,
 ) -> list[dict[str, str]]:
     """Per prompt `text`, or why there is none as `error`."""
     language = open_language_model(model.weights, model.tokenizer)
@@ -185,15 +217,24 @@ def _answers(
     if model.chat and language.chat is not None:
         for number, prompt in prompts.items():
             if "prompt" in prompt:
-                requests[number] = {"messages": [{"role": "user", "content": prompt["prompt"]}]}
-    lines = generate_lines(language, Scheduler(language.model, BATCH), requests, sampling, max_new_tokens).lines
+                requests[number] = {
+                    "messages": [{"role": "user", "content": prompt["prompt"]}]
+                }
+    lines = generate_lines(
+        language, Scheduler(language.model, BATCH), requests, sampling, max_new_tokens
+    ).lines
     del language
     gc.collect()  # one model at a time
-    return [{"error": line["error"]} if "error" in line else {"text": line["completion"]} for line in lines]
+    return [
+        {"error": line["error"]} if "error" in line else {"text": line["completion"]}
+        for line in lines
+    ]
 
 
 def _pair_answers(
-    models: Sequence[RatedModel], prompts: Mapping[int, Prompt], answers: Sequence[Sequence[Mapping[str, str]]]
+    models: Sequence[RatedModel],
+    prompts: Mapping[int, Prompt],
+    answers: Sequence[Sequence[Mapping[str, str]]],
 ) -> AnswerPairs:
     first, second = models
     pairs, same, failed = {}, 0, {}
@@ -211,7 +252,13 @@ def _pair_answers(
             same += 1
             continue
         question = prompt["prompt"] if "prompt" in prompt else prompt["messages"]
-        id_ = _digest("pair", first.fingerprint, second.fingerprint, canonical_json(question).decode(), *texts).hex()
+        id_ = _digest(
+            "pair",
+            first.fingerprint,
+            second.fingerprint,
+            canonical_json(question).decode(),
+            *texts,
+        ).hex()
         pairs[id_] = AnswerPair(id_, question, first.label, second.label, texts)
     return AnswerPairs(list(pairs.values()), same, failed)
 

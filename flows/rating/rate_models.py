@@ -1,4 +1,6 @@
-"""The work of `gristmill rate` between its options and its pages: have prompts answered, listen, serve."""
+"""The work of `gristmill rate` between its options and its pages: have prompts
+answered, listen, serve.
+"""
 
 from __future__ import annotations
 
@@ -52,16 +54,31 @@ def serve_pairs(
     except (PromptsError, SamplingError, ModelNotFoundError, PortError) as error:
         raise RateProblemError(str(error)) from error
     try:
-        answer_pairs = make_pairs(models, prompts_by_line, answer_sampling, max_new_tokens, files.answers)
+        answer_pairs = make_pairs(
+            models, prompts_by_line, answer_sampling, max_new_tokens, files.answers
+        )
     except (FileNotFoundError, ValueError) as error:
         raise RateProblemError(str(error)) from error
     for number, cause in answer_pairs.failed.items():
         print(f"{prompts}, line {number} is left out: {cause}", file=sys.stderr)
     if answer_pairs.same:
-        print(f"{answer_pairs.same:,} prompts are left out: both models answer them alike", file=sys.stderr)
+        print(
+            f"{answer_pairs.same:,} prompts are left out: both models answer them alike",
+            file=sys.stderr,
+        )
     if not answer_pairs.pairs:
-        raise RateProblemError(f"no prompt of {prompts} has two answers that differ; there is nothing to rate")
+        raise RateProblemError(
+            f"no prompt of {prompts} has two answers that differ; "
+            "there is nothing to rate"
+        )
     write_settled(read_ratings(files.ratings), files.settled)
-    pages = RatingPages(answer_pairs.pairs, files.ratings, files.settled, session.command("rate", "--results"))
-    purpose = f"asks about {len(answer_pairs.pairs):,} pairs; ratings go to {files.ratings}"
+    pages = RatingPages(
+        answer_pairs.pairs,
+        files.ratings,
+        files.settled,
+        session.command("rate", "--results"),
+    )
+    purpose = (
+        f"asks about {len(answer_pairs.pairs):,} pairs; ratings go to {files.ratings}"
+    )
     serve_pages(pages.app(), listening, purpose)

@@ -1,8 +1,10 @@
-"""Ratings of people: a file of JSON lines to which each is added, on disk before its rater sees the next pair.
+"""Ratings of people: a file of JSON lines to which each is added, on disk before its
+rater sees the next pair.
 
-A rating that prefers one answer holds `prompt`, `chosen` and `rejected`, as `dpo` reads them; one that prefers neither
-holds `answers`. A rater who rates a pair again adds a line, and the last one counts. Beside it lie the settled pairs:
-those of which more raters prefer one answer than the other.
+A rating that prefers one answer holds `prompt`, `chosen` and `rejected`, as `dpo` reads
+them; one that prefers neither holds `answers`. A rater who rates a pair again adds a
+line, and the last one counts. Beside it lie the settled pairs: those of which more
+raters prefer one answer than the other.
 """
 
 from __future__ import annotations
@@ -41,7 +43,11 @@ def rating_files(ratings: Path | None, manifest: str) -> RatingFiles:
     """The files of ratings; those beside a manifest if `ratings` is None."""
     path = ratings or Path(manifest).with_suffix(SUFFIX)
     stem = path.name.removesuffix(SUFFIX) if path.name.endswith(SUFFIX) else path.stem
-    return RatingFiles(path, path.with_name(f"{stem}.pairs.jsonl"), path.with_name(f"{stem}.answers.json"))
+    return RatingFiles(
+        path,
+        path.with_name(f"{stem}.pairs.jsonl"),
+        path.with_name(f"{stem}.answers.json"),
+    )
 
 
 class RatingsError(ValueError):
@@ -74,7 +80,9 @@ def add_rating(path: Path, pair: AnswerPair, rater: str, verdict: Verdict) -> No
 
 
 def _cut_torn_end(file: Any) -> None:
-    """Remove the beginning of a line that an ended process left: its rater was not told that it is on disk."""
+    """Remove the beginning of a line that an ended process left: its rater was not told
+    that it is on disk.
+    """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     complete_size = file.read().rfind(b"\n") + 1
@@ -83,34 +91,49 @@ def _cut_torn_end(file: Any) -> None:
 
 
 def read_ratings(path: Path) -> list[Rating]:
-    """All ratings that count: the last one of each rater and pair, in the order of the first ones.
+    """All ratings that count: the last one of each rater and pair, in the order of the
+    first ones.
 
     Raises:
-        RatingsError: a line is not a rating, with its number. An incomplete last line is left out.
+        RatingsError: a line is not a rating, with its number. An incomplete last line
+            is left out.
     """
     ratings: dict[tuple[str, str], Rating] = {}
     for number, line in _lines(path):
         try:
             rating = json.loads(line)
             ratings[rating["pair"], rating["rater"]] = rating
-            is_rating = rating["verdict"] in VERDICTS and "first" in rating and "second" in rating
+            is_rating = (
+                rating["verdict"] in VERDICTS
+                and "first" in rating
+                and "second" in rating
+            )
         except (ValueError, KeyError, TypeError) as error:
-            raise RatingsError(f"{path}, line {number}: not a rating: {type(error).__name__}: {error}") from error
+            raise RatingsError(
+                f"{path}, line {number}: not a rating: {type(error).__name__}: {error}"
+            ) from error
         if not is_rating:
             keys = ", ".join(rating)
-            raise RatingsError(f"{path}, line {number}: not a rating: verdict {rating['verdict']!r}, keys {keys}")
+            raise RatingsError(
+                f"{path}, line {number}: not a rating: verdict "
+                f"{rating['verdict']!r}, keys {keys}"
+            )
     return list(ratings.values())
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    complete, _, _ = path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+    complete, _, _ = (
+        path.read_bytes().rpartition(b"\n") if path.exists() else (b"", b"", b"")
+    )
     for number, line in enumerate(complete.split(b"\n"), start=1):
         if line.strip():
             yield number, line
 
 
 def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
-    """`prompt`, `chosen` and `rejected` of each settled pair, and the number of raters for and against it."""
+    """`prompt`, `chosen` and `rejected` of each settled pair, and the number of raters
+    for and against it.
+    """
     by_pair: dict[str, list[Rating]] = {}
     for rating in ratings:
         by_pair.setdefault(rating["pair"], []).append(rating)
@@ -119,8 +142,14 @@ def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
         votes = Counter(rating["verdict"] for rating in ratings_of_pair)
         if votes["first"] == votes["second"]:
             continue
-        winner, loser = ("first", "second") if votes["first"] > votes["second"] else ("second", "first")
-        example = next(rating for rating in ratings_of_pair if rating["verdict"] == winner)
+        winner, loser = (
+            ("first", "second")
+            if votes["first"] > votes["second"]
+            else ("second", "first")
+        )
+        example = next(
+            rating for rating in ratings_of_pair if rating["verdict"] == winner
+        )
         settled.append(
             {
                 "prompt": example["prompt"],
@@ -136,6 +165,8 @@ def settled_pairs(ratings: Sequence[Rating]) -> list[dict[str, Any]]:
 
 def write_settled(ratings: Sequence[Rating], path: Path) -> None:
     """Write the settled pairs as JSON lines, whole or not at all."""
-    lines = [json.dumps(pair, ensure_ascii=False) + "\n" for pair in settled_pairs(ratings)]
+    lines = [
+        json.dumps(pair, ensure_ascii=False) + "\n" for pair in settled_pairs(ratings)
+    ]
     with atomic_write(path) as sink:
         sink.write("".join(lines).encode())

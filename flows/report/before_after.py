@@ -1,4 +1,6 @@
-"""Effect of each training, measured on data that it did not train on: a line per training, before and after."""
+"""Effect of each training, measured on data that it did not train on: a line per
+training, before and after.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,13 @@ from gristmill.flows.report.report_facts import Facts
 
 EFFECT_HEADINGS = ("stage", "held out", "before", "after", "")
 Effect: TypeAlias = tuple[str, str, str, str, str]
-"""Cells below EFFECT_HEADINGS: the training, the held-out data, both values, and a verdict."""
+"""Cells below EFFECT_HEADINGS: the training, the held-out data, both values, and a
+verdict.
+"""
 NOTE = (
-    "Text: bits per byte, before training those of the first batch. Answers: loss per token of held-out "
-    "conversations. Pairs: how often the chosen answer gains more than the rejected one, where a coin has 50 %, "
-    "with its 95 % interval."
+    "Text: bits per byte, before training those of the first batch. Answers: loss per "
+    "token of held-out conversations. Pairs: how often the chosen answer gains more "
+    "than the rejected one, where a coin has 50 %, with its 95 % interval."
 )
 
 
@@ -23,7 +27,12 @@ def effect_rows(facts: Facts) -> list[Effect]:
     summaries = facts.get("summaries", {})
     pretraining = facts["training"].get("pretrain", ())
     rows = [*_text(pretraining), *_merged(pretraining, summaries.get("merge", {}))]
-    for stage, measure in (("sft", _answers), ("reward", _ranking), ("dpo", _pairs), ("rl", _rewards)):
+    for stage, measure in (
+        ("sft", _answers),
+        ("reward", _ranking),
+        ("dpo", _pairs),
+        ("rl", _rewards),
+    ):
         if stage in facts["training"]:
             rows += measure(summaries.get(stage, {}))
     return rows
@@ -32,7 +41,11 @@ def effect_rows(facts: Facts) -> list[Effect]:
 def effect_parts(facts: Facts) -> list[Part]:
     """The effects as a table of the report, with a note."""
     rows = effect_rows(facts)
-    return [Table(list(EFFECT_HEADINGS), [list(row) for row in rows], {2, 3}), Note(NOTE)] if rows else []
+    return (
+        [Table(list(EFFECT_HEADINGS), [list(row) for row in rows], {2, 3}), Note(NOTE)]
+        if rows
+        else []
+    )
 
 
 def _text(record: Sequence[Mapping[str, Any]]) -> Iterator[Effect]:
@@ -45,38 +58,64 @@ def _text(record: Sequence[Mapping[str, Any]]) -> Iterator[Effect]:
 
 def _last_validation(record: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The last validation of a training: source -> its measurements."""
-    return next((line["validation"] for line in reversed(record) if "validation" in line), {})
+    return next(
+        (line["validation"] for line in reversed(record) if "validation" in line), {}
+    )
 
 
-def _merged(record: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Iterator[Effect]:
-    """An average of checkpoints replaces the end of the training, also if it is worse."""
+def _merged(
+    record: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
+) -> Iterator[Effect]:
+    """An average of checkpoints replaces the end of the training, also if it is
+    worse.
+    """
     for source, values in _last_validation(record).items():
         measured = summary.get("sources", {}).get(source, {})
         if "bits_per_byte" in values and "bits_per_byte" in measured:
-            yield _text_effect("merge", source, values["bits_per_byte"], measured["bits_per_byte"])
+            yield _text_effect(
+                "merge", source, values["bits_per_byte"], measured["bits_per_byte"]
+            )
 
 
 def _text_effect(stage: str, source: str, before: float, after: float) -> Effect:
-    return stage, f"text of {source}", f"{before:.3f}", f"{after:.3f}", _change(before, after)
+    return (
+        stage,
+        f"text of {source}",
+        f"{before:.3f}",
+        f"{after:.3f}",
+        _change(before, after),
+    )
 
 
 def _answers(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    before, after = ((summary.get(key) or {}).get("loss") for key in ("held_out_before", "held_out"))
+    before, after = (
+        (summary.get(key) or {}).get("loss") for key in ("held_out_before", "held_out")
+    )
     if before is not None and after is not None:
         yield "sft", "answers", f"{before:.3f}", f"{after:.3f}", _change(before, after)
 
 
 def _ranking(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    yield from _pairs_effect("reward", summary.get("margins", {}).get("right", {}).get("held_out"))
+    yield from _pairs_effect(
+        "reward", summary.get("margins", {}).get("right", {}).get("held_out")
+    )
 
 
 def _pairs(summary: Mapping[str, Any]) -> Iterator[Effect]:
-    yield from _pairs_effect("dpo", (summary.get("held_out") or {}).get("reward_accuracy_interval"))
+    yield from _pairs_effect(
+        "dpo", (summary.get("held_out") or {}).get("reward_accuracy_interval")
+    )
 
 
 def _pairs_effect(stage: str, accuracy: Mapping[str, Any] | None) -> Iterator[Effect]:
     if accuracy:
-        yield stage, f"{accuracy['units']:,} pairs", "50%", f"{accuracy['value']:.0%}", _against_chance(accuracy)
+        yield (
+            stage,
+            f"{accuracy['units']:,} pairs",
+            "50%",
+            f"{accuracy['value']:.0%}",
+            _against_chance(accuracy),
+        )
 
 
 def _rewards(summary: Mapping[str, Any]) -> Iterator[Effect]:
@@ -93,7 +132,13 @@ def _rewards(summary: Mapping[str, Any]) -> Iterator[Effect]:
     else:
         verdict = f"within noise ({low:+.3f} to {high:+.3f})"
     prompts = f"rewards of {summary['held_out_prompts']:,} prompts"
-    yield "rl", prompts, f"{rewards['reward_before']:.3f}", f"{rewards['reward']:.3f}", verdict
+    yield (
+        "rl",
+        prompts,
+        f"{rewards['reward_before']:.3f}",
+        f"{rewards['reward']:.3f}",
+        verdict,
+    )
 
 
 def _change(before: float, after: float) -> str:
@@ -108,4 +153,8 @@ def _against_chance(accuracy: Mapping[str, Any]) -> str:
     bounds = f"({accuracy['low']:.0%} to {accuracy['high']:.0%})"
     if accuracy["low"] > 0.5:
         return f"above chance {bounds}"
-    return f"below chance {bounds}" if accuracy["high"] < 0.5 else f"not to be told from chance {bounds}"
+    return (
+        f"below chance {bounds}"
+        if accuracy["high"] < 0.5
+        else f"not to be told from chance {bounds}"
+    )

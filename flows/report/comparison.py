@@ -1,5 +1,5 @@
-"""The comparison of two runs, for the terminal and as a page: tables with one cell where both agree, and
-`first -> second` where they differ.
+"""The comparison of two runs, for the terminal and as a page: tables with one cell
+where both agree, and `first -> second` where they differ.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ LONGEST_VALUE = 200
 
 def tables(comparison: Mapping[str, Any]) -> list[tuple[str, Table]]:
     """A table, with its title, of every topic that at least one of the runs has."""
-    changes = [[row["key"], _value(row["first"]), _value(row["second"])] for row in comparison["manifest"]]
+    changes = [
+        [row["key"], _value(row["first"]), _value(row["second"])]
+        for row in comparison["manifest"]
+    ]
     outputs = [
         [
             row["stage"],
-            "the same" if row["same"] else pair(row["fingerprint"], lambda text: str(text)[:8]),
+            "the same"
+            if row["same"]
+            else pair(row["fingerprint"], lambda text: str(text)[:8]),
             pair(row["seconds"], lambda seconds: f"{seconds:.1f}"),
         ]
         for row in comparison["stages"]
@@ -42,7 +47,10 @@ def tables(comparison: Mapping[str, Any]) -> list[tuple[str, Table]]:
     for topic, title, keys, columns in TOPICS:
         header = [*keys, *(name for name, _, _ in columns)]
         rows = [
-            [*(row[key] for key in keys), *(pair(row[key], form) for _, key, form in columns)]
+            [
+                *(row[key] for key in keys),
+                *(pair(row[key], form) for _, key, form in columns),
+            ]
             for row in comparison[topic]
         ]
         titled.append((title, Table(header, rows, set(range(len(keys), len(header))))))
@@ -91,12 +99,17 @@ TOPICS: list[tuple[str, str, list[str], list[tuple[str, str, Format]]]] = [
         ],
     ),
 ]
-"""Topic of a comparison, its title, its keys, and its columns: name, key of the value, format."""
+"""Topic of a comparison, its title, its keys, and its columns: name, key of the value,
+format.
+"""
 
 
 def pair(values: Mapping[str, Any], form: Format) -> str:
     """`a` if both are written alike, else `a -> b`."""
-    first, second = (NOTHING if values[side] is None else form(values[side]) for side in ("first", "second"))
+    first, second = (
+        NOTHING if values[side] is None else form(values[side])
+        for side in ("first", "second")
+    )
     return first if first == second else f"{first}{ARROW}{second}"
 
 
@@ -111,15 +124,21 @@ def print_comparison(comparison: Mapping[str, Any]) -> None:
         print_table(console, table, title, highlight=ARROW)
 
 
-def write_comparison(store: Store, records: Sequence[Mapping[str, Any]], out: Path) -> None:
-    """Write the comparison as one self-contained HTML file, with the losses of both runs over one axis."""
+def write_comparison(
+    store: Store, records: Sequence[Mapping[str, Any]], out: Path
+) -> None:
+    """Write the comparison as one self-contained HTML file, with the losses of both
+    runs over one axis.
+    """
     comparison = compare_runs(store, *records)
     losses = [
         Figure(curves(series, "step", "loss"), f"{stage}: training loss")
         for stage, series in loss_curves(store, records).items()
     ]
     candidates = [section_of(title, table) for title, table in tables(comparison)]
-    sections: list[Section] = [section for section in (*candidates, section_of("Losses", losses)) if section]
+    sections: list[Section] = [
+        section for section in (*candidates, section_of("Losses", losses)) if section
+    ]
     page = Page(" and ".join(run["run"] for run in comparison["runs"]), sections)
     with atomic_write(out) as sink:
         sink.write(html_file(page).encode())

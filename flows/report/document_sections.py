@@ -36,14 +36,22 @@ MOST_REASONS = 20
 MOST_BARS = 12
 MOST_LANGUAGES = 20
 CONTEXT = 1000
-"""Characters that remain at both ends of a folded passage, which is the same in two texts for four times as long."""
+"""Characters that remain at both ends of a folded passage, which is the same in two
+texts for four times as long.
+"""
 TITLE_CHARS = 80
 """Beginning of a document, shown before it is opened."""
 
 
 def document_sections(facts: Facts) -> list[Section | None]:
     """The sections about all steps together; None for those without content."""
-    return [funnel(facts), reasons(facts), cuts(facts), whole_documents(facts), quarantine(facts)]
+    return [
+        funnel(facts),
+        reasons(facts),
+        cuts(facts),
+        whole_documents(facts),
+        quarantine(facts),
+    ]
 
 
 def funnel(facts: Facts) -> Section | None:
@@ -61,12 +69,19 @@ def funnel(facts: Facts) -> Section | None:
         ]
         for row in facts["funnel"]
     ]
-    estimate = Note("Tokens before the last stage are estimated from the bytes per token of each source.")
+    estimate = Note(
+        "Tokens before the last stage are estimated from the bytes per "
+        "token of each source."
+    )
     has_tokens = any("tokens_kept" in row for row in facts["funnel"])
     return section_of(
         "Documents",
         Figure(funnel_picture(facts), "Text kept after each stage."),
-        Table(["stage", "read", "kept", "gone", "MB kept", "tokens kept"], rows, {1, 2, 3, 4, 5}),
+        Table(
+            ["stage", "read", "kept", "gone", "MB kept", "tokens kept"],
+            rows,
+            {1, 2, 3, 4, 5},
+        ),
         estimate if has_tokens else None,
         [Note(f"{sentence}.") for sentence in eaten_sources(facts["funnel"])],
         by_source(facts),
@@ -78,14 +93,25 @@ def funnel_picture(facts: Facts) -> str:
     bars = []
     for row in facts["funnel"]:
         sources = sorted(row.get("sources", {}).items())
-        bars.append((row["stage"], {name: counts.get("bytes_kept", 0) / 1e6 for name, counts in sources}))
+        bars.append(
+            (
+                row["stage"],
+                {name: counts.get("bytes_kept", 0) / 1e6 for name, counts in sources},
+            )
+        )
     return pictures.stacked_bars(bars, "MB of text kept, by source")
 
 
 def by_source(facts: Facts) -> list[Part]:
-    """Documents of each source after each stage: shares as a picture, numbers as a table; empty for a single source."""
+    """Documents of each source after each stage: shares as a picture, numbers as a
+    table; empty for a single source.
+    """
     first, *later = facts["funnel"]
-    read = {name: counts["read"] for name, counts in sorted(first.get("sources", {}).items()) if counts.get("read")}
+    read = {
+        name: counts["read"]
+        for name, counts in sorted(first.get("sources", {}).items())
+        if counts.get("read")
+    }
     # A first stage that lost nothing would be drawn twice.
     drawn = later if first["kept"] == first["read"] else [first, *later]
     if len(read) < 2 or not drawn:
@@ -94,24 +120,51 @@ def by_source(facts: Facts) -> list[Part]:
     shares = {}
     for name, number in read.items():
         counts_by_stage = [row["sources"].get(name, {}) for row in drawn]
-        shares[name] = [1.0, *(counts.get("kept", 0) / number for counts in counts_by_stage)]
+        shares[name] = [
+            1.0,
+            *(counts.get("kept", 0) / number for counts in counts_by_stage),
+        ]
         for row in (first, *later):
             counts = row["sources"].get(name, {})
-            tokens = tokens_kept({**counts, "tokens_exact": row["tokens_exact"]}) if "tokens_kept" in counts else ""
+            tokens = (
+                tokens_kept({**counts, "tokens_exact": row["tokens_exact"]})
+                if "tokens_kept" in counts
+                else ""
+            )
             kept = counts.get("kept", 0)
             megabytes = f"{counts.get('bytes_kept', 0) / 1e6:.2f}"
-            rows.append([name, row["stage"], f"{kept:,}", f"{kept / number:.1%}", megabytes, tokens])
-    picture = pictures.steps(shares, ["read", *(row["stage"] for row in drawn)], "of a source's documents")
-    meanings = {"left": "kept after the stage, of all documents of the source that were read"}
+            rows.append(
+                [
+                    name,
+                    row["stage"],
+                    f"{kept:,}",
+                    f"{kept / number:.1%}",
+                    megabytes,
+                    tokens,
+                ]
+            )
+    picture = pictures.steps(
+        shares, ["read", *(row["stage"] for row in drawn)], "of a source's documents"
+    )
+    meanings = {
+        "left": "kept after the stage, of all documents of the source that were read"
+    }
     return [
         Heading("Each source"),
         Figure(picture, "Share of each source's documents kept after each stage."),
-        Table(["source", "after", "kept", "left", "MB kept", "tokens kept"], rows, {2, 3, 4, 5}, meanings),
+        Table(
+            ["source", "after", "kept", "left", "MB kept", "tokens kept"],
+            rows,
+            {2, 3, 4, 5},
+            meanings,
+        ),
     ]
 
 
 def tokens_kept(row: Mapping[str, Any]) -> str:
-    """The tokens after a stage, marked if they are estimated; empty without a tokenizer."""
+    """The tokens after a stage, marked if they are estimated; empty without a
+    tokenizer.
+    """
     if "tokens_kept" not in row:
         return ""
     return f"{'' if row['tokens_exact'] else '≈ '}{row['tokens_kept']:,.0f}"
@@ -121,15 +174,27 @@ def reasons(facts: Facts) -> Section | None:
     """Documents that each rule dropped, and those that no other rule drops."""
     alone: dict[str, int] = {}
     for summary in facts["summaries"].values():
-        alone |= {rule: tally["only"] for rule, tally in summary.get("rules", {}).items()}
+        alone |= {
+            rule: tally["only"] for rule, tally in summary.get("rules", {}).items()
+        }
     rows = []
     for row in facts["funnel"]:
         for rule, count in top_reasons(row, MOST_REASONS):
             share = f"{count / max(row['read'], 1):.2%}"
-            rows.append([row["stage"], rule, f"{count:,}", share, f"{alone[rule]:,}" if rule in alone else ""])
+            rows.append(
+                [
+                    row["stage"],
+                    rule,
+                    f"{count:,}",
+                    share,
+                    f"{alone[rule]:,}" if rule in alone else "",
+                ]
+            )
     if not rows:
         return None
-    table = Table(["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4})
+    table = Table(
+        ["stage", "rule", "documents", "of those read", "by it alone"], rows, {2, 3, 4}
+    )
     return section_of(
         "Why documents were dropped",
         Figure(reasons_picture(facts), "Documents by the first rule that they failed."),
@@ -139,32 +204,55 @@ def reasons(facts: Facts) -> Section | None:
 
 def reasons_picture(facts: Facts) -> str:
     """The rules that dropped most documents."""
-    counts = [(count, row["stage"], rule) for row in facts["funnel"] for rule, count in top_reasons(row, MOST_BARS)]
+    counts = [
+        (count, row["stage"], rule)
+        for row in facts["funnel"]
+        for rule, count in top_reasons(row, MOST_BARS)
+    ]
     counts.sort(key=lambda entry: (-entry[0], entry[2]))
-    bars = [(f"{stage}: {short_name(rule)}", {"documents": float(count)}) for count, stage, rule in counts]
+    bars = [
+        (f"{stage}: {short_name(rule)}", {"documents": float(count)})
+        for count, stage, rule in counts
+    ]
     return pictures.stacked_bars(bars[:MOST_BARS], "documents")
 
 
 def cuts(facts: Facts) -> Section | None:
-    """The cut of every rule that dropped most among the measured values, and the texts next to it on both sides."""
+    """The cut of every rule that dropped most among the measured values, and the texts
+    next to it on both sides.
+    """
     details = [
-        Details(f"{cut['rule']} = {cut['bound']:g}: {cut['dropped']:,} documents", both_sides(cut))
+        Details(
+            f"{cut['rule']} = {cut['bound']:g}: {cut['dropped']:,} documents",
+            both_sides(cut),
+        )
         for cut in facts.get("cuts", [])
     ]
     return section_of("Both sides of each cut", details)
 
 
 def both_sides(cut: Mapping[str, Any]) -> list[Part]:
-    """The histogram of the values that a cut bounds, if they were counted, and the texts next to the cut."""
+    """The histogram of the values that a cut bounds, if they were counted, and the
+    texts next to the cut.
+    """
     parts: list[Part] = []
     if cut["histogram"]:
         edges, counts = cut["histogram"]["edges"], cut["histogram"]["counts"]
-        caption = f"Documents by {cut['statistic']}. The cut of {cut['key']} lies at {cut['bound']:g}."
+        caption = (
+            f"Documents by {cut['statistic']}. The cut of {cut['key']} lies at "
+            f"{cut['bound']:g}."
+        )
         parts.append(draw_histogram(edges, counts, cut["bound"], caption))
-    for side, title in (("failing", "dropped, next to the cut"), ("passing", "passed, next to the cut")):
+    for side, title in (
+        ("failing", "dropped, next to the cut"),
+        ("passing", "passed, next to the cut"),
+    ):
         entries = []
         for sample in cut[side]:
-            label: list[Inline] = [Span(f"{sample['value']:.4g}", "strong"), f" {sample['source']} {sample['locator']}"]
+            label: list[Inline] = [
+                Span(f"{sample['value']:.4g}", "strong"),
+                f" {sample['source']} {sample['locator']}",
+            ]
             entries.append(Entry(label, [Span(sample["excerpt"])]))
         parts.append(Listing(title, entries))
     return parts
@@ -177,12 +265,17 @@ def whole_documents(facts: Facts) -> Section | None:
         return None
     parts: list[Part] = []
     for group in groups:
-        heading = "Kept" if group["step"] is None else f"Dropped by {group['step']}: {group['rule']}"
+        heading = (
+            "Kept"
+            if group["step"] is None
+            else f"Dropped by {group['step']}: {group['rule']}"
+        )
         parts.append(Heading(f"{heading} ({group['documents']:,})"))
         parts += [_whole_document(document) for document in group["shown"]]
     note = (
-        "Some of each, by chance and the same in every report of this data: a click opens one. "
-        "What steps took out of a text is struck out and red, what they put in is green."
+        "Some of each, by chance and the same in every report of this data: a click "
+        "opens one. What steps took out of a text is struck out and red, what they put "
+        "in is green."
     )
     return section_of("Whole documents", Note(note), parts)
 
@@ -194,9 +287,17 @@ def _whole_document(document: Mapping[str, Any]) -> Details:
     parts: list[Part] = [*map(Note, document["said"]), Text(spans)]
     if len(original) < document["characters"]:
         command = f"`gristmill explain MANIFEST {document['id']} --text`"
-        parts.append(Note(f"The first {len(original):,} of {characters} characters; {command} shows all."))
+        parts.append(
+            Note(
+                f"The first {len(original):,} of {characters} characters; "
+                f"{command} shows all."
+            )
+        )
     beginning = shorten(original[: 8 * TITLE_CHARS], TITLE_CHARS, placeholder=" ...")
-    title = f"{document['source']} {document['locator']}, {characters} characters: {beginning}"
+    title = (
+        f"{document['source']} {document['locator']}, {characters} characters: "
+        f"{beginning}"
+    )
     return Details(title, [*parts, Note(f"Its id is `{document['id']}`.")], long=True)
 
 
@@ -206,17 +307,29 @@ def lengths(facts: Facts, name: str = "filter") -> Section | None:
     if not counted:
         return None
     caption = "Documents that the filter has read, by their number of words."
-    return section_of("Lengths", draw_histogram(counted["edges"], counted["counts"], None, caption))
+    return section_of(
+        "Lengths", draw_histogram(counted["edges"], counted["counts"], None, caption)
+    )
 
 
 def rules_by_language(facts: Facts, name: str = "filter") -> Section | None:
     """Documents that the rules of each language kept."""
     counted = facts["summaries"][name].get("by_language", {})
     rows = [
-        [language, f"{counts['read']:,}", f"{counts['kept']:,}", f"{counts['kept'] / max(counts['read'], 1):.1%}"]
-        for language, counts in sorted(counted.items(), key=lambda item: (-item[1]["read"], item[0]))
+        [
+            language,
+            f"{counts['read']:,}",
+            f"{counts['kept']:,}",
+            f"{counts['kept'] / max(counts['read'], 1):.1%}",
+        ]
+        for language, counts in sorted(
+            counted.items(), key=lambda item: (-item[1]["read"], item[0])
+        )
     ]
-    return section_of("Rules by language", Table(["rules of", "read", "kept", "share"], rows, {1, 2, 3}))
+    return section_of(
+        "Rules by language",
+        Table(["rules of", "read", "kept", "share"], rows, {1, 2, 3}),
+    )
 
 
 def languages(facts: Facts, name: str = "langid") -> Section | None:
@@ -232,7 +345,11 @@ def languages(facts: Facts, name: str = "langid") -> Section | None:
         Note(f"{number} language{'s' if number > 1 else ''}{suffix}"),
         Figure(languages_picture(summary), "Documents by their likeliest language."),
         kept_by_language(summary) if "languages_kept" in summary else None,
-        draw_histogram(scores["edges"], scores["counts"], None, "Confidence of the model.") if scores else None,
+        draw_histogram(
+            scores["edges"], scores["counts"], None, "Confidence of the model."
+        )
+        if scores
+        else None,
     )
 
 
@@ -253,7 +370,10 @@ def kept_by_language(summary: Mapping[str, Any]) -> Table:
 
 def languages_picture(summary: Mapping[str, Any]) -> str:
     """Documents by language, the most frequent ones."""
-    bars = [(language, {"documents": float(count)}) for language, count in most_frequent_languages(summary)]
+    bars = [
+        (language, {"documents": float(count)})
+        for language, count in most_frequent_languages(summary)
+    ]
     return pictures.stacked_bars(bars, "documents")
 
 
@@ -264,8 +384,17 @@ def quality(facts: Facts, name: str = "quality") -> Section | None:
         return None
     parts: list[Part] = []
     if "auc" in summary:
-        alone = f"; by their length alone {summary['length_auc']:.4f}" if "length_auc" in summary else ""
-        parts.append(Note(f"AUC {summary['auc']:.4f} on {summary['held_out']:,} held-out documents{alone}."))
+        alone = (
+            f"; by their length alone {summary['length_auc']:.4f}"
+            if "length_auc" in summary
+            else ""
+        )
+        parts.append(
+            Note(
+                f"AUC {summary['auc']:.4f} on {summary['held_out']:,} "
+                f"held-out documents{alone}."
+            )
+        )
     if "distilled" in summary:
         parts += agreement(summary["distilled"])
     picture = quality_picture(summary)
@@ -276,24 +405,47 @@ def quality(facts: Facts, name: str = "quality") -> Section | None:
 
 def agreement(distilled: Mapping[str, Any]) -> list[Part]:
     """Agreement of a classifier with the judge that it learnt from."""
-    cut, confusion, best = distilled["at_cut"], distilled["confusion"], distilled["best"]
+    cut, confusion, best = (
+        distilled["at_cut"],
+        distilled["confusion"],
+        distilled["best"],
+    )
     calibration = [
-        [f"from {row['from']:.1f}", f"{row['documents']:,}", f"{row['score']:.3f}", f"{row['good']:.1%}"]
+        [
+            f"from {row['from']:.1f}",
+            f"{row['documents']:,}",
+            f"{row['score']:.3f}",
+            f"{row['good']:.1%}",
+        ]
         for row in distilled["calibration"]
     ]
     confusions = [
-        ["judge: good", f"{confusion['good_kept']:,}", f"{confusion['good_dropped']:,}"],
-        ["otherwise", f"{confusion['other_kept']:,}", f"{confusion['other_dropped']:,}"],
+        [
+            "judge: good",
+            f"{confusion['good_kept']:,}",
+            f"{confusion['good_dropped']:,}",
+        ],
+        [
+            "otherwise",
+            f"{confusion['other_kept']:,}",
+            f"{confusion['other_dropped']:,}",
+        ],
     ]
     return [
         Note(
-            f"Learnt from {distilled['learnt']:,} of {distilled['sample']:,} judged documents, {distilled['good']:,} of "
-            f"them good. On {distilled['held_out']:,} held out: AUC {distilled['auc']:.4f}; at {cut['cut']:.3g} F1 "
-            f"{cut['f1']:.3f}, precision {cut['precision']:.3f}, recall {cut['recall']:.3f}; best F1 "
-            f"{best['f1']:.3f} at {best['cut']:.3g}."
+            f"Learnt from {distilled['learnt']:,} of {distilled['sample']:,} judged "
+            f"documents, {distilled['good']:,} of them good. On "
+            f"{distilled['held_out']:,} held out: AUC {distilled['auc']:.4f}; at "
+            f"{cut['cut']:.3g} F1 {cut['f1']:.3f}, precision {cut['precision']:.3f}, "
+            f"recall {cut['recall']:.3f}; best F1 {best['f1']:.3f} at "
+            f"{best['cut']:.3g}."
         ),
         Table(["", "classifier: good", "otherwise"], confusions, {1, 2}),
-        Table(["score", "documents", "mean score", "good by the judge"], calibration, {1, 2, 3}),
+        Table(
+            ["score", "documents", "mean score", "good by the judge"],
+            calibration,
+            {1, 2, 3},
+        ),
     ]
 
 
@@ -301,34 +453,56 @@ def quality_picture(summary: Mapping[str, Any]) -> str:
     """Quality scores by source; empty without any."""
     series = summary["histogram"]
     bins = len(next(iter(series.values()), []))
-    return pictures.histogram(series, [index / bins for index in range(bins + 1)], "quality score") if bins else ""
+    return (
+        pictures.histogram(
+            series, [index / bins for index in range(bins + 1)], "quality score"
+        )
+        if bins
+        else ""
+    )
 
 
 def duplicates(facts: Facts, name: str = "dedup") -> Section | None:
-    """Sizes of clusters of duplicates, the largest clusters, and near duplicates side by side."""
+    """Sizes of clusters of duplicates, the largest clusters, and near duplicates side
+    by side.
+    """
     clusters = facts.get("clusters", {}).get(name)
     if not clusters or not clusters["largest"]:
         return None
     summary = facts["summaries"][name]
-    rows = [[cluster["locator"], cluster["survivor"][:16], cluster["size"]] for cluster in clusters["largest"]]
-    parts: list[Part] = [Note(f"{summary['clusters']:,} clusters of two or more documents.")]
+    rows = [
+        [cluster["locator"], cluster["survivor"][:16], cluster["size"]]
+        for cluster in clusters["largest"]
+    ]
+    parts: list[Part] = [
+        Note(f"{summary['clusters']:,} clusters of two or more documents.")
+    ]
     dropped = summary.get("dropped_by_rule")
     if dropped:
         parts.append(
             Note(
-                f"`clusters: survivors` drops {dropped['survivors']:,} documents, each similar to a kept one;"
-                f" `clusters: connected` drops {dropped['connected']:,}, all but one of each chain."
+                f"`clusters: survivors` drops {dropped['survivors']:,} documents, each "
+                "similar to a kept one; `clusters: connected` drops "
+                f"{dropped['connected']:,}, all but one of each chain."
             )
         )
     if clusters["sizes"]:
-        parts.append(Figure(clusters_picture(clusters["sizes"]), "Clusters by their number of documents."))
+        parts.append(
+            Figure(
+                clusters_picture(clusters["sizes"]),
+                "Clusters by their number of documents.",
+            )
+        )
     parts += [
         Table(["survivor of the largest", "id", "documents"], rows, {2}),
         Heading("Near duplicates side by side, the least similar first"),
     ]
     for pair in clusters.get("beside", []):
         similarity = f"{pair['measure']} {pair['similarity']:.2f}"
-        places = f"{pair['dropped']['locator']}, dropped, and {pair['kept']['locator']}, kept in its place"
+        places = (
+            f"{pair['dropped']['locator']}, dropped, and "
+            f"{pair['kept']['locator']}, kept in its place"
+        )
         parts.append(Details(f"{similarity}: {places}", [both_texts(pair)]))
     return section_of("Duplicates", parts)
 
@@ -344,20 +518,29 @@ def both_texts(pair: Mapping[str, Any]) -> Sides:
 
 
 def folded(pieces: Sequence[Piece], mark: Mark) -> list[Span]:
-    """A text with its differences marked; only both ends remain of a long passage without any."""
+    """A text with its differences marked; only both ends remain of a long passage
+    without any.
+    """
     spans: list[Span] = []
     for text, differs in pieces:
         if differs or len(text) <= 4 * CONTEXT:
             spans.append(Span(text, mark if differs else ""))
         else:
             hidden = f"\n[{len(text) - 2 * CONTEXT:,} characters that both have]\n"
-            spans += [Span(text[:CONTEXT]), Span(hidden, "masked"), Span(text[-CONTEXT:])]
+            spans += [
+                Span(text[:CONTEXT]),
+                Span(hidden, "masked"),
+                Span(text[-CONTEXT:]),
+            ]
     return spans
 
 
 def clusters_picture(sizes: Mapping[str, int]) -> str:
     """Clusters by their number of documents."""
-    return pictures.stacked_bars([(name, {"clusters": float(count)}) for name, count in sizes.items()], "clusters")
+    return pictures.stacked_bars(
+        [(name, {"clusters": float(count)}) for name, count in sizes.items()],
+        "clusters",
+    )
 
 
 def edits(facts: Facts, name: str = "clean") -> Section | None:
@@ -372,7 +555,10 @@ def edits(facts: Facts, name: str = "clean") -> Section | None:
         "times": "passages that it changed",
         "bytes": "of UTF-8 that it took out",
     }
-    return section_of("Edits", Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3}, meanings))
+    return section_of(
+        "Edits",
+        Table(["rule", "documents", "times", "bytes"], rows, {1, 2, 3}, meanings),
+    )
 
 
 def own_code(facts: Facts, name: str) -> Section | None:
@@ -383,7 +569,9 @@ def own_code(facts: Facts, name: str) -> Section | None:
 
 
 def domains(facts: Facts, name: str = "cluster") -> Section | None:
-    """Clusters of documents about the same subject, with their names, and a map of them."""
+    """Clusters of documents about the same subject, with their names, and a map of
+    them.
+    """
     summary = facts["summaries"][name]
     if not summary.get("domains"):
         return None
@@ -398,8 +586,8 @@ def domains(facts: Facts, name: str = "cluster") -> Section | None:
         for domain in summary["domains"]
     ]
     caption = (
-        "Documents of the sample along the two directions in which their vectors differ most; the numbers are those of "
-        "the domains."
+        "Documents of the sample along the two directions in which their vectors "
+        "differ most; the numbers are those of the domains."
     )
     meanings = {"share": "of the documents of the sample"}
     return section_of(
@@ -414,7 +602,10 @@ def reader(facts: Facts, name: str) -> Section | None:
     counts = facts["summaries"][name].get("reader")
     if counts is None:
         return None
-    row = [counts["model"], *(f"{counts[key]:,}" for key in ("documents", "windows", "tokens", "cut"))]
+    row = [
+        counts["model"],
+        *(f"{counts[key]:,}" for key in ("documents", "windows", "tokens", "cut")),
+    ]
     header = ["model", "documents", "windows", "tokens", "not read whole"]
     return section_of(f"Model of {name}", Table(header, [row], {1, 2, 3, 4}))
 
@@ -426,7 +617,10 @@ def repeated_lines(facts: Facts, name: str = "dedup_lines") -> Section | None:
         for row in facts["summaries"][name].get("most_repeated", [])[:MOST_REASONS]
     ]
     return section_of(
-        "Repeated lines", Table(["documents", "line"], rows, {0}, {"documents": "in which the line stands"})
+        "Repeated lines",
+        Table(
+            ["documents", "line"], rows, {0}, {"documents": "in which the line stands"}
+        ),
     )
 
 
@@ -436,7 +630,9 @@ def repeated_passages(facts: Facts, name: str = "dedup_substrings") -> Section |
         [f"{row['copies']:,}", f"{row['words']:,}", _shorten(row["text"])]
         for row in facts["summaries"][name].get("largest_repeats", [])[:MOST_REASONS]
     ]
-    return section_of("Repeated passages", Table(["copies", "words", "begins"], rows, {0, 1}))
+    return section_of(
+        "Repeated passages", Table(["copies", "words", "begins"], rows, {0, 1})
+    )
 
 
 def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
@@ -465,20 +661,31 @@ def contamination(facts: Facts, name: str = "decontaminate") -> Section | None:
     meanings = {"share": "found, of all that it has"}
     return section_of(
         "Contamination of documents",
-        Table(["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4}, meanings),
+        Table(
+            ["set", "items", "checked", "found", "share"], sets, {1, 2, 3, 4}, meanings
+        ),
         Table(["set", "item", "its text", "of it", "document"], rows, {1, 3}),
     )
 
 
 def quarantine(facts: Facts) -> Section | None:
-    """Records that could not be processed, by stage, and the first records that could not be read."""
+    """Records that could not be processed, by stage, and the first records that could
+    not be read.
+    """
     counts = [
-        [row["stage"], f"{row['quarantined']:,}", f"{row['quarantined'] / max(row['read'], 1):.2%}"]
+        [
+            row["stage"],
+            f"{row['quarantined']:,}",
+            f"{row['quarantined'] / max(row['read'], 1):.2%}",
+        ]
         for row in facts["funnel"]
         if row.get("quarantined")
     ]
     records = facts["summaries"].get(INGEST, {}).get("quarantined", [])
-    rows = [[record["file"], record.get("record", ""), record["error"]] for record in records[:MOST_REASONS]]
+    rows = [
+        [record["file"], record.get("record", ""), record["error"]]
+        for record in records[:MOST_REASONS]
+    ]
     return section_of(
         "Quarantine",
         Table(["stage", "records", "of those read"], counts, {1, 2}),
@@ -489,7 +696,13 @@ def quarantine(facts: Facts) -> Section | None:
 def damaged_files(facts: Facts, name: str = INGEST) -> Section | None:
     """Files that could not be read to their end, and their lost records."""
     rows = [
-        [file["source"], file["file"], f"{file['records']:,}", f"{file['lost']:,}", file["error"]]
+        [
+            file["source"],
+            file["file"],
+            f"{file['records']:,}",
+            f"{file['lost']:,}",
+            file["error"],
+        ]
         for file in facts["summaries"][name].get("damaged", [])
     ]
     return section_of(
@@ -501,10 +714,14 @@ def damaged_files(facts: Facts, name: str = INGEST) -> Section | None:
 
 def skipped_records(facts: Facts, name: str = INGEST) -> Section | None:
     """Records of the sources that are not documents."""
-    skipped = sorted(facts["summaries"][name].get("skipped", {}).items(), key=lambda item: -item[1])
+    skipped = sorted(
+        facts["summaries"][name].get("skipped", {}).items(), key=lambda item: -item[1]
+    )
     rows = [[kind, f"{count:,}"] for kind, count in skipped]
     return section_of(
-        "No documents", Note("What the sources hold besides documents."), Table(["what", "records"], rows, {1})
+        "No documents",
+        Note("What the sources hold besides documents."),
+        Table(["what", "records"], rows, {1}),
     )
 
 

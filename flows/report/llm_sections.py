@@ -1,11 +1,19 @@
-"""The report's sections about language models that a run asked: judges, their cost, generated documents and examples."""
+"""The report's sections about language models that a run asked: judges, their cost,
+generated documents and examples.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.flows.pages.page_elements import Heading, Note, Section, Table, section_of
+from gristmill.flows.pages.page_elements import (
+    Heading,
+    Note,
+    Section,
+    Table,
+    section_of,
+)
 from gristmill.flows.report.report_facts import Facts
 
 
@@ -17,11 +25,28 @@ def judges(facts: Facts, name: str = "judge") -> Section | None:
         [
             score,
             f"{agreement['documents']:,}",
-            *(_number(agreement[key]) for key in ("same", "kappa", "weighted_kappa", "correlation", "difference")),
+            *(
+                _number(agreement[key])
+                for key in (
+                    "same",
+                    "kappa",
+                    "weighted_kappa",
+                    "correlation",
+                    "difference",
+                )
+            ),
         ]
         for score, agreement in (summary.get("agreement") or {}).items()
     ]
-    header = ["score", "documents", "same", "kappa", "weighted kappa", "correlation", "first less second"]
+    header = [
+        "score",
+        "documents",
+        "same",
+        "kappa",
+        "weighted kappa",
+        "correlation",
+        "first less second",
+    ]
     return section_of(
         f"Answers of {name}",
         requests_table(summary.get("asked", ())),
@@ -32,7 +57,9 @@ def judges(facts: Facts, name: str = "judge") -> Section | None:
 
 
 def generated(facts: Facts, name: str = "generate") -> Section | None:
-    """Yield of each generated source, the diversity of its texts, and its share of the mixture."""
+    """Yield of each generated source, the diversity of its texts, and its share of the
+    mixture.
+    """
     sources = facts["summaries"][name].get("generated", {})
     realised = facts.get("packed", {}).get("realised", {})
     rows = [
@@ -50,7 +77,11 @@ def generated(facts: Facts, name: str = "generate") -> Section | None:
         ]
         for source, counts in sources.items()
     ]
-    sampled = {source: counts["texts"] for source, counts in sources.items() if counts["texts"]["sampled"]}
+    sampled = {
+        source: counts["texts"]
+        for source, counts in sources.items()
+        if counts["texts"]["sampled"]
+    }
     header = [
         "source",
         "style",
@@ -73,12 +104,16 @@ def generated(facts: Facts, name: str = "generate") -> Section | None:
             set(range(1, 8)),
         ),
         Note(SAMPLED),
-        requests_table([counts["asked"] for counts in sources.values() if counts["asked"]]),
+        requests_table(
+            [counts["asked"] for counts in sources.values() if counts["asked"]]
+        ),
     )
 
 
 def made_examples(facts: Facts, name: str) -> Section | None:
-    """Yield of a set of examples, the lengths and diversity of its answers, and their rewards."""
+    """Yield of a set of examples, the lengths and diversity of its answers, and their
+    rewards.
+    """
     summary = facts["summaries"][name]
     prompts, answers, texts = summary["prompts"], summary["answers"], summary["texts"]
     yield_row = [
@@ -93,27 +128,55 @@ def made_examples(facts: Facts, name: str) -> Section | None:
     if "grown" in summary:
         grown = summary["grown"]
         dropped = _counts_text(grown["dropped"])
-        grown_rows.append([f"{grown['kept']:,}", dropped, f"{grown['rounds']:,}", f"{grown['requests']:,}"])
+        grown_rows.append(
+            [
+                f"{grown['kept']:,}",
+                dropped,
+                f"{grown['rounds']:,}",
+                f"{grown['requests']:,}",
+            ]
+        )
     reward_rows = [
-        [which, f"{reward['answers']:,}", f"{reward['mean']:.3f}", *(f"{value:.3f}" for value in reward["percentiles"])]
+        [
+            which,
+            f"{reward['answers']:,}",
+            f"{reward['mean']:.3f}",
+            *(f"{value:.3f}" for value in reward["percentiles"]),
+        ]
         for which, reward in summary["rewards"].items()
     ]
-    principle_rows = [[principle, f"{number:,}"] for principle, number in (summary["principles"] or {}).items()]
+    principle_rows = [
+        [principle, f"{number:,}"]
+        for principle, number in (summary["principles"] or {}).items()
+    ]
     diversity_rows = [_diversity(texts)] if texts["sampled"] else []
-    header = ["prompts", "answers", "dropped", "prompts without an example", "refused", summary["gives"]]
+    header = [
+        "prompts",
+        "answers",
+        "dropped",
+        "prompts without an example",
+        "refused",
+        summary["gives"],
+    ]
     return section_of(
         "Examples that a model wrote",
         Table(header, [yield_row], {0, 1, 3, 4, 5}),
         Heading("New prompts"),
         Table(["kept", "dropped", "rounds", "requests"], grown_rows, {0, 2, 3}),
         Heading("Rewards"),
-        Table(["answers", "number", "mean", "10 %", "half", "90 %"], reward_rows, {1, 2, 3, 4, 5}),
+        Table(
+            ["answers", "number", "mean", "10 %", "half", "90 %"],
+            reward_rows,
+            {1, 2, 3, 4, 5},
+        ),
         Heading("Principles"),
         Table(["principle", "examples"], principle_rows, {1}),
         Heading("How diverse the answers are") if diversity_rows else None,
         Table(DIVERSITY, diversity_rows, set(range(len(DIVERSITY)))),
         Note(SAMPLED) if diversity_rows else None,
-        Note(f"Made from prompts under {', '.join(summary['licences'])}.") if summary["licences"] else None,
+        Note(f"Made from prompts under {', '.join(summary['licences'])}.")
+        if summary["licences"]
+        else None,
         requests_table(summary["asked"]),
     )
 
@@ -132,8 +195,8 @@ DIVERSITY = (
     "like its parent",
 )
 SAMPLED = (
-    "On a sample: shares of n-grams of words that are no repetition; mean Jaccard similarity of triples. Of "
-    "examples the parents are their prompts."
+    "On a sample: shares of n-grams of words that are no repetition; mean Jaccard "
+    "similarity of triples. Of examples the parents are their prompts."
 )
 
 
@@ -141,7 +204,14 @@ def _diversity(texts: Mapping[str, Any]) -> list[str]:
     return [
         " / ".join(f"{value:,}" for value in texts["characters"]),
         *(_number(texts["distinct"][n]) for n in ("1", "2", "3")),
-        *(_number(texts[key]) for key in ("self_similarity", "parent_self_similarity", "parent_similarity")),
+        *(
+            _number(texts[key])
+            for key in (
+                "self_similarity",
+                "parent_self_similarity",
+                "parent_similarity",
+            )
+        ),
     ]
 
 
@@ -159,7 +229,9 @@ def requests_table(tallies: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for tally in tallies:
         money = f"{tally['money']:,.2f}" if "money" in tally else ""
-        rows.append([tally["model"], *(f"{tally[key]:,}" for key in columns.values()), money])
+        rows.append(
+            [tally["model"], *(f"{tally[key]:,}" for key in columns.values()), money]
+        )
     return Table(["model", *columns, "money"], rows, set(range(1, 9)))
 
 

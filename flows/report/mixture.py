@@ -1,4 +1,5 @@
-"""The report's sections about tokens: fit of the tokenizer, the mixture, the cost of packing.
+"""The report's sections about tokens: fit of the tokenizer, the mixture, the cost of
+packing.
 
 The terminal and Prefect's cards show the same tables.
 """
@@ -8,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.flows.pages.page_elements import Details, Figure, Heading, Note, Part, Section, Table, section_of
+from gristmill.flows.pages.page_elements import (
+    Details,
+    Figure,
+    Heading,
+    Note,
+    Part,
+    Section,
+    Table,
+    section_of,
+)
 from gristmill.flows.pages.pictures import stacked_bars
 from gristmill.flows.report.report_facts import Facts
 
@@ -16,13 +26,20 @@ Columns = tuple[list[str], list[list[str]]]
 """Header and rows of a table; the first column is text, the last ones are numbers."""
 MOST_LANGUAGES = 20
 FAST_ENCODERS = ("gigatoken", "kernels")
-"""Values of `encoder` in a summary for documents that our own kernels encoded; the second in older stores."""
-MIXTURE_MEANINGS = {"share": "of the training tokens of the mixture", "tokens": "in the rows of the mixture"}
+"""Values of `encoder` in a summary for documents that our own kernels encoded; the
+second in older stores.
+"""
+MIXTURE_MEANINGS = {
+    "share": "of the training tokens of the mixture",
+    "tokens": "in the rows of the mixture",
+}
 HEADER = ["documents", "MB", "tokens", "bytes/token", "characters/token", "tokens/word"]
 
 
 def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
-    """Bytes per token and tokens per word of each source and language, and the use of the vocabulary."""
+    """Bytes per token and tokens per word of each source and language, and the use of
+    the vocabulary.
+    """
     summary = facts["summaries"].get(name, {})
     if "vocabulary" not in summary:
         return None
@@ -35,51 +52,91 @@ def tokenizer_section(facts: Facts, name: str = "tokenize") -> Section | None:
         header.append("of unseen text")
         for row in sources:
             row.append(_number(unseen.get(row[0])))
-    origin = f"Learnt here, with tokenizer.model {tokenizer['model']}. " if tokenizer.get("model") else ""
+    origin = (
+        f"Learnt here, with tokenizer.model {tokenizer['model']}. "
+        if tokenizer.get("model")
+        else ""
+    )
     left_out = None
     if len(languages) > MOST_LANGUAGES:
         text = (
-            f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; all are in the stage's report.json."
+            f"The {MOST_LANGUAGES} languages with most tokens of {len(languages)}; "
+            "all are in the stage's report.json."
         )
         left_out = Note(text)
     details = []
-    for title, key in (("The most frequent tokens", "most_frequent"), ("The longest tokens that occur", "longest")):
-        rows = [[repr(token["text"]), token["bytes"], f"{token['count']:,}"] for token in summary["vocabulary"][key]]
-        details.append(Details(title, [Table(["token", "bytes", "times"], rows, {1, 2})]))
+    for title, key in (
+        ("The most frequent tokens", "most_frequent"),
+        ("The longest tokens that occur", "longest"),
+    ):
+        rows = [
+            [repr(token["text"]), token["bytes"], f"{token['count']:,}"]
+            for token in summary["vocabulary"][key]
+        ]
+        details.append(
+            Details(title, [Table(["token", "bytes", "times"], rows, {1, 2})])
+        )
     return section_of(
         "Tokenizer",
         Note(f"{origin}{describe_vocabulary(summary)}"),
-        Note("Over all documents that are left, those too that the vocabulary was learnt from."),
+        Note(
+            "Over all documents that are left, those too that the vocabulary was "
+            "learnt from."
+        ),
         Table(header, sources, set(range(1, 8))),
-        Table(["language", *HEADER], group_rows(languages, MOST_LANGUAGES), set(range(1, 7))),
+        Table(
+            ["language", *HEADER],
+            group_rows(languages, MOST_LANGUAGES),
+            set(range(1, 7)),
+        ),
         left_out,
         details,
     )
 
 
 def describe_vocabulary(summary: Mapping[str, Any]) -> str:
-    """A sentence about the coverage, and one about the encoder if it was the library."""
+    """A sentence about the coverage, and one about the encoder if it was the
+    library.
+    """
     vocabulary = summary["vocabulary"]
     if not vocabulary["used"]:
         return "No document has a token."
     text = (
-        f"Of {vocabulary['size']:,} tokens (special ones apart) {vocabulary['used']:,} occur "
+        f"Of {vocabulary['size']:,} tokens (special ones apart) "
+        f"{vocabulary['used']:,} occur "
         f"({vocabulary['used_share']:.1%}) and {vocabulary['never_used']:,} never do; "
         f"{vocabulary['single_byte_share']:.1%} of the text's tokens are single bytes."
     )
-    return text if summary["encoder"] in FAST_ENCODERS else f"{text} Encoded by {summary['encoder']}."
+    return (
+        text
+        if summary["encoder"] in FAST_ENCODERS
+        else f"{text} Encoded by {summary['encoder']}."
+    )
 
 
-def group_rows(groups: Mapping[str, Mapping[str, Any]], most: int | None = None) -> list[list[str]]:
-    """A row per group: its name, then the columns of HEADER; groups with most tokens first."""
-    ordered = sorted(groups.items(), key=lambda item: (-item[1]["tokens"], item[0]))[:most]
+def group_rows(
+    groups: Mapping[str, Mapping[str, Any]], most: int | None = None
+) -> list[list[str]]:
+    """A row per group: its name, then the columns of HEADER; groups with most tokens
+    first.
+    """
+    ordered = sorted(groups.items(), key=lambda item: (-item[1]["tokens"], item[0]))[
+        :most
+    ]
     return [
         [
             name,
             f"{group['documents']:,}",
             f"{group['bytes'] / 1e6:.2f}",
             f"{group['tokens']:,}",
-            *(_number(group[key]) for key in ("bytes_per_token", "characters_per_token", "tokens_per_word")),
+            *(
+                _number(group[key])
+                for key in (
+                    "bytes_per_token",
+                    "characters_per_token",
+                    "tokens_per_word",
+                )
+            ),
         ]
         for name, group in ordered
     ]
@@ -91,15 +148,31 @@ def mixture_section(facts: Facts, name: str = "mix") -> Section | None:
         return None
     packed = facts["packed"]
     tables = []
-    for columns, first_number in ((mixture_table(facts, 3), 1), (stage_table(facts, 3), 2)):
+    for columns, first_number in (
+        (mixture_table(facts, 3), 1),
+        (stage_table(facts, 3), 2),
+    ):
         if columns is not None:
             header, rows = columns
-            tables.append(Table(header, rows, set(range(first_number, len(header))), MIXTURE_MEANINGS))
+            tables.append(
+                Table(
+                    header,
+                    rows,
+                    set(range(first_number, len(header))),
+                    MIXTURE_MEANINGS,
+                )
+            )
     notes = [Note(note) for note in (limits_note(facts), prefix_note(facts)) if note]
     return section_of(
         "Mixture",
-        Note(f"Vocabulary of {packed['tokenizer']['vocab_size']:,}. Rows of {packed['sequence_length']} tokens."),
-        Figure(mixture_picture(mixture_rows(facts)), "Shares of tokens, requested and realised."),
+        Note(
+            f"Vocabulary of {packed['tokenizer']['vocab_size']:,}. Rows of "
+            f"{packed['sequence_length']} tokens."
+        ),
+        Figure(
+            mixture_picture(mixture_rows(facts)),
+            "Shares of tokens, requested and realised.",
+        ),
         tables,
         notes,
         packing(facts),
@@ -116,7 +189,9 @@ def mixture_picture(rows: list[dict[str, Any]]) -> str:
 
 
 def packing(facts: Facts) -> list[Part]:
-    """Tokens that the packing cuts, drops and pads, compared with the other packings."""
+    """Tokens that the packing cuts, drops and pads, compared with the other
+    packings.
+    """
     shares = ("split", "in_split", "dropped", "padding")
     rows = [
         [
@@ -129,18 +204,27 @@ def packing(facts: Facts) -> list[Part]:
     if not rows:
         return []
     note = (
-        "The same documents in rows of every kind: the share of documents that a row's end cuts, of tokens that "
+        "The same documents in rows of every kind: the share of documents that a "
+        "row's end cuts, of tokens that "
         "belong to them, of tokens that no row holds, and of the rows that is padding."
     )
-    header = ["packing", "rows", "cut documents", "tokens in them", "dropped", "padding"]
+    header = [
+        "packing",
+        "rows",
+        "cut documents",
+        "tokens in them",
+        "dropped",
+        "padding",
+    ]
     return [Heading("Packing"), Note(note), Table(header, rows, {1, 2, 3, 4, 5})]
 
 
 def mixture_rows(facts: Facts) -> list[dict[str, Any]]:
     """A row per source of the packed set.
 
-    `tokens` and `share` are realised, `requested` is the share by its weight, `moved` the tokens that limits gave it or
-    took, `epochs` the passes over its documents, `max_epochs` the allowed ones.
+    `tokens` and `share` are realised, `requested` is the share by its weight, `moved`
+    the tokens that limits gave it or took, `epochs` the passes over its documents,
+    `max_epochs` the allowed ones.
     """
     packed = facts["packed"]
     moved = packed.get("redistributed", {})
@@ -165,7 +249,15 @@ def mixture_table(facts: Facts, digits: int = 2) -> Columns:
     """Tokens and shares of every source, and moved tokens if there are any."""
     rows = mixture_rows(facts)
     has_moved = any(row["moved"] for row in rows)
-    header = ["source", "tokens", "share", "requested", *(["moved"] if has_moved else []), "epochs", "at most"]
+    header = [
+        "source",
+        "tokens",
+        "share",
+        "requested",
+        *(["moved"] if has_moved else []),
+        "epochs",
+        "at most",
+    ]
     lines = []
     for row in rows:
         shares = [f"{row['share']:.{digits}%}", f"{row['requested']:.{digits}%}"]
@@ -188,14 +280,24 @@ def stage_table(facts: Facts, digits: int = 2) -> Columns | None:
             realised = stage["realised"][name]
             if requested or realised:
                 tokens = round(realised * stage["tokens"])
-                rows.append([part, name, f"{tokens:,}", f"{realised:.{digits}%}", f"{requested:.{digits}%}"])
+                rows.append(
+                    [
+                        part,
+                        name,
+                        f"{tokens:,}",
+                        f"{realised:.{digits}%}",
+                        f"{requested:.{digits}%}",
+                    ]
+                )
                 part = ""
         begin = stage["until"]
     return ["part", "source", "tokens", "share", "requested"], rows
 
 
 def limits_note(facts: Facts) -> str:
-    """Limits and repeats of sources in words; empty if there are none but `max_epochs`."""
+    """Limits and repeats of sources in words; empty if there are none but
+    `max_epochs`.
+    """
     clauses = []
     for name, requested in facts["packed"]["requested"].items():
         limits = [
@@ -211,22 +313,35 @@ def limits_note(facts: Facts) -> str:
 
 
 def prefix_note(facts: Facts) -> str:
-    """Distance of prefixes of the training order from the mixture in words; empty if it was not measured."""
+    """Distance of prefixes of the training order from the mixture in words; empty if it
+    was not measured.
+    """
     clauses = [
-        f"{name} {drift['largest_drift_rows']:.2f} rows (bound {drift['bound_rows']:.2f})"
+        f"{name} {drift['largest_drift_rows']:.2f} rows (bound "
+        f"{drift['bound_rows']:.2f})"
         for name, drift in facts["summaries"].get("mix", {}).get("prefixes", {}).items()
         if drift["bound_rows"]
     ]
     if not clauses:
         return ""
-    return f"The mixture holds in every prefix of the training order, within: {', '.join(clauses)}."
+    return (
+        "The mixture holds in every prefix of the training order, within: "
+        f"{', '.join(clauses)}."
+    )
 
 
 def packing_rows(facts: Facts) -> list[dict[str, Any]]:
-    """A row per packing of the same documents: whether it is used, its rows, and the shares of `waste_of`."""
+    """A row per packing of the same documents: whether it is used, its rows, and the
+    shares of `waste_of`.
+    """
     packed = facts.get("packed", {})
     return [
-        {"packing": name, "used": name == packed["packing"], "rows": costs["rows"], **waste_of(costs)}
+        {
+            "packing": name,
+            "used": name == packed["packing"],
+            "rows": costs["rows"],
+            **waste_of(costs),
+        }
         for name, costs in packed.get("packings", {}).items()
     ]
 
@@ -240,10 +355,14 @@ def waste_of(costs: Mapping[str, int]) -> dict[str, float]:
     """Four shares of a packing.
 
     Returns:
-        `split`: of documents that a row's end cuts; `in_split`: of tokens that belong to them; `dropped`: of tokens that
-        no row holds; `padding`: of all rows without a token of a document.
+        `split`: of documents that a row's end cuts; `in_split`: of tokens that belong
+        to them; `dropped`: of tokens that no row holds; `padding`: of all rows without
+        a token of a document.
     """
-    read, space = costs["tokens"] + costs["dropped_tokens"], costs["tokens"] + costs["padding_tokens"]
+    read, space = (
+        costs["tokens"] + costs["dropped_tokens"],
+        costs["tokens"] + costs["padding_tokens"],
+    )
     return {
         "split": costs["split_documents"] / max(costs["documents"], 1),
         "in_split": costs["split_tokens"] / max(read, 1),

@@ -1,4 +1,6 @@
-"""Drawing the report's pictures while later stages work, so that no run waits for them at its end."""
+"""Drawing the report's pictures while later stages work, so that no run waits for them
+at its end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ DELAY_SECONDS = 0.2
 
 
 def prerenderer(session: Session) -> Callable[[str], None]:
-    """A callback for each finished stage. Once all documents are judged, it draws their part of the report on a thread.
+    """A callback for each finished stage. Once all documents are judged, it draws their
+    part of the report on a thread.
 
     The libraries for it are imported while earlier stages work.
     """
@@ -26,7 +29,9 @@ def prerenderer(session: Session) -> Callable[[str], None]:
         if (node.stage.judges or name == INGEST) and session.committed(name) is None
     }
     if remaining:
-        _start_later(partial(importlib.import_module, "gristmill.flows.orchestration.cards"))
+        _start_later(
+            partial(importlib.import_module, "gristmill.flows.orchestration.cards")
+        )
 
     def prerender() -> None:
         from gristmill.flows.report.run_report import prerender_report

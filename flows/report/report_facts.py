@@ -1,4 +1,6 @@
-"""Facts about a run, read from its committed outputs, for the terminal, the UI and the report."""
+"""Facts about a run, read from its committed outputs, for the terminal, the UI and the
+report.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ SHOWN_PAIRS = 5
 COMPARED_CHARACTERS = 20_000
 """Beginning of each of their texts that is compared."""
 LEAST_KEPT, LEAST_READ = 0.1, 20
-"""A stage that keeps less than that share of a source of so many documents most likely judges it by rules for another
-kind of text, such as source code by those for prose."""
+"""A stage that keeps less than that share of a source of so many documents most likely
+judges it by rules for another kind of text, such as source code by those for prose.
+"""
 CLUSTER_SIZES = {
     "2": 2,
     "3-4": 3,
@@ -67,18 +70,28 @@ _gathering = threading.Lock()
 
 
 def gather_facts(session: Session, whole: bool = True) -> Facts:
-    """Everything that a summary or a report shows, by topic; topics whose stage is not committed are absent.
+    """Everything that a summary or a report shows, by topic; topics whose stage is not
+    committed are absent.
 
-    A run calls this for its report, its card in Prefect and its summary; only new commits are read again.
+    A run calls this for its report, its card in Prefect and its summary; only new
+    commits are read again.
 
     Args:
         session: an opened manifest.
         whole: also topics of the report alone, which read the tables of all documents.
     """
-    folders = {name: folder for name in session.plan if (folder := session.committed(name)) is not None}
+    folders = {
+        name: folder
+        for name in session.plan
+        if (folder := session.committed(name)) is not None
+    }
     commits = commits_of(folders)
     with _gathering:
-        if _last.session is not session or _last.commits != commits or _last.has_documents < whole:
+        if (
+            _last.session is not session
+            or _last.commits != commits
+            or _last.has_documents < whole
+        ):
             _last.facts = _gather(session, folders, whole)
             _last.session, _last.commits, _last.has_documents = session, commits, whole
         return dict(_last.facts)
@@ -86,23 +99,34 @@ def gather_facts(session: Session, whole: bool = True) -> Facts:
 
 def commits_of(folders: Mapping[str, StageFolder]) -> dict[str, str]:
     """Stage -> text that differs between two of its commits."""
-    return {name: (folder.path / "_SUCCESS").read_text() for name, folder in folders.items()}
+    return {
+        name: (folder.path / "_SUCCESS").read_text() for name, folder in folders.items()
+    }
 
 
 def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -> Facts:
     manifests = {name: folder.manifest() for name, folder in folders.items()}
     summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
-    trainings = [name for name in folders if session.plan[name].stage.trained is not None]
+    trainings = [
+        name for name in folders if session.plan[name].stage.trained is not None
+    ]
     facts: Facts = {
         "name": session.manifest.name,
         "store": mask_text(str(session.store.root)),
-        "stages": [_describe_stage(name, node, manifests.get(name)) for name, node in session.plan.items()],
-        "funnel": with_tokens(funnel(summaries, session.manifest.steps), summaries.get(TOKENIZE)),
+        "stages": [
+            _describe_stage(name, node, manifests.get(name))
+            for name, node in session.plan.items()
+        ],
+        "funnel": with_tokens(
+            funnel(summaries, session.manifest.steps), summaries.get(TOKENIZE)
+        ),
         "summaries": summaries,
         "training": {name: training(folders[name]) for name in trainings},
         "spikes": {name: spike_reports(folders[name]) for name in trainings},
         "near_duplicates": {
-            name: least_alike(folder.data) for name, folder in folders.items() if session.plan[name].stage.of_examples
+            name: least_alike(folder.data)
+            for name, folder in folders.items()
+            if session.plan[name].stage.of_examples
         },
     }
     if INGEST in folders and whole:
@@ -116,9 +140,15 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
     return facts
 
 
-def _describe_stage(name: str, node: Node, manifest: Mapping[str, Any] | None) -> dict[str, Any]:
+def _describe_stage(
+    name: str, node: Node, manifest: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """A stage of the plan; the last four values are None before it is committed."""
-    sizes = [] if manifest is None else [file["bytes"] for file in manifest["files"].values()]
+    sizes = (
+        []
+        if manifest is None
+        else [file["bytes"] for file in manifest["files"].values()]
+    )
     return {
         "stage": name,
         "fingerprint": node.fingerprint[:16],
@@ -134,11 +164,17 @@ def _describe_stage(name: str, node: Node, manifest: Mapping[str, Any] | None) -
 
 
 def _document_facts(
-    session: Session, folders: Mapping[str, StageFolder], summaries: Mapping[str, Mapping[str, Any]]
+    session: Session,
+    folders: Mapping[str, StageFolder],
+    summaries: Mapping[str, Mapping[str, Any]],
 ) -> Facts:
-    """Facts from the documents' own texts: the last ones, unless documents were read or judged since."""
+    """Facts from the documents' own texts: the last ones, unless documents were read or
+    judged since.
+    """
     steps = {INGEST, *session.manifest.steps}
-    commits = commits_of({name: folder for name, folder in folders.items() if name in steps})
+    commits = commits_of(
+        {name: folder for name, folder in folders.items() if name in steps}
+    )
     if _last_documents.session is not session or _last_documents.commits != commits:
         inputs = committed_inputs(session, session.plan)
         recipes = {name: node.recipe for name, node in session.plan.items()}
@@ -152,7 +188,9 @@ def _document_facts(
 
 def topics_of(stage: Stage, folder: StageFolder) -> Facts:
     """Topics that a stage wrote for every reader."""
-    return {topic: read_json(folder.data / file) for topic, file in stage.topics.items()}
+    return {
+        topic: read_json(folder.data / file) for topic, file in stage.topics.items()
+    }
 
 
 def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
@@ -160,21 +198,36 @@ def exported(session: Session, name: str, folder: StageFolder, facts: Facts) -> 
     return {"export": mask_text(str(folder.data))}
 
 
-def exported_documents(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
+def exported_documents(
+    session: Session, name: str, folder: StageFolder, facts: Facts
+) -> Facts:
     """The folder of exported documents."""
     return {"exported_documents": mask_text(str(folder.data))}
 
 
-def spikes_with_origins(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
-    """The loss-spike reports of a training on the mixture, with the origins and judgements of their documents."""
+def spikes_with_origins(
+    session: Session, name: str, folder: StageFolder, facts: Facts
+) -> Facts:
+    """The loss-spike reports of a training on the mixture, with the origins and
+    judgements of their documents.
+    """
     inputs = committed_inputs(session, session.plan)
     if MIX not in inputs or not corpora(inputs):
         return {}
-    return {"spikes": {**facts["spikes"], name: with_origins(facts["spikes"][name], inputs[MIX], inputs)}}
+    return {
+        "spikes": {
+            **facts["spikes"],
+            name: with_origins(facts["spikes"][name], inputs[MIX], inputs),
+        }
+    }
 
 
-def clusters_found(session: Session, name: str, folder: StageFolder, facts: Facts) -> Facts:
-    """The largest clusters of duplicates, sizes of all, and near duplicates with their texts."""
+def clusters_found(
+    session: Session, name: str, folder: StageFolder, facts: Facts
+) -> Facts:
+    """The largest clusters of duplicates, sizes of all, and near duplicates with their
+    texts.
+    """
     inputs = committed_inputs(session, session.plan)
     if INGEST not in inputs:
         return {}
@@ -184,11 +237,19 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
     for pair in pairs:
         ids |= {pair["dropped"], pair["kept"]}
     documents = {
-        id_: {"locator": document["locator"], "text": document["text"][:COMPARED_CHARACTERS]}
+        id_: {
+            "locator": document["locator"],
+            "text": document["text"][:COMPARED_CHARACTERS],
+        }
         for id_, document in documents_of(inputs, ids, ["locator", "text"]).items()
     }
     largest = [
-        {**cluster, "locator": documents.get(bytes.fromhex(cluster["survivor"]), {}).get("locator", "")}
+        {
+            **cluster,
+            "locator": documents.get(bytes.fromhex(cluster["survivor"]), {}).get(
+                "locator", ""
+            ),
+        }
         for cluster in clusters
     ]
     beside = [
@@ -196,15 +257,24 @@ def clusters_found(session: Session, name: str, folder: StageFolder, facts: Fact
         for pair in pairs
         if {pair["dropped"], pair["kept"]} <= documents.keys()
     ]  # a survivor may be of another run
-    return {"clusters": {**facts.get("clusters", {}), name: {"largest": largest, "sizes": sizes, "beside": beside}}}
+    return {
+        "clusters": {
+            **facts.get("clusters", {}),
+            name: {"largest": largest, "sizes": sizes, "beside": beside},
+        }
+    }
 
 
-def duplicates_found(inputs: Mapping[str, Path], step: str) -> tuple[dict[str, int], list[dict[str, Any]]]:
-    """Sizes of clusters of duplicates in groups that double, and the least similar near duplicates.
+def duplicates_found(
+    inputs: Mapping[str, Path], step: str
+) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Sizes of clusters of duplicates in groups that double, and the least similar near
+    duplicates.
 
     Returns:
-        the groups of CLUSTER_SIZES that have any; and of SHOWN_PAIRS dropped documents `measure` (the column: jaccard,
-        or cosine of meanings), `similarity`, and the ids `dropped` and `kept`.
+        the groups of CLUSTER_SIZES that have any; and of SHOWN_PAIRS dropped documents
+        `measure` (the column: jaccard, or cosine of meanings), `similarity`, and the
+        ids `dropped` and `kept`.
     """
     least = list(CLUSTER_SIZES.values())
     counts, nearest = np.zeros(len(least), np.int64), list[tuple[float, bytes, bytes]]()
@@ -212,23 +282,48 @@ def duplicates_found(inputs: Mapping[str, Path], step: str) -> tuple[dict[str, i
     columns = column_names(inputs[step] / shards[0])
     measure = next(name for name in SIMILARITIES if name in columns)
     for shard in shards:
-        table = read_annotations(inputs, shard, step, ["keep", "cluster_size", measure, "duplicate_of"])
-        sizes = table.filter(pc.fill_null(table["keep"], False))["cluster_size"].drop_null().to_numpy()
-        counts += np.bincount(np.searchsorted(least, sizes, side="right"), minlength=len(least) + 1)[1:]
+        table = read_annotations(
+            inputs, shard, step, ["keep", "cluster_size", measure, "duplicate_of"]
+        )
+        sizes = (
+            table.filter(pc.fill_null(table["keep"], False))["cluster_size"]
+            .drop_null()
+            .to_numpy()
+        )
+        counts += np.bincount(
+            np.searchsorted(least, sizes, side="right"), minlength=len(least) + 1
+        )[1:]
         near = table.filter(pc.less(table[measure], 1.0))
-        nearest += zip(near[measure].to_pylist(), near["id"].to_pylist(), near["duplicate_of"].to_pylist(), strict=True)
+        nearest += zip(
+            near[measure].to_pylist(),
+            near["id"].to_pylist(),
+            near["duplicate_of"].to_pylist(),
+            strict=True,
+        )
         nearest = sorted(nearest)[:SHOWN_PAIRS]
     return (
-        {name: int(count) for name, count in zip(CLUSTER_SIZES, counts, strict=True) if count},
+        {
+            name: int(count)
+            for name, count in zip(CLUSTER_SIZES, counts, strict=True)
+            if count
+        },
         [
-            {"measure": measure, "similarity": similarity, "dropped": dropped, "kept": kept}
+            {
+                "measure": measure,
+                "similarity": similarity,
+                "dropped": dropped,
+                "kept": kept,
+            }
             for similarity, dropped, kept in nearest
         ],
     )
 
 
-def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> list[dict[str, Any]]:
-    """A row per stage that read documents: read, kept, dropped by rule, quarantined, bytes, and counts by source.
+def funnel(
+    summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]
+) -> list[dict[str, Any]]:
+    """A row per stage that read documents: read, kept, dropped by rule, quarantined,
+    bytes, and counts by source.
 
     Args:
         summaries: of the committed stages.
@@ -242,38 +337,56 @@ def funnel(summaries: Mapping[str, Mapping[str, Any]], steps: Iterable[str]) -> 
     return rows
 
 
-def with_tokens(rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """The funnel with tokens: counted after the last stage, estimated before it by source."""
+def with_tokens(
+    rows: list[dict[str, Any]], tokenized: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """The funnel with tokens: counted after the last stage, estimated before it by
+    source.
+    """
     if not tokenized or not rows:
         return rows
     tokens: Mapping[str, int] = tokenized["tokens_per_source"]
     sizes = tokenized["counts"]["sources"]
-    per_byte = {name: tokens.get(name, 0) / max(size["bytes_kept"], 1) for name, size in sizes.items()}
+    per_byte = {
+        name: tokens.get(name, 0) / max(size["bytes_kept"], 1)
+        for name, size in sizes.items()
+    }
     average = sum(tokens.values()) / max(tokenized["counts"]["bytes_kept"], 1)
     rows_with_tokens = []
     for row in rows:
         is_last = row is rows[-1]
         sources, total = {}, 0.0
         for name, size in row["sources"].items():
-            kept = tokens.get(name, 0) if is_last else size["bytes_kept"] * per_byte.get(name, average)
+            kept = (
+                tokens.get(name, 0)
+                if is_last
+                else size["bytes_kept"] * per_byte.get(name, average)
+            )
             sources[name] = {**size, "tokens_kept": kept}
             total += kept
-        rows_with_tokens.append({**row, "tokens_exact": is_last, "tokens_kept": total, "sources": sources})
+        rows_with_tokens.append(
+            {**row, "tokens_exact": is_last, "tokens_kept": total, "sources": sources}
+        )
     return rows_with_tokens
 
 
 def eaten_sources(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A sentence about each stage that keeps less than LEAST_KEPT of a source, with the rules that dropped most of it."""
+    """A sentence about each stage that keeps less than LEAST_KEPT of a source, with the
+    rules that dropped most of it.
+    """
     sentences = []
     for row in rows:
         for name, counts in sorted(row.get("sources", {}).items()):
             read, kept = counts.get("read", 0), counts.get("kept", 0)
             if read < LEAST_READ or kept >= LEAST_KEPT * read:
                 continue
-            rules = " and ".join(f"{rule} ({count:,})" for rule, count in top_reasons(counts, 2))
+            rules = " and ".join(
+                f"{rule} ({count:,})" for rule, count in top_reasons(counts, 2)
+            )
             suffix = f", most dropped by {rules}" if rules else ""
             sentences.append(
-                f"{row['stage']} keeps {kept:,} of {read:,} documents of {name!r} ({kept / read:.1%}){suffix}"
+                f"{row['stage']} keeps {kept:,} of {read:,} documents of {name!r} "
+                f"({kept / read:.1%}){suffix}"
             )
     return sentences
 
@@ -287,14 +400,21 @@ def top_reasons(counts: Mapping[str, Any], most: int = 3) -> list[tuple[str, int
 
 
 def reading_notes(facts: Facts, most: int = 3) -> list[str]:
-    """Sentences about records that `ingest` lost: files that could not be read to their end."""
+    """Sentences about records that `ingest` lost: files that could not be read to their
+    end.
+    """
     summary = facts["summaries"].get(INGEST, {})
     damaged = summary.get("damaged", [])
     if not damaged:
         return []
-    files = ", ".join(f"{file['file']} (about {file['lost']:,})" for file in damaged[:most])
+    files = ", ".join(
+        f"{file['file']} (about {file['lost']:,})" for file in damaged[:most]
+    )
     more = f" and {len(damaged) - most} more" if len(damaged) > most else ""
-    return [f"files that could not be read to their end lost about {summary['lost']:,} records: {files}{more}"]
+    return [
+        "files that could not be read to their end lost about "
+        f"{summary['lost']:,} records: {files}{more}"
+    ]
 
 
 def skipped_note(facts: Facts, most: int = 5) -> str:
@@ -305,9 +425,14 @@ def skipped_note(facts: Facts, most: int = 5) -> str:
     largest = sorted(skipped.items(), key=lambda item: (-item[1], item[0]))
     kinds = ", ".join(f"{kind} {count:,}" for kind, count in largest[:most])
     others = sum(count for _, count in largest[most:])
-    return f"ingest skipped {sum(skipped.values()):,} records: {kinds}" + (f", others {others:,}" if others else "")
+    return f"ingest skipped {sum(skipped.values()):,} records: {kinds}" + (
+        f", others {others:,}" if others else ""
+    )
 
 
 def training(folder: StageFolder) -> list[dict[str, Any]]:
     """The record of a training stage: a dictionary per logged step."""
-    return [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (folder.data / "metrics.jsonl").read_text().splitlines()
+    ]

@@ -1,8 +1,10 @@
-"""Reports under an address that a browser opens, since pages from a server may not link to files.
+"""Reports under an address that a browser opens, since pages from a server may not link
+to files.
 
-`gristmill up` serves them on the loopback address, beside Prefect. Every link is signed with the password of the server,
-because all users of a machine reach its loopback address. It serves `report.html` of folders of runs, and metrics of the
-runs for Prometheus; nothing else.
+`gristmill up` serves them on the loopback address, beside Prefect. Every link is signed
+with the password of the server, because all users of a machine reach its loopback
+address. It serves `report.html` of folders of runs, and metrics of the runs for
+Prometheus; nothing else.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
 log = logging.getLogger("gristmill.reports")
 VARIABLE = "GRISTMILL_REPORTS_URL"
-"""Environment variable with the address of the server of reports; `up` sets it for runs."""
+"""Environment variable with the address of the server of reports; `up` sets it for
+runs.
+"""
 
 
 def report_link(report: Path) -> str | None:
@@ -48,12 +52,17 @@ def metrics_link(base: str, password: str) -> str:
 
 
 def signature(path: str, password: str) -> str:
-    """The part of a link that only this server's user can compute; always the same, as links outlast the server."""
+    """The part of a link that only this server's user can compute; always the same, as
+    links outlast the server.
+    """
     return hmac.new(password.encode(), path.encode(), hashlib.sha256).hexdigest()
 
 
-def serve_reports(port: int, password: str, metrics: Callable[[], bytes]) -> ThreadingHTTPServer:
-    """Serve reports and metrics on a port of the loopback address, on a thread of its own, until `shutdown`.
+def serve_reports(
+    port: int, password: str, metrics: Callable[[], bytes]
+) -> ThreadingHTTPServer:
+    """Serve reports and metrics on a port of the loopback address, on a thread of its
+    own, until `shutdown`.
 
     Args:
         port: to listen on.
@@ -63,13 +72,16 @@ def serve_reports(port: int, password: str, metrics: Callable[[], bytes]) -> Thr
     Raises:
         OSError: the port is taken.
     """
-    server = ThreadingHTTPServer(("127.0.0.1", port), partial(ReportHandler, password, metrics))
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", port), partial(ReportHandler, password, metrics)
+    )
     threading.Thread(target=server.serve_forever, daemon=True, name="reports").start()
     return server
 
 
 class ReportHandler(BaseHTTPRequestHandler):
-    """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted, and `GET /SIGNATURE/metrics`.
+    """Answers `GET /SIGNATURE/PATH`, where PATH is a report's path, quoted, and `GET
+    /SIGNATURE/metrics`.
 
     Args:
         password: signs the links.
@@ -77,20 +89,30 @@ class ReportHandler(BaseHTTPRequestHandler):
         arguments: of the base class.
     """
 
-    def __init__(self, password: str, metrics: Callable[[], bytes], *arguments: Any) -> None:
+    def __init__(
+        self, password: str, metrics: Callable[[], bytes], *arguments: Any
+    ) -> None:
         self._password, self._metrics = password, metrics
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
         """Send a report, 403 without its signature, or 404."""
         # Other host names that lead to this address belong to pages of other sites.
-        if (self.headers.get("Host") or "").partition(":")[0] not in ("127.0.0.1", "localhost"):
+        if (self.headers.get("Host") or "").partition(":")[0] not in (
+            "127.0.0.1",
+            "localhost",
+        ):
             self.send_error(HTTPStatus.FORBIDDEN)
             return
         signed, _, quoted = urlsplit(self.path).path.removeprefix("/").partition("/")
         path = unquote(quoted)
-        if not hmac.compare_digest(signed.encode(), signature(path, self._password).encode()):
-            self.send_error(HTTPStatus.FORBIDDEN, "follow the link to a report from the page of its run")
+        if not hmac.compare_digest(
+            signed.encode(), signature(path, self._password).encode()
+        ):
+            self.send_error(
+                HTTPStatus.FORBIDDEN,
+                "follow the link to a report from the page of its run",
+            )
         elif path == METRICS:
             self._send_metrics()
         else:
@@ -99,7 +121,11 @@ class ReportHandler(BaseHTTPRequestHandler):
                 self.send_error(HTTPStatus.NOT_FOUND, "no such report")
                 return
             policy = f"{file_policy()}; frame-ancestors 'none'"
-            self._send("text/html; charset=utf-8", content, {**HEADERS, "content-security-policy": policy})
+            self._send(
+                "text/html; charset=utf-8",
+                content,
+                {**HEADERS, "content-security-policy": policy},
+            )
 
     def _send_metrics(self) -> None:
         try:
@@ -110,7 +136,9 @@ class ReportHandler(BaseHTTPRequestHandler):
             return
         self._send(METRICS_TYPE, content, {})
 
-    def _send(self, media_type: str, content: bytes, headers: Mapping[str, str]) -> None:
+    def _send(
+        self, media_type: str, content: bytes, headers: Mapping[str, str]
+    ) -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", media_type)
         self.send_header("Content-Length", str(len(content)))
@@ -126,6 +154,10 @@ class ReportHandler(BaseHTTPRequestHandler):
 def read_report(location: str) -> bytes | None:
     """The bytes of a run's report; None for every other file."""
     path = as_path(location)
-    if path.name != "report.html" or ".." in path.parts or not (path.parent / "run.json").exists():
+    if (
+        path.name != "report.html"
+        or ".." in path.parts
+        or not (path.parent / "run.json").exists()
+    ):
         return None
     return path.read_bytes() if path.exists() else None

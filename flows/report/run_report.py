@@ -1,4 +1,6 @@
-"""The report of a run: one self-contained file, readable on a phone, on paper and without a network."""
+"""The report of a run: one self-contained file, readable on a phone, on paper and
+without a network.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ _rendering = threading.Lock()
 
 
 def prerender_report(session: Session) -> None:
-    """Draw the pictures of the report ahead, which are kept for it; an error shows when the report is written."""
+    """Draw the pictures of the report ahead, which are kept for it; an error shows when
+    the report is written.
+    """
     with _rendering, suppress(Exception):
         render_report(session, None)
 
@@ -67,9 +71,13 @@ def prerender_report(session: Session) -> None:
 def write_report(session: Session, record: RunRecord) -> Path:
     """Write `report.html` into a run's folder.
 
-    A run without new outputs gets the report of an earlier one, with a line of its own about the run.
+    A run without new outputs gets the report of an earlier one, with a line of its own
+    about the run.
     """
-    path, mark = record.folder / REPORT, f"<!-- {_ingredients(session, record.content)} -->\n"
+    path, mark = (
+        record.folder / REPORT,
+        f"<!-- {_ingredients(session, record.content)} -->\n",
+    )
     earlier = _earlier_report(record, mark)
     if earlier is None:
         with _rendering:
@@ -83,17 +91,27 @@ def write_report(session: Session, record: RunRecord) -> Path:
 
 
 def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
-    """A hash of everything that a report depends on, except the time and the state of its run."""
-    code = {path.name: path.stat().st_mtime_ns for folder in SOURCES for path in sorted(folder.rglob("*.*"))}
+    """A hash of everything that a report depends on, except the time and the state of
+    its run.
+    """
+    code = {
+        path.name: path.stat().st_mtime_ns
+        for folder in SOURCES
+        for path in sorted(folder.rglob("*.*"))
+    }
     commits = {}
     for name in session.plan:
         folder = session.committed(name)
-        commits[name] = None if folder is None else (folder.path / "_SUCCESS").read_text()
+        commits[name] = (
+            None if folder is None else (folder.path / "_SUCCESS").read_text()
+        )
     parts = {
         "code": code,
         "commits": commits,
         "manifest": mask_secrets(record["manifest"]),
-        "fingerprints": {name: (node.fingerprint, node.alias) for name, node in session.plan.items()},
+        "fingerprints": {
+            name: (node.fingerprint, node.alias) for name, node in session.plan.items()
+        },
         "store": str(session.store.root),
     }
     return hashlib.sha256(canonical_json(parts)).hexdigest()
@@ -102,7 +120,9 @@ def _ingredients(session: Session, record: Mapping[str, Any]) -> str:
 def _earlier_report(record: RunRecord, mark: str) -> str | None:
     """The report of a recent run with the same ingredients."""
     runs = sorted((path.name for path in record.folder.parent.iterdir()), reverse=True)
-    for name in islice((name for name in runs if name < record.folder.name), EARLIER_RUNS):
+    for name in islice(
+        (name for name in runs if name < record.folder.name), EARLIER_RUNS
+    ):
         path = record.folder.parent / name / REPORT
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         if text.endswith(mark):
@@ -110,12 +130,23 @@ def _earlier_report(record: RunRecord, mark: str) -> str | None:
     return None
 
 
-def render_report(session: Session, record: dict[str, Any] | None, write: Callable[[Page], str] = html_file) -> str:
+def render_report(
+    session: Session,
+    record: dict[str, Any] | None,
+    write: Callable[[Page], str] = html_file,
+) -> str:
     """All committed outputs of a manifest as a page, written as HTML or by `write`."""
     facts = gather_facts(session)
-    stages = {name: node.stage for name, node in session.plan.items() if name in facts["summaries"]}
+    stages = {
+        name: node.stage
+        for name, node in session.plan.items()
+        if name in facts["summaries"]
+    }
     # Prepared data stands before the trainings on it.
-    first_training = next((index for index, stage in enumerate(stages.values()) if stage.trains), len(stages))
+    first_training = next(
+        (index for index, stage in enumerate(stages.values()) if stage.trains),
+        len(stages),
+    )
     candidates = [
         *document_sections(facts),
         *stage_sections(facts, dict(islice(stages.items(), first_training))),
@@ -129,13 +160,20 @@ def render_report(session: Session, record: dict[str, Any] | None, write: Callab
     definitions = column_definitions(sections)
     if definitions is not None:
         sections.append(definitions)
-    note = run_note(record) if record else f"What the store had on {time.strftime(MINUTE)}"
-    return write(Page(facts["name"], sections, note=note, cards=cards(facts), contents=True))
+    note = (
+        run_note(record) if record else f"What the store had on {time.strftime(MINUTE)}"
+    )
+    return write(
+        Page(facts["name"], sections, note=note, cards=cards(facts), contents=True)
+    )
 
 
 def run_note(record: Mapping[str, Any]) -> str:
     """A line about the run of a report."""
-    return f"gristmill run of {time.strftime(MINUTE, time.localtime(record['started']))}, {record['state']}"
+    return (
+        f"gristmill run of {time.strftime(MINUTE, time.localtime(record['started']))}, "
+        f"{record['state']}"
+    )
 
 
 def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Section]:
@@ -143,13 +181,18 @@ def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Sectio
 
     Args:
         facts: with the summaries of all of them.
-        stages: name in the plan -> stage; a name that differs from the stage's becomes part of the title.
+        stages: name in the plan -> stage; a name that differs from the stage's becomes
+            part of the title.
     """
     for name, stage in stages.items():
         for path in stage.report:
             section: Section | None = imported(path)(facts, name)
             if section is not None:
-                yield section if name == stage.name else replace(section, title=f"{section.title}: {name}")
+                yield (
+                    section
+                    if name == stage.name
+                    else replace(section, title=f"{section.title}: {name}")
+                )
 
 
 def cards(facts: Facts) -> list[tuple[str, str]]:
@@ -157,12 +200,26 @@ def cards(facts: Facts) -> list[tuple[str, str]]:
     numbers = []
     if facts["funnel"]:
         first, last = facts["funnel"][0], facts["funnel"][-1]
-        numbers += [("documents read", f"{first['read']:,}"), ("documents kept", f"{last['kept']:,}")]
+        numbers += [
+            ("documents read", f"{first['read']:,}"),
+            ("documents kept", f"{last['kept']:,}"),
+        ]
     if "packed" in facts:
-        numbers.append(("training tokens", f"{sum(row['tokens'] for row in mixture_rows(facts)):,}"))
+        numbers.append(
+            (
+                "training tokens",
+                f"{sum(row['tokens'] for row in mixture_rows(facts)):,}",
+            )
+        )
     for row in loss_rows(facts)[:1]:
         numbers.append(("pre-training loss", f"{row['last']:.3f}"))
-    return [*numbers, ("time of all stages", duration(sum(stage["seconds"] or 0 for stage in facts["stages"])))]
+    return [
+        *numbers,
+        (
+            "time of all stages",
+            duration(sum(stage["seconds"] or 0 for stage in facts["stages"])),
+        ),
+    ]
 
 
 def costs(facts: Facts) -> Section | None:
@@ -175,38 +232,73 @@ def costs(facts: Facts) -> Section | None:
         cost = stage["cost"]
         cpu_seconds = f"{cost['cpu_seconds']:,.1f}" if cost else ""
         memory = f"{cost['peak_memory_bytes'] / 1e6:,.0f}" if cost else ""
-        rows.append([stage["stage"], f"{stage['seconds']:,.1f}", f"{stage['bytes'] / 1e6:,.2f}", cpu_seconds, memory])
+        rows.append(
+            [
+                stage["stage"],
+                f"{stage['seconds']:,.1f}",
+                f"{stage['bytes'] / 1e6:,.2f}",
+                cpu_seconds,
+                memory,
+            ]
+        )
     bars = [(stage["stage"], {"seconds": stage["seconds"]}) for stage in committed]
     return section_of(
         "Time and cost",
-        Figure(stacked_bars(bars, "seconds"), "Time of every stage when it was run, also where this run reused it."),
-        Table(["stage", "seconds", "MB written", "CPU seconds", "MB of memory"], rows, {1, 2, 3, 4}),
+        Figure(
+            stacked_bars(bars, "seconds"),
+            "Time of every stage when it was run, also where this run reused it.",
+        ),
+        Table(
+            ["stage", "seconds", "MB written", "CPU seconds", "MB of memory"],
+            rows,
+            {1, 2, 3, 4},
+        ),
     )
 
 
 def provenance(stage: Mapping[str, Any]) -> str:
-    """Remark on a stage's output: not made yet, equal to an earlier one, or kept of an earlier version."""
+    """Remark on a stage's output: not made yet, equal to an earlier one, or kept of an
+    earlier version.
+    """
     if stage["seconds"] is None:
         return "not run"
     remarks = [f"every byte as in {stage['identity']}"] if stage["identity"] else []
     if stage["kept_version"] is not None:
-        remarks.append(f"kept: made by version {stage['kept_version']} of the stage, now {stage['version']}")
+        remarks.append(
+            f"kept: made by version {stage['kept_version']} of the stage, "
+            f"now {stage['version']}"
+        )
     return "; ".join(remarks)
 
 
 def lineage(facts: Facts, record: dict[str, Any] | None) -> Section:
     """Every stage's output and its inputs; versions; the resolved manifest."""
     rows = [
-        [stage["stage"], stage["fingerprint"], ", ".join(stage["inputs"]) or "the sources", provenance(stage)]
+        [
+            stage["stage"],
+            stage["fingerprint"],
+            ", ".join(stage["inputs"]) or "the sources",
+            provenance(stage),
+        ]
         for stage in facts["stages"]
     ]
-    versions: dict[str, str] = next((s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {})
+    versions: dict[str, str] = next(
+        (s["versions"] for s in reversed(facts["stages"]) if s["versions"]), {}
+    )
     parts: list[Part] = [
         Table(["stage", "fingerprint", "made from", ""], rows),
         Note(", ".join(f"{name} {version}" for name, version in versions.items())),
         Note(f"Store: `{facts['store']}`"),
     ]
     if record:
-        manifest = yaml.safe_dump(name_code(mask_secrets(record["manifest"])), sort_keys=False, allow_unicode=True)
-        parts.append(Details("The manifest, with every default", [Text([Span(manifest)], "columns")]))
+        manifest = yaml.safe_dump(
+            name_code(mask_secrets(record["manifest"])),
+            sort_keys=False,
+            allow_unicode=True,
+        )
+        parts.append(
+            Details(
+                "The manifest, with every default", [Text([Span(manifest)], "columns")]
+            )
+        )
     return Section("Lineage", parts)

@@ -1,4 +1,6 @@
-"""The summary that a run prints at its end: the funnel, the losses, samples, the report's path and questions to ask."""
+"""The summary that a run prints at its end: the funnel, the losses, samples, the
+report's path and questions to ask.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from gristmill.flows.pages.terminal_tables import plain_table, print_table, sect
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.questions.threshold_samples import stored_rules
 from gristmill.flows.report.before_after import EFFECT_HEADINGS, effect_rows
-from gristmill.flows.report.evaluation import evaluation_rows, masked_rows, some_samples, span_rows
+from gristmill.flows.report.evaluation import (
+    evaluation_rows,
+    masked_rows,
+    some_samples,
+    span_rows,
+)
 from gristmill.flows.report.finetuning import prepared_rows
 from gristmill.flows.report.mixture import (
     HEADER,
@@ -61,15 +68,25 @@ def print_summary(session: Session, run: Path, console: Console) -> None:
 
 
 def print_funnel(facts: Facts, console: Console) -> None:
-    """Documents and bytes through the preparing stages, with the rules that dropped most."""
+    """Documents and bytes through the preparing stages, with the rules that dropped
+    most.
+    """
     if not facts["funnel"]:
         return
     rows = []
     for row in facts["funnel"]:
-        reasons = ", ".join(f"{short_name(rule)} {count}" for rule, count in top_reasons(row))
+        reasons = ", ".join(
+            f"{short_name(rule)} {count}" for rule, count in top_reasons(row)
+        )
         size = f"{row['bytes_kept'] / 1e6:.1f}"
-        rows.append([row["stage"], f"{row['read']:,}", f"{row['kept']:,}", size, reasons])
-    print_table(console, Table(["stage", "read", "kept", "MB kept", "dropped most by"], rows, {1, 2, 3}), "Documents")
+        rows.append(
+            [row["stage"], f"{row['read']:,}", f"{row['kept']:,}", size, reasons]
+        )
+    print_table(
+        console,
+        Table(["stage", "read", "kept", "MB kept", "dropped most by"], rows, {1, 2, 3}),
+        "Documents",
+    )
     draw_funnel(facts["funnel"], console)
     for note in [*reading_notes(facts), *eaten_sources(facts["funnel"])]:
         console.print(Text(note, style="yellow"))
@@ -90,9 +107,15 @@ def draw_funnel(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = plain_table(("", False), ("", False), ("", True))
     table.show_header = False
     for row in rows:
-        cells, remainder = divmod(round(row["kept"] / read * width * (len(parts) + 1)), len(parts) + 1)
+        cells, remainder = divmod(
+            round(row["kept"] / read * width * (len(parts) + 1)), len(parts) + 1
+        )
         bar = full * cells + (parts[remainder - 1] if remainder else "")
-        table.add_row(row["stage"], Text(bar.ljust(width), style="cyan"), f"{row['kept'] / read:.0%}")
+        table.add_row(
+            row["stage"],
+            Text(bar.ljust(width), style="cyan"),
+            f"{row['kept'] / read:.0%}",
+        )
     console.print(table)
 
 
@@ -108,20 +131,31 @@ def print_tokens(facts: Facts, console: Console) -> None:
     if "vocabulary" not in summary:
         return
     columns = [1 + HEADER.index(name) for name in TOKEN_COLUMNS]
-    rows = [[row[0], *(row[column] for column in columns)] for row in group_rows(summary["sources"])]
-    print_table(console, Table(["source", *TOKEN_COLUMNS], rows, {1, 2, 3, 4}), "Tokens")
+    rows = [
+        [row[0], *(row[column] for column in columns)]
+        for row in group_rows(summary["sources"])
+    ]
+    print_table(
+        console, Table(["source", *TOKEN_COLUMNS], rows, {1, 2, 3, 4}), "Tokens"
+    )
     console.print(Text(describe_vocabulary(summary), style="dim"))
 
 
 def print_mixture(facts: Facts, console: Console) -> None:
-    """Tokens per source, requested and realised, and those of every stage; moved tokens, and why."""
+    """Tokens per source, requested and realised, and those of every stage; moved
+    tokens, and why.
+    """
     if "packed" not in facts:
         return
     section(console, "Mixture")
     for columns in (mixture_table(facts), stage_table(facts)):
         if columns is not None:
             header, rows = columns
-            numeric = {column for column, name in enumerate(header) if name not in ("source", "part")}
+            numeric = {
+                column
+                for column, name in enumerate(header)
+                if name not in ("source", "part")
+            }
             print_table(console, Table(header, rows, numeric))
     for note in filter(None, (limits_note(facts), prefix_note(facts))):
         console.print(Text(note, style="dim"))
@@ -130,7 +164,11 @@ def print_mixture(facts: Facts, console: Console) -> None:
 def print_packing(facts: Facts, console: Console) -> None:
     """Cut, dropped and padded tokens of the rows."""
     rows = [
-        [row["packing"], f"{row['rows']:,}", *(f"{row[share]:.2%}" for share in ("split", "dropped", "padding"))]
+        [
+            row["packing"],
+            f"{row['rows']:,}",
+            *(f"{row[share]:.2%}" for share in ("split", "dropped", "padding")),
+        ]
         for row in used_packing(facts)
     ]
     header = ["packing", "rows", "cut documents", "dropped", "padding"]
@@ -138,28 +176,51 @@ def print_packing(facts: Facts, console: Console) -> None:
 
 
 def print_losses(facts: Facts, console: Console) -> None:
-    """First and last loss of every training, effects of trainings, and the held-out measurements."""
+    """First and last loss of every training, effects of trainings, and the held-out
+    measurements.
+    """
     if not facts["training"]:
         return
     losses = [
-        [row["stage"], str(row["steps"]), f"{row['first']:.3f} -> {row['last']:.3f}", row["details"]]
+        [
+            row["stage"],
+            str(row["steps"]),
+            f"{row['first']:.3f} -> {row['last']:.3f}",
+            row["details"],
+        ]
         for row in loss_rows(facts)
     ]
-    print_table(console, Table(["stage", "steps", "loss", ""], losses, {1, 2}), "Training")
+    print_table(
+        console, Table(["stage", "steps", "loss", ""], losses, {1, 2}), "Training"
+    )
     effects = Table(EFFECT_HEADINGS, effect_rows(facts), {2, 3})
-    print_table(console, effects, "What each stage changed, on what it did not train on")
+    print_table(
+        console, effects, "What each stage changed, on what it did not train on"
+    )
     masked = [
-        [row["model"], row["source"], f"{row['pseudo_perplexity']:.1f}", f"{row['masked_accuracy']:.1%}"]
+        [
+            row["model"],
+            row["source"],
+            f"{row['pseudo_perplexity']:.1f}",
+            f"{row['masked_accuracy']:.1%}",
+        ]
         for row in masked_rows(facts)
     ]
     masked_header = ["model", "source", "pseudo-perplexity", "masked accuracy"]
     print_table(console, Table(masked_header, masked, {2, 3}), "Held-out text, masked")
     spans = [
-        [row["model"], row["source"], f"{row['span_loss']:.3f}", f"{row['span_accuracy']:.1%}"]
+        [
+            row["model"],
+            row["source"],
+            f"{row['span_loss']:.3f}",
+            f"{row['span_accuracy']:.1%}",
+        ]
         for row in span_rows(facts)
     ]
     span_header = ["model", "source", "loss", "accuracy"]
-    print_table(console, Table(span_header, spans, {2, 3}), "Held-out text, hidden spans")
+    print_table(
+        console, Table(span_header, spans, {2, 3}), "Held-out text, hidden spans"
+    )
     texts = [
         [
             row["model"],
@@ -175,13 +236,19 @@ def print_losses(facts: Facts, console: Console) -> None:
 
 
 def print_samples(facts: Facts, console: Console) -> None:
-    """A sample per model: the pre-trained one continues, tuned ones answer; then more."""
+    """A sample per model: the pre-trained one continues, tuned ones answer; then
+    more.
+    """
     samples = some_samples(facts)
     if samples:
         section(console, "Samples")
     for sample in samples:
         text = " ".join(sample["completion"].split())[:SAMPLE_CHARS]
-        console.print(Text.assemble((f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text))
+        console.print(
+            Text.assemble(
+                (f"{sample['model']}: ", "dim"), (sample["prompt"], "bold"), " ", text
+            )
+        )
 
 
 def print_next(session: Session, facts: Facts, run: Path, console: Console) -> None:
@@ -197,7 +264,8 @@ def print_next(session: Session, facts: Facts, run: Path, console: Console) -> N
         cost = facts["summaries"].get("export", {}).get("int8")
         if cost and cost["perplexity"] is not None:
             console.print(
-                f"int8:    perplexity {cost['perplexity_before']:.3f} -> {cost['perplexity']:.3f} "
+                f"int8:    perplexity {cost['perplexity_before']:.3f} -> "
+                f"{cost['perplexity']:.3f} "
                 f"({cost['growth']:+.2%}) on {cost['rows']} held-out rows",
                 soft_wrap=True,
             )
@@ -214,23 +282,40 @@ def next_questions(session: Session, facts: Facts) -> list[tuple[str, str]]:
     questions = []
     document = example_document(session)
     if document is not None:
-        questions.append(("Why was this document kept or dropped?", session.command("explain", document)))
+        questions.append(
+            (
+                "Why was this document kept or dropped?",
+                session.command("explain", document),
+            )
+        )
     inputs = committed_inputs(session, session.plan)
     rules = stored_rules(session, inputs) if INGEST in inputs else {}
     setting = looser_setting(rules, facts["summaries"])
     if setting is not None:
-        questions.append(("What would another threshold keep?", session.command("whatif", "--set", setting)))
+        questions.append(
+            (
+                "What would another threshold keep?",
+                session.command("whatif", "--set", setting),
+            )
+        )
     if "pretrain" in facts["training"]:
-        questions.append(("What did a step of the training read?", session.command("trace", "--step", "1")))
+        questions.append(
+            (
+                "What did a step of the training read?",
+                session.command("trace", "--step", "1"),
+            )
+        )
     if len(questions) < QUESTIONS:
         questions.append(("What is committed, what is not?", session.command("status")))
     return questions
 
 
 def looser_setting(
-    rules_by_step: Mapping[str, Sequence[Rule]], summaries: Mapping[str, Mapping[str, Any]]
+    rules_by_step: Mapping[str, Sequence[Rule]],
+    summaries: Mapping[str, Mapping[str, Any]],
 ) -> str | None:
-    """A setting for `whatif`: the threshold that dropped most documents, half as strict.
+    """A setting for `whatif`: the threshold that dropped most documents, half as
+    strict.
 
     Args:
         rules_by_step: step -> rules that can be replayed.
@@ -240,7 +325,9 @@ def looser_setting(
     for step, rules in rules_by_step.items():
         for rule in rules:
             # A whole number of 1 cannot be halved.
-            if not isinstance(rule.bound, int | float) or rule.bound <= isinstance(rule.bound, int):
+            if not isinstance(rule.bound, int | float) or rule.bound <= isinstance(
+                rule.bound, int
+            ):
                 continue
             dropped = rule.dropped(summaries.get(step, {}))
             if dropped:
@@ -251,18 +338,24 @@ def looser_setting(
     looser = rule.bound * (1.5 if rule.side == "max" else 0.5)
     if rule.side == "max" and rule.bound <= 1:
         looser = min(looser, 1.0)  # a share is 1 at most
-    value = str(max(round(looser), 1)) if isinstance(rule.bound, int) else f"{looser:.3g}"
+    value = (
+        str(max(round(looser), 1)) if isinstance(rule.bound, int) else f"{looser:.3g}"
+    )
     return f"{short_key(rule.key)}={value}"
 
 
 def example_document(session: Session) -> str | None:
-    """The id of a near-duplicate, or else of the first document: one that is worth explaining."""
+    """The id of a near-duplicate, or else of the first document: one that is worth
+    explaining.
+    """
     from gristmill.dataprep.documents import open_table, read_table, shard_names
 
     dedup = session.committed("dedup")
     if dedup is not None and (dedup.data / "clusters.parquet").exists():
         with open_table(dedup.data / "clusters.parquet") as table:
-            first = next(table.iter_batches(1, columns=["member"], use_threads=False), None)
+            first = next(
+                table.iter_batches(1, columns=["member"], use_threads=False), None
+            )
         if first is not None and len(first):
             return str(first["member"][0].as_py().hex()[:16])
     ingest = session.committed("ingest")

@@ -1,4 +1,6 @@
-"""Checks of model endpoints before any stage runs: API keys are set, and the endpoints accept connections."""
+"""Checks of model endpoints before any stage runs: API keys are set, and the endpoints
+accept connections.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,13 @@ CONNECT_SECONDS = 5.0
 PORTS = {"http": 80, "https": 443}
 
 
-def unreachable_models(session: Session, stages: Iterable[str], force: Collection[str] = ()) -> list[str]:
+def unreachable_models(
+    session: Session, stages: Iterable[str], force: Collection[str] = ()
+) -> list[str]:
     """Messages about models that unfinished stages could not call.
 
-    An endpoint may be down if answers of the same model and settings are stored: they may suffice.
+    An endpoint may be down if answers of the same model and settings are stored: they
+    may suffice.
     """
     messages: dict[str, None] = {}
     for name in stages:
@@ -30,9 +35,17 @@ def unreachable_models(session: Session, stages: Iterable[str], force: Collectio
             continue
         node = session.plan[name]
         kind = node.stage
-        part = session.manifest if kind.instances is None else kind.instances(session.manifest)[name]
+        part = (
+            session.manifest
+            if kind.instances is None
+            else kind.instances(session.manifest)[name]
+        )
         for model in _models_in((node.settings, kind.asks(part))):
-            messages.update(dict.fromkeys(f"{name}: {problem}" for problem in _problems_of(model, session)))
+            messages.update(
+                dict.fromkeys(
+                    f"{name}: {problem}" for problem in _problems_of(model, session)
+                )
+            )
     return list(messages)
 
 
@@ -54,21 +67,33 @@ def _problems_of(model: AskedModel, session: Session) -> Iterator[str]:
     from gristmill.dataprep.llm.answer_store import has_answers
     from gristmill.dataprep.llm.llm_client import settings_of
 
-    if model.api_key_env is not None and not os.environ.get(model.api_key_env, "").strip():
+    if (
+        model.api_key_env is not None
+        and not os.environ.get(model.api_key_env, "").strip()
+    ):
         yield (
-            f"`api_key_env` of the model {model.called} names ${model.api_key_env}, which is not set; set it in the "
-            "environment of `gristmill run`"
+            f"`api_key_env` of the model {model.called} names ${model.api_key_env}, "
+            "which is not set; set it in the environment of `gristmill run`"
         )
-    if not model.endpoints or has_answers(session.store.root / ANSWERS, settings_of(model, None)):
+    if not model.endpoints or has_answers(
+        session.store.root / ANSWERS, settings_of(model, None)
+    ):
         return
     errors = {url: _connection_error(url) for url in model.endpoints}
     if None not in errors.values():
-        endpoint_errors = "; ".join(mask_text(f"{url}: {error}") for url, error in errors.items())
-        yield f"no endpoint of the model {model.called} answers ({endpoint_errors}); start it, or correct `endpoint`"
+        endpoint_errors = "; ".join(
+            mask_text(f"{url}: {error}") for url, error in errors.items()
+        )
+        yield (
+            f"no endpoint of the model {model.called} answers ({endpoint_errors}); "
+            "start it, or correct `endpoint`"
+        )
 
 
 def _connection_error(url: str) -> str | None:
-    """Error of connecting to a URL; None if the connection succeeds, or a proxy is used."""
+    """Error of connecting to a URL; None if the connection succeeds, or a proxy is
+    used.
+    """
     parts = urlsplit(url)
     host = parts.hostname or ""
     port = parts.port or PORTS[parts.scheme]

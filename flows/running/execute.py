@@ -1,8 +1,10 @@
-"""Process of one stage: `python -m gristmill.flows.running.execute STAGE_DIR`. The folder is the complete interface.
+"""Process of one stage: `python -m gristmill.flows.running.execute STAGE_DIR`. The
+folder is the complete interface.
 
-`stage.json` describes the work; the files go to `data/`, state across attempts to `work/`. The result is
-`work/result.json`, or `work/error.json` after a failure. A batch system would run exactly this command. Only
-credentials of addresses are not in the folder: they are in the environment.
+`stage.json` describes the work; the files go to `data/`, state across attempts to
+`work/`. The result is `work/result.json`, or `work/error.json` after a failure. A batch
+system would run exactly this command. Only credentials of addresses are not in the
+folder: they are in the environment.
 """
 
 from __future__ import annotations
@@ -21,13 +23,21 @@ from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.object_stores import warn_by
 from gristmill.core.processes import end_with_parent, measure_cost
 from gristmill.core.secrets import mask_addresses, mask_text, restore_secrets
-from gristmill.core.stage_context import Context, print_event, print_failure, print_warning, read_inputs
+from gristmill.core.stage_context import (
+    Context,
+    print_event,
+    print_failure,
+    print_warning,
+    read_inputs,
+)
 from gristmill.dataprep.jobs.errors import KilledWorkerError
 from gristmill.dataprep.jobs.ship_files import through
 
 EXIT_FAILED = 1
 ANSWERS = "answers"
-"""Folder of a store with the answers of models, which outputs of all fingerprints share."""
+"""Folder of a store with the answers of models, which outputs of all fingerprints
+share.
+"""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +58,9 @@ def main(argv: list[str] | None = None) -> int:
         traceback.print_exc()
         write_error(folder, error)
         return EXIT_FAILED
-    write_json(folder / "work" / "cost.json", measure_cost(description["engine"]["workers"]))
+    write_json(
+        folder / "work" / "cost.json", measure_cost(description["engine"]["workers"])
+    )
     write_json(folder / "work" / "result.json", mask_addresses(summary))
     return 0
 
@@ -56,8 +68,9 @@ def main(argv: list[str] | None = None) -> int:
 def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
     """Replace this process with torchrun; return the exit code if that fails.
 
-    A training in an object store works in a local folder (see train.loop.store_sync). With several hosts, this one is
-    the leader; the others wait in `follow_leader.py` until the leader has fetched its inputs.
+    A training in an object store works in a local folder (see train.loop.store_sync).
+    With several hosts, this one is the leader; the others wait in `follow_leader.py`
+    until the leader has fetched its inputs.
     """
     from gristmill.train.loop.store_sync import work_on
     from gristmill.train.parallel.rendezvous import hosts_of, lead
@@ -74,8 +87,9 @@ def launch_training(folder: Path, engine: Mapping[str, Any]) -> int:
                 {
                     "event": "warning",
                     "message": (
-                        f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} more of {rendezvous.nodes} hosts; start "
-                        f"the same gristmill command on them, or {follower_command}"
+                        f"waiting at {rendezvous.endpoint} for {rendezvous.nodes - 1} "
+                        f"more of {rendezvous.nodes} hosts; start the same gristmill "
+                        f"command on them, or {follower_command}"
                     ),
                 }
             )
@@ -115,7 +129,9 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     )
     run = getattr(importlib.import_module(module), function)
     with through(None if context.runner == "local" else folder.parent.parent):
-        summary: dict[str, Any] = run(read_inputs(description), description["config"], folder / "data", context)
+        summary: dict[str, Any] = run(
+            read_inputs(description), description["config"], folder / "data", context
+        )
     return summary
 
 

@@ -1,9 +1,11 @@
-"""Work of a host on a stage led by another host, if several hosts run a manifest together (`engine.nodes`).
+"""Work of a host on a stage led by another host, if several hosts run a manifest
+together (`engine.nodes`).
 
-All hosts run the same command in the same store. The host with the stage's lease is the leader. The others wait for the
-end of the stage, and meanwhile run `python -m gristmill.flows.running.follow_leader STAGE_DIR INTERFACE`: it joins every
-attempt at a training as one of its hosts, or does tasks of another stage's jobs, until its parent ends it. All its
-instructions are in the folder.
+All hosts run the same command in the same store. The host with the stage's lease is the
+leader. The others wait for the end of the stage, and meanwhile run `python -m
+gristmill.flows.running.follow_leader STAGE_DIR INTERFACE`: it joins every attempt at a
+training as one of its hosts, or does tasks of another stage's jobs, until its parent
+ends it. All its instructions are in the folder.
 """
 
 from __future__ import annotations
@@ -66,7 +68,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def join_trainings(folder: Path) -> None:
-    """Join every attempt at a training that another host leads; a new attempt ends the work on the previous one."""
+    """Join every attempt at a training that another host leads; a new attempt ends the
+    work on the previous one.
+    """
     joined: str | None = None
     while True:
         rendezvous = read_rendezvous(folder)
@@ -75,7 +79,8 @@ def join_trainings(folder: Path) -> None:
             continue
         joined = rendezvous.name
         print(
-            f"{socket.gethostname()} joins the training that {rendezvous.host} leads at {rendezvous.endpoint}",
+            f"{socket.gethostname()} joins the training that {rendezvous.host} leads "
+            f"at {rendezvous.endpoint}",
             flush=True,
         )
         training = subprocess.Popen(rendezvous.command(folder, leads=False))

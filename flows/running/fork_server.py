@@ -1,9 +1,11 @@
-"""Fork server: a process that imports modules once and forks workers from itself; client and server side.
+"""Fork server: a process that imports modules once and forks workers from itself;
+client and server side.
 
-Server and parent share a socket, over which the parent passes two descriptors per worker: a socket, the worker's line,
-and the worker's output. The line carries a request (JSON, one line) and as answers the process number and, after the
-worker's end, its exit code. Closing the line kills the worker; closing the socket, as the parent's end always does,
-kills all workers and the server.
+Server and parent share a socket, over which the parent passes two descriptors per
+worker: a socket, the worker's line, and the worker's output. The line carries a request
+(JSON, one line) and as answers the process number and, after the worker's end, its exit
+code. Closing the line kills the worker; closing the socket, as the parent's end always
+does, kills all workers and the server.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ class ForkServer:
     """Client of a running fork server.
 
     Args:
-        module: module to run, which gets the descriptor of a socket and serves it with `Server`.
+        module: module to run, which gets the descriptor of a socket and serves it with
+            `Server`.
         environment: variables added to this process's environment.
         arguments: further arguments of the module.
     """
 
     def __init__(
-        self, module: str, environment: Mapping[str, str] | None = None, arguments: Sequence[str] = ()
+        self,
+        module: str,
+        environment: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._parent = os.getpid()
         self._has_forked = False
@@ -48,23 +54,34 @@ class ForkServer:
                 stdout=2,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={**dict.fromkeys(ONE_THREAD, "1"), **os.environ, **(environment or {})},
+                env={
+                    **dict.fromkeys(ONE_THREAD, "1"),
+                    **os.environ,
+                    **(environment or {}),
+                },
             )
 
     @property
     def is_running(self) -> bool:
-        """True if it can fork workers: it has not ended, and was started by this very process."""
+        """True if it can fork workers: it has not ended, and was started by this very
+        process.
+        """
         return self._parent == os.getpid() and self._process.poll() is None
 
     def import_soon(self, modules: Sequence[str]) -> None:
         """Make the server import these modules first when it is idle."""
         line, theirs = socket.socketpair()
-        with line, theirs, self._lock, suppress(OSError):  # the server has ended; `start` reports that
+        # the server has ended; `start` reports that
+        with line, theirs, self._lock, suppress(OSError):
             socket.send_fds(self._socket, [b"m"], [theirs.fileno()])
             line.sendall(json.dumps(list(modules)).encode() + b"\n")
 
     def start(
-        self, environment: Mapping[str, str], modules: Sequence[str], output: int, command: Sequence[str] = ()
+        self,
+        environment: Mapping[str, str],
+        modules: Sequence[str],
+        output: int,
+        command: Sequence[str] = (),
     ) -> Forked:
         """Fork a worker, without waiting for it.
 
@@ -132,14 +149,18 @@ class Forked:
         with suppress(ConnectionResetError):  # if the server had not read the request
             answer = self._answers.readline()
         if not answer:
-            raise ForkServerError(f"the fork server ended with code {self._server.wait()}")
+            raise ForkServerError(
+                f"the fork server ended with code {self._server.wait()}"
+            )
         self.pid = int(answer)
         return self.pid
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit code (negative: the signal that ended it). Call it once.
+        """Wait for its end, and return its exit code (negative: the signal that ended
+        it). Call it once.
 
-        If the server ended, its workers ended with it, and the exit code is the server's.
+        If the server ended, its workers ended with it, and the exit code is the
+        server's.
 
         Raises:
             TimeoutError: it has not ended in time; it is killed.
@@ -165,7 +186,9 @@ def _missing(request: Mapping[str, Any]) -> list[str]:
 
 
 class PendingWorker(NamedTuple):
-    """A requested worker whose modules are not imported yet: its line, its output descriptor, and its request."""
+    """A requested worker whose modules are not imported yet: its line, its output
+    descriptor, and its request.
+    """
 
     line: socket.socket
     output: int
@@ -177,12 +200,17 @@ class Server:
 
     Args:
         requests: socket shared with the parent.
-        work: function that handles a worker's request; returns its exit code, or None for 0.
-        later: modules that are imported one by one while idle; missing ones are skipped.
+        work: function that handles a worker's request; returns its exit code, or None
+            for 0.
+        later: modules that are imported one by one while idle; missing ones are
+            skipped.
     """
 
     def __init__(
-        self, requests: socket.socket, work: Callable[[dict[str, Any]], int | None], later: Sequence[str] = ()
+        self,
+        requests: socket.socket,
+        work: Callable[[dict[str, Any]], int | None],
+        later: Sequence[str] = (),
     ) -> None:
         self._requests = requests
         self._work = work
@@ -196,7 +224,8 @@ class Server:
         """Serve until the parent ends; the workers end too."""
         self._wake.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # any handler: it makes Python write to `_wake`
+        # any handler: it makes Python write to `_wake`
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
         for source in (self._requests, self._woken):
             self._selector.register(source, selectors.EVENT_READ)
         while True:
@@ -223,8 +252,12 @@ class Server:
                     importlib.import_module(self._later.pop(0))
 
     def _fork_ready_workers(self) -> None:
-        """Fork the workers whose modules are all imported; a worker never waits for the modules of another."""
-        for worker in [worker for worker in self._pending if not _missing(worker.request)]:
+        """Fork the workers whose modules are all imported; a worker never waits for the
+        modules of another.
+        """
+        for worker in [
+            worker for worker in self._pending if not _missing(worker.request)
+        ]:
             self._pending.remove(worker)
             self._fork(worker.line, worker.output, worker.request)
             os.close(worker.output)
@@ -256,14 +289,22 @@ class Server:
         self._selector.register(line, selectors.EVENT_READ)
         _send_number(line, pid)
 
-    def _become_worker(self, server: int, line: socket.socket, output: int, request: dict[str, Any]) -> NoReturn:
+    def _become_worker(
+        self, server: int, line: socket.socket, output: int, request: dict[str, Any]
+    ) -> NoReturn:
         code = 1
         try:
             end_with_parent(signal.SIGKILL, server)
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._selector.close()
-            for other_socket in (self._requests, self._woken, self._wake, line, *self._workers.values()):
+            for other_socket in (
+                self._requests,
+                self._woken,
+                self._wake,
+                line,
+                *self._workers.values(),
+            ):
                 other_socket.close()
             for worker in self._pending:
                 worker.line.close()
@@ -280,7 +321,10 @@ class Server:
             os._exit(code)
 
     def _kill_worker(self, line: Any) -> None:
-        pid = next((pid for pid, worker_line in self._workers.items() if worker_line is line), None)
+        pid = next(
+            (pid for pid, worker_line in self._workers.items() if worker_line is line),
+            None,
+        )
         if pid is not None:  # otherwise it has just ended by itself
             self._selector.unregister(line)
             os.kill(pid, signal.SIGKILL)

@@ -1,4 +1,6 @@
-"""Running stages from a terminal: with or without the Prefect flow, with the same display and record."""
+"""Running stages from a terminal: with or without the Prefect flow, with the same
+display and record.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,30 @@ from gristmill.core.files import as_path, is_local
 from gristmill.core.lease import LeaseLostError
 from gristmill.core.object_stores import until_interrupted
 from gristmill.core.secrets import mask_secrets, mask_text
-from gristmill.flows.orchestration.choose_prefect import apply_default_settings, choose_tracking
+from gristmill.flows.orchestration.choose_prefect import (
+    apply_default_settings,
+    choose_tracking,
+)
 from gristmill.flows.report.prerender import prerenderer
 from gristmill.flows.running.check_endpoints import unreachable_models
 from gristmill.flows.running.fork_server import ForkServer
 from gristmill.flows.running.missing_libraries import is_installed
 from gristmill.flows.running.notify import notify
-from gristmill.flows.running.observers import JsonHandler, JsonLines, JsonObserver, Observers
+from gristmill.flows.running.observers import (
+    JsonHandler,
+    JsonLines,
+    JsonObserver,
+    Observers,
+)
 from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.schedule import jobs_of, run_in_threads
 from gristmill.flows.running.session import Session
-from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.running.terminal import (
+    LastingStream,
+    TerminalObserver,
+    plain_console,
+)
 
 STORE_ADVICE = {
     **dict.fromkeys(
@@ -79,12 +93,16 @@ def launch(
     message = ""
     exit_code = EXIT_DONE
     try:
-        run = run_stages(session, stages, force, tracked, TerminalObserver(console, stages), console)
+        run = run_stages(
+            session, stages, force, tracked, TerminalObserver(console, stages), console
+        )
     except (StageFailedError, LeaseLostError) as error:
         message = str(error)
         exit_code = EXIT_STAGE_FAILED
     except KeyboardInterrupt as interrupted:
-        message = str(interrupted) or f"interrupted; resume with: {session.command('run')}"
+        message = (
+            str(interrupted) or f"interrupted; resume with: {session.command('run')}"
+        )
         exit_code = EXIT_INTERRUPTED
     if exit_code != EXIT_DONE:
         plain_console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
@@ -96,22 +114,35 @@ def launch(
     return EXIT_DONE
 
 
-def launch_with_json_lines(session: Session, stages: list[str], force: frozenset[str], tracked: bool) -> int:
-    """Run stages, write all events as JSON lines, and return the exit code; see `launch`."""
+def launch_with_json_lines(
+    session: Session, stages: list[str], force: frozenset[str], tracked: bool
+) -> int:
+    """Run stages, write all events as JSON lines, and return the exit code; see
+    `launch`.
+    """
     lines = JsonLines(cast(TextIO, LastingStream(sys.stdout)))
     console = plain_console(cast(TextIO, lines))
     console.width = LINE_CHARS
     handler = JsonHandler(lines)
     logger = logging.getLogger("gristmill")
     logger.addHandler(handler)
-    lines.log("run_started", manifest=session.manifest_file, name=session.manifest.name, stages=stages)
+    lines.log(
+        "run_started",
+        manifest=session.manifest_file,
+        name=session.manifest.name,
+        stages=stages,
+    )
     try:
-        folder = run_stages(session, stages, force, tracked, JsonObserver(lines), console)
+        folder = run_stages(
+            session, stages, force, tracked, JsonObserver(lines), console
+        )
     except (StageFailedError, LeaseLostError) as error:
         lines.log("run_finished", "error", state="failed", message=str(error))
         return EXIT_STAGE_FAILED
     except KeyboardInterrupt as interrupted:
-        message = str(interrupted) or f"interrupted; resume with: {session.command('run')}"
+        message = (
+            str(interrupted) or f"interrupted; resume with: {session.command('run')}"
+        )
         lines.log("run_finished", "warning", state="interrupted", message=message)
         return EXIT_INTERRUPTED
     finally:
@@ -121,9 +152,15 @@ def launch_with_json_lines(session: Session, stages: list[str], force: frozenset
 
 
 def run_stages(
-    session: Session, stages: list[str], force: frozenset[str], tracked: bool, observer: Display, console: Console
+    session: Session,
+    stages: list[str],
+    force: frozenset[str],
+    tracked: bool,
+    observer: Display,
+    console: Console,
 ) -> Path:
-    """Run stages and return the run's folder; an interrupt first ends them so that they can resume.
+    """Run stages and return the run's folder; an interrupt first ends them so that they
+    can resume.
 
     Args:
         session, stages, force, tracked: see `launch`.
@@ -131,7 +168,8 @@ def run_stages(
         console: output for the address of Prefect's UI.
 
     Raises:
-        StageFailedError: a stage failed, a model cannot be called, or the store cannot be used.
+        StageFailedError: a stage failed, a model cannot be called, or the store cannot
+            be used.
         LeaseLostError: another run took over a stage while this one was paused.
     """
     session.forget_kept(force)
@@ -147,7 +185,10 @@ def run_stages(
                 previous_handlers[number] = signal.signal(number, interrupt)
     unwritten: list[str] = []
     try:
-        with until_interrupted() as unwritten, session.stage_server(stages, force) as server:
+        with (
+            until_interrupted() as unwritten,
+            session.stage_server(stages, force) as server,
+        ):
             # The server imports the stages' modules while Prefect is imported here.
             if tracked:
                 return _run_tracked(session, stages, force, observer, console, server)
@@ -177,18 +218,23 @@ def what_is_not_written(urls: Sequence[str], session: Session) -> str:
     root = str(session.store.root).partition("://")[2]
     names = list(dict.fromkeys(url.partition(f"{root}/")[2] or url for url in urls))
     more = len(names) - SHOWN_NAMES
-    names_text = ", ".join(names[:SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
+    names_text = ", ".join(names[:SHOWN_NAMES]) + (
+        f" and {more} more" if more > 0 else ""
+    )
     return mask_text(
-        f"interrupted while the store {session.store.root} could not be reached; not written: {names_text}. Committed "
-        "outputs stay; other hosts can take over unfinished stages after 90 s, this one at once. Once the store "
-        f"answers, resume with: {session.command('run')}"
+        f"interrupted while the store {session.store.root} could not be reached; not "
+        f"written: {names_text}. Committed outputs stay; other hosts can take over "
+        "unfinished stages after 90 s, this one at once. Once the store answers, "
+        f"resume with: {session.command('run')}"
     )
 
 
 def why_the_store_failed(error: Exception, session: Session) -> str:
-    """Message about a store that cannot be read or written: the stage's own error if there is one.
+    """Message about a store that cannot be read or written: the stage's own error if
+    there is one.
 
-    A full disk fails the stage first; then the end of its lease and the run's record fail too.
+    A full disk fails the stage first; then the end of its lease and the run's record
+    fail too.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, StageFailedError):
@@ -207,8 +253,8 @@ def why_the_store_failed(error: Exception, session: Session) -> str:
     if number in (errno.ENOSPC, errno.EDQUOT):
         advice += f" ({session.gc_command} lists deletable outputs)"
     return mask_text(
-        f"the store {session.store.root} cannot be used: {reason}; committed outputs stay. {advice}, then resume with: "
-        f"{session.command('run')}"
+        f"the store {session.store.root} cannot be used: {reason}; committed outputs "
+        f"stay. {advice}, then resume with: {session.command('run')}"
     )
 
 
@@ -247,7 +293,9 @@ def _run_tracked(
     console: Console,
     server: ForkServer | None,
 ) -> Path:
-    """Run stages in Prefect's flow if a Prefect server is running, and return the run's folder."""
+    """Run stages in Prefect's flow if a Prefect server is running, and return the run's
+    folder.
+    """
     if not is_installed("prefect"):  # the extra `ui`
         return run_untracked(session, stages, force, observer, server).folder
     apply_default_settings(quiet_console=True)
@@ -255,7 +303,10 @@ def _run_tracked(
     console.print(Text(sentence, style="dim"))
     if not is_shown:
         return run_untracked(session, stages, force, observer, server).folder
-    from gristmill.flows.orchestration.flow_liveness import mark_crashed_quietly, show_cancelled
+    from gristmill.flows.orchestration.flow_liveness import (
+        mark_crashed_quietly,
+        show_cancelled,
+    )
     from gristmill.flows.pipeline import (
         gristmill,
         gristmill_stage,
@@ -268,12 +319,20 @@ def _run_tracked(
     observer_token = observer_of_caller.set(observer)
     session_token = session_of_caller.set(session)
     server_token = server_of_caller.set(server)
-    # Prefect shows these parameters to every user of the server; the flow itself uses the session.
-    parameters: dict[str, Any] = mask_secrets({"overrides": session.overrides, "store": session.store_option or ""})
+    # Prefect shows these parameters to every user of the server; the flow itself uses
+    # the session.
+    parameters: dict[str, Any] = mask_secrets(
+        {"overrides": session.overrides, "store": session.store_option or ""}
+    )
     parameters["overrides"] = tuple(parameters["overrides"])
     try:
         if len(stages) == 1 and list(session.plan) != stages:
-            folder = gristmill_stage(manifest=session.manifest_file, stage=stages[0], force=bool(force), **parameters)
+            folder = gristmill_stage(
+                manifest=session.manifest_file,
+                stage=stages[0],
+                force=bool(force),
+                **parameters,
+            )
         else:
             folder = gristmill(
                 manifest=session.manifest_file,
@@ -290,8 +349,8 @@ def _run_tracked(
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Signal handler that ends the run on SIGTERM as on Ctrl-C: the stages' process groups are stopped, and the run is
-    recorded as interrupted.
+    """Signal handler that ends the run on SIGTERM as on Ctrl-C: the stages' process
+    groups are stopped, and the run is recorded as interrupted.
 
     From then on, an unreachable store is retried only for a few seconds.
     """

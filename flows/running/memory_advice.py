@@ -1,6 +1,7 @@
 """Available memory, and advice for stages that run out of it.
 
-A stage keeps some shards, a partition or a batch in memory; a setting can reduce each of them.
+A stage keeps some shards, a partition or a batch in memory; a setting can reduce each
+of them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ from gristmill.flows.stages.stage import Stage
 
 FEWER_SHARDS = "fewer engine.workers, or smaller ingest.shard_bytes, need less"
 SMALLER_BATCHES = (
-    "a smaller micro_batch_size needs less; `gristmill plan MANIFEST --gpus N` lists the memory of each part"
+    "a smaller micro_batch_size needs less; `gristmill plan MANIFEST --gpus N` lists "
+    "the memory of each part"
 )
-OUT_OF_MEMORY = ("MemoryError", "_ArrayMemoryError", "ArrowMemoryError", "OutOfMemoryException")
+OUT_OF_MEMORY = (
+    "MemoryError",
+    "_ArrayMemoryError",
+    "ArrowMemoryError",
+    "OutOfMemoryException",
+)
 """Types of errors by which libraries report lack of memory."""
 
 
 def available_memory() -> int:
-    """Bytes of memory available on this machine: its free memory, or the control group's limit if lower."""
+    """Bytes of memory available on this machine: its free memory, or the control
+    group's limit if lower.
+    """
     free_bytes = 0
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():

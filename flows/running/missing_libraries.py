@@ -12,15 +12,34 @@ if TYPE_CHECKING:
 TORCH = "torch"
 EXTRA_OF = {
     **dict.fromkeys((TORCH, "tensorboard", "sympy"), "train"),
-    **dict.fromkeys(("prefect", "fastapi", "starlette", "uvicorn", "prometheus_client"), "ui"),
+    **dict.fromkeys(
+        ("prefect", "fastapi", "starlette", "uvicorn", "prometheus_client"), "ui"
+    ),
     **dict.fromkeys(("sacrebleu", "rouge_score"), "eval"),
     **dict.fromkeys(("torchao", "bitsandbytes"), "quant"),
     **dict.fromkeys(("datatrove", "spacy"), "languages"),
     "datasets": "hf",
-    **{name: name for name in ("fasttext", "kenlm", "mlflow", "pandas", "polars", "trackio", "vllm", "wandb")},
+    **{
+        name: name
+        for name in (
+            "fasttext",
+            "kenlm",
+            "mlflow",
+            "pandas",
+            "polars",
+            "trackio",
+            "vllm",
+            "wandb",
+        )
+    },
 }
-"""Import name of a library that `pip install gristmill` leaves out -> extra of pyproject.toml."""
-BUILD_REQUIREMENTS = {"fasttext": "a C++ compiler", "kenlm": "a C++ compiler and Python 3.12 or older"}
+"""Import name of a library that `pip install gristmill` leaves out -> extra of
+pyproject.toml.
+"""
+BUILD_REQUIREMENTS = {
+    "fasttext": "a C++ compiler",
+    "kenlm": "a C++ compiler and Python 3.12 or older",
+}
 """Libraries without wheels, which pip compiles -> requirements of the build."""
 
 
@@ -40,48 +59,69 @@ def sentence_of(library: str, feature: str) -> str:
         library: a key of EXTRA_OF.
         feature: the feature that needs it.
     """
-    compiled = f"{_build_requirement(library)}," if library in BUILD_REQUIREMENTS else ""
+    compiled = (
+        f"{_build_requirement(library)}," if library in BUILD_REQUIREMENTS else ""
+    )
     return (
-        f"{feature} needs {library}, which is not installed; install it{compiled} with: "
-        f"pip install 'gristmill[{EXTRA_OF[library]}]'"
+        f"{feature} needs {library}, which is not installed; install it{compiled} "
+        f"with: pip install 'gristmill[{EXTRA_OF[library]}]'"
     )
 
 
-def check_libraries(session: Session, stages: Iterable[str], force: frozenset[str] = frozenset()) -> None:
-    """Raise MissingLibraryError, with one message about all missing libraries, if stages of a run need them here.
+def check_libraries(
+    session: Session, stages: Iterable[str], force: frozenset[str] = frozenset()
+) -> None:
+    """Raise MissingLibraryError, with one message about all missing libraries, if
+    stages of a run need them here.
 
     Args:
-        force: committed stages that are rebuilt; other committed stages need no libraries.
+        force: committed stages that are rebuilt; other committed stages need no
+            libraries.
     """
     missing: dict[str, list[str]] = {}
     for name in stages:
         if name not in force and session.committed(name) is not None:
             continue
         for feature, library in _requirements(session, name):
-            if not is_installed(library) and feature not in missing.setdefault(library, []):
+            if not is_installed(library) and feature not in missing.setdefault(
+                library, []
+            ):
                 missing[library].append(feature)
     if len(missing) == 1:
         ((library, features),) = missing.items()
         if len(features) == 1:
             kind = "step" if features[0] in session.manifest.steps else "stage"
-            message = sentence_of(library, features[0] if "." in features[0] else f"the {kind} {features[0]}")
+            message = sentence_of(
+                library,
+                features[0] if "." in features[0] else f"the {kind} {features[0]}",
+            )
         elif library == TORCH:
-            message = sentence_of(library, f"computing with a model ({', '.join(features)})")
+            message = sentence_of(
+                library, f"computing with a model ({', '.join(features)})"
+            )
         else:
             message = sentence_of(library, f"each of {_and(features)}")
         keys = [feature for feature in features if "." in feature]
-        raise MissingLibraryError(f"{message}, or remove {_and(keys)}" if keys else message)
+        raise MissingLibraryError(
+            f"{message}, or remove {_and(keys)}" if keys else message
+        )
     if missing:
-        entries = [f"{library}{_build_requirement(library)}: {_and(features)}" for library, features in missing.items()]
+        entries = [
+            f"{library}{_build_requirement(library)}: {_and(features)}"
+            for library, features in missing.items()
+        ]
         extras = ",".join(sorted({EXTRA_OF[library] for library in missing}))
         raise MissingLibraryError(
-            f"some stages need libraries that are not installed ({'; '.join(entries)}); install them with: "
+            "some stages need libraries that are not installed "
+            f"({'; '.join(entries)}); install them with: "
             f"pip install 'gristmill[{extras}]'"
         )
 
 
 def _requirements(session: Session, name: str) -> Iterator[tuple[str, str]]:
-    """Yield (feature, library): a stage, or a key of its settings, and the library of an extra that it needs."""
+    """Yield (feature, library): a stage, or a key of its settings, and the library of
+    an extra that it needs.
+    """
     stage = session.plan[name].stage
     if stage.needs_torch:
         yield name, TORCH
@@ -97,7 +137,11 @@ def _requirements(session: Session, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _build_requirement(library: str) -> str:
-    return f", which needs {BUILD_REQUIREMENTS[library]}" if library in BUILD_REQUIREMENTS else ""
+    return (
+        f", which needs {BUILD_REQUIREMENTS[library]}"
+        if library in BUILD_REQUIREMENTS
+        else ""
+    )
 
 
 def _and(names: Sequence[str]) -> str:

@@ -1,4 +1,6 @@
-"""Notification about the end of a run: JSON for a user's command or URL (`engine.notify`)."""
+"""Notification about the end of a run: JSON for a user's command or URL
+(`engine.notify`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ log = logging.getLogger("gristmill.notify")
 
 
 def notify(session: Session, record: RunRecord, report: Path | None = None) -> None:
-    """Send a notification about the end of a run to `engine.notify`. Failures are warnings and do not affect the run.
+    """Send a notification about the end of a run to `engine.notify`. Failures are
+    warnings and do not affect the run.
 
     Args:
         session: the run's.
@@ -33,7 +36,9 @@ def notify(session: Session, record: RunRecord, report: Path | None = None) -> N
     if target is None:
         return
     try:
-        text = json.dumps(mask_secrets(payload(session, record, report)), ensure_ascii=False)
+        text = json.dumps(
+            mask_secrets(payload(session, record, report)), ensure_ascii=False
+        )
         body = mask_known(text).encode()
         target = os.path.expandvars(target)
         if target.startswith(("http://", "https://")):
@@ -43,26 +48,45 @@ def notify(session: Session, record: RunRecord, report: Path | None = None) -> N
                 answer.read()
             return
         done = subprocess.run(
-            shlex.split(target), input=body, stdout=subprocess.DEVNULL, timeout=COMMAND_SECONDS, check=False
+            shlex.split(target),
+            input=body,
+            stdout=subprocess.DEVNULL,
+            timeout=COMMAND_SECONDS,
+            check=False,
         )
         if done.returncode != 0:
-            log.warning("engine.notify: the command ended with code %d", done.returncode)
+            log.warning(
+                "engine.notify: the command ended with code %d", done.returncode
+            )
     except subprocess.TimeoutExpired:
-        log.warning("engine.notify: the command took longer than %g s and was ended", COMMAND_SECONDS)
+        log.warning(
+            "engine.notify: the command took longer than %g s and was ended",
+            COMMAND_SECONDS,
+        )
     except Exception as error:  # noqa: BLE001 - notifications do not affect a run
         # A message may repeat the URL, which is a credential.
-        log.warning("engine.notify did not work: %s", str(error).replace(target, "URL") or type(error).__name__)
+        log.warning(
+            "engine.notify did not work: %s",
+            str(error).replace(target, "URL") or type(error).__name__,
+        )
 
 
 def payload(session: Session, record: RunRecord, report: Path | None) -> dict[str, Any]:
     """Notification with the run's result, and `text`, a sentence for chat services."""
     content = record.content
     seconds = round(content["finished"] - content["started"], 3)
-    sentence = f"gristmill: {content['name']} {content['state']} after {seconds:,.0f} s on {socket.gethostname()}"
+    sentence = (
+        f"gristmill: {content['name']} {content['state']} after "
+        f"{seconds:,.0f} s on {socket.gethostname()}"
+    )
     first_line = content["message"].partition("\n")[0]
     stages = {}
     for name, entry in content["stages"].items():
-        stages[name] = {key: entry[key] for key in ("how", "seconds", "rows", "error") if key in entry}
+        stages[name] = {
+            key: entry[key]
+            for key in ("how", "seconds", "rows", "error")
+            if key in entry
+        }
     return {
         "text": f"{sentence}: {first_line}" if first_line else sentence,
         "run": content["run"],

@@ -51,7 +51,8 @@ class Observers:
 
 
 class JsonLines:
-    """Text stream that writes every line as a JSON object with `time`, `level`, `event` and the event's values.
+    """Text stream that writes every line as a JSON object with `time`, `level`, `event`
+    and the event's values.
 
     Lines of text have the event `message`.
     """
@@ -63,9 +64,16 @@ class JsonLines:
 
     def log(self, event: str, level: str = "info", **values: Any) -> None:
         """Write one line."""
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, "event": event, **values}
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": level,
+            "event": event,
+            **values,
+        }
         with self._lock:
-            self._stream.write(json.dumps(mask_addresses(line), ensure_ascii=False) + "\n")
+            self._stream.write(
+                json.dumps(mask_addresses(line), ensure_ascii=False) + "\n"
+            )
             self._stream.flush()
 
     def write(self, text: str) -> int:
@@ -93,12 +101,17 @@ class JsonHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """See logging.Handler."""
-        self._lines.log("message", record.levelname.lower(), logger=record.name, message=record.getMessage())
+        self._lines.log(
+            "message",
+            record.levelname.lower(),
+            logger=record.name,
+            message=record.getMessage(),
+        )
 
 
 class JsonObserver:
-    """Writes a run as JSON lines: `stage_started`, `stage_waits`, `progress`, `warning`, `stage_finished`,
-    `stage_failed`.
+    """Writes a run as JSON lines: `stage_started`, `stage_waits`, `progress`,
+    `warning`, `stage_finished`, `stage_failed`.
     """
 
     def __init__(self, lines: JsonLines) -> None:
@@ -117,7 +130,9 @@ class JsonObserver:
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
-        self._lines.log("stage_waits", stage=node.name, host=owner["host"], pid=owner["pid"])
+        self._lines.log(
+            "stage_waits", stage=node.name, host=owner["host"], pid=owner["pid"]
+        )
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
@@ -127,7 +142,10 @@ class JsonObserver:
         if event["event"] != "progress":
             return
         now = time.monotonic()
-        if event["done"] >= event["total"] or now - self._written.get(node.name, 0.0) >= PLAIN_SECONDS:
+        if (
+            event["done"] >= event["total"]
+            or now - self._written.get(node.name, 0.0) >= PLAIN_SECONDS
+        ):
             self._written[node.name] = now
             self._lines.log("progress", stage=node.name, **values)
 

@@ -1,11 +1,12 @@
 """Identities of outputs: the fingerprints by which later stages refer to them.
 
-The identity of an output is its fingerprint, unless its files equal those of an earlier output of the same stage: then
-it takes that output's identity, so that no later fingerprint changes ("early cutoff", Mokhov et al. 2018, "Build
-Systems a la Carte", section 2.3). The manifest records it (`identity`), so it is committed with the files.
+The identity of an output is its fingerprint, unless its files equal those of an earlier
+output of the same stage: then it takes that output's identity, so that no later
+fingerprint changes ("early cutoff", Mokhov et al. 2018, "Build Systems a la Carte",
+section 2.3). The manifest records it (`identity`), so it is committed with the files.
 
-The output of an earlier version of a stage can be kept: `kept_output.json`, in the folder of the current version's
-output, points to it.
+The output of an earlier version of a stage can be kept: `kept_output.json`, in the
+folder of the current version's output, points to it.
 """
 
 from __future__ import annotations
@@ -33,15 +34,20 @@ def content_digest(files: Files, timed: Collection[str]) -> str:
         files: files of the manifest.
         timed: names of files that record timings, which are left out.
     """
-    entries = [[name, entry["bytes"], entry["sha256"]] for name, entry in sorted(files.items()) if name not in timed]
+    entries = [
+        [name, entry["bytes"], entry["sha256"]]
+        for name, entry in sorted(files.items())
+        if name not in timed
+    ]
     return hashlib.sha256(canonical_json(entries)).hexdigest()
 
 
 def find_alias(store: Store, node: Node, files: Files) -> str:
-    """Identity of the newest other output of a stage with the same files; empty if it is the node's own fingerprint.
+    """Identity of the newest other output of a stage with the same files; empty if it
+    is the node's own fingerprint.
 
-    If another output with other files has taken the node's fingerprint as its identity (a forced rerun gave other
-    bytes), the output gets a new identity.
+    If another output with other files has taken the node's fingerprint as its identity
+    (a forced rerun gave other bytes), the output gets a new identity.
     """
     digest = content_digest(files, node.stage.timed_files)
     identities: list[tuple[float, str]] = []
@@ -93,7 +99,10 @@ def settle_node(node: Node, store: Store, name: str) -> Node:
     if kept_folder.state() != "committed":
         return node
     return replace(
-        node, fingerprint=pointer["fingerprint"], alias=alias_of(kept_folder), kept_version=pointer["version"]
+        node,
+        fingerprint=pointer["fingerprint"],
+        alias=alias_of(kept_folder),
+        kept_version=pointer["version"],
     )
 
 
@@ -104,19 +113,23 @@ def kept_output(folder: StageFolder) -> dict[str, Any] | None:
 
 
 def keep_output(node: Node, store: Store, name: str) -> None:
-    """Keep the newest output of an earlier version of a stage with the same recipe and inputs.
+    """Keep the newest output of an earlier version of a stage with the same recipe and
+    inputs.
 
     Raises:
         NothingToKeepError: the store has no such output.
     """
     for version in range(node.stage.version - 1, 0, -1):
-        former = replace(node, stage=replace(node.stage, version=version)).own_fingerprint
+        former = replace(
+            node, stage=replace(node.stage, version=version)
+        ).own_fingerprint
         if store.folder(node.name, name, former).state() == "committed":
             pointer = store.folder(node.name, name, node.fingerprint).path / KEPT_OUTPUT
             write_json(pointer, {"fingerprint": former, "version": version})
             return
     raise NothingToKeepError(
-        f"{node.name}: the store has no committed output that an earlier version of this stage made of the same "
+        f"{node.name}: the store has no committed output that an earlier version of "
+        "this stage made of the same "
         f"settings and inputs; its version is {node.stage.version}"
     )
 
@@ -125,4 +138,6 @@ def forget_kept(nodes: Iterable[Node], store: Store, name: str) -> None:
     """Stop keeping outputs of earlier versions of some stages."""
     for node in nodes:
         if node.kept_version is not None:
-            (store.folder(node.name, name, node.own_fingerprint).path / KEPT_OUTPUT).unlink(missing_ok=True)
+            (
+                store.folder(node.name, name, node.own_fingerprint).path / KEPT_OUTPUT
+            ).unlink(missing_ok=True)

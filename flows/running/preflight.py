@@ -1,4 +1,5 @@
-"""Problems found before any work: missing or unusable outside files, wrong names in expressions.
+"""Problems found before any work: missing or unusable outside files, wrong names in
+expressions.
 
 All problems are reported together, each with its line or setting.
 """
@@ -20,7 +21,9 @@ LIST = "list"
 """Key of a source's listing function."""
 
 
-def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -> list[Problem]:
+def find_problems(
+    manifest: Manifest, written: Written, stages: Iterable[str]
+) -> list[Problem]:
     """Problems that would end a run later.
 
     Args:
@@ -37,7 +40,10 @@ def find_problems(manifest: Manifest, written: Written, stages: Iterable[str]) -
     for name in stages:
         preflight = kinds[name].preflight
         if preflight is not None:
-            problems += [written.problem(*problem) for problem in preflight(manifest, name, measured)]
+            problems += [
+                written.problem(*problem)
+                for problem in preflight(manifest, name, measured)
+            ]
     return problems
 
 
@@ -57,14 +63,18 @@ def missing_files(manifest: Manifest, written: Written) -> list[Problem]:
 
 
 def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None:
-    """Reason that a path cannot be read; None if it can, or if the stage does not need it."""
+    """Reason that a path cannot be read; None if it can, or if the stage does not need
+    it.
+    """
     from gristmill.dataprep.reading.sources import SourceError, check, outside_files
     from gristmill.tokenize.importing.token_files import token_files
 
     key = ".".join(map(str, location))
     if "prepare" in location and _is_left_out(manifest, location):
         return None
-    source = manifest.sources.get(str(location[1])) if location[0] == "sources" else None
+    source = (
+        manifest.sources.get(str(location[1])) if location[0] == "sources" else None
+    )
     try:
         if isinstance(source, TokenSource):
             key = f"source {location[1]!r}"
@@ -80,26 +90,39 @@ def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None
         else:
             outside_files(key, path)
     except SourceError as error:
-        return str(error).removeprefix(f"{key}: ") + _trained_later(manifest, location, path)
+        return str(error).removeprefix(f"{key}: ") + _trained_later(
+            manifest, location, path
+        )
     return None
 
 
 def _trained_later(manifest: Manifest, location: Location, path: str) -> str:
-    """Advice if the missing model has the name of a stage of the manifest that trains one."""
+    """Advice if the missing model has the name of a stage of the manifest that trains
+    one.
+    """
     name = PurePath(path).name
-    if location[-1] != "folder" or name not in (*MODELS, LAST) or getattr(manifest, name) is None:
+    if (
+        location[-1] != "folder"
+        or name not in (*MODELS, LAST)
+        or getattr(manifest, name) is None
+    ):
         return ""
     return (
-        f"; {'.'.join(map(str, location[:-1]))} needs the model before {name} has trained it: train and export it with "
+        f"; {'.'.join(map(str, location[:-1]))} needs the model before {name} has "
+        "trained it: train and export it with "
         "another manifest, and set the exported folder"
     )
 
 
 def _is_left_out(manifest: Manifest, location: Location) -> bool:
-    """True if the stage of a step, `prepare[0].langid.model`, does not need the file."""
+    """True if the stage of a step, `prepare[0].langid.model`, does not need the
+    file.
+    """
     step_end = location.index("prepare") + 3
     settings: object = manifest
     for part in location[:step_end]:
         is_container = isinstance(settings, tuple | dict)
         settings = settings[part] if is_container else getattr(settings, str(part))  # type: ignore[index]
-    return location[step_end] in STAGES[str(location[step_end - 1])].leaves_out(settings)
+    return location[step_end] in STAGES[str(location[step_end - 1])].leaves_out(
+        settings
+    )

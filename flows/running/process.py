@@ -27,7 +27,9 @@ EXECUTE = "gristmill.flows.running.execute"
 TURN_SECONDS = 1.0
 """Interval of waiting."""
 TERMINATE_SECONDS = 15.0
-"""Time for a checkpoint after SIGTERM. Cancelling in the UI takes as long; Prefect kills the flow after 30 s."""
+"""Time for a checkpoint after SIGTERM. Cancelling in the UI takes as long; Prefect
+kills the flow after 30 s.
+"""
 QUIET_SECONDS = 0.5
 """Time after SIGTERM before a message about the wait."""
 KILL_SECONDS = 5.0
@@ -37,7 +39,9 @@ log = logging.getLogger("gristmill.process")
 
 
 class LogFile:
-    """Log file of a stage's output. If the disk is full, lines are dropped instead of blocking the stage."""
+    """Log file of a stage's output. If the disk is full, lines are dropped instead of
+    blocking the stage.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,7 +73,8 @@ class LogFile:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - object stores' libraries raise errors of their own
-            # Output must be read on, or the stage would block; if the stage cannot write either, it reports the reason.
+            # Output must be read on, or the stage would block; if the stage cannot
+            # write either, it reports the reason.
             log.warning("%s cannot be written: %s", self._path, error)
             self._sink = None
 
@@ -109,11 +114,14 @@ class ForkedProcess:
 
 
 class StageProcess:
-    """A stage's process group, with its output in a log file, and its events passed to a callback on a thread.
+    """A stage's process group, with its output in a log file, and its events passed to
+    a callback on a thread.
 
-    Lines of the log are events too, `{"event": "log", "line": ...}`, for observers. `secrets` holds the part of the
-    stage's description split off by `core.secrets.split_secrets`. With a `server`, the process is forked from it after
-    importing `imports`. Otherwise it runs a module (`EXECUTE` by default) with the folder and further `arguments`.
+    Lines of the log are events too, `{"event": "log", "line": ...}`, for observers.
+    `secrets` holds the part of the stage's description split off by
+    `core.secrets.split_secrets`. With a `server`, the process is forked from it after
+    importing `imports`. Otherwise it runs a module (`EXECUTE` by default) with the
+    folder and further `arguments`.
     """
 
     def __init__(
@@ -132,7 +140,10 @@ class StageProcess:
             "GRISTMILL_PARENT": str(os.getpid()),
             "PYTHONUNBUFFERED": "1",
             "PYTHONHASHSEED": "0",
-            **{name: os.environ.get(name, value) for name, value in STAGE_ENVIRONMENT.items()},
+            **{
+                name: os.environ.get(name, value)
+                for name, value in STAGE_ENVIRONMENT.items()
+            },
             VARIABLE: secrets or "[]",
         }
         self._log = log
@@ -142,7 +153,9 @@ class StageProcess:
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
             if server is not None:
-                self._process = ForkedProcess(server.start(environment, imports, write, [str(stage_folder)]))
+                self._process = ForkedProcess(
+                    server.start(environment, imports, write, [str(stage_folder)])
+                )
             else:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", module, str(stage_folder), *arguments],
@@ -159,7 +172,9 @@ class StageProcess:
             os.close(write)
         self._on_event = on_event
         self._tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
-        self._reader = threading.Thread(target=self._read, args=(on_event,), daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(on_event,), daemon=True
+        )
         self._reader.start()
 
     @property
@@ -168,9 +183,11 @@ class StageProcess:
         return self._process.pid
 
     def wait(self) -> int:
-        """Wait for the end, and return the exit code (negative: the signal that ended it).
+        """Wait for the end, and return the exit code (negative: the signal that ended
+        it).
 
-        Waits in intervals, because an interrupt right before the waiting system call is seen only when the call returns.
+        Waits in intervals, because an interrupt right before the waiting system call is
+        seen only when the call returns.
         """
         code = None
         while code is None:
@@ -184,7 +201,8 @@ class StageProcess:
         return [line for line in self._tail if line.strip(" =-")]
 
     def cause(self) -> tuple[str, bool] | None:
-        """Cause of the end as reported by the process: by the first rank that failed by itself, if there is one.
+        """Cause of the end as reported by the process: by the first rank that failed by
+        itself, if there is one.
 
         Returns:
             a sentence, and True if the rank ended only because another one did.
@@ -200,14 +218,21 @@ class StageProcess:
         Args:
             code: its exit code.
         """
-        return code == -signal.SIGKILL or any(event.get("is_killed", False) for event in self._failures)
+        return code == -signal.SIGKILL or any(
+            event.get("is_killed", False) for event in self._failures
+        )
 
     def stop(self) -> None:
-        """End the group: SIGTERM, wait, SIGKILL. Observers get an event if it does not end within `QUIET_SECONDS`."""
+        """End the group: SIGTERM, wait, SIGKILL. Observers get an event if it does not
+        end within `QUIET_SECONDS`.
+        """
         self._signal(signal.SIGTERM)
         start = time.monotonic()
         is_reported = False
-        while self._process.poll() is None and time.monotonic() < start + TERMINATE_SECONDS:
+        while (
+            self._process.poll() is None
+            and time.monotonic() < start + TERMINATE_SECONDS
+        ):
             if not is_reported and time.monotonic() >= start + QUIET_SECONDS:
                 self._on_event({"event": "stopping", "seconds": TERMINATE_SECONDS})
                 is_reported = True
@@ -240,7 +265,9 @@ class StageProcess:
                     text, event = split_event(line)
                     if event is None or text:
                         masked = mask_text(text)
-                        log.write(raw_line if masked == line else masked.encode() + b"\n")
+                        log.write(
+                            raw_line if masked == line else masked.encode() + b"\n"
+                        )
                         self._tail.append(masked)
                         on_event({"event": "log", "line": masked})
                     if event is not None:

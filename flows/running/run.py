@@ -1,4 +1,6 @@
-"""Running stages: skip committed ones, continue unfinished ones, commit finished ones."""
+"""Running stages: skip committed ones, continue unfinished ones, commit finished
+ones.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from gristmill.flows.running.follow_leader import MODULE as FOLLOW_LEADER
 from gristmill.flows.running.follow_leader import Waiting
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError
 from gristmill.flows.running.memory_advice import OUT_OF_MEMORY, advise
-from gristmill.flows.running.output_identities import alias_of, find_alias, settle_from_store
+from gristmill.flows.running.output_identities import (
+    alias_of,
+    find_alias,
+    settle_from_store,
+)
 from gristmill.flows.running.process import Event, StageProcess
 from gristmill.flows.running.stage_server import is_forkable
 from gristmill.flows.stages.plan import Node, Plan
@@ -37,7 +43,9 @@ How = Literal["Cached", "Completed", "Resumed"]
 
 
 class StageFailedError(RuntimeError):
-    """A stage failed; the message gives the reason, the log, and the command to resume."""
+    """A stage failed; the message gives the reason, the log, and the command to
+    resume.
+    """
 
 
 @dataclass(frozen=True)
@@ -53,16 +61,22 @@ class Outcome:
 
 
 class Observer(Protocol):
-    """Interface for displays of a run: a terminal, the Prefect UI. Observers cannot change the run."""
+    """Interface for displays of a run: a terminal, the Prefect UI. Observers cannot
+    change the run.
+    """
 
     def stage_started(self, node: Node, resuming: bool, folder: StageFolder) -> None:
         """Called before the stage's process starts, with its folder."""
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
-        """Called if another run is making the same output, and this one waits for it."""
+        """Called if another run is making the same output, and this one waits for
+        it.
+        """
 
     def stage_event(self, node: Node, event: Event) -> None:
-        """Called on progress, a warning or a metric, from a thread that must not block."""
+        """Called on progress, a warning or a metric, from a thread that must not
+        block.
+        """
 
     def stage_finished(self, node: Node, outcome: Outcome) -> None:
         """Called when the stage's output is committed."""
@@ -91,7 +105,8 @@ class RunningProcesses:
             RunStoppedError: the run was stopped before, or during the start.
         """
         self.check()
-        process = begin()  # without the lock: it waits for its process, and others may start
+        # without the lock: it waits for its process, and others may start
+        process = begin()
         try:
             with self._lock:
                 self._running.append(process)
@@ -110,7 +125,9 @@ class RunningProcesses:
             raise RunStoppedError("the run was stopped")
 
     def stop(self) -> None:
-        """Stop all processes, with time for their checkpoints; no further one is started."""
+        """Stop all processes, with time for their checkpoints; no further one is
+        started.
+        """
         with self._lock:
             self._stopped = True
             running = list(self._running)
@@ -138,7 +155,9 @@ class Runner:
         """Folder of a stage of the plan."""
         return self.store.folder(stage, self.name, self.plan[stage].fingerprint)
 
-    def run_stage(self, stage: str, force: bool = False, workers: int | None = None) -> Outcome:
+    def run_stage(
+        self, stage: str, force: bool = False, workers: int | None = None
+    ) -> Outcome:
         """Make one stage's output and commit it; report a failure immediately.
 
         Args:
@@ -164,12 +183,14 @@ class Runner:
         folder = self.folder(stage)
         if node.kept_version is not None and (force or folder.state() != "committed"):
             raise StageFailedError(
-                f"{stage}: the kept output of version {node.kept_version} is {folder.state()}; "
-                f"start again with: {self.resume_command}"
+                f"{stage}: the kept output of version {node.kept_version} is "
+                f"{folder.state()}; start again with: {self.resume_command}"
             )
         if not force and folder.state() == "committed":
             _end_cleaning(folder)
-            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder))
+            return self._finished(
+                node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder)
+            )
         self._check_inputs(node)
         was_committed = folder.state() == "committed"
 
@@ -177,8 +198,11 @@ class Runner:
             self.processes.check()
             return force or folder.state() != "committed"
 
-        # A forced rerun of a committed stage finds a released lease, so it does not wait.
-        with self._waiting_callback(node, folder, workers or self.engine.workers) as begin:
+        # A forced rerun of a committed stage finds a released lease, so it does not
+        # wait.
+        with self._waiting_callback(
+            node, folder, workers or self.engine.workers
+        ) as begin:
             lease = acquire(folder.path / "lease", begin, is_needed, folder.publish)
         if lease is None:
             _end_cleaning(folder)
@@ -186,13 +210,30 @@ class Runner:
             lease.release()
             lease = None
         if lease is None:
-            return self._finished(node, Outcome(stage, node.fingerprint, "Cached", 0.0, folder, "made by another run"))
+            return self._finished(
+                node,
+                Outcome(
+                    stage,
+                    node.fingerprint,
+                    "Cached",
+                    0.0,
+                    folder,
+                    "made by another run",
+                ),
+            )
         if self.engine.nodes > 1 and begin.waited and lease.follows_one_given_back():
             lease.release()
             error_file = folder.work / "error.json"
-            reason = read_json(error_file)["message"] if error_file.exists() else "it was ended there"
+            reason = (
+                read_json(error_file)["message"]
+                if error_file.exists()
+                else "it was ended there"
+            )
             raise StageFailedError(
-                mask_text(f"{stage}: its leading host has given up: {reason}\n  resume with: {self.resume_command}")
+                mask_text(
+                    f"{stage}: its leading host has given up: {reason}\n  "
+                    f"resume with: {self.resume_command}"
+                )
             )
         replaced: StageFolder | None = None
         if force and was_committed:
@@ -206,15 +247,23 @@ class Runner:
         return self._finished(node, outcome)
 
     @contextmanager
-    def _waiting_callback(self, node: Node, folder: StageFolder, workers: int) -> Iterator[Waiting]:
-        """Callback for waiting on another run of the same stage; with several hosts, this host works on it meanwhile."""
+    def _waiting_callback(
+        self, node: Node, folder: StageFolder, workers: int
+    ) -> Iterator[Waiting]:
+        """Callback for waiting on another run of the same stage; with several hosts,
+        this host works on it meanwhile.
+        """
         with ExitStack() as stack:
 
             def begin(owner: Mapping[str, Any]) -> None:
                 self.observer.stage_waits(node, owner)
                 if self.engine.nodes > 1 and (node.stage.trains or node.uses_workers):
                     _, secrets = split_secrets(self.describe(node, workers))
-                    log = folder.logs / "hosts" / f"{socket.gethostname()}-{os.getpid()}.log"
+                    log = (
+                        folder.logs
+                        / "hosts"
+                        / f"{socket.gethostname()}-{os.getpid()}.log"
+                    )
                     follower = partial(
                         StageProcess,
                         folder.path,
@@ -241,13 +290,20 @@ class Runner:
             state = self.folder(name).state()
             if state != "committed":
                 raise StageFailedError(
-                    f"{node.name} needs the output of {name}, which is {state}; make it first: "
-                    f"{self.resume_command} --until {name}"
+                    f"{node.name} needs the output of {name}, which is {state}; make "
+                    f"it first: {self.resume_command} --until {name}"
                 )
 
-    def _move_to_trash(self, folder: StageFolder, lease: Lease) -> tuple[StageFolder, Lease]:
-        """Move a committed output to the trash, where it stays until an equal one is committed."""
-        target = self.store.trash / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
+    def _move_to_trash(
+        self, folder: StageFolder, lease: Lease
+    ) -> tuple[StageFolder, Lease]:
+        """Move a committed output to the trash, where it stays until an equal one is
+        committed.
+        """
+        target = (
+            self.store.trash
+            / f"{folder.path.parent.name}--{folder.path.name}--{time.time_ns()}"
+        )
         target.parent.mkdir(parents=True, exist_ok=True)
         lease.release()
         folder.path.rename(target)
@@ -255,15 +311,20 @@ class Runner:
         assert fresh is not None
         return StageFolder(target), fresh
 
-    def _make(self, node: Node, folder: StageFolder, lease: Lease, workers: int) -> Outcome:
+    def _make(
+        self, node: Node, folder: StageFolder, lease: Lease, workers: int
+    ) -> Outcome:
         started = time.time()
         header = self.header(node)
-        # Only the process needs the credentials of addresses, so they are not written; the next attempt gets them again.
+        # Only the process needs the credentials of addresses, so they are not written;
+        # the next attempt gets them again.
         description, secrets = split_secrets(self.describe(node, workers))
         folder.begin(description, shared=self.engine.nodes > 1)
         resuming = folder.work.exists() and any(folder.work.iterdir())
         self.observer.stage_started(node, resuming, folder)
-        self._run_process(node, folder, lease, folder.logs / f"{lease.number}.log", secrets)
+        self._run_process(
+            node, folder, lease, folder.logs / f"{lease.number}.log", secrets
+        )
         summary = read_json(folder.work / "result.json")
         lease.check()
         seconds = time.time() - started
@@ -277,15 +338,30 @@ class Runner:
         cost_file = folder.work / "cost.json"
         if cost_file.exists():
             record["cost"] = read_json(cost_file)
-        folder.commit(record, summary, lease.commit, lambda files: find_alias(self.store, node, files))
+        folder.commit(
+            record,
+            summary,
+            lease.commit,
+            lambda files: find_alias(self.store, node, files),
+        )
         alias = alias_of(folder)
         note = f"same bytes as {alias[:FINGERPRINT_CHARS]}" if alias else ""
-        return Outcome(node.name, node.fingerprint, "Resumed" if resuming else "Completed", seconds, folder, note)
+        return Outcome(
+            node.name,
+            node.fingerprint,
+            "Resumed" if resuming else "Completed",
+            seconds,
+            folder,
+            note,
+        )
 
     def describe(self, node: Node, workers: int | None = None) -> dict[str, Any]:
-        """Description of a stage for its process: the content of `stage.json` with credentials."""
+        """Description of a stage for its process: the content of `stage.json` with
+        credentials.
+        """
         origins = {}
-        if node.stage.rows == "documents":  # folders with annotations of the documents, which do not affect a training
+        # folders with annotations of the documents, which do not affect a training
+        if node.stage.rows == "documents":
             for name, other_node in self.plan.items():
                 folder = self.folder(name)
                 is_origin = name in (INGEST, IMPORTED) or other_node.stage.judges
@@ -301,7 +377,10 @@ class Runner:
             "launch": node.stage.launch,
             "run": node.stage.run,
             "config": dict(node.config),
-            "inputs": [{"stage": name, "folder": str(self.folder(name).data)} for name in node.inputs],
+            "inputs": [
+                {"stage": name, "folder": str(self.folder(name).data)}
+                for name in node.inputs
+            ],
             "trained": [name for name in node.inputs if self.plan[name].stage.trains],
             "origins": origins,
             "engine": engine,
@@ -315,13 +394,23 @@ class Runner:
             "fingerprint": node.fingerprint,
             "recipe": mask_secrets(dict(node.recipe)),
             "input_fingerprints": [
-                {"stage": name, "fingerprint": fingerprint} for name, fingerprint in node.inputs.items()
+                {"stage": name, "fingerprint": fingerprint}
+                for name, fingerprint in node.inputs.items()
             ],
             "edits": list(node.edits),
         }
 
-    def _run_process(self, node: Node, folder: StageFolder, lease: Lease, log: Path, secrets: str | None) -> None:
-        """Run a stage's process, and retry up to `engine.retries` times if it was killed."""
+    def _run_process(
+        self,
+        node: Node,
+        folder: StageFolder,
+        lease: Lease,
+        log: Path,
+        secrets: str | None,
+    ) -> None:
+        """Run a stage's process, and retry up to `engine.retries` times if it was
+        killed.
+        """
         progress = ProgressFile(lease.folder, lease.number)
 
         def on_event(event: Event) -> None:
@@ -348,24 +437,49 @@ class Runner:
                 if not retries or not process.was_killed(code):
                     raise StageFailedError(failure)
                 reason = failure.splitlines()[0].removeprefix(f"{node.name}: ")
-                on_event({"event": "warning", "message": f"{reason}; trying again (engine.retries: {retries} left)"})
-                folder.begin(read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1)
+                on_event(
+                    {
+                        "event": "warning",
+                        "message": f"{reason}; trying again "
+                        "(engine.retries: "
+                        f"{retries} left)",
+                    }
+                )
+                folder.begin(
+                    read_json(folder.path / "stage.json"), shared=self.engine.nodes > 1
+                )
         finally:
             progress.close()
         if not (folder.work / "result.json").exists():
-            raise StageFailedError(f"{node.name}: its process ended without a result; see {log}")
+            raise StageFailedError(
+                f"{node.name}: its process ended without a result; see {log}"
+            )
 
     def _start_process(
-        self, node: Node, folder: StageFolder, log: Path, on_event: Callable[[Event], None], secrets: str | None
+        self,
+        node: Node,
+        folder: StageFolder,
+        log: Path,
+        on_event: Callable[[Event], None],
+        secrets: str | None,
     ) -> StageProcess:
         """Start a stage's process: as a fork of the server if there is one."""
         if self.server and self.server.is_running and is_forkable(self.plan, node.name):
             module = node.stage.run.partition(":")[0]
             with suppress(ForkServerError):  # the server has just ended
-                return StageProcess(folder.path, log, on_event, secrets, self.server, imports=[module])
+                return StageProcess(
+                    folder.path, log, on_event, secrets, self.server, imports=[module]
+                )
         return StageProcess(folder.path, log, on_event, secrets)
 
-    def _failure_message(self, node: Node, folder: StageFolder, code: int, process: StageProcess, log: Path) -> str:
+    def _failure_message(
+        self,
+        node: Node,
+        folder: StageFolder,
+        code: int,
+        process: StageProcess,
+        log: Path,
+    ) -> str:
         error_file = folder.work / "error.json"
         error_type = read_json(error_file)["type"] if error_file.exists() else None
         cause = process.cause()
@@ -375,23 +489,35 @@ class Runner:
         elif error_file.exists():
             reason = read_json(error_file)["message"]
         elif code == -9:
-            reason = f"its process was killed, most likely out of memory: {advise(node.stage)}"
+            reason = (
+                "its process was killed, most likely out of memory: "
+                f"{advise(node.stage)}"
+            )
         elif code < 0:
             reason = f"its process was ended by signal {-code}"
         else:
-            reason = f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
+            reason = (
+                f"its process ended with code {code}: {''.join(process.tail()[-1:])}"
+            )
         if reason.startswith(f"{node.name}:"):
             reason = reason.partition(":")[2].strip()
         if error_type in OUT_OF_MEMORY:
             reason = f"out of memory ({reason}): {advise(node.stage)}"
         reason = reason.replace(REPAIR, self.repair_command)
         if os.strerror(errno.ENOSPC) in reason:
-            reason += f"; free some space on the disk of {folder.path} ({self.gc_command} lists deletable outputs)"
-        return mask_text(f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}")
+            reason += (
+                f"; free some space on the disk of {folder.path} "
+                f"({self.gc_command} lists deletable outputs)"
+            )
+        return mask_text(
+            f"{node.name}: {reason}\n  log: {log}\n  resume with: {self.resume_command}"
+        )
 
 
 def _keep_cause(error: Path, cause: str) -> None:
-    """Write the cause for `status` and `plan`, as the failed rank may not have, or another may have written its own."""
+    """Write the cause for `status` and `plan`, as the failed rank may not have, or
+    another may have written its own.
+    """
     if error.exists() and read_json(error)["message"] == cause:
         return
     try:
@@ -407,10 +533,14 @@ def how_of(node: Node) -> dict[str, Any]:
 
 
 def _end_cleaning(folder: StageFolder) -> None:
-    """Clean up after an attempt that was killed after its commit, unless another process does."""
+    """Clean up after an attempt that was killed after its commit, unless another
+    process does.
+    """
     if folder.is_tidy() or running_owner(folder.path / "lease") is not None:
         return
-    lease = acquire(folder.path / "lease", lambda owner: None, lambda: not folder.is_tidy())
+    lease = acquire(
+        folder.path / "lease", lambda owner: None, lambda: not folder.is_tidy()
+    )
     if lease is None:
         return
     try:
@@ -420,14 +550,22 @@ def _end_cleaning(folder: StageFolder) -> None:
 
 
 def compare_with_replaced(outcome: Outcome, replaced: StageFolder) -> Outcome:
-    """Note after a forced rerun whether the bytes are equal, and remove an equal copy."""
+    """Note after a forced rerun whether the bytes are equal, and remove an equal
+    copy.
+    """
     new_files = outcome.folder.manifest()["files"]
     old_files = replaced.manifest()["files"]
     if new_files == old_files:
         remove_tree(replaced.path)
         return replace(outcome, note="same bytes as before")
-    differing = sorted(name for name in {*new_files, *old_files} if new_files.get(name) != old_files.get(name))
+    differing = sorted(
+        name
+        for name in {*new_files, *old_files}
+        if new_files.get(name) != old_files.get(name)
+    )
     names = ", ".join(differing[:3]) + (" ..." if len(differing) > 3 else "")
     return replace(
-        outcome, note=f"differs from the output that it replaced in {names}; the old output is in {replaced.path}"
+        outcome,
+        note=f"differs from the output that it replaced in {names}; the old "
+        f"output is in {replaced.path}",
     )

@@ -1,4 +1,6 @@
-"""Records of runs (manifest, outputs of stages, end state), and garbage collection of outputs without a record."""
+"""Records of runs (manifest, outputs of stages, end state), and garbage collection of
+outputs without a record.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,17 @@ class RunRecord:
     _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @classmethod
-    def start(cls, store: Store, manifest: Manifest, file: str, overrides: list[str], plan: Plan) -> RunRecord:
-        """Create a new run's folder and first record; remove half-written files of killed runs."""
+    def start(
+        cls,
+        store: Store,
+        manifest: Manifest,
+        file: str,
+        overrides: list[str],
+        plan: Plan,
+    ) -> RunRecord:
+        """Create a new run's folder and first record; remove half-written files of
+        killed runs.
+        """
         remove_half_written(store)
         record = cls(new_run_folder(store, manifest.name), plan=plan)
         record.content = {
@@ -78,7 +89,11 @@ class RunRecord:
         """Record how a stage got its output, and the new identities of later stages."""
         with self._lock:
             for name, later in self.plan.items():
-                if not self.content["stages"][name].keys() & {"how", "started", "error"}:
+                if not self.content["stages"][name].keys() & {
+                    "how",
+                    "started",
+                    "error",
+                }:
                     self.content["stages"][name] = _names_of(later)
             entry = {
                 **_names_of(self.plan[outcome.stage]),
@@ -113,7 +128,9 @@ class RunRecord:
         try:
             yield
         except BaseException as error:
-            self.finish("failed" if isinstance(error, Exception) else "interrupted", str(error))
+            self.finish(
+                "failed" if isinstance(error, Exception) else "interrupted", str(error)
+            )
             raise
         self.finish("completed")
 
@@ -129,7 +146,9 @@ class RunRecord:
 
 
 def remove_half_written(store: Store) -> None:
-    """Remove temporary files from the folders of runs that have ended or were killed."""
+    """Remove temporary files from the folders of runs that have ended or were
+    killed.
+    """
     if not is_local(store.runs) or not store.runs.exists():
         return
     for leftover in store.runs.glob(f"*/*{TEMPORARY_MARK}*"):
@@ -142,7 +161,9 @@ def remove_half_written(store: Store) -> None:
 
 
 def _names_of(node: Node) -> dict[str, Any]:
-    """Entry for a stage's output: its fingerprint, its identity if different, and its version if it is kept."""
+    """Entry for a stage's output: its fingerprint, its identity if different, and its
+    version if it is kept.
+    """
     names: dict[str, Any] = {"fingerprint": node.fingerprint}
     if node.alias:
         names["identity"] = node.alias
@@ -154,8 +175,8 @@ def _names_of(node: Node) -> dict[str, Any]:
 def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]]:
     """Find outputs that no recent run refers to, and delete them if `delete`.
 
-    Outputs in progress are never touched. An output whose identity a referenced one has taken over stays, as later
-    outputs refer to its folder.
+    Outputs in progress are never touched. An output whose identity a referenced one has
+    taken over stays, as later outputs refer to its folder.
 
     Args:
         store: the store.
@@ -166,24 +187,39 @@ def collect(store: Store, keep_runs: int, delete: bool) -> list[tuple[Path, int]
         (folder, bytes) of every unreferenced output.
     """
     referenced = referenced_fingerprints(store, keep_runs)
-    folders = [(folder.path.name.rpartition("--")[2], folder) for _, folder in store.outputs()]
-    referenced |= {alias_of(folder)[:FINGERPRINT_CHARS] for fingerprint, folder in folders if fingerprint in referenced}
+    folders = [
+        (folder.path.name.rpartition("--")[2], folder) for _, folder in store.outputs()
+    ]
+    referenced |= {
+        alias_of(folder)[:FINGERPRINT_CHARS]
+        for fingerprint, folder in folders
+        if fingerprint in referenced
+    }
     garbage = []
     for fingerprint, folder in folders:
         pointer = kept_output(folder)
-        if pointer is not None and pointer["fingerprint"][:FINGERPRINT_CHARS] in referenced:
+        if (
+            pointer is not None
+            and pointer["fingerprint"][:FINGERPRINT_CHARS] in referenced
+        ):
             continue
-        if fingerprint not in referenced and running_owner(folder.path / "lease") is None:
+        if (
+            fingerprint not in referenced
+            and running_owner(folder.path / "lease") is None
+        ):
             garbage.append(folder.path)
     if store.trash.exists():
         garbage += sorted(store.trash.iterdir())
     sizes = []
     for path in garbage:
-        num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        num_bytes = sum(
+            file.stat().st_size for file in path.rglob("*") if file.is_file()
+        )
         sizes.append((path, num_bytes))
     if delete:
         for path in garbage:
-            # Removing the marker first prevents a half-deleted output from counting as complete.
+            # Removing the marker first prevents a half-deleted output from counting as
+            # complete.
             (path / "_SUCCESS").unlink(missing_ok=True)
             remove_tree(path)
     return sizes
@@ -197,5 +233,8 @@ def referenced_fingerprints(store: Store, keep_runs: int) -> set[str]:
     fingerprints = set()
     for records in by_manifest.values():
         for record in records[-keep_runs:]:
-            fingerprints |= {stage["fingerprint"][:FINGERPRINT_CHARS] for stage in record["stages"].values()}
+            fingerprints |= {
+                stage["fingerprint"][:FINGERPRINT_CHARS]
+                for stage in record["stages"].values()
+            }
     return fingerprints

@@ -1,8 +1,10 @@
-"""Scheduling of stages: each starts once its inputs are made, in parallel as far as workers allow.
+"""Scheduling of stages: each starts once its inputs are made, in parallel as far as
+workers allow.
 
-A stage with parallel work takes all free workers, but does not keep them busy all the time: it plans, merges, waits for
-the disk. So one single-worker stage runs beside the others without being counted, in any order of starts. With a single
-worker nothing runs in parallel, which keeps a run small.
+A stage with parallel work takes all free workers, but does not keep them busy all the
+time: it plans, merges, waits for the disk. So one single-worker stage runs beside the
+others without being counted, in any order of starts. With a single worker nothing runs
+in parallel, which keeps a run small.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Pending(Protocol):
 
 
 def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
-    """Jobs of a run's stages, in the order of the plan, with their dependencies and workers."""
+    """Jobs of a run's stages, in the order of the plan, with their dependencies and
+    workers.
+    """
     jobs = []
     for name in stages:
         stage = plan[name].stage
@@ -59,14 +63,20 @@ def jobs_of(plan: Plan, stages: Sequence[str], engine: Engine) -> list[Job]:
             ranks = min(engine.num_ranks, engine.workers)
             jobs.append(Job(name, needs, ranks, ranks, trains=True))
         else:
-            jobs.append(Job(name, needs, engine.workers if plan[name].uses_workers else 1))
+            jobs.append(
+                Job(name, needs, engine.workers if plan[name].uses_workers else 1)
+            )
     return jobs
 
 
 def next_jobs(
-    waiting: Iterable[Job], running: Mapping[str, tuple[Job, int]], done: Iterable[str], workers: int
+    waiting: Iterable[Job],
+    running: Mapping[str, tuple[Job, int]],
+    done: Iterable[str],
+    workers: int,
 ) -> list[tuple[Job, int]]:
-    """Jobs to start now, each with its workers: in order, and last those that may run beside others.
+    """Jobs to start now, each with its workers: in order, and last those that may run
+    beside others.
 
     Args:
         waiting: jobs not started yet, in order.
@@ -76,12 +86,20 @@ def next_jobs(
     """
     finished = set(done)
     has_single = any(job.is_single for job, _ in running.values())
-    free = workers - sum(num_workers for _, num_workers in running.values()) + (workers > 1 and has_single)
+    free = (
+        workers
+        - sum(num_workers for _, num_workers in running.values())
+        + (workers > 1 and has_single)
+    )
     trains = any(job.trains for job, _ in running.values())
     starting = []
     for job in sorted(waiting, key=lambda job: workers > 1 and job.is_single):
         is_beside = workers > 1 and job.is_single and not has_single
-        if not job.needs <= finished or job.least > free + is_beside or (job.trains and trains):
+        if (
+            not job.needs <= finished
+            or job.least > free + is_beside
+            or (job.trains and trains)
+        ):
             continue
         num_workers = max(min(job.workers, free), 1)
         starting.append((job, num_workers))
@@ -99,13 +117,15 @@ def run_jobs(
     finish: Callable[[str, Any], None],
     stop: Callable[[], None],
 ) -> None:
-    """Run all jobs. After a failure no job is started, and running ones finish before its error is raised.
+    """Run all jobs. After a failure no job is started, and running ones finish before
+    its error is raised.
 
     Args:
         jobs: in order, without cycles.
         workers: number of workers.
         start: (name, workers) -> the started job's future.
-        finish: called in this thread with the name and the future of a finished job; raises the job's error.
+        finish: called in this thread with the name and the future of a finished job;
+            raises the job's error.
         stop: ends running jobs soon; called if this thread is interrupted.
     """
     waiting = list(jobs)
@@ -139,8 +159,9 @@ def run_jobs(
                 start_ready_jobs()
     except BaseException:
         stop()
-        # The interrupt may come between any two lines above: a finished job may be off the queue but still count as
-        # running, and the pool waits for a job that has just been started.
+        # The interrupt may come between any two lines above: a finished job may be off
+        # the queue but still count as running, and the pool waits for a job that has
+        # just been started.
         while running.keys() - noted:
             ended.get()
         raise
@@ -161,7 +182,9 @@ def run_in_threads(
         run: (name, workers) -> outcome.
         finish: called with the name and the outcome.
     """
-    with ThreadPoolExecutor(max_workers=workers + 1, thread_name_prefix="stage") as pool:
+    with ThreadPoolExecutor(
+        max_workers=workers + 1, thread_name_prefix="stage"
+    ) as pool:
         run_jobs(
             jobs,
             workers,

@@ -15,12 +15,21 @@ from gristmill.core.secrets import remember_secrets
 from gristmill.core.store import StageFolder, Store, store_at
 from gristmill.flows.running.allowed_code import refused_listings
 from gristmill.flows.running.fork_server import ForkServer
-from gristmill.flows.running.output_identities import forget_kept, keep_output, settle_from_store
+from gristmill.flows.running.output_identities import (
+    forget_kept,
+    keep_output,
+    settle_from_store,
+)
 from gristmill.flows.running.preflight import find_problems, missing_files
 from gristmill.flows.running.run import Observer, Runner
 from gristmill.flows.running.run_records import RunRecord
 from gristmill.flows.running.stage_server import stage_server
-from gristmill.flows.stages.plan import Plan, UnknownStageError, make_plan, present_stages
+from gristmill.flows.stages.plan import (
+    Plan,
+    UnknownStageError,
+    make_plan,
+    present_stages,
+)
 from gristmill.flows.stages.registry import STAGES, instances_of
 from gristmill.mixtures.load import ManifestError, Written, open_manifest
 from gristmill.mixtures.manifest import Manifest
@@ -46,8 +55,13 @@ class Session:
             UnknownStageError: the manifest has no such stage.
         """
         if stage not in self.plan:
-            raise UnknownStageError(f"{self.manifest_file} has no stage {stage!r}; it has {', '.join(self.plan)}")
-        return self.store.folder(stage, self.manifest.name, self.plan[stage].fingerprint)
+            raise UnknownStageError(
+                f"{self.manifest_file} has no stage {stage!r}; "
+                f"it has {', '.join(self.plan)}"
+            )
+        return self.store.folder(
+            stage, self.manifest.name, self.plan[stage].fingerprint
+        )
 
     def committed(self, stage: str) -> StageFolder | None:
         """Folder of a stage of the plan if its output is committed, else None."""
@@ -71,17 +85,23 @@ class Session:
         )
 
     @contextmanager
-    def stage_server(self, stages: Iterable[str], force: Collection[str]) -> Iterator[ForkServer | None]:
+    def stage_server(
+        self, stages: Iterable[str], force: Collection[str]
+    ) -> Iterator[ForkServer | None]:
         """Fork server for stages that are not made yet; see `running.stage_server`."""
-        missing = [stage for stage in stages if stage in force or self.committed(stage) is None]
+        missing = [
+            stage for stage in stages if stage in force or self.committed(stage) is None
+        ]
         with stage_server(self.plan, missing, self.manifest.engine) as server:
             yield server
 
     def keep(self, stages: Collection[str]) -> None:
-        """Keep the committed outputs of some stages across a change of their versions, now and in later runs.
+        """Keep the committed outputs of some stages across a change of their versions,
+        now and in later runs.
 
         Raises:
-            gristmill.flows.running.output_identities.NothingToKeepError: the store has no such output.
+            gristmill.flows.running.output_identities.NothingToKeepError: the store has
+                no such output.
         """
         for stage in self.plan:
             if stage in stages and self.committed(stage) is None:
@@ -89,8 +109,12 @@ class Session:
                 self._settle()
 
     def forget_kept(self, stages: Collection[str]) -> None:
-        """Stop keeping outputs of earlier versions of some stages, so that current ones make them."""
-        forget_kept((self.plan[stage] for stage in stages), self.store, self.manifest.name)
+        """Stop keeping outputs of earlier versions of some stages, so that current ones
+        make them.
+        """
+        forget_kept(
+            (self.plan[stage] for stage in stages), self.store, self.manifest.name
+        )
         self._settle()
 
     def _settle(self) -> None:
@@ -98,7 +122,9 @@ class Session:
 
     def start_record(self) -> RunRecord:
         """Start the record of a new run."""
-        return RunRecord.start(self.store, self.manifest, self.manifest_file, self.overrides, self.plan)
+        return RunRecord.start(
+            self.store, self.manifest, self.manifest_file, self.overrides, self.plan
+        )
 
     def command(self, verb: str, *arguments: str) -> str:
         """Command line of gristmill for this manifest, overrides and store."""
@@ -119,13 +145,19 @@ class Session:
 
 
 def program() -> str:
-    """Name of gristmill for this shell: bare if its environment is active, else a path."""
+    """Name of gristmill for this shell: bare if its environment is active, else a
+    path.
+    """
     script = Path(sys.executable).with_name("gristmill")
     on_path = shutil.which("gristmill")
     if not script.exists() or (on_path is not None and Path(on_path).samefile(script)):
         return "gristmill"
     folder = Path.cwd()
-    return str(script.relative_to(folder)) if script.is_relative_to(folder) else str(script)
+    return (
+        str(script.relative_to(folder))
+        if script.is_relative_to(folder)
+        else str(script)
+    )
 
 
 def open_session(
@@ -142,23 +174,39 @@ def open_session(
     Args:
         manifest: path of the YAML file.
         overrides: `key.path=value` settings.
-        store: local path or fsspec URL; otherwise GRISTMILL_STORE, otherwise `gristmill-store` in the current folder.
-        until: last stage. One that the manifest lacks stands for the last one before it.
+        store: local path or fsspec URL; otherwise GRISTMILL_STORE, otherwise
+            `gristmill-store` in the current folder.
+        until: last stage. One that the manifest lacks stands for the last one before
+            it.
         exactly: True if a stage that the manifest lacks is an error.
         verify_inputs: hash the content of outside files.
-        allow_code: allow users' listing functions to run, now and later in this store; implied by running a manifest.
+        allow_code: allow users' listing functions to run, now and later in this store;
+            implied by running a manifest.
 
     Raises:
-        gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is missing or unusable, or its
-            listing is not allowed.
+        gristmill.mixtures.load.ManifestError: the manifest is wrong, a file of it is
+            missing or unusable, or its listing is not allowed.
         UnknownStageError: the stage does not exist.
         gristmill.core.store.StoreLocationError: the location cannot hold a store.
     """
     remember_secrets(overrides)
-    if until is not None and not re.match(STEP_NAME_PATTERN, until):  # swapped manifest and stage
-        raise UnknownStageError(f"no such stage: {until!r}; stages are {', '.join(STAGES)}")
+    # swapped manifest and stage
+    if until is not None and not re.match(STEP_NAME_PATTERN, until):
+        raise UnknownStageError(
+            f"no such stage: {until!r}; stages are {', '.join(STAGES)}"
+        )
     loaded, written = open_manifest(manifest, overrides)
-    return session_of(loaded, written, manifest, overrides, store, until, exactly, verify_inputs, allow_code)
+    return session_of(
+        loaded,
+        written,
+        manifest,
+        overrides,
+        store,
+        until,
+        exactly,
+        verify_inputs,
+        allow_code,
+    )
 
 
 def session_of(
@@ -182,7 +230,9 @@ def session_of(
     stage_names = list(dict.fromkeys([*STAGES, *loaded.steps, *instances_of(loaded)]))
     if until is not None and until not in stage_names:
         suggestion = did_you_mean(until, stage_names) or ";"
-        raise UnknownStageError(f"no such stage: {until!r}{suggestion} stages are {', '.join(stage_names)}")
+        raise UnknownStageError(
+            f"no such stage: {until!r}{suggestion} stages are {', '.join(stage_names)}"
+        )
     opened_store = store_at(store)
     refused = refused_listings(loaded, written, opened_store, allow_code)
     if refused:
@@ -193,10 +243,14 @@ def session_of(
         problems = missing_files(loaded, written)
         if not problems:
             raise
-        raise ManifestError([*problems, *find_problems(loaded, written, present_stages(loaded))]) from error
+        raise ManifestError(
+            [*problems, *find_problems(loaded, written, present_stages(loaded))]
+        ) from error
     if until is not None and until not in plan and exactly:
         suggestion = did_you_mean(until, plan) or ";"
-        raise UnknownStageError(f"{manifest} has no stage {until!r}{suggestion} it has {', '.join(plan)}")
+        raise UnknownStageError(
+            f"{manifest} has no stage {until!r}{suggestion} it has {', '.join(plan)}"
+        )
     if until is not None:
         stage_order = list(STAGES)
         last_stage = until if until in plan else None
@@ -205,12 +259,19 @@ def session_of(
                 if stage_order.index(node.stage.name) <= stage_order.index(until):
                     last_stage = name
         if last_stage is None:
-            raise UnknownStageError(f"{manifest} has no stage {until!r}, and none before it; it has {', '.join(plan)}")
+            raise UnknownStageError(
+                f"{manifest} has no stage {until!r}, and none "
+                f"before it; it has {', '.join(plan)}"
+            )
         names = list(plan)
         plan = {name: plan[name] for name in names[: names.index(last_stage) + 1]}
     plan = settle_from_store(plan, opened_store, loaded.name)
     session = Session(loaded, manifest, overrides, opened_store, store, plan)
-    missing_stages = [name for name, node in plan.items() if node.stage.preflight and session.committed(name) is None]
+    missing_stages = [
+        name
+        for name, node in plan.items()
+        if node.stage.preflight and session.committed(name) is None
+    ]
     problems = find_problems(loaded, written, missing_stages)
     if problems:
         raise ManifestError(problems)

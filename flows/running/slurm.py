@@ -1,8 +1,9 @@
 """Slurm scripts for a manifest: a job for each stage, each after the previous one.
 
-A stage with parallel work is an array whose tasks all run the same command: they share the work through the store
-(`dataprep/jobs/multi_host.py`), not by task number, so any of them may start late, be killed, or be submitted again. A
-training is a job of one or several nodes. A job starts whatever the result of the previous one (`afterany`), and
+A stage with parallel work is an array whose tasks all run the same command: they share
+the work through the store (`dataprep/jobs/multi_host.py`), not by task number, so any
+of them may start late, be killed, or be submitted again. A training is a job of one or
+several nodes. A job starts whatever the result of the previous one (`afterany`), and
 completes its work.
 """
 
@@ -28,7 +29,8 @@ class Allotment:
         array: tasks of each array.
         cores: cores of each task of an array, and of each host of a training.
         hosts: hosts of a training.
-        gpus: GPUs per host of a training; if 0, it runs `engine.ranks` processes on cores.
+        gpus: GPUs per host of a training; if 0, it runs `engine.ranks` processes on
+            cores.
         time: time limit of each job, in Slurm's format.
         options: options of sbatch for every job, as in `--partition=long`.
     """
@@ -45,14 +47,21 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
     """Scripts by name, in the order of the stages; `submit.sh` submits them all.
 
     Args:
-        folder: absolute path of the scripts and of the jobs' output. The jobs run in the current folder.
+        folder: absolute path of the scripts and of the jobs' output. The jobs run in
+            the current folder.
     """
     scripts = {}
     for number, (name, node) in enumerate(session.plan.items(), 1):
         if node.stage.trains:
             text = _training_script(session, name, allotment, folder)
         else:
-            text = _stage_script(session, name, allotment, folder, allotment.array if node.uses_workers else 1)
+            text = _stage_script(
+                session,
+                name,
+                allotment,
+                folder,
+                allotment.array if node.uses_workers else 1,
+            )
         scripts[f"{number:02d}-{name}.sbatch"] = text
     return {**scripts, "submit.sh": _submit_script(list(scripts))}
 
@@ -72,13 +81,16 @@ def _command(session: Session, stage: str, *settings: str) -> str:
     for setting in settings:
         options += ["--set", setting]
     command = session.command("run", "--until", stage, "--no-ui", *options)
-    executable = Path(sys.executable).with_name("gristmill")  # independent of a job's environment
+    # independent of a job's environment
+    executable = Path(sys.executable).with_name("gristmill")
     if not executable.exists():
         return command
     return shlex.quote(str(executable)) + command.removeprefix(shlex.quote(program()))
 
 
-def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[str]) -> str:
+def _head(
+    session: Session, stage: str, allotment: Allotment, lines: Sequence[str]
+) -> str:
     options = [
         f"--job-name={session.manifest.name}-{stage}",
         f"--cpus-per-task={allotment.cores}",
@@ -92,7 +104,8 @@ def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[st
     return "\n".join(
         [
             "#!/bin/bash",
-            f"# Stage {stage}, written by `gristmill slurm`. To complete its work, submit this file",
+            f"# Stage {stage}, written by `gristmill slurm`. To complete its work, "
+            "submit this file",
             "# again, or any task of its array.",
             *(f"#SBATCH {option}" for option in options),
             "set -u",
@@ -101,18 +114,29 @@ def _head(session: Session, stage: str, allotment: Allotment, lines: Sequence[st
     )
 
 
-def _stage_script(session: Session, stage: str, allotment: Allotment, folder: Path, tasks: int) -> str:
+def _stage_script(
+    session: Session, stage: str, allotment: Allotment, folder: Path, tasks: int
+) -> str:
     lines = ["--nodes=1", "--ntasks=1"]
     if tasks > 1:
         lines += [f"--array=0-{tasks - 1}", f"--output={folder}/%x-%A_%a.log"]
     else:
         lines += [f"--output={folder}/%x-%j.log"]
-    # Overrides the number of processes of a training, which need not be a multiple of the tasks.
-    command = _command(session, stage, f"engine.nodes={tasks}", f"engine.workers={allotment.cores}", "engine.ranks=1")
+    # Overrides the number of processes of a training, which need not be a multiple of
+    # the tasks.
+    command = _command(
+        session,
+        stage,
+        f"engine.nodes={tasks}",
+        f"engine.workers={allotment.cores}",
+        "engine.ranks=1",
+    )
     return f"{_head(session, stage, allotment, lines)}exec {command}\n"
 
 
-def _training_script(session: Session, stage: str, allotment: Allotment, folder: Path) -> str:
+def _training_script(
+    session: Session, stage: str, allotment: Allotment, folder: Path
+) -> str:
     hosts = allotment.hosts
     ranks = hosts * allotment.gpus or session.manifest.engine.num_ranks
     lines = [
@@ -123,8 +147,17 @@ def _training_script(session: Session, stage: str, allotment: Allotment, folder:
     ]
     if allotment.gpus:
         lines.append(f"--gpus-per-node={allotment.gpus}")
-    settings = [f"engine.nodes={hosts}", f"engine.ranks={ranks}", f"engine.workers={max(allotment.cores, ranks)}"]
-    start = f"srun --ntasks-per-node=1 --cpus-per-task={allotment.cores} --kill-on-bad-exit=1 " if hosts > 1 else ""
+    settings = [
+        f"engine.nodes={hosts}",
+        f"engine.ranks={ranks}",
+        f"engine.workers={max(allotment.cores, ranks)}",
+    ]
+    start = (
+        f"srun --ntasks-per-node=1 --cpus-per-task={allotment.cores} "
+        "--kill-on-bad-exit=1 "
+        if hosts > 1
+        else ""
+    )
     return f"""{_head(session, stage, allotment, lines)}
 {start}{_command(session, stage, *settings)} &
 run=$!
@@ -149,7 +182,8 @@ def _submit_script(names: Sequence[str]) -> str:
     return "\n".join(
         [
             "#!/bin/bash",
-            "# Submits every stage, each after the previous one; committed stages are skipped.",
+            "# Submits every stage, each after the previous one; committed stages "
+            "are skipped.",
             "set -eu",
             'cd "$(dirname "$0")"',
             *lines,

@@ -1,14 +1,17 @@
 """Fork server of a run's stages: imports once what each stage would import again.
 
-A stage of a small corpus works for a fraction of a second after two seconds of imports: Beam, Arrow, numba, its own
-modules. Stages that prepare documents or tokens on this machine start as forks of one process with these imports; all
-others (trainings, those on a cluster) start as separate programs. A fork looks like a program from outside: it has its
-own number, session, output and environment, gets the same signals, and ends with its run.
+A stage of a small corpus works for a fraction of a second after two seconds of imports:
+Beam, Arrow, numba, its own modules. Stages that prepare documents or tokens on this
+machine start as forks of one process with these imports; all others (trainings, those
+on a cluster) start as separate programs. A fork looks like a program from outside: it
+has its own number, session, output and environment, gets the same signals, and ends
+with its run.
 
-A command that runs stages starts the server (`early_server`) before it reads the manifest, which takes as long as the
-imports, so both proceed in parallel.
+A command that runs stages starts the server (`early_server`) before it reads the
+manifest, which takes as long as the imports, so both proceed in parallel.
 
-`python -m gristmill.flows.running.stage_server SOCKET MODULE...` is the server's side; `stage_server` is the client's.
+`python -m gristmill.flows.running.stage_server SOCKET MODULE...` is the server's side;
+`stage_server` is the client's.
 """
 
 from __future__ import annotations
@@ -28,7 +31,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gristmill.core.files import DEFAULT_STORE, read_json
-from gristmill.core.processes import STAGE_ENVIRONMENT, end_with_parent, without_collection
+from gristmill.core.processes import (
+    STAGE_ENVIRONMENT,
+    end_with_parent,
+    without_collection,
+)
 from gristmill.flows.running.fork_server import ForkServer, Server
 
 if TYPE_CHECKING:
@@ -36,8 +43,14 @@ if TYPE_CHECKING:
     from gristmill.mixtures.manifest import Engine
 
 FORKABLE = ("gristmill.dataprep.", "gristmill.tokenize.")
-"""Packages of such stages. Importing these starts no thread, which a fork would lose."""
-FIRST = ("gristmill.flows.running.execute", "gristmill.dataprep.documents", "gristmill.dataprep.reading.ingest")
+"""Packages of such stages. Importing these starts no thread, which a fork would
+lose.
+"""
+FIRST = (
+    "gristmill.flows.running.execute",
+    "gristmill.dataprep.documents",
+    "gristmill.dataprep.reading.ingest",
+)
 """Modules that all such stages need."""
 LATER = ("gristmill.dataprep.text.preload", "pyarrow.dataset")
 """Modules that most of them need."""
@@ -48,10 +61,14 @@ _early: list[ForkServer] = []
 
 
 @contextmanager
-def early_server(manifest: str, overrides: Sequence[str], store: str | None) -> Iterator[None]:
-    """Start the server of a run's stages before the stages are known; ends it if it stays unused.
+def early_server(
+    manifest: str, overrides: Sequence[str], store: str | None
+) -> Iterator[None]:
+    """Start the server of a run's stages before the stages are known; ends it if it
+    stays unused.
 
-    Skipped if a completed run of the same manifest suggests that all stages are made; this guess may be wrong.
+    Skipped if a completed run of the same manifest suggests that all stages are made;
+    this guess may be wrong.
 
     Args:
         manifest, overrides, store: arguments of the command.
@@ -65,7 +82,9 @@ def early_server(manifest: str, overrides: Sequence[str], store: str | None) -> 
 
 
 @contextmanager
-def stage_server(plan: Plan, stages: Iterable[str], engine: Engine) -> Iterator[ForkServer | None]:
+def stage_server(
+    plan: Plan, stages: Iterable[str], engine: Engine
+) -> Iterator[ForkServer | None]:
     """Server for a run's stages within the block; None if it is not worth it.
 
     Args:
@@ -74,7 +93,10 @@ def stage_server(plan: Plan, stages: Iterable[str], engine: Engine) -> Iterator[
         engine: of its manifest.
     """
     nodes = [plan[name] for name in stages if is_forkable(plan, name)]
-    modules_per_stage = [(node.stage.run.partition(":")[0], *node.stage.imports(node.settings)) for node in nodes]
+    modules_per_stage = [
+        (node.stage.run.partition(":")[0], *node.stage.imports(node.settings))
+        for node in nodes
+    ]
     if len(nodes) < FEWEST or engine.runner != "local":
         _end_early()
         yield None
@@ -82,23 +104,38 @@ def stage_server(plan: Plan, stages: Iterable[str], engine: Engine) -> Iterator[
     server = _early.pop() if _early else _start()
     try:
         # Modules shared by all stages after the first precede those of single stages.
-        server.import_soon(list(dict.fromkeys(chain(modules_per_stage[0], LATER, *modules_per_stage[1:]))))
+        server.import_soon(
+            list(
+                dict.fromkeys(
+                    chain(modules_per_stage[0], LATER, *modules_per_stage[1:])
+                )
+            )
+        )
         yield server
     finally:
         server.close()
 
 
-def _is_likely_made(manifest: Path, overrides: Sequence[str], store: str | None) -> bool:
-    """True if the last run in a local store completed the same command, by its record."""
+def _is_likely_made(
+    manifest: Path, overrides: Sequence[str], store: str | None
+) -> bool:
+    """True if the last run in a local store completed the same command, by its
+    record.
+    """
     runs = Path(store or os.environ.get("GRISTMILL_STORE") or DEFAULT_STORE) / "runs"
     last_record = max(runs.glob("*/run.json"), default=None)
     try:
-        if last_record is None or last_record.stat().st_mtime < manifest.stat().st_mtime:
+        if (
+            last_record is None
+            or last_record.stat().st_mtime < manifest.stat().st_mtime
+        ):
             return False
         record = read_json(last_record)
     except (OSError, ValueError):
         return False
-    is_same_command = record["manifest_file"] == str(manifest.resolve()) and record["overrides"] == list(overrides)
+    is_same_command = record["manifest_file"] == str(manifest.resolve()) and record[
+        "overrides"
+    ] == list(overrides)
     return record["state"] == "completed" and is_same_command
 
 
@@ -149,7 +186,13 @@ def become_stage(request: Mapping[str, Any]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream, number in (("stdout", 1), ("stderr", 2)):
         raw = io.FileIO(number, "w", closefd=False)
-        setattr(sys, stream, io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True, write_through=True))
+        setattr(
+            sys,
+            stream,
+            io.TextIOWrapper(
+                raw, errors="backslashreplace", line_buffering=True, write_through=True
+            ),
+        )
     try:
         return execute(list(request["command"]))
     except SystemExit as end:

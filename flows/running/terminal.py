@@ -1,4 +1,6 @@
-"""Terminal output of a run: a line per stage, and a progress bar with rate and remaining time."""
+"""Terminal output of a run: a line per stage, and a progress bar with rate and
+remaining time.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +20,38 @@ from gristmill.flows.running.process import Event
 from gristmill.flows.running.run import Outcome
 from gristmill.flows.stages.plan import Node
 
-MARKS = {"Cached": ("=", "cyan"), "Completed": ("+", "green"), "Resumed": ("+", "green")}
+MARKS = {
+    "Cached": ("=", "cyan"),
+    "Completed": ("+", "green"),
+    "Resumed": ("+", "green"),
+}
 PLAIN_SECONDS = 10.0
 LEAST_NAME = 10
 """Width of the names of stages if they are unknown."""
 
 
 def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
-    """Console that prints texts literally: the user's brackets and colons are not markup.
+    """Console that prints texts literally: the user's brackets and colons are not
+    markup.
 
     Args:
         file: output file instead of standard output.
         stderr: print to standard error.
     """
     # Notebooks get plain text too: rich would frame every line.
-    return Console(file=file, stderr=stderr, markup=False, emoji=False, highlight=False, force_jupyter=False)
+    return Console(
+        file=file,
+        stderr=stderr,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        force_jupyter=False,
+    )
 
 
 def visible(text: str) -> str:
-    """Text of a document safe for a terminal: control characters and marks of writing direction become visible symbols.
-    Line breaks and tabs stay.
+    """Text of a document safe for a terminal: control characters and marks of writing
+    direction become visible symbols. Line breaks and tabs stay.
     """
     return text.translate(_SIGNS)
 
@@ -52,9 +66,12 @@ _HIDDEN = (
     *range(0x2066, 0x206A),
     0xFEFF,
 )
-"""C1 control characters, and Unicode's marks of direction, line, paragraph and byte order."""
+"""C1 control characters, and Unicode's marks of direction, line, paragraph and byte
+order.
+"""
 _SIGNS = {
-    # Unicode has a picture of each ASCII control character; the others are shown by number.
+    # Unicode has a picture of each ASCII control character; the others are shown by
+    # number.
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
     **{code: f"<{code:02x}>" for code in _HIDDEN},
@@ -62,7 +79,9 @@ _SIGNS = {
 
 
 class LastingStream:
-    """Standard output of a run, which outlives its reader (`| head`, a closed terminal)."""
+    """Standard output of a run, which outlives its reader (`| head`, a closed
+    terminal).
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -93,7 +112,8 @@ class LastingStream:
 
 
 class TerminalObserver:
-    """Prints a run: on a terminal with a progress bar for each running stage, elsewhere in plain lines.
+    """Prints a run: on a terminal with a progress bar for each running stage, elsewhere
+    in plain lines.
 
     Args:
         console: output.
@@ -129,23 +149,29 @@ class TerminalObserver:
                     expand=True,
                 )
                 self._bars.start()
-            self._tasks[node.name] = self._bars.add_task(node.name, total=None, count="")
+            self._tasks[node.name] = self._bars.add_task(
+                node.name, total=None, count=""
+            )
 
     def stage_waits(self, node: Node, owner: Mapping[str, Any]) -> None:
         """See Observer."""
         self._console.print(
-            f"  {node.name}: waiting for another run (process {owner['pid']} on {owner['host']}), which is making this "
-            "output",
+            f"  {node.name}: waiting for another run (process {owner['pid']} on "
+            f"{owner['host']}), which is making this output",
             style="yellow",
         )
 
     def stage_event(self, node: Node, event: Event) -> None:
         """See Observer."""
         if event["event"] == "warning":
-            self._console.print(Text(f"  {node.name}: {event['message']}", style="yellow"), soft_wrap=True)
+            self._console.print(
+                Text(f"  {node.name}: {event['message']}", style="yellow"),
+                soft_wrap=True,
+            )
         if event["event"] == "stopping":
             self._console.print(
-                f"  {node.name}: is stopping, and saves its progress first, in at most {event['seconds']:g} s",
+                f"  {node.name}: is stopping, and saves its progress first, in at "
+                f"most {event['seconds']:g} s",
                 style="yellow",
             )
         if event["event"] != "progress":
@@ -161,7 +187,11 @@ class TerminalObserver:
                     self._jobs[node.name] = label
                     self._bars.reset(task)
                 self._bars.update(
-                    task, description=label, completed=event["done"], total=event["total"], count=count + details
+                    task,
+                    description=label,
+                    completed=event["done"],
+                    total=event["total"],
+                    count=count + details,
                 )
                 return
         if time.monotonic() - self._lines[node.name] >= PLAIN_SECONDS:
@@ -187,7 +217,9 @@ class TerminalObserver:
         line = Text("! ", style="red")
         line.append(f"{node.name:<{self._width}}", style="bold")
         line.append(" Failed    ", style="red")
-        line.append(f"  {message.splitlines()[0].removeprefix(f'{node.name}: ')}", style="dim")
+        line.append(
+            f"  {message.splitlines()[0].removeprefix(f'{node.name}: ')}", style="dim"
+        )
         self._console.print(line)
 
     def stop_bar(self) -> None:

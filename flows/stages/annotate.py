@@ -1,4 +1,6 @@
-"""`annotate`: a model or a user's function measures documents, or decides which of them are kept."""
+"""`annotate`: a model or a user's function measures documents, or decides which of them
+are kept.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 
 def columns(section: Annotate) -> Iterable[str]:
-    """Return the function's columns as far as its source shows them, or those that the model's folder announces."""
+    """Return the function's columns as far as its source shows them, or those that the
+    model's folder announces.
+    """
     if section.model is None:
         return section.function.measured
     from gristmill.dataprep.encoders.document_scores import announce
@@ -25,8 +29,12 @@ def columns(section: Annotate) -> Iterable[str]:
         return [*section.min, *section.max]
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield problems with a step's model, or with the source of its function, without running either."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield problems with a step's model, or with the source of its function, without
+    running either.
+    """
     step = manifest.steps[name]
     place = ("prepare", list(manifest.steps).index(name), step.stage)
     section = step.config
@@ -35,10 +43,14 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
         return
     function_step = section.function if isinstance(section, Annotate) else section
     assert isinstance(function_step, OwnStep)
-    yield from wrong_with_function(function_step, place, known_before(manifest, name, measured))
+    yield from wrong_with_function(
+        function_step, place, known_before(manifest, name, measured)
+    )
 
 
-def wrong_with_model(section: Annotate, place: Location) -> Iterator[tuple[Location, str]]:
+def wrong_with_model(
+    section: Annotate, place: Location
+) -> Iterator[tuple[Location, str]]:
     """Yield problems with the files of a model, and missing packages."""
     from gristmill.dataprep.encoders.document_scores import announce
     from gristmill.dataprep.encoders.model_folders import ModelFolderError
@@ -53,8 +65,12 @@ def wrong_with_model(section: Annotate, place: Location) -> Iterator[tuple[Locat
         yield (*place, "model"), str(error)
 
 
-def known_before(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the columns that a step's function may use: those of documents, and of earlier steps."""
+def known_before(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> list[str]:
+    """Return the columns that a step's function may use: those of documents, and of
+    earlier steps.
+    """
     from gristmill.dataprep.edits import EDITS
     from gristmill.dataprep.user_code.own_documents import DOCUMENT_COLUMNS
     from gristmill.dataprep.where_sql import names_of
@@ -62,14 +78,18 @@ def known_before(manifest: Manifest, name: str, measured: Mapping[str, Sequence[
     names = list(manifest.steps)
     earlier_columns = {}
     for earlier in names[: names.index(name)]:
-        earlier_columns[earlier] = [column for column in measured[earlier] if column != EDITS]
+        earlier_columns[earlier] = [
+            column for column in measured[earlier] if column != EDITS
+        ]
     known = list(DOCUMENT_COLUMNS)
     for columns in names_of(earlier_columns).values():
         known += columns.values()
     return known
 
 
-def wrong_with_function(step: OwnStep, place: Location, known: Sequence[str]) -> Iterator[tuple[Location, str]]:
+def wrong_with_function(
+    step: OwnStep, place: Location, known: Sequence[str]
+) -> Iterator[tuple[Location, str]]:
     """Yield problems that the source of a step's function shows."""
     from gristmill.dataprep.user_code.own_documents import check_source
 
@@ -86,8 +106,10 @@ def wrong_with_function(step: OwnStep, place: Location, known: Sequence[str]) ->
                 yield (
                     (*place, side, column),
                     (
-                        f"{step.use.place}: {step.use.name} does not return {column!r}{did_you_mean(column, returned)}; it "
-                        f"returns {', '.join(returned)}; correct it, or name it in `measures` too"
+                        f"{step.use.place}: {step.use.name} does not return "
+                        f"{column!r}{did_you_mean(column, returned)}; it "
+                        f"returns {', '.join(returned)}; correct it, or name it in "
+                        "`measures` too"
                     ),
                 )
 
@@ -99,5 +121,8 @@ STAGE = Stage(
     section=Annotate,
     columns=columns,
     preflight=preflight,
-    report=("gristmill.flows.report.document_sections:own_code", "gristmill.flows.report.document_sections:reader"),
+    report=(
+        "gristmill.flows.report.document_sections:own_code",
+        "gristmill.flows.report.document_sections:reader",
+    ),
 )

@@ -9,11 +9,23 @@ from gristmill.mixtures.steps.clean import Clean
 
 
 def columns(section: Clean) -> Iterable[str]:
-    """Return the columns for the remaining text, and for the number of changes by each rule."""
-    from gristmill.dataprep.cleaning.clean import REMOVED_RATIO, RULE_PREFIX, WORDS_LEFT, steps
+    """Return the columns for the remaining text, and for the number of changes by each
+    rule.
+    """
+    from gristmill.dataprep.cleaning.clean import (
+        REMOVED_RATIO,
+        RULE_PREFIX,
+        WORDS_LEFT,
+        steps,
+    )
     from gristmill.dataprep.edits import EDITS
 
-    return [EDITS, WORDS_LEFT, REMOVED_RATIO, *(RULE_PREFIX + rule for step in steps(section) for rule in step.rules)]
+    return [
+        EDITS,
+        WORDS_LEFT,
+        REMOVED_RATIO,
+        *(RULE_PREFIX + rule for step in steps(section) for rule in step.rules),
+    ]
 
 
 STAGE = Stage(

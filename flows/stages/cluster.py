@@ -10,7 +10,9 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield problems with the model's files, and missing packages."""
     yield from wrong_with_vectors(manifest, name)
 
@@ -22,5 +24,8 @@ STAGE = Stage(
     section=Cluster,
     preflight=preflight,
     columns=lambda section: ["domain", "domain_name"],
-    report=("gristmill.flows.report.document_sections:domains", "gristmill.flows.report.document_sections:reader"),
+    report=(
+        "gristmill.flows.report.document_sections:domains",
+        "gristmill.flows.report.document_sections:reader",
+    ),
 )

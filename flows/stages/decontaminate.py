@@ -10,7 +10,13 @@ STAGE = Stage(
     3,
     "gristmill.dataprep.passages.decontaminate:run",
     section=Decontaminate,
-    columns=lambda section: ["contamination", "contamination_words", "contaminated_item", "left_words", "edits"],
+    columns=lambda section: [
+        "contamination",
+        "contamination_words",
+        "contaminated_item",
+        "left_words",
+        "edits",
+    ],
     rules="gristmill.dataprep.passages.decontaminate:rules",
     report=("gristmill.flows.report.document_sections:contamination",),
 )

@@ -10,9 +10,15 @@ from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield a malformed `keep`, or one with a column that no earlier step measures."""
-    from gristmill.dataprep.duplicates.clusters import check_names, parse_keep, qualified
+    from gristmill.dataprep.duplicates.clusters import (
+        check_names,
+        parse_keep,
+        qualified,
+    )
 
     number = list(manifest.steps).index(name)
     step = manifest.steps[name]
@@ -32,7 +38,14 @@ STAGE = Stage(
     section=Dedup,
     preflight=preflight,
     imports=lambda settings: ["datasketch"],
-    columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "jaccard", "against_index", "against_locator"],
+    columns=lambda section: [
+        "cluster",
+        "cluster_size",
+        "duplicate_of",
+        "jaccard",
+        "against_index",
+        "against_locator",
+    ],
     report_facts="gristmill.flows.report.report_facts:clusters_found",
     report=("gristmill.flows.report.document_sections:duplicates",),
 )

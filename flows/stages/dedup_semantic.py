@@ -10,8 +10,12 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield problems with `keep`, as `dedup` does, and with the model's files, and missing packages."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield problems with `keep`, as `dedup` does, and with the model's files, and
+    missing packages.
+    """
     yield from dedup.preflight(manifest, name, measured)
     yield from wrong_with_vectors(manifest, name)
 
@@ -19,7 +23,10 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location, str]]:
     """Yield problems with the files of a step's model, and missing packages."""
     from gristmill.dataprep.encoders.embeddings import check_embedder
-    from gristmill.dataprep.encoders.model_folders import ModelFolderError, check_installed
+    from gristmill.dataprep.encoders.model_folders import (
+        ModelFolderError,
+        check_installed,
+    )
 
     step = manifest.steps[name]
     assert isinstance(step.config, DedupSemantic | Cluster)
@@ -27,7 +34,10 @@ def wrong_with_vectors(manifest: Manifest, name: str) -> Iterator[tuple[Location
         check_embedder(step.config.model)
         check_installed("sklearn")
     except ModelFolderError as error:
-        yield ("prepare", list(manifest.steps).index(name), step.stage, "model"), str(error)
+        yield (
+            ("prepare", list(manifest.steps).index(name), step.stage, "model"),
+            str(error),
+        )
 
 
 STAGE = Stage(
@@ -36,7 +46,16 @@ STAGE = Stage(
     "gristmill.dataprep.semantic.dedup_semantic:run",
     section=DedupSemantic,
     preflight=preflight,
-    columns=lambda section: ["cluster", "cluster_size", "duplicate_of", "cosine", "centroid"],
+    columns=lambda section: [
+        "cluster",
+        "cluster_size",
+        "duplicate_of",
+        "cosine",
+        "centroid",
+    ],
     report_facts="gristmill.flows.report.report_facts:clusters_found",
-    report=("gristmill.flows.report.document_sections:duplicates", "gristmill.flows.report.document_sections:reader"),
+    report=(
+        "gristmill.flows.report.document_sections:duplicates",
+        "gristmill.flows.report.document_sections:reader",
+    ),
 )

@@ -10,6 +10,10 @@ STAGE = Stage(
     1,
     "gristmill.dataprep.passages.dedup_substrings:run",
     section=DedupSubstrings,
-    columns=lambda section: ["duplicated_substring_words", "duplicated_substring_ratio", "edits"],
+    columns=lambda section: [
+        "duplicated_substring_words",
+        "duplicated_substring_ratio",
+        "edits",
+    ],
     report=("gristmill.flows.report.document_sections:repeated_passages",),
 )

@@ -17,31 +17,42 @@ SHAPING = ("name", "seed", "sources", "ingest", "prepare")
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the section, with the description of the documents for the dataset card."""
+    """Return the section, with the description of the documents for the dataset
+    card.
+    """
     if manifest.documents is None or not manifest.text_sources:
         return None
     return recipe_of(manifest, manifest.documents), {}
 
 
 def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
-    """Return the settings of an export, with the description of the documents for the dataset card.
+    """Return the settings of an export, with the description of the documents for the
+    dataset card.
 
-    The description has the sources with their licences, the steps with all their settings, and the manifest that
-    rebuilds the documents. Ordered things are lists, since the keys of a recipe have no order.
+    The description has the sources with their licences, the steps with all their
+    settings, and the manifest that rebuilds the documents. Ordered things are lists,
+    since the keys of a recipe have no order.
     """
     import yaml
 
     from gristmill.core.secrets import mask_secrets
     from gristmill.mixtures.user_code import own_functions
 
-    sections = manifest.model_dump(mode="json", include={*SHAPING}, exclude_defaults=True)
+    sections = manifest.model_dump(
+        mode="json", include={*SHAPING}, exclude_defaults=True
+    )
     steps = [
-        {"name": name, "stage": step.stage, "settings": dump(step.config)} for name, step in manifest.steps.items()
+        {"name": name, "stage": step.stage, "settings": dump(step.config)}
+        for name, step in manifest.steps.items()
     ]
     code: dict[str, str] = {}
     replacements = dict(_relative_paths(manifest))
     for location, function in own_functions(manifest):
-        replacements[location] = f"./{function.file}:{function.name}" if function.files else function.reference
+        replacements[location] = (
+            f"./{function.file}:{function.name}"
+            if function.files
+            else function.reference
+        )
         code |= function.files
     for location, value in replacements.items():
         _put(sections, location, value)
@@ -49,9 +60,17 @@ def recipe_of(manifest: Manifest, section: Documents) -> Recipe:
             _put(steps[location[1]]["settings"], location[3:], value)
     about = {
         "name": manifest.name,
-        "sources": [{"name": name, "licence": licence} for name, licence in manifest.licences.items()],
-        "steps": [{**step, "settings": list(_flat(mask_secrets(step["settings"])))} for step in steps],
-        "manifest": yaml.safe_dump(mask_secrets(sections), sort_keys=False, allow_unicode=True, width=100),
+        "sources": [
+            {"name": name, "licence": licence}
+            for name, licence in manifest.licences.items()
+        ],
+        "steps": [
+            {**step, "settings": list(_flat(mask_secrets(step["settings"])))}
+            for step in steps
+        ],
+        "manifest": yaml.safe_dump(
+            mask_secrets(sections), sort_keys=False, allow_unicode=True, width=100
+        ),
         "code": [{"file": file, "source": source} for file, source in code.items()],
     }
     return {"documents": dump(section), "about": about}
@@ -68,17 +87,28 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _relative_paths(manifest: Manifest) -> Iterator[tuple[Location, str]]:
-    """Yield the outside paths of the shaping sections; local ones are relative to their common folder.
+    """Yield the outside paths of the shaping sections; local ones are relative to their
+    common folder.
 
-    Therefore a card does not reveal the machine, and a recipe does not change with the folder.
+    Therefore a card does not reveal the machine, and a recipe does not change with the
+    folder.
     """
     from gristmill.mixtures.base import outside_paths
 
-    paths = [(location, str(path)) for location, path in outside_paths(manifest) if location[0] in SHAPING]
-    local_folders = [str(Path(path).parent) for _, path in paths if Path(path).is_absolute()]
+    paths = [
+        (location, str(path))
+        for location, path in outside_paths(manifest)
+        if location[0] in SHAPING
+    ]
+    local_folders = [
+        str(Path(path).parent) for _, path in paths if Path(path).is_absolute()
+    ]
     common_folder = os.path.commonpath(local_folders) if local_folders else ""
     for location, path in paths:
-        yield location, os.path.relpath(path, common_folder) if Path(path).is_absolute() else path
+        yield (
+            location,
+            os.path.relpath(path, common_folder) if Path(path).is_absolute() else path,
+        )
 
 
 def _put(value: Any, location: Sequence[str | int], new: Any) -> None:
@@ -96,21 +126,36 @@ def _put(value: Any, location: Sequence[str | int], new: Any) -> None:
         value[int(location[-1])] = new
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield an invalid condition, or a column that nothing measures."""
     assert manifest.documents is not None
     for key, message in problems_of(manifest.documents, measured):
         yield (STAGE.name, key), message
 
 
-def problems_of(section: Documents, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+def problems_of(
+    section: Documents, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, str]]:
     """Yield problems with the columns and the condition of an export: key, message."""
-    from gristmill.dataprep.where_sql import OWN_COLUMNS, NotAllowedError, check, names_of
+    from gristmill.dataprep.where_sql import (
+        OWN_COLUMNS,
+        NotAllowedError,
+        check,
+        names_of,
+    )
 
-    names = [*OWN_COLUMNS, *(name for columns in names_of(measured).values() for name in columns.values())]
+    names = [
+        *OWN_COLUMNS,
+        *(name for columns in names_of(measured).values() for name in columns.values()),
+    ]
     unknown = [column for column in section.columns or () if column not in names]
     if unknown:
-        yield "columns", f"there is no column {unknown[0]!r}; there are {', '.join(names)}"
+        yield (
+            "columns",
+            f"there is no column {unknown[0]!r}; there are {', '.join(names)}",
+        )
     if section.where is not None:
         try:
             check(section.where, names)

@@ -9,7 +9,9 @@ from gristmill.mixtures.posttraining import Dpo
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return what the reference needs, its log-probabilities of the answers, and held-out text."""
+    """Return what the reference needs, its log-probabilities of the answers, and
+    held-out text.
+    """
     return ["tokenizer", "mix", *reference.needs(manifest), "reference"]
 
 

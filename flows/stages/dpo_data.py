@@ -17,23 +17,44 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     dpo = whole("dpo")(manifest, verify)
     if dpo is None:
         return None
-    recipe, arguments = ({key: part[key] for key in DpoData.model_fields if key in part} for part in dpo)
+    recipe, arguments = (
+        {key: part[key] for key in DpoData.model_fields if key in part} for part in dpo
+    )
     leaks = None if manifest.dpo is None else manifest.dpo.leaks
     if leaks is None:  # the evaluation sets of the documents
-        leaks = next((step.config for step in manifest.prepare if isinstance(step.config, Decontaminate)), None)
+        leaks = next(
+            (
+                step.config
+                for step in manifest.prepare
+                if isinstance(step.config, Decontaminate)
+            ),
+            None,
+        )
     leaks_recipe: Recipe | None = None
     leaks_settings: Recipe | None = None
     if leaks is not None:
-        leaks_recipe, leaks_settings = step_recipe(decontaminate.STAGE, leaks, manifest, verify)
+        leaks_recipe, leaks_settings = step_recipe(
+            decontaminate.STAGE, leaks, manifest, verify
+        )
     # This stage ignores the weights of sets.
     return (
-        {**recipe, "data": [without(item, "weight") for item in recipe["data"]], "leaks": leaks_recipe},
-        {**arguments, "data": [without(item, "weight") for item in arguments["data"]], "leaks": leaks_settings},
+        {
+            **recipe,
+            "data": [without(item, "weight") for item in recipe["data"]],
+            "leaks": leaks_recipe,
+        },
+        {
+            **arguments,
+            "data": [without(item, "weight") for item in arguments["data"]],
+            "leaks": leaks_settings,
+        },
     )
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the stages of the prepared pairs, and of what determines their encoding."""
+    """Return the stages of the prepared pairs, and of what determines their
+    encoding.
+    """
     return ["dpo_prepare", *made_sets(manifest.dpo), *data_needs(manifest)]
 
 

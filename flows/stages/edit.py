@@ -13,5 +13,8 @@ STAGE = Stage(
     section=Edit,
     columns=lambda section: ["edits", "bytes_removed", "bytes_added"],
     preflight=preflight,
-    report=("gristmill.flows.report.document_sections:edits", "gristmill.flows.report.document_sections:own_code"),
+    report=(
+        "gristmill.flows.report.document_sections:edits",
+        "gristmill.flows.report.document_sections:own_code",
+    ),
 )

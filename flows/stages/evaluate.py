@@ -1,10 +1,18 @@
-"""`evaluate`: measures every model of a manifest on held-out text, tasks and prompts."""
+"""`evaluate`: measures every model of a manifest on held-out text, tasks and
+prompts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gristmill.flows.stages.sections import dump, name_outside_files, reads_of, seed_of, without
+from gristmill.flows.stages.sections import (
+    dump,
+    name_outside_files,
+    reads_of,
+    seed_of,
+    without,
+)
 from gristmill.flows.stages.stage import Location, Recipe, Stage, only
 from gristmill.mixtures.evaluation import GIVEN, QUESTION, ModelToxicity, RedTeam
 from gristmill.mixtures.manifest import MODELS, Manifest
@@ -17,36 +25,60 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if section is None:
         return None
     beta = {} if manifest.dpo is None else {"beta": manifest.dpo.beta}
-    reads = reads_of(manifest) if section.memorisation is not None or section.contamination is not None else {}
+    reads = (
+        reads_of(manifest)
+        if section.memorisation is not None or section.contamination is not None
+        else {}
+    )
     recipe = {**dump(section), "seed": seed_of(section, manifest), **beta, **reads}
     named_recipe = name_outside_files(recipe, section, verify)
-    arguments: Recipe = {name: recipe[name] for name in ("tasks", "suites") if name in recipe}
+    arguments: Recipe = {
+        name: recipe[name] for name in ("tasks", "suites") if name in recipe
+    }
     if section.red_team is None:
         return named_recipe, arguments
     return (
-        {**named_recipe, "red_team": _without_how(named_recipe["red_team"], section.red_team)},
+        {
+            **named_recipe,
+            "red_team": _without_how(named_recipe["red_team"], section.red_team),
+        },
         {**arguments, "red_team": recipe["red_team"]},
     )
 
 
 def _without_how(settings: Recipe, section: RedTeam) -> Recipe:
-    """Return the settings without access to the judge, and with the checksum of a question that comes with
-    gristmill."""
+    """Return the settings without access to the judge, and with the checksum of a
+    question that comes with gristmill.
+    """
     from gristmill.dataprep.llm.prompt_templates import shipped
 
     judge = section.judge
     if judge is None:
         return settings
-    question = {} if judge.template is not None else {"question": shipped(QUESTION).sha256}
-    return {**settings, "judge": {**settings["judge"], "model": without(settings["judge"]["model"], *HOW), **question}}
+    question = (
+        {} if judge.template is not None else {"question": shipped(QUESTION).sha256}
+    )
+    return {
+        **settings,
+        "judge": {
+            **settings["judge"],
+            "model": without(settings["judge"]["model"], *HOW),
+            **question,
+        },
+    }
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield problems with the judges of answers to a red team."""
     from gristmill.dataprep.encoders.document_scores import announce
     from gristmill.dataprep.encoders.model_folders import ModelFolderError
     from gristmill.dataprep.encoders.score_documents import check_packages
-    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
+    from gristmill.dataprep.llm.prompt_templates import (
+        TemplateProblemError,
+        read_template,
+    )
 
     section = None if manifest.evaluate is None else manifest.evaluate.red_team
     if section is None:
@@ -70,7 +102,10 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield the libraries that compare generated texts with references."""
     for task in () if manifest.evaluate is None else manifest.evaluate.tasks:
-        yield from ((f"evaluate.tasks.{task.name}.metrics", library) for library in task.libraries)
+        yield from (
+            (f"evaluate.tasks.{task.name}.metrics", library)
+            for library in task.libraries
+        )
 
 
 STAGE = Stage(

@@ -1,4 +1,6 @@
-"""`examples`: a language model writes sets of examples for tuning; each set is an output of its own."""
+"""`examples`: a language model writes sets of examples for tuning; each set is an
+output of its own.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +24,31 @@ def instances(manifest: Manifest) -> dict[str, Manifest]:
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the section of one set without access to models, with a listing of its prompts and the checksums of
-    requests that come with gristmill."""
+    """Return the section of one set without access to models, with a listing of its
+    prompts and the checksums of requests that come with gristmill.
+    """
     from gristmill.dataprep.examples.make_examples import templates_of
     from gristmill.dataprep.examples.read_examples import examples_listing
 
     ((name, section),) = manifest.examples.items()
     config = dump(section)
-    data = [{**without(entry, "path"), "listing": examples_listing(entry["path"])} for entry in config["data"]]
+    data = [
+        {**without(entry, "path"), "listing": examples_listing(entry["path"])}
+        for entry in config["data"]
+    ]
     settings = name_outside_files({**config, "data": data}, section, verify, ("data",))
-    shipped = {key: template.sha256 for key, (template, _, is_ours) in templates_of(section).items() if is_ours}
+    shipped = {
+        key: template.sha256
+        for key, (template, _, is_ours) in templates_of(section).items()
+        if is_ours
+    }
     return (
-        {"name": name, "made": _without_how(settings), "shipped": shipped, "seed": seed_of(section, manifest)},
+        {
+            "name": name,
+            "made": _without_how(settings),
+            "shipped": shipped,
+            "seed": seed_of(section, manifest),
+        },
         {"section": config},
     )
 
@@ -43,7 +58,9 @@ def _without_how(value: Any) -> Any:
     if isinstance(value, dict):
         kept = without(value, *HOW) if "server" in value else value
         return {key: _without_how(inner) for key, inner in kept.items()}
-    return [_without_how(inner) for inner in value] if isinstance(value, list) else value
+    return (
+        [_without_how(inner) for inner in value] if isinstance(value, list) else value
+    )
 
 
 def needs(manifest: Manifest) -> list[str]:
@@ -55,8 +72,12 @@ def needs(manifest: Manifest) -> list[str]:
     ]
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield an invalid template or one with unknown variables, and a file without principles."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield an invalid template or one with unknown variables, and a file without
+    principles.
+    """
     from gristmill.dataprep.examples.make_examples import templates_of
     from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_lines
 
@@ -67,17 +88,33 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
             try:
                 template.check(variables)
             except TemplateProblemError as error:
-                yield (*place, *(int(part) if part.isdigit() else part for part in key.split("."))), str(error)
+                yield (
+                    (
+                        *place,
+                        *(
+                            int(part) if part.isdigit() else part
+                            for part in key.split(".")
+                        ),
+                    ),
+                    str(error),
+                )
     except TemplateProblemError as error:
         yield place, str(error)
     if section.revise is not None and not read_lines(section.revise.principles):
-        yield (*place, "revise", "principles"), "has no line; write one principle per line"
+        yield (
+            (*place, "revise", "principles"),
+            "has no line; write one principle per line",
+        )
 
 
 def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield the library that reward models need."""
     for section in manifest.examples.values():
-        yield from (("", "torch") for reward in section.rewards if isinstance(reward, ModelReward))
+        yield from (
+            ("", "torch")
+            for reward in section.rewards
+            if isinstance(reward, ModelReward)
+        )
 
 
 STAGE = Stage(

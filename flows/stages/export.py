@@ -21,9 +21,13 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 def _lineage(manifest: Manifest) -> Recipe:
-    """Return the facts on the data in the model card: sources with their licences, and the weights that counted."""
+    """Return the facts on the data in the model card: sources with their licences, and
+    the weights that counted.
+    """
     mix = {} if manifest.mix is None else dump(manifest.mix)
-    has_own_weights = uses_own_weights({} if manifest.mix is None else manifest.mix.model_dump())
+    has_own_weights = uses_own_weights(
+        {} if manifest.mix is None else manifest.mix.model_dump()
+    )
     licences = manifest.licences
     sources = {}
     for name, source in manifest.sources.items():
@@ -37,20 +41,34 @@ def _lineage(manifest: Manifest) -> Recipe:
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the last model that the manifest trains, and held-out text if the loss by rounding is measured."""
+    """Return the last model that the manifest trains, and held-out text if the loss by
+    rounding is measured.
+    """
     measured = ["mix"] if manifest.export is not None and manifest.export.int8 else []
     return ["tokenizer", *measured, model_before(STAGE.name, manifest)]
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield reasons why a GGUF file cannot be written, which would otherwise appear only after the trainings."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield reasons why a GGUF file cannot be written, which would otherwise appear
+    only after the trainings.
+    """
     if manifest.export is None or not manifest.export.gguf:
         return
     place = (STAGE.name, "gguf")
     if find_spec("gguf") is None:
-        yield place, "needs gguf, which is not installed; install it with: pip install 'gristmill[gguf]', or remove it"
+        yield (
+            place,
+            "needs gguf, which is not installed; install it with: pip install "
+            "'gristmill[gguf]', or remove it",
+        )
     if (reason := _why_not_for_llama_cpp(manifest)) is not None:
-        yield place, f"llama.cpp does not support this tokenizer: {reason}; remove it, or choose another tokenizer"
+        yield (
+            place,
+            f"llama.cpp does not support this tokenizer: {reason}; remove it, or "
+            "choose another tokenizer",
+        )
 
 
 def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
@@ -70,9 +88,13 @@ def _why_not_for_llama_cpp(manifest: Manifest) -> str | None:
         path = f"{model.path}/tokenizer.json"
     try:
         if path is None and section is not None:
-            refuse_other_models({"bpe": "BPE"}.get(section.model, section.model), byte_fallback=False)
+            refuse_other_models(
+                {"bpe": "BPE"}.get(section.model, section.model), byte_fallback=False
+            )
         elif path is not None and as_path(path).exists():
-            llama_cpp_vocabulary(Tokenizer.from_str(as_path(path).read_text(encoding="utf-8")), size=0)
+            llama_cpp_vocabulary(
+                Tokenizer.from_str(as_path(path).read_text(encoding="utf-8")), size=0
+            )
     except NotForLlamaCppError as error:
         return str(error)
     return None

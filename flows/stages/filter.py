@@ -1,4 +1,6 @@
-"""`filter`: drops documents by sets of rules, each a threshold on a statistic of the text."""
+"""`filter`: drops documents by sets of rules, each a threshold on a statistic of the
+text.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,34 @@ from gristmill.mixtures.steps.rules import configured_names
 
 
 def columns(section: Filter) -> Iterable[str]:
-    """Return every statistic of the chosen rule sets, and the column with the language whose rules judged."""
+    """Return every statistic of the chosen rule sets, and the column with the language
+    whose rules judged.
+    """
     from gristmill.dataprep.filtering.rule_columns import RULE_COLUMNS
 
     language_column = [RULES_LANGUAGE] if section.by_language else []
-    return [*(name for rule_set in section.rule_sets for name in RULE_COLUMNS[rule_set]), *language_column]
+    return [
+        *(name for rule_set in section.rule_sets for name in RULE_COLUMNS[rule_set]),
+        *language_column,
+    ]
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield the problems of `unknown_languages`."""
     steps = list(manifest.steps.values())
     number = list(manifest.steps).index(name)
-    yield from unknown_languages([step.config for step in steps[: number + 1]], ("prepare", number))
+    yield from unknown_languages(
+        [step.config for step in steps[: number + 1]], ("prepare", number)
+    )
 
 
-def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tuple[Location, str]]:
-    """Yield languages in `by_language` that no document here has, and those that occur twice.
+def unknown_languages(
+    steps: Sequence[Judging], place: Location
+) -> Iterator[tuple[Location, str]]:
+    """Yield languages in `by_language` that no document here has, and those that occur
+    twice.
 
     Args:
         steps: the filter's section, after those of the steps before it.
@@ -39,7 +53,11 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
     assert isinstance(section, Filter)
     if not section.by_language:
         return
-    from gristmill.dataprep.langid.check_languages import known_labels, wanted_languages, why_unknown
+    from gristmill.dataprep.langid.check_languages import (
+        known_labels,
+        wanted_languages,
+        why_unknown,
+    )
     from gristmill.dataprep.langid.language_codes import is_kept, parse_label
 
     langid_step = next((step for step in steps if isinstance(step, LanguageId)), None)
@@ -48,47 +66,73 @@ def unknown_languages(steps: Sequence[Judging], place: Location) -> Iterator[tup
         key_location = (*place, STAGE.name, "by_language", key)
         language = parse_label(key)
         if str(language) in key_of_language:
-            yield key_location, f"is the same language as {key_of_language[str(language)]!r}; keep one of the two"
+            yield (
+                key_location,
+                f"is the same language as {key_of_language[str(language)]!r}; keep "
+                "one of the two",
+            )
         key_of_language[str(language)] = key
         labels = None if langid_step is None else known_labels(langid_step)
         if langid_step is None or labels is None:
             continue
-        if (problem := why_unknown(str(language), labels, model_name(langid_step))) is not None:
+        if (
+            problem := why_unknown(str(language), labels, model_name(langid_step))
+        ) is not None:
             yield key_location, problem
         elif not is_kept(language, kept_languages := wanted_languages(langid_step)):
             yield (
                 key_location,
                 (
-                    f"langid keeps only {', '.join(kept_languages)}, so no document in {key} reaches this step; add it to "
-                    "langid.keep, or remove it"
+                    f"langid keeps only {', '.join(kept_languages)}, so no document in "
+                    f"{key} reaches this step; add it to langid.keep, or remove it"
                 ),
             )
 
 
 def recipe(section: Filter, settings: Recipe) -> Recipe:
-    """Return the settings, with a mark of how a toxicity model sums its rows, since rounding differs between sums."""
-    by_language = {key: _marked(rules) for key, rules in settings.get("by_language", {}).items()}
-    return {**settings, "rules": _marked(settings["rules"]), **({"by_language": by_language} if by_language else {})}
+    """Return the settings, with a mark of how a toxicity model sums its rows, since
+    rounding differs between sums.
+    """
+    by_language = {
+        key: _marked(rules) for key, rules in settings.get("by_language", {}).items()
+    }
+    return {
+        **settings,
+        "rules": _marked(settings["rules"]),
+        **({"by_language": by_language} if by_language else {}),
+    }
 
 
 def _marked(rules: Recipe) -> Recipe:
     toxicity = rules.get("toxicity")
-    return {**rules, "toxicity": {**toxicity, "summed_by": "product"}} if toxicity else rules
+    return (
+        {**rules, "toxicity": {**toxicity, "summed_by": "product"}}
+        if toxicity
+        else rules
+    )
 
 
 def imports(section: Filter) -> list[str]:
     """Return the preload of spaCy's tokenizer, if any rules count its words."""
-    return ["gristmill.dataprep.words.spacy_preload"] if "exact" in _words(section) else []
+    return (
+        ["gristmill.dataprep.words.spacy_preload"] if "exact" in _words(section) else []
+    )
 
 
 def needs_libraries(section: Filter) -> list[tuple[str, str]]:
-    """Return the libraries that split words, if rules do not count gristmill's own words."""
+    """Return the libraries that split words, if rules do not count gristmill's own
+    words.
+    """
     library_of = {"exact": "spacy", "language": "datatrove"}
-    return [("", library_of[words]) for words in sorted(_words(section) & library_of.keys())]
+    return [
+        ("", library_of[words]) for words in sorted(_words(section) & library_of.keys())
+    ]
 
 
 def _words(section: Filter) -> set[str]:
-    """Return the definitions of words that the rules count: `words` of each set that has the key."""
+    """Return the definitions of words that the rules count: `words` of each set that
+    has the key.
+    """
     definitions: set[str] = set()
     for rules in (section.rules, *section.by_language.values()):
         for name in configured_names(rules):

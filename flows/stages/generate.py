@@ -1,10 +1,20 @@
-"""`generate`: a language model writes documents from those of other sources, before all sources are read."""
+"""`generate`: a language model writes documents from those of other sources, before all
+sources are read.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gristmill.flows.stages import annotate, decontaminate, dedup, filter, judge, langid, quality
+from gristmill.flows.stages import (
+    annotate,
+    decontaminate,
+    dedup,
+    filter,
+    judge,
+    langid,
+    quality,
+)
 from gristmill.flows.stages.ingest import read_sources
 from gristmill.flows.stages.sections import dump, name_outside_files, step_recipe
 from gristmill.flows.stages.stage import Location, Recipe, Stage
@@ -15,60 +25,97 @@ from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.steps.quality import Quality
 
 CHOOSING = {
-    module.STAGE.name: module.STAGE for module in (filter, dedup, langid, quality, decontaminate, annotate, judge)
+    module.STAGE.name: module.STAGE
+    for module in (filter, dedup, langid, quality, decontaminate, annotate, judge)
 }
 """The steps that select parents."""
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the settings of each generated source, and the sources of their parents as they are read."""
+    """Return the settings of each generated source, and the sources of their parents as
+    they are read.
+    """
     sources = manifest.generated_sources
     if not sources:
         return None
-    parents = {parent for source in sources.values() for parent in source.generate.parents}
-    recipe, arguments = read_sources(manifest, verify, [name for name in manifest.document_sources if name in parents])
+    parents = {
+        parent for source in sources.values() for parent in source.generate.parents
+    }
+    recipe, arguments = read_sources(
+        manifest,
+        verify,
+        [name for name in manifest.document_sources if name in parents],
+    )
     order = generation_order(sources)
-    generated = [{"name": name, **_recipe(sources[name].generate, manifest, verify)} for name in order]
+    generated = [
+        {"name": name, **_recipe(sources[name].generate, manifest, verify)}
+        for name in order
+    ]
     sections = {name: dump(sources[name].generate) for name in order}
     return (
         {**recipe, "generated": generated, "seed": manifest.seed},
-        {**arguments, "generate": sections, "order": order, "ingest": dump(manifest.ingest)},
+        {
+            **arguments,
+            "generate": sections,
+            "order": order,
+            "ingest": dump(manifest.ingest),
+        },
     )
 
 
 def _recipe(section: Generate, manifest: Manifest, verify: bool) -> Recipe:
-    """Return the settings without access to models, with the steps' versions and the checksum of a prompt that comes
-    with gristmill."""
+    """Return the settings without access to models, with the steps' versions and the
+    checksum of a prompt that comes with gristmill.
+    """
     from gristmill.dataprep.llm.prompt_templates import shipped
 
     settings = name_outside_files(dump(section), section, verify)
     model = {key: value for key, value in settings["model"].items() if key not in HOW}
     steps = [
         {
-            step.stage: step_recipe(CHOOSING[step.stage], step.config, manifest, verify)[0],
+            step.stage: step_recipe(
+                CHOOSING[step.stage], step.config, manifest, verify
+            )[0],
             "version": CHOOSING[step.stage].version,
         }
         for step in section.prepare
     ]
-    prompt = {} if section.template is not None else {"prompt": shipped(f"generate-{section.style}").sha256}
+    prompt = (
+        {}
+        if section.template is not None
+        else {"prompt": shipped(f"generate-{section.style}").sha256}
+    )
     return {**settings, "model": model, "prepare": steps, **prompt}
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield an invalid template or one with unknown variables, here and in the judges of parents."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield an invalid template or one with unknown variables, here and in the judges
+    of parents.
+    """
     from gristmill.dataprep.llm.generated_documents import GIVEN
-    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
+    from gristmill.dataprep.llm.prompt_templates import (
+        TemplateProblemError,
+        read_template,
+    )
 
     for source, section in manifest.generated_sources.items():
         try:
-            read_template(section.generate.template, f"generate-{section.generate.style}").check(GIVEN)
+            read_template(
+                section.generate.template, f"generate-{section.generate.style}"
+            ).check(GIVEN)
         except TemplateProblemError as error:
             yield ("sources", source, "generate", "template"), str(error)
         for number, step in enumerate(section.generate.prepare):
             place = ("sources", source, "generate", "prepare", number, step.stage)
             if isinstance(step.config, Question):
                 yield from judge.wrong_question(step.config, place)
-            elif isinstance(step.config, Quality) and step.config.judge is not None and step.config.judge.model:
+            elif (
+                isinstance(step.config, Quality)
+                and step.config.judge is not None
+                and step.config.judge.model
+            ):
                 yield from judge.wrong_question(step.config.judge, (*place, "judge"))
 
 

@@ -1,4 +1,6 @@
-"""`import_tokens`: reads tokens that another tool has written, as sources of the mixture."""
+"""`import_tokens`: reads tokens that another tool has written, as sources of the
+mixture.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,32 @@ from gristmill.mixtures.manifest import Manifest
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """Return the sources of tokens, with the listings of their files."""
-    sources = {name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS) for name, source in manifest.token_sources.items()}
+    sources = {
+        name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS)
+        for name, source in manifest.token_sources.items()
+    }
     if not sources:
         return None
     from gristmill.tokenize.importing.token_files import token_listing
 
-    listings = {name: token_listing(name, source, verify) for name, source in sources.items()}
+    listings = {
+        name: token_listing(name, source, verify) for name, source in sources.items()
+    }
     recipes = {}
     arguments = {}
     for name, source in sources.items():
         settings = {key: value for key, value in source.items() if key != "tokens"}
         recipes[name] = {**settings, "listing": listings[name]}
         arguments[name] = {**source, "listing": listings[name]}
-    # The stage compares the listing with the files that it finds: files that changed in the meantime are an error.
+    # The stage compares the listing with the files that it finds: files that changed in
+    # the meantime are an error.
     return {"sources": recipes}, {"sources": arguments}
 
 
-STAGE = Stage("import_tokens", 1, "gristmill.tokenize.importing.import_tokens:run", configure, only("tokenizer"))
+STAGE = Stage(
+    "import_tokens",
+    1,
+    "gristmill.tokenize.importing.import_tokens:run",
+    configure,
+    only("tokenizer"),
+)

@@ -19,11 +19,17 @@ OWN_KEYS = ("list", "read")
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the sources of documents, with the listings of their files, and the names of generated sources."""
+    """Return the sources of documents, with the listings of their files, and the names
+    of generated sources.
+    """
     if not manifest.text_sources:
         return None
     recipe, arguments = read_sources(manifest, verify, list(manifest.document_sources))
-    generated = {"generated": list(manifest.generated_sources)} if manifest.generated_sources else {}
+    generated = (
+        {"generated": list(manifest.generated_sources)}
+        if manifest.generated_sources
+        else {}
+    )
     return {**recipe, **generated}, arguments
 
 
@@ -32,29 +38,56 @@ def needs(manifest: Manifest) -> list[str]:
     return [GENERATE] if manifest.generated_sources else []
 
 
-def read_sources(manifest: Manifest, verify: bool, names: Sequence[str]) -> tuple[Recipe, Recipe]:
-    """Return the recipe of some sources, with the listings of their files, and the further arguments of the stage."""
+def read_sources(
+    manifest: Manifest, verify: bool, names: Sequence[str]
+) -> tuple[Recipe, Recipe]:
+    """Return the recipe of some sources, with the listings of their files, and the
+    further arguments of the stage.
+    """
     from gristmill.dataprep.reading.sources import listing
 
     dumped = {
-        name: dump(source, *MIXTURE_KEYS, *NOTE_KEYS, *(key for key in OWN_KEYS if getattr(source, key) is None))
+        name: dump(
+            source,
+            *MIXTURE_KEYS,
+            *NOTE_KEYS,
+            *(key for key in OWN_KEYS if getattr(source, key) is None),
+        )
         for name, source in manifest.document_sources.items()
         if name in names
     }
-    settings = {name: {key: value for key, value in source.items() if key != "path"} for name, source in dumped.items()}
-    listings = {name: listing(name, source, verify=verify) for name, source in dumped.items()}
+    settings = {
+        name: {key: value for key, value in source.items() if key != "path"}
+        for name, source in dumped.items()
+    }
+    listings = {
+        name: listing(name, source, verify=verify) for name, source in dumped.items()
+    }
     recipe = {
         "ingest": dump(manifest.ingest),
-        "sources": {name: {**settings[name], "listing": listings[name]} for name in dumped},
+        "sources": {
+            name: {**settings[name], "listing": listings[name]} for name in dumped
+        },
     }
-    # The stage compares the listing with the files that it finds: files that changed in the meantime are an error.
-    return recipe, {"sources": {name: {**source, "listing": listings[name]} for name, source in dumped.items()}}
+    # The stage compares the listing with the files that it finds: files that changed in
+    # the meantime are an error.
+    return recipe, {
+        "sources": {
+            name: {**source, "listing": listings[name]}
+            for name, source in dumped.items()
+        }
+    }
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield problems that the source of a reader shows, without running it."""
     for source, section in manifest.document_sources.items():
-        if section.read is not None and (problem := misfit(section.read, num_positional=1)) is not None:
+        if (
+            section.read is not None
+            and (problem := misfit(section.read, num_positional=1)) is not None
+        ):
             yield ("sources", source, "read"), problem
 
 

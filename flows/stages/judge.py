@@ -11,8 +11,12 @@ from gristmill.mixtures.steps.judge import Judge, Question
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 
 
-def asked_recipe(section: Question | JudgePairs, settings: Recipe, shipped_name: str = "") -> Recipe:
-    """Return the settings without access to the judges, with the checksum of a question that comes with gristmill."""
+def asked_recipe(
+    section: Question | JudgePairs, settings: Recipe, shipped_name: str = ""
+) -> Recipe:
+    """Return the settings without access to the judges, with the checksum of a question
+    that comes with gristmill.
+    """
     from gristmill.dataprep.llm.prompt_templates import shipped
 
     models = {
@@ -26,10 +30,15 @@ def asked_recipe(section: Question | JudgePairs, settings: Recipe, shipped_name:
     return {**settings, **models, "question": shipped(name).sha256}
 
 
-def wrong_question(section: Question, place: Location) -> Iterator[tuple[Location, str]]:
+def wrong_question(
+    section: Question, place: Location
+) -> Iterator[tuple[Location, str]]:
     """Yield an invalid schema or template, or a template with unknown variables."""
     from gristmill.dataprep.llm.judge import GIVEN
-    from gristmill.dataprep.llm.prompt_templates import TemplateProblemError, read_template
+    from gristmill.dataprep.llm.prompt_templates import (
+        TemplateProblemError,
+        read_template,
+    )
     from gristmill.dataprep.llm.prompting import json_schema_problem
 
     if (problem := json_schema_problem(section.answer)) is not None:
@@ -40,11 +49,15 @@ def wrong_question(section: Question, place: Location) -> Iterator[tuple[Locatio
         yield (*place, "template"), str(error)
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield problems with the question."""
     step = manifest.steps[name]
     assert isinstance(step.config, Judge)
-    yield from wrong_question(step.config, ("prepare", list(manifest.steps).index(name), step.stage))
+    yield from wrong_question(
+        step.config, ("prepare", list(manifest.steps).index(name), step.stage)
+    )
 
 
 STAGE = Stage(

@@ -1,4 +1,6 @@
-"""`langid`: identifies the language of each document, and drops other languages than the kept ones."""
+"""`langid`: identifies the language of each document, and drops other languages than
+the kept ones.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,22 @@ from gristmill.mixtures.steps.langid import LanguageId
 
 
 def columns(section: LanguageId) -> Iterable[str]:
-    """Return the columns for the language, the model's confidence, and the measurements of lines."""
-    lines = ["line_languages", "line_language_share", "language_lines_cut", "language_lines_left"]
-    return ["language", "language_score", "script", *(lines if section.lines else []), "edits"]
+    """Return the columns for the language, the model's confidence, and the measurements
+    of lines.
+    """
+    lines = [
+        "line_languages",
+        "line_language_share",
+        "language_lines_cut",
+        "language_lines_left",
+    ]
+    return [
+        "language",
+        "language_score",
+        "script",
+        *(lines if section.lines else []),
+        "edits",
+    ]
 
 
 def leaves_out(section: LanguageId) -> Collection[str]:
@@ -23,16 +38,26 @@ def leaves_out(section: LanguageId) -> Collection[str]:
     return () if is_other_model(section.model) else ("model",)
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield languages that the model does not know, if the model is available."""
     section = manifest.steps[name].config
     assert isinstance(section, LanguageId)
     yield from unknown_languages(section, ("prepare", list(manifest.steps).index(name)))
 
 
-def unknown_languages(section: LanguageId, place: Location) -> Iterator[tuple[Location, str]]:
-    """Yield languages of a step that its model does not know, if the model is available; `place` locates the step."""
-    from gristmill.dataprep.langid.check_languages import known_labels, wanted_languages, why_unknown
+def unknown_languages(
+    section: LanguageId, place: Location
+) -> Iterator[tuple[Location, str]]:
+    """Yield languages of a step that its model does not know, if the model is
+    available; `place` locates the step.
+    """
+    from gristmill.dataprep.langid.check_languages import (
+        known_labels,
+        wanted_languages,
+        why_unknown,
+    )
 
     if (labels := known_labels(section)) is None:
         return

@@ -12,7 +12,9 @@ from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the merged steps, their weights, and the settings of the model's measurement."""
+    """Return the merged steps, their weights, and the settings of the model's
+    measurement.
+    """
     section = manifest.merge
     pretrain = manifest.pretrain
     if section is None or pretrain is None:
@@ -27,10 +29,16 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     }, {}
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield an error if the checkpoints would be deleted before."""
     assert manifest.merge is not None
-    problem = merge_problems(manifest.engine.checkpoint_every, manifest.engine.permanent_every, manifest.merge.every)
+    problem = merge_problems(
+        manifest.engine.checkpoint_every,
+        manifest.engine.permanent_every,
+        manifest.merge.every,
+    )
     if problem is not None:
         yield (STAGE.name, "every"), problem
 

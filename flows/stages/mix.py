@@ -16,7 +16,8 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if manifest.mix is None:
         return None
     sources = {
-        name: source.model_dump(mode="json", include=set(MIXTURE_KEYS)) for name, source in manifest.sources.items()
+        name: source.model_dump(mode="json", include=set(MIXTURE_KEYS))
+        for name, source in manifest.sources.items()
     }
     dumped = dump(manifest.mix, "seed")
     mix = name_outside_files(dumped, manifest.mix, verify)
@@ -25,13 +26,18 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     if uses_own_weights(manifest.mix.model_dump()):
         return recipe, arguments
     unweighted_sources = {
-        name: {key: value for key, value in source.items() if key != "weight"} for name, source in sources.items()
+        name: {key: value for key, value in source.items() if key != "weight"}
+        for name, source in sources.items()
     }
     return {**recipe, "sources": unweighted_sources}, {**arguments, "sources": sources}
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield each invalid `where` and `epochs` of the sources, also if it has a column that nothing measures."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield each invalid `where` and `epochs` of the sources, also if it has a column
+    that nothing measures.
+    """
     expressions = [
         (("sources", source, key), expression)
         for source, section in manifest.sources.items()
@@ -44,7 +50,10 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     from gristmill.tokenize.mixing.quotas import MixError
     from gristmill.tokenize.mixing.source_filters import check_names
 
-    names = [*OF_TOKENS, *(name for columns in names_of(measured).values() for name in columns.values())]
+    names = [
+        *OF_TOKENS,
+        *(name for columns in names_of(measured).values() for name in columns.values()),
+    ]
     for location, expression in expressions:
         key = ".".join(location)
         of_source = [METADATA] if location[1] in manifest.text_sources else []

@@ -1,4 +1,6 @@
-"""`model`: takes a model that was trained elsewhere, for stages that tune, measure or export it."""
+"""`model`: takes a model that was trained elsewhere, for stages that tune, measure or
+export it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     return name_outside_files(settings, manifest.model, verify), settings
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield an error for a model that this decoder cannot run."""
     assert manifest.model is not None
     message = why_no_model(manifest.model.path, tokenizer_of(manifest))

@@ -1,8 +1,10 @@
-"""The plan of a manifest: its stages in order, each with the fingerprint that is known before anything runs.
+"""The plan of a manifest: its stages in order, each with the fingerprint that is known
+before anything runs.
 
-A fingerprint is the hash of the stage's name and version, of its recipe (the part of the manifest, and the listing of
-outside files, that can change its result) and of the fingerprints of its inputs. Settings of the execution (workers,
-ranks, runner, absolute paths) are not in any fingerprint.
+A fingerprint is the hash of the stage's name and version, of its recipe (the part of
+the manifest, and the listing of outside files, that can change its result) and of the
+fingerprints of its inputs. Settings of the execution (workers, ranks, runner, absolute
+paths) are not in any fingerprint.
 """
 
 from __future__ import annotations
@@ -31,13 +33,16 @@ class Node:
         fingerprint: identifier of its output.
         recipe: part of the manifest that is in the fingerprint.
         config: argument of its function.
-        inputs: name of a stage of the plan -> its fingerprint, in the order of the pipeline.
+        inputs: name of a stage of the plan -> its fingerprint, in the order of the
+            pipeline.
         edits: the inputs whose edits are applied to texts, in that order.
-        called: its name if that is not the stage's: for a repeated or named step of `prepare`, and for a stage with
-            `instances`.
+        called: its name if that is not the stage's: for a repeated or named step of
+            `prepare`, and for a stage with `instances`.
         settings: settings of a step of `prepare`, as in the manifest.
-        alias: identity of the earlier output whose files equal this one's; empty if this output has its own.
-        kept_version: version of the stage that wrote the output, if a run keeps it across a version change.
+        alias: identity of the earlier output whose files equal this one's; empty if
+            this output has its own.
+        kept_version: version of the stage that wrote the output, if a run keeps it
+            across a version change.
     """
 
     stage: Stage
@@ -63,17 +68,23 @@ class Node:
 
     @property
     def own_fingerprint(self) -> str:
-        """The fingerprint of the output of the stage's present version, whatever output is kept."""
+        """The fingerprint of the output of the stage's present version, whatever output
+        is kept.
+        """
         return fingerprint(self.stage, dict(self.recipe), self.inputs)
 
     @property
     def uses_workers(self) -> bool:
         """True if its work is divided among `engine.workers`."""
-        return self.stage.judges or (self.stage.parallel and not self.stage.is_short(dict(self.recipe)))
+        return self.stage.judges or (
+            self.stage.parallel and not self.stage.is_short(dict(self.recipe))
+        )
 
 
 Plan = dict[str, Node]
-"""Name -> node, in the order in which the stages run. A run replaces nodes when an output's identity becomes known."""
+"""Name -> node, in the order in which the stages run. A run replaces nodes when an
+output's identity becomes known.
+"""
 
 
 class UnknownStageError(ValueError):
@@ -96,7 +107,8 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
 
     Args:
         manifest: a validated manifest.
-        verify_inputs: hash the content of outside files, instead of trusting size and time.
+        verify_inputs: hash the content of outside files, instead of trusting size and
+            time.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source's path matches nothing.
@@ -109,8 +121,11 @@ def make_plan(manifest: Manifest, verify_inputs: bool = False) -> Plan:
     return plan
 
 
-def add_later_stages(plan: Plan, manifest: Manifest, settle: Callable[[Node], Node]) -> Plan:
-    """Return a plan that ends early, extended by the later stages of its manifest, for questions about them.
+def add_later_stages(
+    plan: Plan, manifest: Manifest, settle: Callable[[Node], Node]
+) -> Plan:
+    """Return a plan that ends early, extended by the later stages of its manifest, for
+    questions about them.
 
     Sources are not read; stages whose outside files are missing are left out.
 
@@ -128,18 +143,36 @@ def add_later_stages(plan: Plan, manifest: Manifest, settle: Callable[[Node], No
         except (OSError, ValueError):
             continue
         if configured is not None:
-            extended[placed.name] = settle(_node(placed, configured, extended, manifest))
+            extended[placed.name] = settle(
+                _node(placed, configured, extended, manifest)
+            )
     return extended
 
 
-def _node(placed: _Placed, configured: tuple[Recipe, Recipe], plan: Plan, manifest: Manifest) -> Node:
+def _node(
+    placed: _Placed, configured: tuple[Recipe, Recipe], plan: Plan, manifest: Manifest
+) -> Node:
     recipe, arguments = configured
     inputs = {name: plan[name].identity for name in placed.needs if name in plan}
-    edits = tuple(name for name, step in manifest.steps.items() if step.config.edits_text and name in inputs)
+    edits = tuple(
+        name
+        for name, step in manifest.steps.items()
+        if step.config.edits_text and name in inputs
+    )
     node_fingerprint = fingerprint(placed.stage, recipe, inputs)
     instance_name = placed.name if placed.name != placed.stage.name else ""
-    config = {**recipe, **arguments} if placed.settings is None else arguments  # a step receives all its settings
-    return Node(placed.stage, node_fingerprint, recipe, config, inputs, edits, instance_name, placed.settings)
+    # a step receives all its settings
+    config = {**recipe, **arguments} if placed.settings is None else arguments
+    return Node(
+        placed.stage,
+        node_fingerprint,
+        recipe,
+        config,
+        inputs,
+        edits,
+        instance_name,
+        placed.settings,
+    )
 
 
 def settle_plan(plan: Plan, settle: Callable[[Node], Node]) -> Plan:
@@ -147,24 +180,30 @@ def settle_plan(plan: Plan, settle: Callable[[Node], Node]) -> Plan:
 
     Args:
         plan: the stages.
-        settle: returns a node with the alias, or the kept output, that the store has for it.
+        settle: returns a node with the alias, or the kept output, that the store has
+            for it.
     """
     settled: Plan = {}
     for name, node in plan.items():
-        inputs = {input_name: settled[input_name].identity for input_name in node.inputs}
+        inputs = {
+            input_name: settled[input_name].identity for input_name in node.inputs
+        }
         resolved = replace(node, inputs=inputs, alias="", kept_version=None)
         settled[name] = settle(replace(resolved, fingerprint=resolved.own_fingerprint))
     return settled
 
 
 def present_stages(manifest: Manifest) -> list[str]:
-    """Return the names of a manifest's stages, in the order in which they run, even if their data do not exist yet."""
+    """Return the names of a manifest's stages, in the order in which they run, even if
+    their data do not exist yet.
+    """
     names = []
     for placed in _placed(manifest):
         try:
             if placed.configure(False) is not None:
                 names.append(placed.name)
-        except (OSError, ValueError):  # a file is missing that the stage needs, so the stage is present
+        except (OSError, ValueError):
+            # a file is missing that the stage needs, so the stage is present
             names.append(placed.name)
     return names
 
@@ -173,40 +212,60 @@ def fingerprint(stage: Stage, recipe: Recipe, inputs: Mapping[str, str]) -> str:
     """Hash of a stage's name, version, recipe and inputs: 64 hexadecimal digits."""
     return hashlib.sha256(
         canonical_json(
-            {"stage": stage.name, "version": stage.version, "recipe": recipe, "inputs": list(inputs.items())}
+            {
+                "stage": stage.name,
+                "version": stage.version,
+                "recipe": recipe,
+                "inputs": list(inputs.items()),
+            }
         )
     ).hexdigest()
 
 
 def _placed(manifest: Manifest) -> list[_Placed]:
-    """Return all stages, each after those that it needs, and otherwise in the order of the registry."""
+    """Return all stages, each after those that it needs, and otherwise in the order of
+    the registry.
+    """
     waiting = list(_listed(manifest))
     placed: list[_Placed] = []
     while waiting:
         names = {entry.name for entry in waiting}
         ready = next((entry for entry in waiting if not names & set(entry.needs)), None)
         if ready is None:
-            raise ValueError(f"the stages {', '.join(sorted(names))} need each other in a cycle")
+            raise ValueError(
+                f"the stages {', '.join(sorted(names))} need each other in a cycle"
+            )
         waiting.remove(ready)
         placed.append(ready)
     return placed
 
 
 def _listed(manifest: Manifest) -> Iterator[_Placed]:
-    """Yield all stages in the order of the registry, with the steps of `prepare` in the manifest's order after
-    ingest."""
+    """Yield all stages in the order of the registry, with the steps of `prepare` in the
+    manifest's order after ingest.
+    """
     for stage in STAGES.values():
         if stage.judges:
             continue
-        instances = {stage.name: manifest} if stage.instances is None else stage.instances(manifest)
+        instances = (
+            {stage.name: manifest}
+            if stage.instances is None
+            else stage.instances(manifest)
+        )
         for name, part in instances.items():
-            yield _Placed(name, stage, stage.needs(part), partial(stage.configure, part))
+            yield _Placed(
+                name, stage, stage.needs(part), partial(stage.configure, part)
+            )
         if stage.name != INGEST:
             continue
         before = [INGEST]
         for name, step in manifest.steps.items():
             step_stage = STAGES[step.stage]
             yield _Placed(
-                name, step_stage, tuple(before), partial(step_recipe, step_stage, step.config, manifest), step.config
+                name,
+                step_stage,
+                tuple(before),
+                partial(step_recipe, step_stage, step.config, manifest),
+                step.config,
             )
             before.append(name)

@@ -1,4 +1,6 @@
-"""`pretrain`: trains a model from random weights, or from a checkpoint's, on the mixture."""
+"""`pretrain`: trains a model from random weights, or from a checkpoint's, on the
+mixture.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +24,38 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     recipe, arguments = recipe_of("pretrain", manifest.pretrain, manifest, verify)
     if manifest.pretrain.model.init_from is not None:
-        # A model that was trained on longer rows keeps its context; earlier it got the length of these rows.
+        # A model that was trained on longer rows keeps its context; earlier it got the
+        # length of these rows.
         files = {"files": recipe["model"]["init_from"], "context": "kept"}
         recipe["model"] = {**recipe["model"], "init_from": files}
     return recipe, arguments
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield a model that cannot be trained further, or a tokenizer without the special tokens of the objective."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield a model that cannot be trained further, or a tokenizer without the special
+    tokens of the objective.
+    """
     assert manifest.pretrain is not None
     folder = manifest.pretrain.model.init_from
     masked = manifest.pretrain.masked
     length = None if manifest.mix is None else manifest.mix.sequence_length
-    message = None if folder is None else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind, length)
+    message = (
+        None
+        if folder is None
+        else why_no_model(folder, manifest.tokenizer, manifest.pretrain.kind, length)
+    )
     if message is not None:
         yield ("pretrain", "model", "init_from"), message
     tokenizer = _given_tokenizer(manifest.tokenizer)
     spans = manifest.pretrain.spans
     if spans is not None and tokenizer is not None and manifest.mix is not None:
-        problem = lacking(spans[1], manifest.mix.sequence_length, lambda name: tokenizer.token_to_id(name) is not None)
+        problem = lacking(
+            spans[1],
+            manifest.mix.sequence_length,
+            lambda name: tokenizer.token_to_id(name) is not None,
+        )
         if problem is not None:
             yield ("pretrain", spans[0]), problem
     if (
@@ -58,10 +73,14 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
 
 
 def why_no_model(
-    path: str, tokenizer: Tokenizer | None, kind: Kind = "decoder", length: int | None = None
+    path: str,
+    tokenizer: Tokenizer | None,
+    kind: Kind = "decoder",
+    length: int | None = None,
 ) -> str | None:
-    """Return the reason why a model cannot run here, with a tokenizer, or on rows of `length` tokens; None if it
-    can."""
+    """Return the reason why a model cannot run here, with a tokenizer, or on rows of
+    `length` tokens; None if it can.
+    """
     folder = as_path(path)
     if not folder.exists():
         return None  # it is reported as a missing file
@@ -74,24 +93,42 @@ def why_no_model(
     except (OSError, ValueError) as error:
         return str(error)
     external_tokenizer = _given_tokenizer(tokenizer)
-    num_ids = None if external_tokenizer is None else external_tokenizer.get_vocab_size()
+    num_ids = (
+        None if external_tokenizer is None else external_tokenizer.get_vocab_size()
+    )
     if num_ids is not None and num_ids > shape.vocab_size:
         return (
-            f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has {num_ids}; give the model's own "
-            "tokenizer as tokenizer.path, and a chat template of its own special tokens (tokenizer.chat_template)"
+            f"{folder}: the model has {shape.vocab_size} ids, but its tokenizer has "
+            f"{num_ids}; give the model's own tokenizer as tokenizer.path, and a chat "
+            "template of its own special tokens (tokenizer.chat_template)"
         )
     return None
 
 
 def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
-    """Return an external tokenizer with its added special tokens; None if it is trained here or cannot be read."""
-    from gristmill.tokenize.encoding.tokenizer import TokenizerError, read_external, read_template
+    """Return an external tokenizer with its added special tokens; None if it is trained
+    here or cannot be read.
+    """
+    from gristmill.tokenize.encoding.tokenizer import (
+        TokenizerError,
+        read_external,
+        read_template,
+    )
 
-    if tokenizer is None or tokenizer.path is None or not as_path(tokenizer.path).is_file():
+    if (
+        tokenizer is None
+        or tokenizer.path is None
+        or not as_path(tokenizer.path).is_file()
+    ):
         return None
     try:
         with_chat = read_template(tokenizer) is not None
-        return read_external(as_path(tokenizer.path), tokenizer.special_tokens, with_chat, tokenizer.end_of_text)
+        return read_external(
+            as_path(tokenizer.path),
+            tokenizer.special_tokens,
+            with_chat,
+            tokenizer.end_of_text,
+        )
     except TokenizerError:
         return None  # the stage `tokenizer` reports it
 

@@ -1,4 +1,6 @@
-"""`quality`: scores documents with a classifier, by perplexity or by heuristics, and drops the worst."""
+"""`quality`: scores documents with a classifier, by perplexity or by heuristics, and
+drops the worst.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +14,30 @@ from gristmill.mixtures.yaml_text import did_you_mean
 
 
 def recipe(section: Quality, settings: Recipe) -> Recipe:
-    """Return the settings, with marks for the scorer of an ARPA file and for how a classifier sums its rows, since
-    rounding differs between scorers and between sums."""
+    """Return the settings, with marks for the scorer of an ARPA file and for how a
+    classifier sums its rows, since rounding differs between scorers and between sums.
+    """
     if section.perplexity is not None and section.perplexity.kenlm is not None:
-        settings = {**settings, "perplexity": {**settings["perplexity"], "scored_by": "kenlm"}}
+        settings = {
+            **settings,
+            "perplexity": {**settings["perplexity"], "scored_by": "kenlm"},
+        }
     if section.classifier is not None:
-        settings = {**settings, "classifier": {**settings["classifier"], "summed_by": "product"}}
+        settings = {
+            **settings,
+            "classifier": {**settings["classifier"], "summed_by": "product"},
+        }
     if section.judge is not None and section.judge.model is not None:
         settings = {**settings, "judge": asked_recipe(section.judge, settings["judge"])}
     return settings
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
-    """Yield a judge's column that no earlier step measures, and problems with a judge's question."""
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
+    """Yield a judge's column that no earlier step measures, and problems with a judge's
+    question.
+    """
     from gristmill.dataprep.where_sql import names_of
 
     section = manifest.steps[name].config
@@ -36,21 +49,28 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
     if section.judge.model is not None:
         yield from wrong_question(section.judge, place)
     before = names_of({step: measured[step] for step in list(manifest.steps)[:number]})
-    known_columns = [column for columns in before.values() for column in columns.values()]
+    known_columns = [
+        column for columns in before.values() for column in columns.values()
+    ]
     column = section.judge.column
     if column is not None and column not in known_columns:
         yield (
             (*place, "column"),
             (
-                f"no earlier step measures {column!r}{did_you_mean(column, known_columns)}; there are "
+                "no earlier step measures "
+                f"{column!r}{did_you_mean(column, known_columns)}; there are "
                 f"{', '.join(known_columns) or 'none'}"
             ),
         )
 
 
 def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
-    """Yield the libraries that train a fastText classifier, and that score with an external n-gram model."""
-    if section.distil == "fasttext" or (section.classifier is not None and section.classifier.model is None):
+    """Yield the libraries that train a fastText classifier, and that score with an
+    external n-gram model.
+    """
+    if section.distil == "fasttext" or (
+        section.classifier is not None and section.classifier.model is None
+    ):
         yield "", "fasttext"
     if section.perplexity is not None and section.perplexity.kenlm is not None:
         yield "", "kenlm"
@@ -64,11 +84,18 @@ STAGE = Stage(
     needs_libraries=needs_libraries,
     imports=lambda settings: [
         *(["fasttext"] if settings.classifier else []),
-        *(["httpx"] if settings.judge is not None and settings.judge.model is not None else []),
+        *(
+            ["httpx"]
+            if settings.judge is not None and settings.judge.model is not None
+            else []
+        ),
     ],
     preflight=preflight,
     columns=lambda section: [*section.scores, "perplexity_bucket"],
     recipe=recipe,
     ranking="gristmill.dataprep.quality.whatif_keep_top:keep_top_rule",
-    report=("gristmill.flows.report.document_sections:quality", "gristmill.flows.report.llm_sections:judges"),
+    report=(
+        "gristmill.flows.report.document_sections:quality",
+        "gristmill.flows.report.llm_sections:judges",
+    ),
 )

@@ -1,4 +1,6 @@
-"""`reference`: computes the log-probabilities of the answers under the model from which preferences are learned."""
+"""`reference`: computes the log-probabilities of the answers under the model from which
+preferences are learned.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,24 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the settings that determine the starting model's log-probabilities, besides model and answers."""
+    """Return the settings that determine the starting model's log-probabilities,
+    besides model and answers.
+    """
     section = manifest.dpo
     if section is None:
         return None
-    # The size of a forward pass does not change results, and this stage does not compute losses. Single answers are
-    # encoded differently from pairs; all other losses share one recipe.
+    # The size of a forward pass does not change results, and this stage does not
+    # compute losses. Single answers are encoded differently from pairs; all other
+    # losses share one recipe.
     settings: Recipe = {"answers": True} if section.loss == "kto" else {}
     if section.lora is not None and section.lora.base is not None:
-        settings["rounded"] = {"base": section.lora.base, "targets": section.lora.targets}
-    return {"precision": section.precision, **settings}, {"micro_batch_size": section.micro_batch_size}
+        settings["rounded"] = {
+            "base": section.lora.base,
+            "targets": section.lora.targets,
+        }
+    return {"precision": section.precision, **settings}, {
+        "micro_batch_size": section.micro_batch_size
+    }
 
 
 def needs(manifest: Manifest) -> list[str]:

@@ -1,7 +1,7 @@
 """The registry of all stages.
 
-A stage of a file in this folder is listed in `ORDER`; one from elsewhere is added with `register`. Other code asks
-`STAGES`, or a plan's nodes, for facts on stages.
+A stage of a file in this folder is listed in `ORDER`; one from elsewhere is added with
+`register`. Other code asks `STAGES`, or a plan's nodes, for facts on stages.
 """
 
 from __future__ import annotations
@@ -89,8 +89,10 @@ ORDER = (
     evaluate,
     export,
 )
-"""The stages in the order in which they are listed, and in which they run unless their needs require another: steps of
-`prepare` run in the manifest's order, and a stage that needs a later one runs after it."""
+"""The stages in the order in which they are listed, and in which they run unless their
+needs require another: steps of `prepare` run in the manifest's order, and a stage that
+needs a later one runs after it.
+"""
 STAGES: dict[str, Stage] = {}
 """Name -> stage."""
 
@@ -100,16 +102,20 @@ LAST = export.STAGE.name
 TOKENIZER, TOKENIZE, MIX, TEXT_INDEX, PRETRAIN = (
     module.STAGE.name for module in (tokenizer, tokenize, mix, text_index, pretrain)
 )
-"""Names of stages that have whole pages: the tokenizer, the tokens of all documents, the packed set, its index, the
-training on it."""
+"""Names of stages that have whole pages: the tokenizer, the tokens of all documents,
+the packed set, its index, the training on it.
+"""
 
 
 class StageNameError(ValueError):
-    """A stage was registered under an existing name, or after a stage that does not exist."""
+    """A stage was registered under an existing name, or after a stage that does not
+    exist.
+    """
 
 
 def register(stage: Stage, behind: str = INGEST) -> None:
-    """Add a stage, which can then be used in a manifest, run, and queried like those of gristmill.
+    """Add a stage, which can then be used in a manifest, run, and queried like those of
+    gristmill.
 
     Args:
         stage: a step of `prepare`, or a stage with its own `configure`.
@@ -121,7 +127,9 @@ def register(stage: Stage, behind: str = INGEST) -> None:
     if stage.name in STAGES:
         raise StageNameError(f"there is already a stage {stage.name!r}")
     if behind not in STAGES:
-        raise StageNameError(f"there is no stage {behind!r}; there are {', '.join(STAGES)}")
+        raise StageNameError(
+            f"there is no stage {behind!r}; there are {', '.join(STAGES)}"
+        )
     items = list(STAGES.items())
     place = list(STAGES).index(behind) + 1
     STAGES.clear()
@@ -136,13 +144,16 @@ def unregister(name: str) -> None:
 
 
 def measured_by(step: Step) -> list[str]:
-    """Return the columns that a step may write; some may be missing from its output (`script`, for a language model
-    whose labels have none)."""
+    """Return the columns that a step may write; some may be missing from its output
+    (`script`, for a language model whose labels have none).
+    """
     return list(dict.fromkeys(STAGES[step.stage].columns(step.config)))
 
 
 def instances_of(manifest: Manifest) -> dict[str, Stage]:
-    """Return the repeatable stages of a manifest besides `prepare`, by the names of their instances."""
+    """Return the repeatable stages of a manifest besides `prepare`, by the names of
+    their instances.
+    """
     stages: dict[str, Stage] = {}
     for stage in STAGES.values():
         if stage.instances is not None:

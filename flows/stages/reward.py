@@ -9,16 +9,24 @@ from gristmill.mixtures.reinforcement import Reward
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the section with its own pairs, or with those of preference optimisation, each once."""
+    """Return the section with its own pairs, or with those of preference optimisation,
+    each once.
+    """
     section = manifest.reward
     if section is not None and section.data is None and manifest.dpo is not None:
-        pairs = tuple(preference_set.unweighted() for preference_set in manifest.dpo.data)
-        manifest = manifest.model_copy(update={"reward": section.model_copy(update={"data": pairs})})
+        pairs = tuple(
+            preference_set.unweighted() for preference_set in manifest.dpo.data
+        )
+        manifest = manifest.model_copy(
+            update={"reward": section.model_copy(update={"data": pairs})}
+        )
     return whole("reward")(manifest, verify)
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the pairs, if they are those of preference optimisation, and the model that becomes a reward model."""
+    """Return the pairs, if they are those of preference optimisation, and the model
+    that becomes a reward model.
+    """
     has_own_data = manifest.reward is not None and manifest.reward.data is not None
     start = "sft" if manifest.sft is not None else first_model(manifest)
     return [

@@ -13,7 +13,9 @@ from gristmill.mixtures.sources import INGEST
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the section, with the listings of reward models and tools at other paths."""
+    """Return the section, with the listings of reward models and tools at other
+    paths.
+    """
     from gristmill.dataprep.reading.sources import outside_listing
 
     configured = whole("rl")(manifest, verify)
@@ -29,7 +31,12 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
             continue
         named_arguments[key] = recipe[key]
         named_recipe[key] = [
-            {**entry, "path": outside_listing(f"rl.{key}.{number}.path", entry["path"], verify)}
+            {
+                **entry,
+                "path": outside_listing(
+                    f"rl.{key}.{number}.path", entry["path"], verify
+                ),
+            }
             if entry.get("path")
             else entry
             for number, entry in enumerate(recipe[key])
@@ -38,21 +45,35 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the starting model, a reward model of this manifest if used, and the documents that a tool searches."""
+    """Return the starting model, a reward model of this manifest if used, and the
+    documents that a tool searches.
+    """
     if manifest.rl is None:
         return []
     start_from = manifest.rl.start_from
     start = model_before("rl", manifest) if start_from == "auto" else start_from
-    models = ["reward"] if any(entry.kind == "model" and entry.path is None for entry in manifest.rl.rewards) else []
+    models = (
+        ["reward"]
+        if any(
+            entry.kind == "model" and entry.path is None
+            for entry in manifest.rl.rewards
+        )
+        else []
+    )
     searched = (
         [INGEST, *manifest.steps]
-        if any(isinstance(entry, SearchTool) and entry.path is None for entry in manifest.rl.tools)
+        if any(
+            isinstance(entry, SearchTool) and entry.path is None
+            for entry in manifest.rl.tools
+        )
         else []
     )
     return [*made_sets(manifest.rl), *searched, "mix", "tokenizer", start, *models]
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield an error for a sandbox that this machine does not support."""
     from gristmill.train.reinforcement.tools.sandbox import SandboxError, check_sandbox
 

@@ -1,4 +1,6 @@
-"""Building blocks of recipes: the settings of a section, with outside files replaced by listings."""
+"""Building blocks of recipes: the settings of a section, with outside files replaced by
+listings.
+"""
 
 from __future__ import annotations
 
@@ -22,26 +24,48 @@ def seed_of(section: Any, manifest: Manifest) -> int:
 
 
 def reads_of(manifest: Manifest) -> Recipe:
-    """Return the settings that determine the rows that pre-training reads, for stages that analyse them."""
+    """Return the settings that determine the rows that pre-training reads, for stages
+    that analyse them.
+    """
     from gristmill.mixtures.training import READING_KEYS
 
     section = manifest.pretrain
     if section is None:
         return {}
     settings = dump(section)
-    return {"reads": {**{key: settings[key] for key in READING_KEYS}, "seed": seed_of(section, manifest)}}
+    return {
+        "reads": {
+            **{key: settings[key] for key in READING_KEYS},
+            "seed": seed_of(section, manifest),
+        }
+    }
 
 
-def step_recipe(stage: Stage, section: Judging, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """Return the recipe of a step on documents or examples, and the argument of its function."""
-    seed = {"seed": seed_of(section, manifest)} if "seed" in type(section).model_fields else {}
+def step_recipe(
+    stage: Stage, section: Judging, manifest: Manifest, verify: bool
+) -> tuple[Recipe, Recipe]:
+    """Return the recipe of a step on documents or examples, and the argument of its
+    function.
+    """
+    seed = (
+        {"seed": seed_of(section, manifest)}
+        if "seed" in type(section).model_fields
+        else {}
+    )
     config = {**dump(section), **seed}
     left_out = tuple(stage.leaves_out(section))
-    return stage.recipe(section, name_outside_files(without(config, *left_out), section, verify, left_out)), config
+    return stage.recipe(
+        section,
+        name_outside_files(without(config, *left_out), section, verify, left_out),
+    ), config
 
 
-def name_outside_files(recipe: Recipe, section: Section, verify: bool, left_out: Sequence[str] = ()) -> Recipe:
-    """Return the recipe with the listing of its files in place of every outside path, except those left out."""
+def name_outside_files(
+    recipe: Recipe, section: Section, verify: bool, left_out: Sequence[str] = ()
+) -> Recipe:
+    """Return the recipe with the listing of its files in place of every outside path,
+    except those left out.
+    """
     from gristmill.dataprep.reading.sources import outside_listing
 
     named: Recipe = deepcopy(recipe)

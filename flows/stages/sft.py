@@ -13,7 +13,9 @@ from gristmill.mixtures.posttraining import Tuning
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """Return the settings that determine the training on packed examples."""
-    configured = part_of_section(manifest, verify, lambda key, of_data: not of_data or key == "seed")
+    configured = part_of_section(
+        manifest, verify, lambda key, of_data: not of_data or key == "seed"
+    )
     if configured is None:
         return None
     recipe, arguments = configured
@@ -41,7 +43,11 @@ def part_of_section(
     if configured is None:
         return None
     recipe, arguments = (
-        {key: value for key, value in part.items() if is_wanted(key, key in SftData.model_fields)}
+        {
+            key: value
+            for key, value in part.items()
+            if is_wanted(key, key in SftData.model_fields)
+        }
         for part in configured
     )
     return recipe, arguments

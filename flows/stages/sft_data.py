@@ -1,4 +1,6 @@
-"""`sft_data`: encodes conversations and packs them into rows, optionally mixed with rows of pre-training."""
+"""`sft_data`: encodes conversations and packs them into rows, optionally mixed with
+rows of pre-training.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from gristmill.mixtures.manifest import Manifest
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """Return the settings that determine the packed examples."""
-    configured = part_of_section(manifest, verify, lambda key, of_data: of_data or key == "seed")
+    configured = part_of_section(
+        manifest, verify, lambda key, of_data: of_data or key == "seed"
+    )
     if configured is None or manifest.sft is None or not manifest.sft.replay:
         return configured
     recipe, arguments = configured
@@ -19,12 +23,17 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
 
 
 def needs(manifest: Manifest) -> list[str]:
-    """Return the examples, and pre-training if its rows are replayed and only it knows which of them it has read."""
+    """Return the examples, and pre-training if its rows are replayed and only it knows
+    which of them it has read.
+    """
     sft, pretrain = manifest.sft, manifest.pretrain
     has_unknown_reads = pretrain is not None and (
-        pretrain.early_stopping is not None or pretrain.spikes.rollback_after is not None
+        pretrain.early_stopping is not None
+        or pretrain.spikes.rollback_after is not None
     )
-    replays = ["pretrain"] if sft is not None and sft.replay and has_unknown_reads else []
+    replays = (
+        ["pretrain"] if sft is not None and sft.replay and has_unknown_reads else []
+    )
     return ["sft_prepare", *made_sets(sft), *data_needs(manifest), *replays]
 
 

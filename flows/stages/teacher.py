@@ -1,4 +1,6 @@
-"""`teacher`: stores a teacher's distributions at every position on which a student is trained."""
+"""`teacher`: stores a teacher's distributions at every position on which a student is
+trained.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from gristmill.mixtures.manifest import Manifest
 
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
-    """Return the settings that determine the teacher, and how much of its distributions is stored."""
+    """Return the settings that determine the teacher, and how much of its distributions
+    is stored.
+    """
     from gristmill.mixtures.posttraining import TeacherKeys
 
     if manifest.sft is None or manifest.sft.distill is None:
@@ -18,16 +22,27 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     recipe = name_outside_files(dumped, TeacherKeys.model_validate(dumped), verify)
     return (
         {**recipe, "precision": manifest.sft.precision},
-        {"teacher": dumped["teacher"], "micro_batch_size": manifest.sft.micro_batch_size},
+        {
+            "teacher": dumped["teacher"],
+            "micro_batch_size": manifest.sft.micro_batch_size,
+        },
     )
 
 
 def needs(manifest: Manifest) -> list[str]:
     """Return the rows to score, and the teacher if it is trained here."""
     is_trained_here = (
-        manifest.sft is not None and manifest.sft.distill is not None and manifest.sft.distill.teacher == "pretrain"
+        manifest.sft is not None
+        and manifest.sft.distill is not None
+        and manifest.sft.distill.teacher == "pretrain"
     )
     return ["tokenizer", "sft_data", *(["pretrain"] if is_trained_here else [])]
 
 
-STAGE = training("teacher", 1, configure, needs, report=("gristmill.flows.report.finetuning:distillation",))
+STAGE = training(
+    "teacher",
+    1,
+    configure,
+    needs,
+    report=("gristmill.flows.report.finetuning:distillation",),
+)

@@ -1,4 +1,6 @@
-"""`text_index`: sorts the training rows, so that passages of any text can be found in them."""
+"""`text_index`: sorts the training rows, so that passages of any text can be found in
+them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from gristmill.mixtures.manifest import Manifest
 
 def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     """Return the section."""
-    return None if manifest.text_index is None or manifest.mix is None else (dump(manifest.text_index), {})
+    return (
+        None
+        if manifest.text_index is None or manifest.mix is None
+        else (dump(manifest.text_index), {})
+    )
 
 
 STAGE = Stage(

@@ -15,31 +15,45 @@ from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
 from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, Tokenizer
 
-TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = "tokenizer.json", "chat_template.jinja", "tokenizer_config.json"
+TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE = (
+    "tokenizer.json",
+    "chat_template.jinja",
+    "tokenizer_config.json",
+)
 """Files of the tokenizer in a model's folder, as transformers names them."""
 
 
 def tokenizer_of(manifest: Manifest) -> Tokenizer | None:
-    """Return the section, completed from the folder of the section `model`, if there is one."""
+    """Return the section, completed from the folder of the section `model`, if there is
+    one.
+    """
     section = manifest.tokenizer
     if manifest.model is None or (section is not None and section.path is not None):
         return section
     section, folder = section or Tokenizer(), as_path(manifest.model.path)
     values: dict[str, Any] = {"path": OutsidePath(folder / TOKENIZER_FILE)}
-    if section.chat_template is None and section.chat_template_path is None and section.chat_formatter is None:
+    if (
+        section.chat_template is None
+        and section.chat_template_path is None
+        and section.chat_formatter is None
+    ):
         values |= _template_of(folder)
     return section.model_copy(update=values)
 
 
 def _template_of(folder: Path) -> dict[str, Any]:
-    """Return the chat template of a model, from its own file or from its tokenizer's configuration; empty if it has
-    none."""
+    """Return the chat template of a model, from its own file or from its tokenizer's
+    configuration; empty if it has none.
+    """
     if (folder / TEMPLATE_FILE).exists():
         return {"chat_template_path": OutsidePath(folder / TEMPLATE_FILE)}
     config = folder / TOKENIZER_CONFIG_FILE
     template = read_json(config).get("chat_template") if config.exists() else None
     if isinstance(template, list):  # several, by name
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+        template = next(
+            (entry["template"] for entry in template if entry.get("name") == "default"),
+            None,
+        )
     return {"chat_template": template} if template else {}
 
 
@@ -48,9 +62,20 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
     section = tokenizer_of(manifest)
     if section is None:
         return None
-    optional_keys = [key for key in ("end_of_text", "chat_formatter") if getattr(section, key) is not None]
+    optional_keys = [
+        key
+        for key in ("end_of_text", "chat_formatter")
+        if getattr(section, key) is not None
+    ]
     if section.path is not None:
-        chat = dump_only(section, verify, "special_tokens", "chat_template", "chat_template_path", *optional_keys)
+        chat = dump_only(
+            section,
+            verify,
+            "special_tokens",
+            "chat_template",
+            "chat_template_path",
+            *optional_keys,
+        )
         return (
             {"external": {"sha256": sha256_file(as_path(section.path))}, **chat},
             {"tokenizer": dump(section), "sources": [], "seed": 0},
@@ -79,15 +104,26 @@ def needs(manifest: Manifest) -> list[str]:
 OF_MODELS = ("model", "character_coverage", "transition_point")
 
 
-def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]) -> Iterator[tuple[Location, str]]:
+def preflight(
+    manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[Location, str]]:
     """Yield an invalid tokenizer, and an invalid template."""
     from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
-    from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, read_external, read_template
+    from gristmill.tokenize.encoding.tokenizer import (
+        TokenizerError,
+        check,
+        read_external,
+        read_template,
+    )
 
     section = tokenizer_of(manifest)
     at = "chat_template_path"
     assert section is not None
-    if section.model == "unigram" and section.path is None and find_spec("sentencepiece") is None:
+    if (
+        section.model == "unigram"
+        and section.path is None
+        and find_spec("sentencepiece") is None
+    ):
         yield (
             (STAGE.name, "model"),
             (
@@ -96,11 +132,21 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
             ),
         )
     if section.end_of_text is not None and section.path is None:
-        yield (STAGE.name, "end_of_text"), "a tokenizer that is trained here has its own end of text; leave it out"
+        yield (
+            (STAGE.name, "end_of_text"),
+            "a tokenizer that is trained here has its own end of text; leave it out",
+        )
     if section.chat_formatter is not None:
         signature = signature_of(section.chat_formatter.use)
-        takes_tools = signature is not None and "tools" in (*signature.required, *signature.optional)
-        if (problem := misfit(section.chat_formatter, num_positional=2 if takes_tools else 1)) is not None:
+        takes_tools = signature is not None and "tools" in (
+            *signature.required,
+            *signature.optional,
+        )
+        if (
+            problem := misfit(
+                section.chat_formatter, num_positional=2 if takes_tools else 1
+            )
+        ) is not None:
             yield (STAGE.name, "chat_formatter"), problem
     try:
         template = read_template(section)
@@ -108,9 +154,15 @@ def preflight(manifest: Manifest, name: str, measured: Mapping[str, Sequence[str
         if section.path is not None and as_path(section.path).is_file():
             has_template = template is not None or section.chat_formatter is not None
             at = "path" if section.end_of_text is None else "end_of_text"
-            tokenizer = read_external(as_path(section.path), section.special_tokens, has_template, section.end_of_text)
+            tokenizer = read_external(
+                as_path(section.path),
+                section.special_tokens,
+                has_template,
+                section.end_of_text,
+            )
             at = "chat_template"
-            if section.chat_formatter is None:  # user code does not run before the stage
+            # user code does not run before the stage
+            if section.chat_formatter is None:
                 check(tokenizer, template or CHAT_TEMPLATE, section.end_of_text)
     except TokenizerError as error:
         yield (STAGE.name, at), str(error).removeprefix(f"{STAGE.name}.{at}: ")

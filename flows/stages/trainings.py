@@ -1,4 +1,6 @@
-"""Building blocks of trainings: their recipe is their section, with listings in place of outside files."""
+"""Building blocks of trainings: their recipe is their section, with listings in place
+of outside files.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,21 @@ from typing import Any
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages import annotate, decontaminate, dedup, filter, judge, langid
-from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, step_recipe, without
-from gristmill.flows.stages.stage import Configure, Location, Needs, Preflight, Recipe, Stage
+from gristmill.flows.stages.sections import (
+    dump,
+    name_outside_files,
+    seed_of,
+    step_recipe,
+    without,
+)
+from gristmill.flows.stages.stage import (
+    Configure,
+    Location,
+    Needs,
+    Preflight,
+    Recipe,
+    Stage,
+)
 from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
 from gristmill.mixtures.steps.examples import made_names, output_name
@@ -18,7 +33,10 @@ from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.training import Training
 
-PACE = "the speed depends on the device and the model: measure it with gristmill plan MANIFEST --gpus N --measure 3"
+PACE = (
+    "the speed depends on the device and the model: measure it with gristmill "
+    "plan MANIFEST --gpus N --measure 3"
+)
 
 
 def _compared(section: JudgePairs, settings: Recipe) -> Recipe:
@@ -27,22 +45,46 @@ def _compared(section: JudgePairs, settings: Recipe) -> Recipe:
     return judge.asked_recipe(section, settings, QUESTION)
 
 
-COMPARES = Stage("judge_pairs", 1, "gristmill.dataprep.llm.judge_pairs:run", section=JudgePairs, recipe=_compared)
+COMPARES = Stage(
+    "judge_pairs",
+    1,
+    "gristmill.dataprep.llm.judge_pairs:run",
+    section=JudgePairs,
+    recipe=_compared,
+)
 """The step that only examples have: it compares the answers of pairs."""
 JUDGES = {
-    **{module.STAGE.name: module.STAGE for module in (filter, dedup, langid, decontaminate, annotate)},
+    **{
+        module.STAGE.name: module.STAGE
+        for module in (filter, dedup, langid, decontaminate, annotate)
+    },
     COMPARES.name: COMPARES,
 }
 """Steps that can judge examples."""
-UNNAMED_VERSIONS = {"filter": 2, "dedup": 3, "langid": 2, "decontaminate": 2, "annotate": 1, "judge_pairs": 1}
-"""Versions of those steps that recipes of prepared examples omit, since they did so before versions were added."""
+UNNAMED_VERSIONS = {
+    "filter": 2,
+    "dedup": 3,
+    "langid": 2,
+    "decontaminate": 2,
+    "annotate": 1,
+    "judge_pairs": 1,
+}
+"""Versions of those steps that recipes of prepared examples omit, since they did so
+before versions were added.
+"""
 
 
 def training(
-    name: str, version: int, configure: Configure, needs: Needs, preflight: Preflight | None = None, **attributes: Any
+    name: str,
+    version: int,
+    configure: Configure,
+    needs: Needs,
+    preflight: Preflight | None = None,
+    **attributes: Any,
 ) -> Stage:
-    """Return a stage that torchrun starts on every rank, with the function `run` of the file of its name; see
-    `Stage`."""
+    """Return a stage that torchrun starts on every rank, with the function `run` of the
+    file of its name; see `Stage`.
+    """
     return Stage(
         name,
         version,
@@ -52,14 +94,18 @@ def training(
         launch="torchrun",
         needs_torch=True,
         needs_libraries=_libraries_of(name),
-        preflight=_rows_within_window(name, preflight) if name in TUNINGS else preflight,
+        preflight=_rows_within_window(name, preflight)
+        if name in TUNINGS
+        else preflight,
         pace=PACE,
         **attributes,
     )
 
 
 def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
-    """Return the preflight of a tuning: rows must not be longer than the sliding window of the published model."""
+    """Return the preflight of a tuning: rows must not be longer than the sliding window
+    of the published model.
+    """
 
     def preflight(
         manifest: Manifest, name: str, measured: Mapping[str, Sequence[str]]
@@ -74,7 +120,9 @@ def _rows_within_window(stage: str, further: Preflight | None) -> Preflight:
 
 
 def _beyond_window(manifest: Manifest, stage: str) -> str | None:
-    init_from = manifest.pretrain.model.init_from if manifest.pretrain is not None else None
+    init_from = (
+        manifest.pretrain.model.init_from if manifest.pretrain is not None else None
+    )
     path = init_from if manifest.model is None else manifest.model.path
     length = getattr(manifest, stage).sequence_length
     if length is None and stage in ("sft", "dpo") and manifest.mix is not None:
@@ -95,7 +143,9 @@ def _beyond_window(manifest: Manifest, stage: str) -> str | None:
 
 
 def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
-    """Return the libraries for computing in few bits, for sampling, and for tracking a training."""
+    """Return the libraries for computing in few bits, for sampling, and for tracking a
+    training.
+    """
 
     def needed(manifest: Manifest) -> Iterator[tuple[str, str]]:
         section = getattr(manifest, name, None)
@@ -120,29 +170,47 @@ def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
 
 
 def model_before(name: str, manifest: Manifest) -> str:
-    """Return the last stage before this one whose model the manifest trains; the first of `MODELS` if there is none."""
+    """Return the last stage before this one whose model the manifest trains; the first
+    of `MODELS` if there is none.
+    """
     before = MODELS[: MODELS.index(name)] if name in MODELS else MODELS
-    return next((stage for stage in reversed(before) if getattr(manifest, stage) is not None), MODELS[0])
+    return next(
+        (stage for stage in reversed(before) if getattr(manifest, stage) is not None),
+        MODELS[0],
+    )
 
 
 def first_model(manifest: Manifest) -> str:
-    """Return the stage of the model with which a run begins; for merged checkpoints the merged model."""
+    """Return the stage of the model with which a run begins; for merged checkpoints the
+    merged model.
+    """
     return model_before("sft", manifest)
 
 
 def data_needs(manifest: Manifest) -> list[str]:
-    """Return the stages that determine the encoding and length of examples: the mixture, or the model without one."""
+    """Return the stages that determine the encoding and length of examples: the
+    mixture, or the model without one.
+    """
     return ["tokenizer", "mix" if manifest.mix is not None else "model"]
 
 
 def made_sets(*sections: Any) -> list[str]:
-    """Return the stages that write the examples of these sections, if the manifest defines them."""
-    paths = [entry.path for section in sections if section is not None for entry in section.data or ()]
+    """Return the stages that write the examples of these sections, if the manifest
+    defines them.
+    """
+    paths = [
+        entry.path
+        for section in sections
+        if section is not None
+        for entry in section.data or ()
+    ]
     return list(dict.fromkeys(map(output_name, made_names(paths))))
 
 
 def whole(name: str) -> Configure:
-    """Return a `Configure` of the whole section of this name, with the files of its examples."""
+    """Return a `Configure` of the whole section of this name, with the files of its
+    examples.
+    """
 
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         section = getattr(manifest, name)
@@ -151,8 +219,12 @@ def whole(name: str) -> Configure:
     return configure
 
 
-def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe]:
-    """Return the recipe of a training's section, and the further arguments of its function."""
+def recipe_of(
+    name: str, section: Any, manifest: Manifest, verify: bool
+) -> tuple[Recipe, Recipe]:
+    """Return the recipe of a training's section, and the further arguments of its
+    function.
+    """
     # Other stages prepare and count examples.
     config = {**dump(section, "prepare", "leaks"), "seed": seed_of(section, manifest)}
     if section.schedule.use is None and section.steps:
@@ -165,21 +237,32 @@ def recipe_of(name: str, section: Any, manifest: Manifest, verify: bool) -> tupl
         checkpoint = config["continue_from"]
         recipe = {
             **config,
-            "continue_from": checkpoint and outside_listing(f"{name}.continue_from", checkpoint, verify),
-            "data": [{**without(item, "path"), "listing": examples_listing(item["path"])} for item in config["data"]],
+            "continue_from": checkpoint
+            and outside_listing(f"{name}.continue_from", checkpoint, verify),
+            "data": [
+                {**without(item, "path"), "listing": examples_listing(item["path"])}
+                for item in config["data"]
+            ],
         }
     else:
         recipe = name_outside_files(config, section, verify)
-    # Settings of the computation are not in fingerprints: the recipe has their defaults, whatever the manifest sets.
+    # Settings of the computation are not in fingerprints: the recipe has their
+    # defaults, whatever the manifest sets.
     recipe = {**recipe, **section.how}
     if "data" in config and config["continue_from"] is None:
         # Left out if absent, as in recipes from before tunings had it.
         del recipe["continue_from"]
-    return recipe, {key: value for key, value in config.items() if recipe.get(key) != value}
+    return recipe, {
+        key: value for key, value in config.items() if recipe.get(key) != value
+    }
 
 
-def prepares_examples(name: str, version: int, section: str, **attributes: Any) -> Stage:
-    """Return the stage that prepares a section's examples, if the section has steps; see `Stage`."""
+def prepares_examples(
+    name: str, version: int, section: str, **attributes: Any
+) -> Stage:
+    """Return the stage that prepares a section's examples, if the section has steps;
+    see `Stage`.
+    """
     return Stage(
         name,
         version,
@@ -196,20 +279,29 @@ def prepares_examples(name: str, version: int, section: str, **attributes: Any) 
 
 
 def _examples(name: str) -> Configure:
-    """Return a `Configure` of the examples of a section, with the steps that prepare them."""
+    """Return a `Configure` of the examples of a section, with the steps that prepare
+    them.
+    """
 
     def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         section = getattr(manifest, name)
         configured = whole(name)(manifest, verify)
         if configured is None or not section.prepare:
             return None
-        recipe, arguments = ([without(item, "weight", "train_on") for item in part["data"]] for part in configured)
+        recipe, arguments = (
+            [without(item, "weight", "train_on") for item in part["data"]]
+            for part in configured
+        )
         step_recipes = []
         step_arguments = []
         for step in section.prepare:
             stage = JUDGES[step.stage]
             settings, config = step_recipe(stage, step.config, manifest, verify)
-            version = {} if stage.version == UNNAMED_VERSIONS[step.stage] else {"version": stage.version}
+            version = (
+                {}
+                if stage.version == UNNAMED_VERSIONS[step.stage]
+                else {"version": stage.version}
+            )
             step_recipes.append({step.stage: settings, "judge": step.judged, **version})
             step_arguments.append({step.stage: config, "judge": step.judged})
         return (
@@ -221,8 +313,9 @@ def _examples(name: str) -> Configure:
 
 
 def _wrong_steps(name: str) -> Preflight:
-    """Return the preflight of a section's steps: languages that no example can have (see `langid` and `filter`), and
-    invalid questions about pairs."""
+    """Return the preflight of a section's steps: languages that no example can have
+    (see `langid` and `filter`), and invalid questions about pairs.
+    """
 
     def preflight(
         manifest: Manifest, stage: str, measured: Mapping[str, Sequence[str]]

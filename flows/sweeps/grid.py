@@ -1,4 +1,6 @@
-"""Mixtures that a sweep tries: listed, on a grid, or drawn from a Dirichlet distribution."""
+"""Mixtures that a sweep tries: listed, on a grid, or drawn from a Dirichlet
+distribution.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 Share = Annotated[float, Field(ge=0.0)]
 Weights = dict[str, float]
 DIGITS = 6
-"""Decimals of a share: the fingerprint of a mixture does not depend on its last bits."""
+"""Decimals of a share: the fingerprint of a mixture does not depend on its last
+bits.
+"""
 
 
 class SweepError(ValueError):
@@ -25,13 +29,17 @@ class SweepError(ValueError):
 
 
 class Dirichlet(Section):
-    """Mixtures drawn around the manifest's own (RegMix: Liu et al. 2024, section 3.1)."""
+    """Mixtures drawn around the manifest's own (RegMix: Liu et al. 2024, section
+    3.1).
+    """
 
     samples: Positive = 16
     """Mixtures to draw."""
     concentration: PositiveFloat = 1.0
-    """Concentration around the manifest's weights: each Dirichlet parameter is a source's share, times the number of
-    sources, times this. With equal weights, 1 draws uniformly from all mixtures."""
+    """Concentration around the manifest's weights: each Dirichlet parameter is a
+    source's share, times the number of sources, times this. With equal weights, 1 draws
+    uniformly from all mixtures.
+    """
     seed: int = 0
     """Random seed of the draws."""
 
@@ -41,7 +49,9 @@ class Grid(Section):
 
     mixtures: tuple[dict[str, Share], ...] = ()
     """Explicit weights; sources that are not named get 0."""
-    grid: dict[str, Annotated[tuple[Share, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    grid: dict[str, Annotated[tuple[Share, ...], Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
     """Source -> weights; all combinations are tried."""
     dirichlet: Dirichlet | None = None
     """Randomly drawn mixtures."""
@@ -60,36 +70,51 @@ def read_grid(path: Path) -> Grid:
         raise SweepError(str(error)) from error
     except ValidationError as error:
         raise SweepError(
-            f"{path}: {problems_of(error)}; it holds a list of weights, or a mapping with "
-            f"{', '.join(Grid.model_fields)}"
+            f"{path}: {problems_of(error)}; it holds a list of weights, or a mapping "
+            f"with {', '.join(Grid.model_fields)}"
         ) from error
 
 
 def mixtures_of(grid: Grid, manifest_weights: Mapping[str, float]) -> list[Weights]:
-    """List the distinct mixtures of a grid in the order of its file, as shares of every source that sum to 1.
+    """List the distinct mixtures of a grid in the order of its file, as shares of every
+    source that sum to 1.
 
     Args:
         grid: the sweep's file.
         manifest_weights: the manifest's weight of each source.
 
     Raises:
-        SweepError: a source is unknown, all weights of a mixture are 0, or there are fewer than two mixtures.
+        SweepError: a source is unknown, all weights of a mixture are 0, or there are
+            fewer than two mixtures.
     """
     candidates = list(grid.mixtures)
     if grid.grid:
         combinations = itertools.product(*grid.grid.values())
-        candidates += [dict(zip(grid.grid, values, strict=True)) for values in combinations]
+        candidates += [
+            dict(zip(grid.grid, values, strict=True)) for values in combinations
+        ]
     mixtures: list[Weights] = []
     for weights in candidates:
         unknown = sorted(weights.keys() - manifest_weights.keys())
         if unknown:
-            raise SweepError(f"no such source: {', '.join(unknown)} (sources: {', '.join(manifest_weights)})")
-        mixtures.append(normalised({name: weights.get(name, 0.0) for name in manifest_weights}))
+            raise SweepError(
+                f"no such source: {', '.join(unknown)} (sources: "
+                f"{', '.join(manifest_weights)})"
+            )
+        mixtures.append(
+            normalised({name: weights.get(name, 0.0) for name in manifest_weights})
+        )
     if grid.dirichlet is not None:
-        mixtures += [_draw(grid.dirichlet, manifest_weights, number) for number in range(grid.dirichlet.samples)]
+        mixtures += [
+            _draw(grid.dirichlet, manifest_weights, number)
+            for number in range(grid.dirichlet.samples)
+        ]
     distinct = list({tuple(mixture.values()): mixture for mixture in mixtures}.values())
     if len(distinct) < 2:
-        raise SweepError(f"a sweep needs at least 2 mixtures, not {len(distinct)}; add more to its file")
+        raise SweepError(
+            f"a sweep needs at least 2 mixtures, not {len(distinct)}; "
+            "add more to its file"
+        )
     return distinct
 
 
@@ -110,15 +135,21 @@ def matrix(mixtures: Sequence[Mapping[str, float]]) -> np.ndarray:
     return np.array([list(mixture.values()) for mixture in mixtures], dtype=np.float64)
 
 
-def _draw(section: Dirichlet, manifest_weights: Mapping[str, float], number: int) -> Weights:
+def _draw(
+    section: Dirichlet, manifest_weights: Mapping[str, float], number: int
+) -> Weights:
     """Draw mixture `number`, independently of how many others are drawn."""
     shares = normalised(manifest_weights)
     drawn_sources = [name for name, share in shares.items() if share]
     key = seeded_key("gristmill", "sweep", section.seed, number, bits=128)
     generator: Any = np.random.Generator(np.random.Philox(key=key))
     drawn_shares = generator.dirichlet(
-        [section.concentration * len(drawn_sources) * shares[name] for name in drawn_sources]
+        [
+            section.concentration * len(drawn_sources) * shares[name]
+            for name in drawn_sources
+        ]
     )
     return normalised(
-        dict.fromkeys(manifest_weights, 0.0) | dict(zip(drawn_sources, drawn_shares.tolist(), strict=True))
+        dict.fromkeys(manifest_weights, 0.0)
+        | dict(zip(drawn_sources, drawn_shares.tolist(), strict=True))
     )

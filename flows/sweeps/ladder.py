@@ -1,4 +1,6 @@
-"""A ladder: small trainings whose losses predict, by a fitted scaling law, the loss of the manifest's own training."""
+"""A ladder: small trainings whose losses predict, by a fitted scaling law, the loss of
+the manifest's own training.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from typing import Any, TextIO, cast
 from gristmill.flows.running.launch import interrupt
 from gristmill.flows.running.run import Observer
 from gristmill.flows.running.session import Session, open_session
-from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.running.terminal import (
+    LastingStream,
+    TerminalObserver,
+    plain_console,
+)
 from gristmill.flows.stages.registry import PRETRAIN
 from gristmill.flows.sweeps.grid import SweepError
 from gristmill.flows.sweeps.proxies import needed_of, run_recorded
@@ -46,7 +52,9 @@ class Rung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """Trainings in order of size and tokens, the target to predict, and the number of tokens of the packed set."""
+    """Trainings in order of size and tokens, the target to predict, and the number of
+    tokens of the packed set.
+    """
 
     rungs: tuple[Rung, ...]
     target: Rung
@@ -54,7 +62,11 @@ class Ladder:
 
 
 def plan_ladder(
-    manifest_file: str, sizes: Sequence[str], ratios: Sequence[float], overrides: Sequence[str], store: str | None
+    manifest_file: str,
+    sizes: Sequence[str],
+    ratios: Sequence[float],
+    overrides: Sequence[str],
+    store: str | None,
 ) -> Ladder:
     """Derive the trainings from `pretrain.size`, and check them before any stage runs.
 
@@ -66,8 +78,9 @@ def plan_ladder(
         store: folder or URL of the outputs.
 
     Raises:
-        SweepError: the manifest sets neither `pretrain.size` nor `pretrain.depth` or holds nothing out, or the
-            trainings are too few, of one size, or read more tokens than the set has.
+        SweepError: the manifest sets neither `pretrain.size` nor `pretrain.depth` or
+            holds nothing out, or the trainings are too few, of one size, or read more
+            tokens than the set has.
         gristmill.mixtures.load.ManifestError: the manifest or a size is invalid.
     """
     target = _rung("target", manifest_file, overrides, store)
@@ -76,11 +89,14 @@ def plan_ladder(
     assert manifest.mix is not None
     if manifest.pretrain.size is None and manifest.pretrain.depth is None:
         raise SweepError(
-            f"{manifest_file}: a ladder derives its trainings from pretrain.size, as it does the target; "
-            "give pretrain.size (or depth) in place of the shape, batch, learning rate and steps"
+            f"{manifest_file}: a ladder derives its trainings from pretrain.size, as "
+            "it does the target; give pretrain.size (or depth) in place of the shape, "
+            "batch, learning rate and steps"
         )
     if not manifest.mix.validation:
-        raise SweepError("mix.validation is 0, so there is no held-out loss to predict; raise it")
+        raise SweepError(
+            "mix.validation is 0, so there is no held-out loss to predict; raise it"
+        )
     rungs = []
     for size, ratio in itertools.product(dict.fromkeys(sizes), dict.fromkeys(ratios)):
         rung_overrides = [
@@ -98,19 +114,32 @@ def plan_ladder(
     return Ladder(tuple(rungs), target, manifest.mix.tokens)
 
 
-def _rung(name: str, manifest_file: str, overrides: Sequence[str], store: str | None) -> Rung:
+def _rung(
+    name: str, manifest_file: str, overrides: Sequence[str], store: str | None
+) -> Rung:
     session = open_session(manifest_file, list(overrides), store)
     manifest = session.manifest
     if manifest.mix is None or manifest.pretrain is None:
-        raise SweepError(f"{manifest_file} has no `mix:` and `pretrain:` sections; a ladder predicts a pre-training")
+        raise SweepError(
+            f"{manifest_file} has no `mix:` and `pretrain:` sections; a "
+            "ladder predicts a pre-training"
+        )
     length = manifest.mix.sequence_length
-    tokens = plan_of(manifest.pretrain, length).positions(manifest.pretrain.steps)[0] * length
+    tokens = (
+        plan_of(manifest.pretrain, length).positions(manifest.pretrain.steps)[0]
+        * length
+    )
     needed = needed_of(session.plan, PRETRAIN)
     return Rung(
         name,
         manifest.pretrain.model.layer_weights,
         tokens,
-        replace(session, plan={stage: node for stage, node in session.plan.items() if stage in needed}),
+        replace(
+            session,
+            plan={
+                stage: node for stage, node in session.plan.items() if stage in needed
+            },
+        ),
     )
 
 
@@ -119,27 +148,29 @@ def _check(rungs: Sequence[Rung], sizes: int, set_tokens: int) -> None:
     plural = "s" if shapes > 1 else ""
     if shapes < sizes:
         raise SweepError(
-            f"{sizes} sizes give {shapes} shape{plural}: their nearest depths are equal, "
-            "or pretrain.model sets the width; give sizes that are further apart, or remove pretrain.model"
+            f"{sizes} sizes give {shapes} shape{plural}: their nearest depths are "
+            "equal, or pretrain.model sets the width; give sizes that are further "
+            "apart, or remove pretrain.model"
         )
     distinct_runs = len({(rung.parameters, rung.tokens) for rung in rungs})
     if distinct_runs < LEAST_RUNS or shapes < 2 or len(rungs) == shapes:
         raise SweepError(
             f"{len(rungs)} trainings of {shapes} size{plural}: the law has five "
-            f"parameters, so a ladder needs at least {LEAST_RUNS} trainings, of two sizes and two "
-            "budgets; add values to --sizes or --tokens-per-parameter"
+            f"parameters, so a ladder needs at least {LEAST_RUNS} trainings, of two "
+            "sizes and two budgets; add values to --sizes or --tokens-per-parameter"
         )
     longest = max(rungs, key=lambda rung: rung.tokens)
     if longest.tokens > set_tokens:
         raise SweepError(
-            f"{longest.name} reads {longest.tokens:,} tokens, but the set has {set_tokens:,}, and the law holds "
-            f"for text that is read once; set mix.tokens to at least {longest.tokens}, or lower "
-            "--tokens-per-parameter"
+            f"{longest.name} reads {longest.tokens:,} tokens, but the set has "
+            f"{set_tokens:,}, and the law holds for text that is read once; set "
+            f"mix.tokens to at least {longest.tokens}, or lower --tokens-per-parameter"
         )
 
 
 def climb(ladder: Ladder, output: TextIO) -> list[float]:
-    """Train every rung that is not trained yet, and return the held-out loss of each, in nats per token.
+    """Train every rung that is not trained yet, and return the held-out loss of each,
+    in nats per token.
 
     Args:
         ladder: the trainings.
@@ -147,7 +178,8 @@ def climb(ladder: Ladder, output: TextIO) -> list[float]:
 
     Raises:
         gristmill.flows.running.run.StageFailedError: a stage failed.
-        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command resumes the ladder.
+        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command
+            resumes the ladder.
     """
     console = plain_console(cast(TextIO, LastingStream(output)))
     observer = TerminalObserver(console)
@@ -155,7 +187,10 @@ def climb(ladder: Ladder, output: TextIO) -> list[float]:
     losses: list[float] = []
     try:
         for rung in ladder.rungs:
-            console.print(f"training {len(losses) + 1} of {len(ladder.rungs)}: {rung.name}", style="bold")
+            console.print(
+                f"training {len(losses) + 1} of {len(ladder.rungs)}: {rung.name}",
+                style="bold",
+            )
             losses.append(train_rung(rung, observer))
         return losses
     finally:
@@ -164,7 +199,9 @@ def climb(ladder: Ladder, output: TextIO) -> list[float]:
 
 
 def train_rung(rung: Rung, observer: Observer) -> float:
-    """Run the stages of a rung that are not committed yet, and return its held-out loss."""
+    """Run the stages of a rung that are not committed yet, and return its held-out
+    loss.
+    """
     run_recorded(rung.session, observer)
     loss = measured_loss(rung)
     if loss is None:
@@ -173,30 +210,39 @@ def train_rung(rung: Rung, observer: Observer) -> float:
 
 
 def measured_loss(rung: Rung) -> float | None:
-    """Return the held-out loss at the end of a training, over all sources, or None if it is not committed."""
+    """Return the held-out loss at the end of a training, over all sources, or None if
+    it is not committed.
+    """
     folder = rung.session.committed(PRETRAIN)
     return None if folder is None else held_out_loss(folder.manifest()["summary"])
 
 
 def analyse_ladder(ladder: Ladder, losses: Sequence[float]) -> dict[str, Any]:
-    """Fit the law, predict the target's loss, and compare it with the measured one if the target was trained.
+    """Fit the law, predict the target's loss, and compare it with the measured one if
+    the target was trained.
 
     Returns:
-        `rungs` (name, parameters, tokens, loss, `fitted` and `left_out`: losses by the law fitted with and without the
-        rung), `law` (each parameter with `value`, `low`, `high`), `error` (relative root mean square error of
-        `left_out`), `target` (parameters, tokens, `set_tokens`, `predicted` with its interval, `measured`, `off`
-        relative to the measured loss, or None), and `best_parameters` for the target's FLOPs.
+        `rungs` (name, parameters, tokens, loss, `fitted` and `left_out`: losses by the
+        law fitted with and without the rung), `law` (each parameter with `value`,
+        `low`, `high`), `error` (relative root mean square error of `left_out`),
+        `target` (parameters, tokens, `set_tokens`, `predicted` with its interval,
+        `measured`, `off` relative to the measured loss, or None), and `best_parameters`
+        for the target's FLOPs.
     """
     parameters = [float(rung.parameters) for rung in ladder.rungs]
     tokens = [float(rung.tokens) for rung in ladder.rungs]
     law = fit_scaling_law(parameters, tokens, losses)
     left_out_laws = left_out(law, parameters, tokens, losses)
     target = ladder.target
-    predicted = jackknife(law, left_out_laws, lambda fitted: fitted(target.parameters, target.tokens))
+    predicted = jackknife(
+        law, left_out_laws, lambda fitted: fitted(target.parameters, target.tokens)
+    )
     measured = measured_loss(target)
     rungs: list[dict[str, Any]] = []
     squared_errors = []
-    for rung, loss, left_out_law in zip(ladder.rungs, losses, left_out_laws, strict=True):
+    for rung, loss, left_out_law in zip(
+        ladder.rungs, losses, left_out_laws, strict=True
+    ):
         left_out_loss = left_out_law(rung.parameters, rung.tokens)
         squared_errors.append((left_out_loss / loss - 1) ** 2)
         rungs.append(

@@ -1,4 +1,6 @@
-"""Report of a ladder: tables for the terminal, JSON, and one HTML file with a picture of the law."""
+"""Report of a ladder: tables for the terminal, JSON, and one HTML file with a picture
+of the law.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,23 @@ from gristmill.flows.running.terminal import plain_console
 from gristmill.flows.sweeps.scaling_law import ScalingLaw
 
 CURVE_POINTS = 40
-HEADER = ("training", "weights", "tokens", "tokens/weight", "loss", "fitted", "left out")
+HEADER = (
+    "training",
+    "weights",
+    "tokens",
+    "tokens/weight",
+    "loss",
+    "fitted",
+    "left out",
+)
 LAW = "L(N, D) = E + A / N^alpha + B / D^beta"
 NUMBERS = {"floor": "E", "a": "A", "alpha": "alpha", "b": "B", "beta": "beta"}
 
 
 def write_ladder(manifest_file: str, ladder: Mapping[str, Any]) -> list[Path]:
-    """Write `NAME-ladder.json` and `NAME-ladder.html` beside the manifest, and return their paths."""
+    """Write `NAME-ladder.json` and `NAME-ladder.html` beside the manifest, and return
+    their paths.
+    """
     file = Path(manifest_file)
     json_file = file.with_name(f"{file.stem}-ladder.json")
     html_file = file.with_name(f"{file.stem}-ladder.html")
@@ -43,39 +55,50 @@ def print_ladder(ladder: Mapping[str, Any], console: Console | None = None) -> N
     for row in _rows(ladder):
         table.add_row(*row)
     console.print(table)
-    law = "; ".join(f"{name} {value} [{interval}]" for name, value, interval in _numbers(ladder))
+    law = "; ".join(
+        f"{name} {value} [{interval}]" for name, value, interval in _numbers(ladder)
+    )
     console.print(Text(law, style="dim"))
     console.print(Text(describe_target(ladder), style="bold green"))
 
 
 def describe_target(ladder: Mapping[str, Any]) -> str:
-    """Describe the prediction in sentences: its interval, its error, and its caveats."""
+    """Describe the prediction in sentences: its interval, its error, and its
+    caveats.
+    """
     target = ladder["target"]
     predicted = target["predicted"]
     measured = target["measured"]
     sentences = [
-        f"predicted for {target['parameters']:,} weights and {target['tokens']:,} tokens: a held-out loss of "
-        f"{predicted['value']:.4f} nats per token [{predicted['low']:.4f}, {predicted['high']:.4f}]; the "
-        f"leave-one-out error of the trainings is {ladder['error']:.2%}"
+        f"predicted for {target['parameters']:,} weights and {target['tokens']:,} "
+        f"tokens: a held-out loss of {predicted['value']:.4f} nats per token "
+        f"[{predicted['low']:.4f}, {predicted['high']:.4f}]; the leave-one-out error "
+        f"of the trainings is {ladder['error']:.2%}"
     ]
     if measured is not None:
-        inside = "inside" if predicted["low"] <= measured <= predicted["high"] else "outside"
+        inside = (
+            "inside" if predicted["low"] <= measured <= predicted["high"] else "outside"
+        )
         sentences.append(
-            f"the target was trained to {measured:.4f}: the prediction is off by {target['off']:+.2%}, and the "
-            f"measured loss lies {inside} its interval"
+            f"the target was trained to {measured:.4f}: the prediction is off by "
+            f"{target['off']:+.2%}, and the measured loss lies {inside} its interval"
         )
     if target["tokens"] > target["set_tokens"]:
         sentences.append(
-            f"the target reads its set of {target['set_tokens']:,} tokens more than once, but the law holds for "
-            "text that is read once: expect a higher loss"
+            f"the target reads its set of {target['set_tokens']:,} tokens more than "
+            "once, but the law holds for text that is read once: expect a higher loss"
         )
     best_parameters = ladder["best_parameters"]
     if best_parameters is None:
         sentences.append(
-            "by this law the size or the data make no difference: give sizes and budgets that are further apart"
+            "by this law the size or the data make no difference: give sizes and "
+            "budgets that are further apart"
         )
     else:
-        sentences.append(f"by this law {best_parameters:,.3g} weights would be best for the target's FLOPs")
+        sentences.append(
+            f"by this law {best_parameters:,.3g} weights would be best "
+            "for the target's FLOPs"
+        )
     return "; ".join(sentences)
 
 
@@ -88,7 +111,10 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
         points = [(rung["tokens"], rung["loss"]) for rung in group]
         least = points[0][0]
         most = max(points[-1][0], least)
-        curve = [(float(tokens), law(size, float(tokens))) for tokens in np.geomspace(least, most, CURVE_POINTS)]
+        curve = [
+            (float(tokens), law(size, float(tokens)))
+            for tokens in np.geomspace(least, most, CURVE_POINTS)
+        ]
         series[f"{size:,} weights"] = (points, curve)
     predicted = target["predicted"]
     picture = laws(
@@ -99,11 +125,18 @@ def ladder_page(name: str, ladder: Mapping[str, Any]) -> str:
         "held-out loss, nats per token",
     )
     sections = [
-        Section("Trainings", [Table(HEADER, _rows(ladder), set(range(1, len(HEADER))))]),
-        Section("Law", [Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})]),
+        Section(
+            "Trainings", [Table(HEADER, _rows(ladder), set(range(1, len(HEADER))))]
+        ),
+        Section(
+            "Law",
+            [Table(["parameter", "value", "95 % interval"], _numbers(ladder), {1, 2})],
+        ),
     ]
     figure = Figure(picture, f"Measured losses, and the fitted law {LAW}.")
-    return html_file(Page(f"Ladder of {name}", sections, [figure], describe_target(ladder)))
+    return html_file(
+        Page(f"Ladder of {name}", sections, [figure], describe_target(ladder))
+    )
 
 
 def _rows(ladder: Mapping[str, Any]) -> list[list[str]]:
@@ -123,6 +156,10 @@ def _rows(ladder: Mapping[str, Any]) -> list[list[str]]:
 
 def _numbers(ladder: Mapping[str, Any]) -> list[list[str]]:
     return [
-        [NUMBERS[name], f"{interval['value']:.4g}", f"{interval['low']:.3g} to {interval['high']:.3g}"]
+        [
+            NUMBERS[name],
+            f"{interval['value']:.4g}",
+            f"{interval['low']:.3g} to {interval['high']:.3g}",
+        ]
         for name, interval in ladder["law"].items()
     ]

@@ -1,4 +1,6 @@
-"""Proxies of a sweep: for every mixture and seed an ordinary run of `mix` and `pretrain`; all else is equal."""
+"""Proxies of a sweep: for every mixture and seed an ordinary run of `mix` and
+`pretrain`; all else is equal.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from gristmill.flows.running.run import Observer, StageFailedError
 from gristmill.flows.running.session import Session, open_session
 from gristmill.flows.stages.plan import Plan
 from gristmill.flows.stages.registry import MIX, PRETRAIN, TOKENIZE
-from gristmill.flows.sweeps.grid import SweepError, Weights, mixtures_of, normalised, read_grid
+from gristmill.flows.sweeps.grid import (
+    SweepError,
+    Weights,
+    mixtures_of,
+    normalised,
+    read_grid,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.packed import PackedSet
@@ -30,7 +38,9 @@ from gristmill.train.loop.batch_plan import plan_of
 SHARED_UNTIL = TOKENIZE
 """Last stage that all mixtures share."""
 MIXTURE = MIX
-"""First stage that differs between mixtures; its held-out rows are checked before any training."""
+"""First stage that differs between mixtures; its held-out rows are checked before any
+training.
+"""
 METRICS = "metrics.jsonl"
 """Metrics file of a training."""
 PROXY_MODEL = {"layers": 2, "width": 128, "heads": 4}
@@ -43,14 +53,17 @@ class Sweep:
 
     Attributes:
         manifest_file: the manifest.
-        overrides: settings of all proxies: the user's, and the size and budget of the proxy.
+        overrides: settings of all proxies: the user's, and the size and budget of the
+            proxy.
         store: folder or URL of the outputs, as the user wrote it.
         mixtures: shares of every source, each summing to 1.
-        seeds: seeds of initialisation and order; every mixture is trained with each of them.
+        seeds: seeds of initialisation and order; every mixture is trained with each of
+            them.
         manifest_weights: the manifest's weight of each source.
-        target: source -> share of its bits per byte in the objective, or task -> share of its error; the shares sum
-            to 1, and the objective is minimized.
-        tokens: size of the manifest's own set, to which the suggested mixture and the repetition limits apply.
+        target: source -> share of its bits per byte in the objective, or task -> share
+            of its error; the shares sum to 1, and the objective is minimized.
+        tokens: size of the manifest's own set, to which the suggested mixture and the
+            repetition limits apply.
     """
 
     manifest_file: str
@@ -64,14 +77,27 @@ class Sweep:
 
     def shared(self) -> Session:
         """Open a session with the stages that all proxies share."""
-        return open_session(self.manifest_file, list(self.overrides), self.store, until=SHARED_UNTIL)
+        return open_session(
+            self.manifest_file, list(self.overrides), self.store, until=SHARED_UNTIL
+        )
 
     def proxy(self, number: int, seed: int) -> Session:
-        """Open the session of one mixture and seed, up to pre-training and without data of later trainings."""
-        overrides = [*self.overrides, *weight_overrides(self.mixtures[number]), f"pretrain.seed={seed}"]
-        session = open_session(self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True)
+        """Open the session of one mixture and seed, up to pre-training and without data
+        of later trainings.
+        """
+        overrides = [
+            *self.overrides,
+            *weight_overrides(self.mixtures[number]),
+            f"pretrain.seed={seed}",
+        ]
+        session = open_session(
+            self.manifest_file, overrides, self.store, until=PRETRAIN, exactly=True
+        )
         needed = needed_of(session.plan, PRETRAIN)
-        return replace(session, plan={name: node for name, node in session.plan.items() if name in needed})
+        return replace(
+            session,
+            plan={name: node for name, node in session.plan.items() if name in needed},
+        )
 
 
 def plan_sweep(
@@ -87,57 +113,89 @@ def plan_sweep(
     """Plan a sweep, and check it before any stage runs.
 
     Args:
-        manifest_file: the manifest; its `pretrain` section has every other setting of a proxy.
+        manifest_file: the manifest; its `pretrain` section has every other setting of a
+            proxy.
         grid_file: the mixtures, see `grid.Grid`.
-        steps: training steps of every proxy. A proxy reads every token of its set once, in exactly the shares of its
-            mixture: `min_tokens` and `max_tokens` of the sources apply to the whole set, not to a proxy.
-        num_seeds: proxies per mixture; they differ in initialisation and order, which shows the spread between runs.
+        steps: training steps of every proxy. A proxy reads every token of its set once,
+            in exactly the shares of its mixture: `min_tokens` and `max_tokens` of the
+            sources apply to the whole set, not to a proxy.
+        num_seeds: proxies per mixture; they differ in initialisation and order, which
+            shows the spread between runs.
         model: keys of `pretrain.model` that differ from `PROXY_MODEL`.
         overrides: settings that replace the manifest's.
         store: folder or URL of the outputs.
-        target: share of each source, or task of `pretrain.tasks`, in the objective; the manifest's weights if absent.
+        target: share of each source, or task of `pretrain.tasks`, in the objective; the
+            manifest's weights if absent.
 
     Raises:
-        SweepError: the manifest does not pre-train or mixes in phases, or the grid is invalid.
+        SweepError: the manifest does not pre-train or mixes in phases, or the grid is
+            invalid.
         gristmill.mixtures.load.ManifestError: the manifest is invalid.
     """
     session = open_session(manifest_file, list(overrides), store)
     manifest = session.manifest
     if manifest.mix is None or manifest.pretrain is None:
-        raise SweepError(f"{manifest_file} has no `mix:` and `pretrain:` sections; a sweep trains a model on mixtures")
+        raise SweepError(
+            f"{manifest_file} has no `mix:` and `pretrain:` sections; a "
+            "sweep trains a model on mixtures"
+        )
     manifest_weights = own_weights(manifest)
     tasks = [task.name for task in manifest.pretrain.tasks]
     requested = target or {}
     ambiguous = sorted(manifest_weights.keys() & set(tasks) & requested.keys())
     if ambiguous:
-        raise SweepError(f"--target: {ambiguous[0]} is both a source and a task; rename the task")
+        raise SweepError(
+            f"--target: {ambiguous[0]} is both a source and a task; rename the task"
+        )
     unknown = sorted(requested.keys() - manifest_weights.keys() - set(tasks))
     if unknown:
         raise SweepError(
-            f"--target: no such source: {', '.join(unknown)} (sources: {', '.join(manifest_weights)}; tasks of "
+            f"--target: no such source: {', '.join(unknown)} (sources: "
+            f"{', '.join(manifest_weights)}; tasks of "
             f"pretrain.tasks: {', '.join(tasks) or 'none'})"
         )
     negative = sorted(name for name, share in requested.items() if share < 0)
     if negative:
-        raise SweepError(f"--target: the share of {negative[0]} is below 0; shares are 0 or more")
+        raise SweepError(
+            f"--target: the share of {negative[0]} is below 0; shares are 0 or more"
+        )
     requested_tasks = [task for task in tasks if task in requested]
     target_weights = target or manifest_weights
-    target_shares = normalised({name: target_weights.get(name, 0.0) for name in (*manifest_weights, *requested_tasks)})
-    proxy_model = yaml.safe_dump({**PROXY_MODEL, **model}, default_flow_style=True).strip()
+    target_shares = normalised(
+        {
+            name: target_weights.get(name, 0.0)
+            for name in (*manifest_weights, *requested_tasks)
+        }
+    )
+    proxy_model = yaml.safe_dump(
+        {**PROXY_MODEL, **model}, default_flow_style=True
+    ).strip()
     proxy_overrides = [
         f"pretrain.steps={steps}",
         f"pretrain.validate_every={steps}",
         f"pretrain.model={proxy_model}",
     ]
     # Read from the proxy's manifest, since batch ramps depend on the number of steps.
-    proxy_manifest = open_session(manifest_file, [*overrides, *proxy_overrides], store).manifest
+    proxy_manifest = open_session(
+        manifest_file, [*overrides, *proxy_overrides], store
+    ).manifest
     assert isinstance(proxy_manifest.pretrain, Pretrain)
     sequence_length = manifest.mix.sequence_length
-    tokens = plan_of(proxy_manifest.pretrain, sequence_length).positions(steps)[0] * sequence_length
-    first_seed = manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
+    tokens = (
+        plan_of(proxy_manifest.pretrain, sequence_length).positions(steps)[0]
+        * sequence_length
+    )
+    first_seed = (
+        manifest.seed if manifest.pretrain.seed is None else manifest.pretrain.seed
+    )
     return Sweep(
         manifest_file,
-        (*overrides, *proxy_overrides, f"mix.tokens={tokens}", *without_limits(manifest)),
+        (
+            *overrides,
+            *proxy_overrides,
+            f"mix.tokens={tokens}",
+            *without_limits(manifest),
+        ),
         store,
         tuple(mixtures_of(read_grid(grid_file), manifest_weights)),
         tuple(first_seed + number for number in range(num_seeds)),
@@ -160,25 +218,39 @@ def own_weights(manifest: Manifest) -> Weights:
     """
     assert manifest.mix is not None
     if manifest.mix.phases:
-        raise SweepError("mix.phases gives several mixtures, but a sweep compares single mixtures; remove mix.phases")
+        raise SweepError(
+            "mix.phases gives several mixtures, but a sweep compares "
+            "single mixtures; remove mix.phases"
+        )
     if manifest.mix.weights is None:
         return {name: source.weight for name, source in manifest.sources.items()}
     if "alpha" in manifest.mix.weights:
-        raise SweepError("mix.weights: {alpha: ...} depends on the sizes of the sources; write the weights out")
+        raise SweepError(
+            "mix.weights: {alpha: ...} depends on the sizes of the "
+            "sources; write the weights out"
+        )
     return {name: manifest.mix.weights.get(name, 0.0) for name in manifest.sources}
 
 
 def weight_overrides(weights: Mapping[str, float]) -> list[str]:
     """Return the settings that give a manifest these weights."""
-    return [f"mix.weights={yaml.safe_dump(dict(weights), default_flow_style=True, width=1 << 30).strip()}"]
+    return [
+        f"mix.weights={yaml.safe_dump(dict(weights), default_flow_style=True, width=1 << 30).strip()}"
+    ]
 
 
 def without_limits(manifest: Manifest) -> list[str]:
-    """Return the settings that remove limits in tokens from sources: they apply to the whole set, not to a proxy."""
+    """Return the settings that remove limits in tokens from sources: they apply to the
+    whole set, not to a proxy.
+    """
     settings = []
     for name, source in manifest.sources.items():
         limits = {"min_tokens": source.min_tokens, "max_tokens": source.max_tokens}
-        settings += [f"sources.{name}.{key}=null" for key, limit in limits.items() if limit is not None]
+        settings += [
+            f"sources.{name}.{key}=null"
+            for key, limit in limits.items()
+            if limit is not None
+        ]
     return settings
 
 
@@ -192,36 +264,53 @@ def run_shared(sweep: Sweep, observer: Observer) -> None:
 
 
 def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
-    """Train the proxies of one mixture. A committed training with the same recipe on the same rows is reused, also
-    under another fingerprint.
+    """Train the proxies of one mixture. A committed training with the same recipe on
+    the same rows is reused, also under another fingerprint.
 
     Returns:
-        `weights`; per seed `seed`, `fingerprint`, `bits_per_byte` (source -> value) and `tasks` (task -> error) in
-        `proxies`; `validation`, the checksum of each source's held-out rows; `supply`, the tokens that may be read of
-        each mixed source; or `error`, if the mixture cannot be made or trained.
+        `weights`; per seed `seed`, `fingerprint`, `bits_per_byte` (source -> value) and
+        `tasks` (task -> error) in `proxies`; `validation`, the checksum of each
+        source's held-out rows; `supply`, the tokens that may be read of each mixed
+        source; or `error`, if the mixture cannot be made or trained.
 
     Raises:
         SweepError: a source of the target has no held-out text; nothing was trained.
     """
-    outcome: dict[str, Any] = {"mixture": number, "weights": sweep.mixtures[number], "proxies": []}
+    outcome: dict[str, Any] = {
+        "mixture": number,
+        "weights": sweep.mixtures[number],
+        "proxies": [],
+    }
     for seed in sweep.seeds:
         session = sweep.proxy(number, seed)
-        mixed = replace(session, plan={name: node for name, node in session.plan.items() if name != PRETRAIN})
+        mixed = replace(
+            session,
+            plan={
+                name: node for name, node in session.plan.items() if name != PRETRAIN
+            },
+        )
         try:
-            source_shares = {name: sweep.target[name] for name in sweep.manifest_weights}
+            source_shares = {
+                name: sweep.target[name] for name in sweep.manifest_weights
+            }
             run_recorded(mixed, observer, SHARED_UNTIL, source_shares)
             folder = trained_alike(session)
             if folder is None:
                 run_recorded(session, observer, MIXTURE)
                 folder = session.folder(PRETRAIN)
         except StageFailedError as error:
-            # A mixture that its sources cannot fill is an outcome: the sweep continues, and the report names it.
+            # A mixture that its sources cannot fill is an outcome: the sweep continues,
+            # and the report names it.
             return {**outcome, "error": str(error)}
-        outcome["validation"] = {name: entry["sha256"] for name, entry in held_out_by(session).items()}
+        outcome["validation"] = {
+            name: entry["sha256"] for name, entry in held_out_by(session).items()
+        }
         outcome["supply"] = supply_of(session)
         validation = folder.manifest()["summary"].get("validation", {})
         bits_per_byte = {
-            name: values["bits_per_byte"] for name, values in validation.items() if "bits_per_byte" in values
+            name: values["bits_per_byte"]
+            for name, values in validation.items()
+            if "bits_per_byte" in values
         }
         outcome["proxies"].append(
             {
@@ -235,7 +324,9 @@ def run_mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]
 
 
 def trained_alike(session: Session) -> StageFolder | None:
-    """Return a committed training with the same recipe on a set with the same rows, under any fingerprint, or None."""
+    """Return a committed training with the same recipe on a set with the same rows,
+    under any fingerprint, or None.
+    """
     mixture_rows = _rows_of(session.folder(MIXTURE).data)
     node = session.plan[PRETRAIN]
     trainings = session.folder(PRETRAIN).path.parent
@@ -244,7 +335,10 @@ def trained_alike(session: Session) -> StageFolder | None:
         if folder.state() != "committed":
             continue
         stage_record = read_json(folder.path / "stage.json")
-        if (stage_record["recipe"], stage_record["version"]) != (node.recipe, node.stage.version):
+        if (stage_record["recipe"], stage_record["version"]) != (
+            node.recipe,
+            node.stage.version,
+        ):
             continue
         if _rows_of(read_inputs(stage_record)[MIXTURE]) == mixture_rows:
             return folder
@@ -252,16 +346,22 @@ def trained_alike(session: Session) -> StageFolder | None:
 
 
 def _rows_of(folder: Path) -> tuple[str, ...] | None:
-    """Return the checksums of a packed set's rows and held-out rows, or None if the set was deleted."""
+    """Return the checksums of a packed set's rows and held-out rows, or None if the set
+    was deleted.
+    """
     if not (folder / MANIFEST).exists():
         return None
     with closing(PackedSet(folder)) as packed:
         held_out = packed.manifest["validation"]
-        return packed.fingerprint, *sorted(f"{name} {rows['sha256']}" for name, rows in held_out.items())
+        return packed.fingerprint, *sorted(
+            f"{name} {rows['sha256']}" for name, rows in held_out.items()
+        )
 
 
 def supply_of(session: Session) -> dict[str, float]:
-    """Return the tokens that a mixture may read of each of its sources: one epoch, times `max_epochs`."""
+    """Return the tokens that a mixture may read of each of its sources: one epoch,
+    times `max_epochs`.
+    """
     packed = read_json(session.folder(MIXTURE).data / MANIFEST)
     requested = packed["requested"]
     return {
@@ -272,10 +372,16 @@ def supply_of(session: Session) -> dict[str, float]:
 
 
 def task_errors(metrics: Path) -> dict[str, float]:
-    """Return the error of each task at the end of a training, by the continuous metric of its kind: the Brier score of
-    choices, nats of a cloze's answer, bits per byte of texts. Accuracies of small models are all near chance."""
-    lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    last_tasks: dict[str, dict[str, float]] = next((line["tasks"] for line in reversed(lines) if "tasks" in line), {})
+    """Return the error of each task at the end of a training, by the continuous metric
+    of its kind: the Brier score of choices, nats of a cloze's answer, bits per byte of
+    texts. Accuracies of small models are all near chance.
+    """
+    lines = [
+        json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()
+    ]
+    last_tasks: dict[str, dict[str, float]] = next(
+        (line["tasks"] for line in reversed(lines) if "tasks" in line), {}
+    )
     errors = {}
     for task, values in last_tasks.items():
         if "logp" in values:
@@ -289,25 +395,39 @@ def task_errors(metrics: Path) -> dict[str, float]:
 
 def held_out_by(session: Session) -> Mapping[str, Mapping[str, Any]]:
     """Return the held-out rows of a committed mixture, by source."""
-    held_out: dict[str, dict[str, Any]] = read_json(session.folder(MIXTURE).data / MANIFEST)["validation"]
+    held_out: dict[str, dict[str, Any]] = read_json(
+        session.folder(MIXTURE).data / MANIFEST
+    )["validation"]
     return held_out
 
 
-def check_held_out(held_out: Mapping[str, Mapping[str, Any]], target: Mapping[str, float]) -> None:
+def check_held_out(
+    held_out: Mapping[str, Mapping[str, Any]], target: Mapping[str, float]
+) -> None:
     """Raise SweepError if a mixture holds out no rows of a source of the target."""
-    missing = [name for name, share in target.items() if share and not held_out.get(name, {}).get("rows")]
+    missing = [
+        name
+        for name, share in target.items()
+        if share and not held_out.get(name, {}).get("rows")
+    ]
     if missing:
         raise SweepError(
-            f"no held-out text of {', '.join(missing)}; raise mix.validation, or remove these sources from --target"
+            f"no held-out text of {', '.join(missing)}; raise mix.validation, or "
+            "remove these sources from --target"
         )
 
 
 def run_recorded(
-    session: Session, observer: Observer, after: str | None = None, target: Mapping[str, float] = MappingProxyType({})
+    session: Session,
+    observer: Observer,
+    after: str | None = None,
+    target: Mapping[str, float] = MappingProxyType({}),
 ) -> None:
-    """Run a session's stages (those that follow `after`, if given) with a run record, so that gc keeps their outputs.
+    """Run a session's stages (those that follow `after`, if given) with a run record,
+    so that gc keeps their outputs.
 
-    A mixture is checked as soon as it is committed: it must hold out text of every source of the target.
+    A mixture is checked as soon as it is committed: it must hold out text of every
+    source of the target.
     """
     record = session.start_record()
     runner = session.runner(Observers(record, observer))

@@ -1,11 +1,14 @@
-"""Regressions of a sweep's measurements on mixtures, their leave-one-out errors, and the suggested mixture.
+"""Regressions of a sweep's measurements on mixtures, their leave-one-out errors, and
+the suggested mixture.
 
-    linear    bpb_i(r) = sum_j b_ij r_j                      RegMix's linear model (Liu et al. 2024, section 3.2)
-    law       bpb_i(r) = c_i + exp(sum_j t_ij r_j)           data mixing law (Ye et al. 2024, equation 6)
+    linear    bpb_i(r) = sum_j b_ij r_j                      RegMix's linear model (Liu
+    et al. 2024, section 3.2) law       bpb_i(r) = c_i + exp(sum_j t_ij r_j)
+    data mixing law (Ye et al. 2024, equation 6)
 
-r are the shares of the sources and i is the measured source. Shares sum to 1, so a constant next to the sum would not
-be identifiable (the law's factor k is part of its t). The model with the smaller leave-one-out error is used, and
-neither if the mean of the other mixtures predicts as well.
+r are the shares of the sources and i is the measured source. Shares sum to 1, so a
+constant next to the sum would not be identifiable (the law's factor k is part of its
+t). The model with the smaller leave-one-out error is used, and neither if the mean of
+the other mixtures predicts as well.
 """
 
 from __future__ import annotations
@@ -23,7 +26,9 @@ Predict = Callable[[np.ndarray], np.ndarray]
 """Shares of shape (n, sources) -> values of shape (n,)."""
 MEAN = "mean"
 FIRST_FLOORS = (0.5, 0.8, 0.95)
-"""Starting points of the law's c, as fractions of the smallest value: the search finds local minima only."""
+"""Starting points of the law's c, as fractions of the smallest value: the search finds
+local minima only.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class Fit:
 
     Attributes:
         model: `linear` or `law`, or `mean` if neither predicts better than the mean.
-        errors: model -> root mean square of its leave-one-out errors, for the models that have enough data.
+        errors: model -> root mean square of its leave-one-out errors, for the models
+            that have enough data.
         predict: the chosen model, fitted to all mixtures.
         left_out: float64 of shape (n,): prediction for each mixture from all others.
     """
@@ -50,11 +56,17 @@ def fit_linear(shares: np.ndarray, values: np.ndarray) -> Predict:
 
 
 def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
-    """Fit the data mixing law by nonlinear least squares from several starting points."""
+    """Fit the data mixing law by nonlinear least squares from several starting
+    points.
+    """
     from scipy.optimize import least_squares
 
     def residuals(parameters: np.ndarray) -> np.ndarray:
-        return parameters[0] + np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0)) - values
+        return (
+            parameters[0]
+            + np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0))
+            - values
+        )
 
     def jacobian(parameters: np.ndarray) -> np.ndarray:
         growth = np.exp(np.clip(shares @ parameters[1:], -50.0, 50.0))
@@ -64,7 +76,9 @@ def fit_law(shares: np.ndarray, values: np.ndarray) -> Predict:
     for floor in FIRST_FLOORS:
         start = floor * values.min()
         exponents = np.linalg.lstsq(shares, np.log(values - start), rcond=None)[0]
-        solution = least_squares(residuals, np.concatenate([[start], exponents]), jacobian, method="trf")
+        solution = least_squares(
+            residuals, np.concatenate([[start], exponents]), jacobian, method="trf"
+        )
         if best is None or solution.cost < best.cost:
             best = solution
     assert best is not None
@@ -81,26 +95,39 @@ MODELS: dict[str, tuple[Callable[[np.ndarray, np.ndarray], Predict], int]] = {
 
 
 def fit(shares: np.ndarray, values: np.ndarray) -> Fit:
-    """Fit all models that have enough data, and choose the one with the least leave-one-out error.
+    """Fit all models that have enough data, and choose the one with the least
+    leave-one-out error.
 
     Args:
         shares: (n, sources), rows summing to 1.
         values: (n,), positive.
     """
-    left_out = {MEAN: np.array([np.delete(values, number).mean() for number in range(len(values))])}
-    predict: dict[str, Predict] = {MEAN: lambda where: np.full(len(where), values.mean())}
+    left_out = {
+        MEAN: np.array(
+            [np.delete(values, number).mean() for number in range(len(values))]
+        )
+    }
+    predict: dict[str, Predict] = {
+        MEAN: lambda where: np.full(len(where), values.mean())
+    }
     for name, (fit_model, extra_parameters) in MODELS.items():
-        # The mixtures that remain without the left-out one must be at least as many as the parameters.
+        # The mixtures that remain without the left-out one must be at least as many as
+        # the parameters.
         if len(values) - 1 >= shares.shape[1] + extra_parameters:
             left_out[name] = leave_one_out(fit_model, shares, values)
             predict[name] = fit_model(shares, values)
-    errors = {name: root_mean_square(predicted - values) for name, predicted in left_out.items()}
+    errors = {
+        name: root_mean_square(predicted - values)
+        for name, predicted in left_out.items()
+    }
     model = min(errors, key=lambda name: (errors[name], name != MEAN))
     return Fit(model, errors, predict[model], left_out[model])
 
 
 def leave_one_out(
-    model: Callable[[np.ndarray, np.ndarray], Predict], shares: np.ndarray, values: np.ndarray
+    model: Callable[[np.ndarray, np.ndarray], Predict],
+    shares: np.ndarray,
+    values: np.ndarray,
 ) -> np.ndarray:
     """Predict each mixture with a model fitted to all others."""
     predictions = []
@@ -118,7 +145,8 @@ def root_mean_square(errors: np.ndarray) -> float:
 def least_within_hull(
     objective: Predict, shares: np.ndarray, max_shares: np.ndarray | None = None
 ) -> tuple[np.ndarray, float] | None:
-    """Minimize the objective over the convex hull of the tried mixtures: nothing is extrapolated.
+    """Minimize the objective over the convex hull of the tried mixtures: nothing is
+    extrapolated.
 
     Args:
         objective: shares of shape (n, sources) -> (n,).
@@ -126,7 +154,8 @@ def least_within_hull(
         max_shares: (sources,), upper bound of each source's share; 1 if absent.
 
     Returns:
-        the shares (sources,) and their objective, or None if no mixture in the hull satisfies `max_shares`.
+        the shares (sources,) and their objective, or None if no mixture in the hull
+        satisfies `max_shares`.
     """
     from scipy.optimize import LinearConstraint, linprog, minimize
 
@@ -136,13 +165,23 @@ def least_within_hull(
         return float(objective((mix_weights @ shares)[None])[0])
 
     limits = np.ones(shares.shape[1]) if max_shares is None else max_shares
-    constraints = [LinearConstraint(np.ones((1, n)), 1.0, 1.0), LinearConstraint(shares.T, -np.inf, limits)]
+    constraints = [
+        LinearConstraint(np.ones((1, n)), 1.0, 1.0),
+        LinearConstraint(shares.T, -np.inf, limits),
+    ]
     feasible = (shares <= limits + ROOM).all(axis=1)
     if feasible.any():
         values = np.where(feasible, objective(shares), np.inf)
         corner = np.eye(n)[int(np.argmin(values))]
     else:
-        point = linprog(np.zeros(n), A_ub=shares.T, b_ub=limits, A_eq=np.ones((1, n)), b_eq=[1.0], bounds=(0.0, 1.0))
+        point = linprog(
+            np.zeros(n),
+            A_ub=shares.T,
+            b_ub=limits,
+            A_eq=np.ones((1, n)),
+            b_eq=[1.0],
+            bounds=(0.0, 1.0),
+        )
         if not point.success:
             return None
         corner = point.x
@@ -170,27 +209,32 @@ LEAST_MIXTURES = 3
 
 
 def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Summarize the outcomes of all mixtures, fit models to them, and suggest a mixture.
+    """Summarize the outcomes of all mixtures, fit models to them, and suggest a
+    mixture.
 
     Args:
         sweep: the sweep.
         outcomes: outcomes of `proxies.run_mixture`, one per mixture.
 
     Returns:
-        `mixtures` (weights, `bits_per_byte` with `mean` and `spread` per source, `target`: the weighted mean and its
-        spread), `failed`, `fits` per source (model, leave-one-out errors), `fit` of the target, `suggestion` or None,
-        and `refusal`, the reason if no mixture is suggested.
+        `mixtures` (weights, `bits_per_byte` with `mean` and `spread` per source,
+        `target`: the weighted mean and its spread), `failed`, `fits` per source (model,
+        leave-one-out errors), `fit` of the target, `suggestion` or None, and `refusal`,
+        the reason if no mixture is suggested.
 
     Raises:
         SweepError: the mixtures were measured on different held-out rows.
     """
     trained_outcomes = [outcome for outcome in outcomes if "error" not in outcome]
     failed_outcomes = [outcome for outcome in outcomes if "error" in outcome]
-    held_out_rows = {tuple(sorted(outcome["validation"].items())) for outcome in trained_outcomes}
+    held_out_rows = {
+        tuple(sorted(outcome["validation"].items())) for outcome in trained_outcomes
+    }
     if len(held_out_rows) > 1:
         raise SweepError(
-            "the mixtures were measured on different held-out rows, so their losses cannot be compared; "
-            "held-out rows never depend on the weights, so this is a bug: please report it"
+            "the mixtures were measured on different held-out rows, so their losses "
+            "cannot be compared; held-out rows never depend on the weights, so this is "
+            "a bug: please report it"
         )
     target = sweep.target
     counted = [name for name, share in target.items() if share]
@@ -201,7 +245,11 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
         "target": target,
         "mixtures": mixtures,
         "failed": [
-            {"mixture": outcome["mixture"], "weights": outcome["weights"], "error": outcome["error"]}
+            {
+                "mixture": outcome["mixture"],
+                "weights": outcome["weights"],
+                "error": outcome["error"],
+            }
             for outcome in failed_outcomes
         ],
         "fits": {},
@@ -210,25 +258,31 @@ def analyse(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, An
     }
     if len(mixtures) < LEAST_MIXTURES:
         results["refusal"] = (
-            f"{len(mixtures)} mixtures are too few to fit a model; try at least {LEAST_MIXTURES}, "
-            "better four per source"
+            f"{len(mixtures)} mixtures are too few to fit a model; try at least "
+            f"{LEAST_MIXTURES}, better four per source"
         )
         return results
     shares = matrix([mixture["weights"] for mixture in mixtures])
     sampled_shares = shares[:, shares.any(axis=0)]
     source_fits = {}
     for name in counted:
-        means = np.array([mixture["bits_per_byte"][name]["mean"] for mixture in mixtures])
+        means = np.array(
+            [mixture["bits_per_byte"][name]["mean"] for mixture in mixtures]
+        )
         source_fits[name] = fit(sampled_shares, means)
-        results["fits"][name] = {"model": source_fits[name].model, "errors": dict(source_fits[name].errors)}
+        results["fits"][name] = {
+            "model": source_fits[name].model,
+            "errors": dict(source_fits[name].errors),
+        }
     limits = limits_of(sweep, outcomes)
     results["limits"] = limits
     return {**results, **_suggest(mixtures, shares, source_fits, target, limits)}
 
 
 def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the largest share of the manifest's own set that `max_epochs` allows each source; 1 for sources without a
-    lower limit and for sources in no mixture."""
+    """Return the largest share of the manifest's own set that `max_epochs` allows each
+    source; 1 for sources without a lower limit and for sources in no mixture.
+    """
     supply: dict[str, float] = {}
     for outcome in outcomes:
         supply |= outcome.get("supply", {})
@@ -239,21 +293,34 @@ def limits_of(sweep: Sweep, outcomes: Sequence[Mapping[str, Any]]) -> dict[str, 
     return limits
 
 
-def _summarise(outcome: Mapping[str, Any], target: Mapping[str, float]) -> dict[str, Any]:
-    seed_values = [{**proxy["bits_per_byte"], **proxy.get("tasks", {})} for proxy in outcome["proxies"]]
+def _summarise(
+    outcome: Mapping[str, Any], target: Mapping[str, float]
+) -> dict[str, Any]:
+    seed_values = [
+        {**proxy["bits_per_byte"], **proxy.get("tasks", {})}
+        for proxy in outcome["proxies"]
+    ]
     counted = {name: share for name, share in target.items() if share}
-    objectives = [sum(share * values[name] for name, share in counted.items()) for values in seed_values]
+    objectives = [
+        sum(share * values[name] for name, share in counted.items())
+        for values in seed_values
+    ]
     return {
         "mixture": outcome["mixture"],
         "weights": outcome["weights"],
         "proxies": outcome["proxies"],
-        "bits_per_byte": {name: _spread([values[name] for values in seed_values]) for name in seed_values[0]},
+        "bits_per_byte": {
+            name: _spread([values[name] for values in seed_values])
+            for name in seed_values[0]
+        },
         "target": _spread(objectives),
     }
 
 
 def _spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the mean, and the sample standard deviation if there are several values."""
+    """Return the mean, and the sample standard deviation if there are several
+    values.
+    """
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return {"mean": float(np.mean(values)), "spread": spread}
 
@@ -265,10 +332,16 @@ def _suggest(
     target: Mapping[str, float],
     limits: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Suggest the mixture of least fitted objective within the hull and the limits, unless the mean fits as well."""
+    """Suggest the mixture of least fitted objective within the hull and the limits,
+    unless the mean fits as well.
+    """
     values = np.array([mixture["target"]["mean"] for mixture in mixtures])
-    left_out = sum(target[name] * fit_result.left_out for name, fit_result in source_fits.items())
-    mean_of_others = np.array([np.delete(values, number).mean() for number in range(len(values))])
+    left_out = sum(
+        target[name] * fit_result.left_out for name, fit_result in source_fits.items()
+    )
+    mean_of_others = np.array(
+        [np.delete(values, number).mean() for number in range(len(values))]
+    )
     error = root_mean_square(left_out - values)
     mean_error = root_mean_square(mean_of_others - values)
     sampled = np.asarray(shares.any(axis=0))
@@ -285,19 +358,25 @@ def _suggest(
         "predicted": objective(shares).tolist(),
         "left_out": np.asarray(left_out).tolist(),
     }
-    if error >= mean_error or all(fit_result.model == MEAN for fit_result in source_fits.values()):
+    if error >= mean_error or all(
+        fit_result.model == MEAN for fit_result in source_fits.values()
+    ):
         refusal = (
-            f"no mixture is suggested: the leave-one-out error of the fit is {error:.4f} bits per byte, and that of "
-            f"the mean of the others is {mean_error:.4f}. {_remedy(len(values), int(sampled.sum()))}"
+            "no mixture is suggested: the leave-one-out error of the fit is "
+            f"{error:.4f} bits per byte, and that of the mean of the others is "
+            f"{mean_error:.4f}. {_remedy(len(values), int(sampled.sum()))}"
         )
         return {"fit": fitted, "refusal": refusal}
     max_shares = np.array(list(limits.values()))
     optimum = least_within_hull(objective, shares, max_shares)
     if optimum is None:
-        bounds = ", ".join(f"{name} {share:.3f}" for name, share in limits.items() if share < 1)
+        bounds = ", ".join(
+            f"{name} {share:.3f}" for name, share in limits.items() if share < 1
+        )
         refusal = (
-            "no mixture is suggested: no average of the tried mixtures satisfies max_epochs in the manifest's own "
-            f"set, where the largest shares are {bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
+            "no mixture is suggested: no average of the tried mixtures satisfies "
+            "max_epochs in the manifest's own set, where the largest shares are "
+            f"{bounds}; raise a max_epochs, lower mix.tokens, or try mixtures with "
             "less of these sources"
         )
         return {"fit": fitted, "refusal": refusal}
@@ -311,13 +390,23 @@ def _suggest(
         "suggestion": {
             "weights": normalised(dict(zip(limits, weights.tolist(), strict=True))),
             "predicted": predicted_least,
-            "best_tried": {"mixture": mixtures[best]["mixture"], "target": mixtures[best]["target"]["mean"]},
+            "best_tried": {
+                "mixture": mixtures[best]["mixture"],
+                "target": mixtures[best]["target"]["mean"],
+            },
         },
     }
 
 
 def _remedy(num_mixtures: int, num_sources: int) -> str:
-    needed = num_sources + 1 + max(extra_parameters for _, extra_parameters in MODELS.values())
+    needed = (
+        num_sources
+        + 1
+        + max(extra_parameters for _, extra_parameters in MODELS.values())
+    )
     if num_mixtures < needed:
         return f"Try at least {needed} mixtures of these {num_sources} sources"
-    return "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures differ more than runs do"
+    return (
+        "Try more mixtures, more steps, or more seeds (--seeds), so that mixtures "
+        "differ more than runs do"
+    )

@@ -1,7 +1,9 @@
-"""Scaling law of loss by size and data, L(N, D) = E + A / N^alpha + B / D^beta, fitted to measured trainings.
+"""Scaling law of loss by size and data, L(N, D) = E + A / N^alpha + B / D^beta, fitted
+to measured trainings.
 
-Hoffmann et al. 2022, section 3.3 and appendix D.2: the Huber loss of the logarithms, so that one outlier does not
-distort the law. With both exponents fixed the law is linear, and a grid of exponents gives the search's starting points.
+Hoffmann et al. 2022, section 3.3 and appendix D.2: the Huber loss of the logarithms, so
+that one outlier does not distort the law. With both exponents fixed the law is linear,
+and a grid of exponents gives the search's starting points.
 """
 
 from __future__ import annotations
@@ -15,14 +17,22 @@ from operator import attrgetter
 import numpy as np
 
 HUBER = 1e-3
-"""Huber threshold, in the logarithm of the loss (Hoffmann et al. 2022, appendix D.2)."""
+"""Huber threshold, in the logarithm of the loss (Hoffmann et al. 2022, appendix
+D.2).
+"""
 EXPONENTS = tuple(np.round(np.arange(0.05, 1.2, 0.15), 2).tolist())
-"""Grid of exponents; published ones lie between 0.2 and 0.6 (Hoffmann et al. 2022; Besiroglu et al. 2024)."""
+"""Grid of exponents; published ones lie between 0.2 and 0.6 (Hoffmann et al. 2022;
+Besiroglu et al. 2024).
+"""
 STEEPEST, FLATTEST = 3.0, 1e-3
-"""Upper bound of the exponents, and the exponent or factor below which a term counts as constant."""
+"""Upper bound of the exponents, and the exponent or factor below which a term counts as
+constant.
+"""
 STARTS = 4
 LEAST_RUNS = 6
-"""One more than the law's parameters: any run can be left out, and the others still determine the law."""
+"""One more than the law's parameters: any run can be left out, and the others still
+determine the law.
+"""
 CONFIDENCE = 0.95
 FLOPS_PER_WEIGHT_AND_TOKEN = 6
 """Kaplan et al. 2020, section 2.1: forward 2, backward 4."""
@@ -40,15 +50,24 @@ class ScalingLaw:
 
     def __call__(self, parameters: float, tokens: float) -> float:
         """Return the loss of a model of N weights after D tokens."""
-        return float(self.floor + self.a * parameters**-self.alpha + self.b * tokens**-self.beta)
+        return float(
+            self.floor + self.a * parameters**-self.alpha + self.b * tokens**-self.beta
+        )
 
     def best_parameters(self, flops: float) -> float | None:
-        """Return the N of least loss for a budget of 6 N D FLOPs (Hoffmann et al. 2022, equation 4), or None if the
-        loss does not depend on both N and D."""
+        """Return the N of least loss for a budget of 6 N D FLOPs (Hoffmann et al. 2022,
+        equation 4), or None if the loss does not depend on both N and D.
+        """
         if min(self.alpha, self.beta) < FLATTEST or min(self.a, self.b) < FLATTEST:
             return None
-        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (1 / (self.alpha + self.beta))
-        return float(ratio * (flops / FLOPS_PER_WEIGHT_AND_TOKEN) ** (self.beta / (self.alpha + self.beta)))
+        ratio = (self.alpha * self.a / (self.beta * self.b)) ** (
+            1 / (self.alpha + self.beta)
+        )
+        return float(
+            ratio
+            * (flops / FLOPS_PER_WEIGHT_AND_TOKEN)
+            ** (self.beta / (self.alpha + self.beta))
+        )
 
 
 @dataclass(frozen=True)
@@ -61,9 +80,13 @@ class Interval:
 
 
 def fit_scaling_law(
-    parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float], start: ScalingLaw | None = None
+    parameters: Sequence[float],
+    tokens: Sequence[float],
+    losses: Sequence[float],
+    start: ScalingLaw | None = None,
 ) -> ScalingLaw:
-    """Fit the law to trainings of N weights on D tokens, each with its loss (nats per token).
+    """Fit the law to trainings of N weights on D tokens, each with its loss (nats per
+    token).
 
     Args:
         parameters: N of each training.
@@ -72,7 +95,8 @@ def fit_scaling_law(
         start: starting point of the search, in addition to the best points of the grid.
 
     Raises:
-        ValueError: there are fewer trainings than parameters to fit, or a loss is not positive.
+        ValueError: there are fewer trainings than parameters to fit, or a loss is not
+            positive.
     """
     from scipy.optimize import least_squares
 
@@ -80,7 +104,10 @@ def fit_scaling_law(
     d = np.asarray(tokens, dtype=np.float64)
     measured = np.asarray(losses, dtype=np.float64)
     if len(measured) < LEAST_RUNS - 1 or not (measured > 0).all():
-        raise ValueError(f"a law of five parameters needs at least {LEAST_RUNS - 1} positive losses, not {losses}")
+        raise ValueError(
+            f"a law of five parameters needs at least {LEAST_RUNS - 1} "
+            f"positive losses, not {losses}"
+        )
     # Dividing by the geometric means brings all terms to one order of magnitude.
     middle_n = math.exp(np.log(n).mean())
     middle_d = math.exp(np.log(d).mean())
@@ -88,14 +115,29 @@ def fit_scaling_law(
     d = d / middle_d
 
     def terms(logs: np.ndarray) -> np.ndarray:
-        return np.stack([np.full(len(n), logs[0]), logs[1] - logs[2] * np.log(n), logs[3] - logs[4] * np.log(d)])
+        return np.stack(
+            [
+                np.full(len(n), logs[0]),
+                logs[1] - logs[2] * np.log(n),
+                logs[3] - logs[4] * np.log(d),
+            ]
+        )
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         return np.asarray(np.logaddexp.reduce(terms(logs)) - np.log(measured))
 
     def jacobian(logs: np.ndarray) -> np.ndarray:
         shares = np.exp(terms(logs) - np.logaddexp.reduce(terms(logs)))
-        return np.stack([shares[0], shares[1], -shares[1] * np.log(n), shares[2], -shares[2] * np.log(d)], axis=1)
+        return np.stack(
+            [
+                shares[0],
+                shares[1],
+                -shares[1] * np.log(n),
+                shares[2],
+                -shares[2] * np.log(d),
+            ],
+            axis=1,
+        )
 
     low = [-20.0, -20.0, 0.0, -20.0, 0.0]
     high = [math.log(measured.min()), 20.0, STEEPEST, 20.0, STEEPEST]
@@ -103,7 +145,9 @@ def fit_scaling_law(
     if start is not None:
         log_a = _log(start.a) - start.alpha * math.log(middle_n)
         log_b = _log(start.b) - start.beta * math.log(middle_d)
-        starts.insert(0, np.array([_log(start.floor), log_a, start.alpha, log_b, start.beta]))
+        starts.insert(
+            0, np.array([_log(start.floor), log_a, start.alpha, log_b, start.beta])
+        )
     solutions = [
         least_squares(
             residuals,
@@ -131,7 +175,10 @@ def fit_scaling_law(
 
 
 def left_out(
-    law: ScalingLaw, parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float]
+    law: ScalingLaw,
+    parameters: Sequence[float],
+    tokens: Sequence[float],
+    losses: Sequence[float],
 ) -> list[ScalingLaw]:
     """Fit one law per training, without that training."""
 
@@ -139,15 +186,24 @@ def left_out(
         return [*values[:index], *values[index + 1 :]]
 
     return [
-        fit_scaling_law(without(parameters, index), without(tokens, index), without(losses, index), law)
+        fit_scaling_law(
+            without(parameters, index),
+            without(tokens, index),
+            without(losses, index),
+            law,
+        )
         for index in range(len(losses))
     ]
 
 
 def jackknife(
-    law: ScalingLaw, left_out_laws: Sequence[ScalingLaw], statistic: Callable[[ScalingLaw], float]
+    law: ScalingLaw,
+    left_out_laws: Sequence[ScalingLaw],
+    statistic: Callable[[ScalingLaw], float],
 ) -> Interval:
-    """Return a statistic of a law with its jackknife interval (Efron and Tibshirani 1993, chapter 11)."""
+    """Return a statistic of a law with its jackknife interval (Efron and Tibshirani
+    1993, chapter 11).
+    """
     from scipy.stats import t
 
     values = np.array([statistic(left_out_law) for left_out_law in left_out_laws])
@@ -157,28 +213,43 @@ def jackknife(
     return Interval(value, value - half_width, value + half_width)
 
 
-def described(law: ScalingLaw, left_out_laws: Sequence[ScalingLaw]) -> dict[str, dict[str, float]]:
-    """Return the law's parameters with their intervals; those of `a` and `b`, which span decades, are logarithmic."""
+def described(
+    law: ScalingLaw, left_out_laws: Sequence[ScalingLaw]
+) -> dict[str, dict[str, float]]:
+    """Return the law's parameters with their intervals; those of `a` and `b`, which
+    span decades, are logarithmic.
+    """
     numbers: dict[str, dict[str, float]] = {}
     for name in ("floor", "a", "alpha", "b", "beta"):
         parameter = attrgetter(name)
         if name in ("a", "b"):
-            interval = jackknife(law, left_out_laws, lambda fitted, of=parameter: _log(of(fitted)))  # type: ignore[misc]
+            interval = jackknife(
+                law, left_out_laws, lambda fitted, of=parameter: _log(of(fitted))
+            )  # type: ignore[misc]
             # The upper end may be too large for a float.
-            numbers[name] = {key: math.exp(min(value, 300.0)) for key, value in vars(interval).items()}
+            numbers[name] = {
+                key: math.exp(min(value, 300.0))
+                for key, value in vars(interval).items()
+            }
         else:
             interval = jackknife(law, left_out_laws, parameter)
-            numbers[name] = {key: max(value, 0.0) for key, value in vars(interval).items()}
+            numbers[name] = {
+                key: max(value, 0.0) for key, value in vars(interval).items()
+            }
     return numbers
 
 
 def _starts(n: np.ndarray, d: np.ndarray, losses: np.ndarray) -> list[np.ndarray]:
-    """Return the best points of a grid of exponents; the other parameters are least squares of relative errors."""
+    """Return the best points of a grid of exponents; the other parameters are least
+    squares of relative errors.
+    """
     from scipy.optimize import nnls
 
     candidates = []
     for alpha, beta in product(EXPONENTS, EXPONENTS):
-        columns = np.stack([np.ones(len(n)), n**-alpha, d**-beta], axis=1) / losses[:, None]
+        columns = (
+            np.stack([np.ones(len(n)), n**-alpha, d**-beta], axis=1) / losses[:, None]
+        )
         (floor, a, b), error = nnls(columns, np.ones(len(n)))
         candidates.append((error, (_log(floor), _log(a), alpha, _log(b), beta)))
     return [np.array(start) for _, start in sorted(candidates)[:STARTS]]

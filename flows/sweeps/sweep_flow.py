@@ -1,4 +1,6 @@
-"""Prefect flow of a sweep, with one task for the stages that all mixtures share and one per mixture, and its launch."""
+"""Prefect flow of a sweep, with one task for the stages that all mixtures share and one
+per mixture, and its launch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ from prefect.runtime import flow_run
 from rich.text import Text
 
 from gristmill.core.secrets import mask_secrets
-from gristmill.flows.orchestration.choose_prefect import apply_default_settings, choose_tracking
+from gristmill.flows.orchestration.choose_prefect import (
+    apply_default_settings,
+    choose_tracking,
+)
 from gristmill.flows.orchestration.flow_liveness import owned_run, show_cancelled
 from gristmill.flows.orchestration.parameters import (
     Count,
@@ -27,20 +32,38 @@ from gristmill.flows.orchestration.parameters import (
     refuse_secrets,
     run_name,
 )
-from gristmill.flows.orchestration.reporting import PrefectObserver, failed, publishing_refusal
+from gristmill.flows.orchestration.reporting import (
+    PrefectObserver,
+    failed,
+    publishing_refusal,
+)
 from gristmill.flows.pipeline import TRAINING_TAG, observer_of_caller
 from gristmill.flows.running.launch import interrupt
 from gristmill.flows.running.run import Observer
-from gristmill.flows.running.terminal import LastingStream, TerminalObserver, plain_console
+from gristmill.flows.running.terminal import (
+    LastingStream,
+    TerminalObserver,
+    plain_console,
+)
 from gristmill.flows.sweeps.proxies import Sweep, plan_sweep, run_mixture, run_shared
 
 PROXY = ProxyModel()
 SHARED = "shared stages"
-sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar("sweep", default=None)
-"""Sweep planned by the terminal that calls the flow; the parameters that Prefect records are masked."""
+sweep_of_caller: contextvars.ContextVar[Sweep | None] = contextvars.ContextVar(
+    "sweep", default=None
+)
+"""Sweep planned by the terminal that calls the flow; the parameters that Prefect
+records are masked.
+"""
 
 
-@task(name=SHARED, task_run_name=SHARED, cache_policy=NO_CACHE, persist_result=False, retries=0)
+@task(
+    name=SHARED,
+    task_run_name=SHARED,
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=0,
+)
 def shared_stages(sweep: Sweep, observer: Observer) -> None:
     """Run the stages that all mixtures share."""
     run_shared(sweep, observer)
@@ -55,10 +78,18 @@ def mixture(sweep: Sweep, number: int, observer: Observer) -> dict[str, Any]:
 def name_of_run() -> str:
     """Return the name of the current flow run."""
     parameters = flow_run.parameters
-    return f"mixtures of {run_name(parameters['manifest'], parameters.get('overrides', ()))}"
+    return (
+        "mixtures of "
+        f"{run_name(parameters['manifest'], parameters.get('overrides', ()))}"
+    )
 
 
-@flow(name="gristmill-sweep", flow_run_name=name_of_run, persist_result=False, log_prints=False)
+@flow(
+    name="gristmill-sweep",
+    flow_run_name=name_of_run,
+    persist_result=False,
+    log_prints=False,
+)
 def gristmill_sweep(
     manifest: FilePath,
     grid: FilePath,
@@ -73,11 +104,13 @@ def gristmill_sweep(
 
     Args:
         manifest: Path of the YAML manifest, as the machine that runs the flow sees it.
-        grid: Path of the sweep's file: a list of weights, or a mapping with mixtures, grid and dirichlet.
+        grid: Path of the sweep's file: a list of weights, or a mapping with mixtures,
+            grid and dirichlet.
         steps: Training steps of every proxy; at least 1.
         seeds: Proxies per mixture, for the spread between runs; at least 1.
         model: The proxy's size.
-        overrides: Settings that replace the manifest's, one each, such as pretrain.global_batch_size=8
+        overrides: Settings that replace the manifest's, one each, such as
+            pretrain.global_batch_size=8
         store: Folder or URL of the outputs; empty for the default.
         target: Share of each source in the objective; the manifest's weights if empty.
     """
@@ -85,12 +118,21 @@ def gristmill_sweep(
         sweep = sweep_of_caller.get()
         if sweep is not None:
             return _run(sweep)
-        shares = {source_share.source: source_share.share for source_share in target} or None
+        shares = {
+            source_share.source: source_share.share for source_share in target
+        } or None
         try:
             with publishing_refusal(manifest):
                 refuse_secrets({"overrides": list(overrides), "store": store})
                 sweep = plan_sweep(
-                    manifest, Path(grid), steps, seeds, model.as_keys(), list(overrides), store or None, shares
+                    manifest,
+                    Path(grid),
+                    steps,
+                    seeds,
+                    model.as_keys(),
+                    list(overrides),
+                    store or None,
+                    shares,
                 )
         except RefusedError as refusal:
             return failed(refusal)
@@ -104,7 +146,9 @@ def _run(sweep: Sweep) -> list[dict[str, Any]]:
         shared_stages(sweep, observer)
         for number in range(len(sweep.mixtures)):
             name = mixture_name(number)
-            mixture_task: Any = mixture.with_options(name=name, task_run_name=name, tags={TRAINING_TAG})
+            mixture_task: Any = mixture.with_options(
+                name=name, task_run_name=name, tags={TRAINING_TAG}
+            )
             outcomes.append(mixture_task(sweep, number, observer))
     finally:
         observer.close()
@@ -125,7 +169,8 @@ def launch_sweep(
     tracked: bool,
     output: TextIO,
 ) -> list[dict[str, Any]]:
-    """Train every proxy that is not trained yet, and return the outcomes of all mixtures.
+    """Train every proxy that is not trained yet, and return the outcomes of all
+    mixtures.
 
     Args:
         sweep: the planned sweep.
@@ -136,18 +181,23 @@ def launch_sweep(
     Raises:
         StageFailedError: a stage that all mixtures share failed.
         LeaseLostError: another run took over a stage while this one was paused.
-        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command resumes the sweep.
+        KeyboardInterrupt: the user pressed Ctrl+C or SIGTERM arrived; the same command
+            resumes the sweep.
     """
     console = plain_console(cast(TextIO, LastingStream(output)))
     observer = TerminalObserver(console)
-    # Prefect shows these parameters to every user of the server; the flow itself works with the sweep.
+    # Prefect shows these parameters to every user of the server; the flow itself works
+    # with the sweep.
     parameters: dict[str, Any] = {
         "manifest": sweep.manifest_file,
         "grid": str(grid_file),
         "steps": steps,
         "seeds": len(sweep.seeds),
         "model": ProxyModel.of(model),
-        "target": tuple(SourceShare(source=name, share=share) for name, share in sweep.target.items()),
+        "target": tuple(
+            SourceShare(source=name, share=share)
+            for name, share in sweep.target.items()
+        ),
         **mask_secrets({"overrides": overrides, "store": sweep.store or ""}),
     }
     previous = signal.signal(signal.SIGTERM, interrupt)
@@ -159,17 +209,24 @@ def launch_sweep(
             if is_shown:
                 return _run_tracked(sweep, parameters, observer)
         run_shared(sweep, observer)
-        return [run_mixture(sweep, number, observer) for number in range(len(sweep.mixtures))]
+        return [
+            run_mixture(sweep, number, observer)
+            for number in range(len(sweep.mixtures))
+        ]
     finally:
         observer.stop_bar()
         signal.signal(signal.SIGTERM, previous)
 
 
-def _run_tracked(sweep: Sweep, parameters: dict[str, Any], observer: TerminalObserver) -> list[dict[str, Any]]:
+def _run_tracked(
+    sweep: Sweep, parameters: dict[str, Any], observer: TerminalObserver
+) -> list[dict[str, Any]]:
     observer_token = observer_of_caller.set(observer)
     sweep_token = sweep_of_caller.set(sweep)
     try:
-        return gristmill_sweep(**{**parameters, "overrides": tuple(parameters["overrides"])})
+        return gristmill_sweep(
+            **{**parameters, "overrides": tuple(parameters["overrides"])}
+        )
     finally:
         observer_of_caller.reset(observer_token)
         sweep_of_caller.reset(sweep_token)

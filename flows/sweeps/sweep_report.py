@@ -1,4 +1,6 @@
-"""Report of a sweep: a table for the terminal, JSON, one HTML file, and the suggested manifest."""
+"""Report of a sweep: a table for the terminal, JSON, one HTML file, and the suggested
+manifest.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,11 @@ from gristmill.mixtures.recipes import named_recipes
 
 
 def write_results(manifest_file: str, results: Mapping[str, Any]) -> list[Path]:
-    """Write `NAME-sweep.json`, `NAME-sweep.html` and, if a mixture is suggested, `NAME-suggested.yaml`.
+    """Write `NAME-sweep.json`, `NAME-sweep.html` and, if a mixture is suggested,
+    `NAME-suggested.yaml`.
 
-    They are written beside the manifest, so that its relative paths stay valid in the suggested one.
+    They are written beside the manifest, so that its relative paths stay valid in the
+    suggested one.
 
     Returns:
         paths of the written files.
@@ -51,13 +55,17 @@ def suggested_text(manifest_file: str, weights: Mapping[str, float]) -> str:
     mix = load_manifest(manifest_file).mix
     if mix is not None and mix.weights is not None:
         return set_keys(text, {(MIX, "weights"): dict(weights)})
-    return set_keys(text, {("sources", name, "weight"): weight for name, weight in weights.items()})
+    return set_keys(
+        text, {("sources", name, "weight"): weight for name, weight in weights.items()}
+    )
 
 
 def print_results(results: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a sweep as text: the mixtures from best to worst, with a line for every source.
+    """Print a sweep as text: the mixtures from best to worst, with a line for every
+    source.
 
-    One line per mixture would be too wide for most terminals, and a truncated number reads as another number.
+    One line per mixture would be too wide for most terminals, and a truncated number
+    reads as another number.
     """
     console = console or plain_console()
     grid = new_table(
@@ -70,28 +78,54 @@ def print_results(results: Mapping[str, Any], console: Console | None = None) ->
     for mixture in ranked(results):
         leading_cells = [str(mixture["mixture"]), shown(mixture["target"])]
         for name in results["target"]:
-            weight = f"{mixture['weights'][name]:.3f}" if name in mixture["weights"] else ""
-            grid.add_row(*leading_cells, name, weight, shown(mixture["bits_per_byte"].get(name)))
+            weight = (
+                f"{mixture['weights'][name]:.3f}" if name in mixture["weights"] else ""
+            )
+            grid.add_row(
+                *leading_cells, name, weight, shown(mixture["bits_per_byte"].get(name))
+            )
             leading_cells = ["", ""]
     console.print(grid)
     for mixture in results["failed"]:
-        console.print(Text(f"mixture {mixture['mixture']} {mixture['weights']}: {mixture['error']}", style="red"))
+        console.print(
+            Text(
+                f"mixture {mixture['mixture']} {mixture['weights']}: {mixture['error']}",
+                style="red",
+            )
+        )
     for name, fitted in results["fits"].items():
-        errors = ", ".join(f"{model} {error:.4f}" for model, error in fitted["errors"].items())
-        console.print(Text(f"{name}: {fitted['model']} (leave-one-out error: {errors})", style="dim"))
-    console.print(Text(describe_suggestion(results), style="yellow" if results["suggestion"] is None else "bold green"))
+        errors = ", ".join(
+            f"{model} {error:.4f}" for model, error in fitted["errors"].items()
+        )
+        console.print(
+            Text(
+                f"{name}: {fitted['model']} (leave-one-out error: {errors})",
+                style="dim",
+            )
+        )
+    console.print(
+        Text(
+            describe_suggestion(results),
+            style="yellow" if results["suggestion"] is None else "bold green",
+        )
+    )
 
 
 def describe_suggestion(results: Mapping[str, Any]) -> str:
-    """Describe the suggested mixture in a sentence, or the reason if no mixture is suggested."""
+    """Describe the suggested mixture in a sentence, or the reason if no mixture is
+    suggested.
+    """
     suggestion = results["suggestion"]
     if suggestion is None:
         return str(results["refusal"])
-    weights = ", ".join(f"{name} {weight:.3f}" for name, weight in suggestion["weights"].items())
+    weights = ", ".join(
+        f"{name} {weight:.3f}" for name, weight in suggestion["weights"].items()
+    )
     best = suggestion["best_tried"]
     sentence = (
-        f"suggested: {weights}, with {suggestion['predicted']:.4f} bits per byte predicted (plus or minus "
-        f"{results['fit']['error']:.4f}); the best tried mixture, {best['mixture']}, has {best['target']:.4f}"
+        f"suggested: {weights}, with {suggestion['predicted']:.4f} bits per byte "
+        f"predicted (plus or minus {results['fit']['error']:.4f}); the best tried "
+        f"mixture, {best['mixture']}, has {best['target']:.4f}"
     )
     bounded = []
     for name, limit in results["limits"].items():
@@ -104,7 +138,10 @@ def describe_suggestion(results: Mapping[str, Any]) -> str:
 
 def ranked(results: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the mixtures in ascending order of bits per byte."""
-    return sorted(results["mixtures"], key=lambda mixture: (mixture["target"]["mean"], mixture["mixture"]))
+    return sorted(
+        results["mixtures"],
+        key=lambda mixture: (mixture["target"]["mean"], mixture["mixture"]),
+    )
 
 
 def shown(value: Mapping[str, float | None] | None) -> str:
@@ -124,13 +161,26 @@ def as_html(name: str, results: Mapping[str, Any]) -> str:
     if best_first:
         bars = []
         for mixture in best_first:
-            bars.append((f"{mixture['mixture']}: {mixture['target']['mean']:.4f}", mixture["weights"]))
+            bars.append(
+                (
+                    f"{mixture['mixture']}: {mixture['target']['mean']:.4f}",
+                    mixture["weights"],
+                )
+            )
         caption = "Mixtures, the one with the fewest mean bits per byte on top."
         parts.append(Figure(stacked_bars(bars, "share of tokens"), caption))
     if "fit" in results:
         points = []
-        for mixture, predicted in zip(results["mixtures"], results["fit"]["left_out"], strict=True):
-            points.append((mixture["target"]["mean"], predicted, mixture["target"]["spread"] or 0.0))
+        for mixture, predicted in zip(
+            results["mixtures"], results["fit"]["left_out"], strict=True
+        ):
+            points.append(
+                (
+                    mixture["target"]["mean"],
+                    predicted,
+                    mixture["target"]["spread"] or 0.0,
+                )
+            )
         caption = "Measured value of each mixture, and its prediction from the others."
         parts.append(Figure(predicted_and_measured(points, "bits per byte"), caption))
     header = ["mixture", *sources, "bits/byte", *(f"of {name}" for name in measured)]
@@ -143,11 +193,27 @@ def as_html(name: str, results: Mapping[str, Any]) -> str:
     sections = []
     fit_rows = []
     for source, fitted in results["fits"].items():
-        errors = ", ".join(f"{model} {error:.4f}" for model, error in fitted["errors"].items())
+        errors = ", ".join(
+            f"{model} {error:.4f}" for model, error in fitted["errors"].items()
+        )
         fit_rows.append([source, fitted["model"], errors])
     if fit_rows:
-        sections.append(Section("Fits", [Table(["source", "model", "leave-one-out errors"], fit_rows)]))
-    failed_rows = [[mixture["mixture"], mixture["weights"], mixture["error"]] for mixture in results["failed"]]
+        sections.append(
+            Section(
+                "Fits", [Table(["source", "model", "leave-one-out errors"], fit_rows)]
+            )
+        )
+    failed_rows = [
+        [mixture["mixture"], mixture["weights"], mixture["error"]]
+        for mixture in results["failed"]
+    ]
     if failed_rows:
-        sections.append(Section("Not trained", [Table(["mixture", "weights", "reason"], failed_rows, {0})]))
-    return html_file(Page(f"Mixtures of {name}", sections, parts, describe_suggestion(results)))
+        sections.append(
+            Section(
+                "Not trained",
+                [Table(["mixture", "weights", "reason"], failed_rows, {0})],
+            )
+        )
+    return html_file(
+        Page(f"Mixtures of {name}", sections, parts, describe_suggestion(results))
+    )

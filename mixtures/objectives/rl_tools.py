@@ -8,7 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from gristmill.mixtures.base import NAME_PATTERN, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    NAME_PATTERN,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from gristmill.mixtures.user_code import OwnCall, OwnCodeError, OwnFunction
 
 
@@ -16,58 +22,78 @@ class Tool(Section):
     """Settings of every tool."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
-    """Name of the tool for the model; its kind, or its function, if absent. Names must be distinct."""
+    """Name of the tool for the model; its kind, or its function, if absent. Names must
+    be distinct.
+    """
 
 
 class CalculatorTool(Tool):
-    """Evaluates an `expression`: numbers, `+ - * / // % **`, parentheses, sqrt, abs, round, min, max."""
+    """Evaluates an `expression`: numbers, `+ - * / // % **`, parentheses, sqrt, abs,
+    round, min, max.
+    """
 
     kind: Literal["calculator"]
     """Selects this tool."""
 
 
 class PythonTool(Tool):
-    """Runs `code` in a bubblewrap sandbox without network, other processes, or files except the standard library's, and
-    returns its output. Needs bubblewrap 0.8 and libseccomp: docs/how-to/training/tools-in-rl.md."""
+    """Runs `code` in a bubblewrap sandbox without network, other processes, or files
+    except the standard library's, and returns its output. Needs bubblewrap 0.8 and
+    libseccomp: docs/how-to/training/tools-in-rl.md.
+    """
 
     kind: Literal["python"]
     """Selects this tool."""
     seconds: Annotated[int, Field(gt=0, le=600)] = 5
-    """Limit of processor time in seconds; the limit of wall-clock time is four times as long."""
+    """Limit of processor time in seconds; the limit of wall-clock time is four times as
+    long.
+    """
     memory_mb: Annotated[int, Field(ge=64)] = 256
     """Memory limit of the process in MB, including the 30 MB of Python itself."""
 
 
 class SearchTool(Tool):
-    """Finds documents with the words of a `query` by BM25, and returns the best with their texts."""
+    """Finds documents with the words of a `query` by BM25, and returns the best with
+    their texts.
+    """
 
     kind: Literal["search"]
     """Selects this tool."""
     path: OutsidePath | None = None
-    """JSON lines or Parquet with `text`, and optionally `title`; the documents that the run kept if absent."""
+    """JSON lines or Parquet with `text`, and optionally `title`; the documents that the
+    run kept if absent.
+    """
     top: Positive = 3
     """Number of documents in an answer."""
     characters: Positive = 600
-    """Characters of each document's text, around the first word of the query that it contains."""
+    """Characters of each document's text, around the first word of the query that it
+    contains.
+    """
 
 
 class OwnTool(Tool, OwnCall):
-    """A function of your own: `use: ./tools.py:weather` instead of a kind. Its parameters are the tool's, the first
-    paragraph of its docstring is the tool's description, and its return value is the answer, as text or JSON; an
-    exception becomes the tool's error."""
+    """A function of your own: `use: ./tools.py:weather` instead of a kind. Its
+    parameters are the tool's, the first paragraph of its docstring is the tool's
+    description, and its return value is the answer, as text or JSON; an exception
+    becomes the tool's error.
+    """
 
     kind: Literal["own"] = "own"
     """May be left out beside `use`."""
     time_limit_seconds: PositiveFloat = 30.0
-    """Time limit per call; a call that takes longer is answered with an error. Native code is only stopped when it
-    returns."""
+    """Time limit per call; a call that takes longer is answered with an error. Native
+    code is only stopped when it returns.
+    """
 
     def check_code(self, code: OwnFunction) -> None:
-        """Check that the function has a docstring, if its source is available; see `OwnPlace.check_code`."""
+        """Check that the function has a docstring, if its source is available; see
+        `OwnPlace.check_code`.
+        """
         definition = code.definition()
         if definition is not None and not ast.get_docstring(definition):
             raise OwnCodeError(
-                f"{code.place}: {code.name} has no docstring, from which the model learns what the tool does; write one"
+                f"{code.place}: {code.name} has no docstring, from which the model "
+                "learns what the tool does; write one"
             )
 
 
@@ -75,7 +101,9 @@ KINDS = ("calculator", "python", "search")
 
 
 def written_tool(value: Any) -> Any:
-    """Return a tool with its kind, from its name, from `{python: {seconds: 5}}` or from `use`."""
+    """Return a tool with its kind, from its name, from `{python: {seconds: 5}}` or from
+    `use`.
+    """
     if isinstance(value, str):
         return {"kind": value}
     if isinstance(value, Mapping) and "kind" not in value:
@@ -83,13 +111,17 @@ def written_tool(value: Any) -> Any:
             return {"kind": "own", **value}
         kinds = [key for key in value if key in KINDS]
         if len(kinds) == 1 and isinstance(value[kinds[0]], Mapping | None):
-            other_settings = {key: setting for key, setting in value.items() if key != kinds[0]}
+            other_settings = {
+                key: setting for key, setting in value.items() if key != kinds[0]
+            }
             return {"kind": kinds[0], **(value[kinds[0]] or {}), **other_settings}
     return value
 
 
 AnyTool = Annotated[
-    Annotated[CalculatorTool | PythonTool | SearchTool | OwnTool, Field(discriminator="kind")],
+    Annotated[
+        CalculatorTool | PythonTool | SearchTool | OwnTool, Field(discriminator="kind")
+    ],
     BeforeValidator(written_tool),
 ]
 

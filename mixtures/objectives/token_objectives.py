@@ -1,4 +1,6 @@
-"""Objectives of `pretrain` on packed rows besides the next token, as in docs/objectives.md."""
+"""Objectives of `pretrain` on packed rows besides the next token, as in
+docs/objectives.md.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,20 @@ from pydantic import Field, model_validator
 
 from gristmill.mixtures.base import Fraction, Positive, PositiveFloat, Section
 from gristmill.mixtures.model import Model
-from gristmill.mixtures.objectives.span_objectives import BlankInfilling, SpanCorruption, Spans, Ul2
+from gristmill.mixtures.objectives.span_objectives import (
+    BlankInfilling,
+    SpanCorruption,
+    Spans,
+    Ul2,
+)
 
 MASK_TOKENS = ("<|mask|>", "[MASK]", "<mask>")
 """Names of the mask token in tokenizers: here, in BERT and ModernBERT, in RoBERTa."""
 
 
 class Masked(Section):
-    """Masked language modelling: an encoder fills in masked tokens (Devlin et al. 2019, section 3.1).
+    """Masked language modelling: an encoder fills in masked tokens (Devlin et al. 2019,
+    section 3.1).
 
     The tokenizer needs a mask token: `tokenizer: {special_tokens: ["<|mask|>"]}`.
     """
@@ -23,25 +31,33 @@ class Masked(Section):
     added = ("shape",)
 
     shape: Literal["modernbert", "bert"] = "modernbert"
-    """`modernbert`: rotary positions, gated GELU, norms before attention and feed-forward, no biases (Warner et al.
-    2024). `bert`: learned positions, GELU, norms after residual connections, biases; `model.ffn_width` is 4 `width` if
-    absent (Devlin et al. 2019)."""
+    """`modernbert`: rotary positions, gated GELU, norms before attention and
+    feed-forward, no biases (Warner et al. 2024). `bert`: learned positions, GELU, norms
+    after residual connections, biases; `model.ffn_width` is 4 `width` if absent (Devlin
+    et al. 2019).
+    """
     rate: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.3
-    """Share of the tokens that are chosen for prediction (ModernBERT, Warner et al. 2024, section 2.2.1: 0.3; BERT:
-    0.15)."""
+    """Share of the tokens that are chosen for prediction (ModernBERT, Warner et al.
+    2024, section 2.2.1: 0.3; BERT: 0.15).
+    """
     mask_share: Fraction = 0.8
     """Share of the chosen tokens that the mask token replaces (BERT: 0.8)."""
     random_share: Fraction = 0.1
-    """Share of the chosen tokens that a random token replaces (BERT: 0.1); the others stay unchanged."""
+    """Share of the chosen tokens that a random token replaces (BERT: 0.1); the others
+    stay unchanged.
+    """
     whole_words: bool = False
-    """Choose all tokens of a word or none of them. Blanks and line breaks separate words, as in transformers' collator,
-    so this does not suit languages written without blanks."""
+    """Choose all tokens of a word or none of them. Blanks and line breaks separate
+    words, as in transformers' collator, so this does not suit languages written without
+    blanks.
+    """
 
     @model_validator(mode="after")
     def _shares_of_one(self) -> Masked:
         if self.mask_share + self.random_share > 1.0:
             raise ValueError(
-                f"mask_share {self.mask_share} and random_share {self.random_share} add up to more than 1; "
+                f"mask_share {self.mask_share} and random_share {self.random_share} "
+                "add up to more than 1; "
                 "the remainder of the chosen tokens stays unchanged"
             )
         return self
@@ -61,33 +77,45 @@ NOT_OF_AN_ENCODER_DECODER = (
 
 
 class PrefixLm(Section):
-    """Prefix language modelling: a decoder reads the beginning of each document in both directions and predicts the
-    remainder (Raffel et al. 2020, section 3.2.1).
+    """Prefix language modelling: a decoder reads the beginning of each document in both
+    directions and predicts the remainder (Raffel et al. 2020, section 3.2.1).
 
-    Each document has one prefix; without `model.document_mask` the whole row counts as one document.
+    Each document has one prefix; without `model.document_mask` the whole row counts as
+    one document.
     """
 
     least: Fraction = 0.0
-    """Smallest share of a document that its prefix covers; the share is drawn uniformly from here to `most` (T5: 0)."""
+    """Smallest share of a document that its prefix covers; the share is drawn uniformly
+    from here to `most` (T5: 0).
+    """
     most: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Largest share (T5: 1). The S-denoiser of UL2 (Tay et al. 2022, section 3.1) has `least` and `most` 0.75."""
+    """Largest share (T5: 1). The S-denoiser of UL2 (Tay et al. 2022, section 3.1) has
+    `least` and `most` 0.75.
+    """
 
     @model_validator(mode="after")
     def _ordered(self) -> PrefixLm:
         if self.least > self.most:
-            raise ValueError(f"least {self.least} is more than most {self.most}; give the smaller share as least")
+            raise ValueError(
+                f"least {self.least} is more than most {self.most}; "
+                "give the smaller share as least"
+            )
         return self
 
 
 class MultiToken(Section):
-    """Multi-token prediction: further tokens are predicted at each position, by heads that are dropped at the end."""
+    """Multi-token prediction: further tokens are predicted at each position, by heads
+    that are dropped at the end.
+    """
 
     heads: Positive = 1
-    """Number of further tokens, each predicted by its own block after the previous one (DeepSeek-V3, section 2.2:
-    1)."""
+    """Number of further tokens, each predicted by its own block after the previous one
+    (DeepSeek-V3, section 2.2: 1).
+    """
     weight: PositiveFloat = 0.3
-    """Factor of the mean of their losses, which is added to the loss (DeepSeek-V3, section 4.2: 0.3, and 0.1 in the
-    last third)."""
+    """Factor of the mean of their losses, which is added to the loss (DeepSeek-V3,
+    section 4.2: 0.3, and 0.1 in the last third).
+    """
 
 
 NOT_OF_AN_ENCODER = ("use", "kv_heads", "head_width", "moe", "rope_scaling", "qk_norm")
@@ -99,16 +127,22 @@ NOT_OF_A_BERT = ("rope_theta", "tied_embeddings", "mup_base_width")
 
 
 Kind = Literal["decoder", "encoder", "encoder_decoder"]
-"""Use of tokens by a model: predict the next one, fill in masked ones, or fill in hidden spans."""
+"""Use of tokens by a model: predict the next one, fill in masked ones, or fill in
+hidden spans.
+"""
 
 
 class Objectives(Section):
     """Objective of a pre-training: the next token, unless one of these is set."""
 
     masked: Masked | None = None
-    """Train an encoder that fills in masked tokens, instead of a decoder. See docs/objectives.md."""
+    """Train an encoder that fills in masked tokens, instead of a decoder. See
+    docs/objectives.md.
+    """
     prefix_lm: PrefixLm | None = None
-    """Let the tokens at the beginning of a document attend in both directions, and predict the remainder."""
+    """Let the tokens at the beginning of a document attend in both directions, and
+    predict the remainder.
+    """
     span_corruption: SpanCorruption | None = None
     """Train an encoder-decoder that fills in hidden spans, instead of a decoder."""
     ul2: Ul2 | None = None
@@ -116,28 +150,40 @@ class Objectives(Section):
     blank_infilling: BlankInfilling | None = None
     """Train a decoder of GLM-4's shape that fills in blanks one after the other."""
     multi_token: MultiToken | None = None
-    """Predict further tokens besides the next one, with heads that are dropped when the training ends."""
+    """Predict further tokens besides the next one, with heads that are dropped when the
+    training ends.
+    """
 
     @property
     def kind(self) -> Kind:
-        """Kind of model: predicts the next token, fills in masked tokens, or fills in hidden spans."""
+        """Kind of model: predicts the next token, fills in masked tokens, or fills in
+        hidden spans.
+        """
         if self.masked is not None:
             return "encoder"
-        spans = self.span_corruption is not None or (self.ul2 is not None and self.ul2.shape == "encoder_decoder")
+        spans = self.span_corruption is not None or (
+            self.ul2 is not None and self.ul2.shape == "encoder_decoder"
+        )
         return "encoder_decoder" if spans else "decoder"
 
     @property
     def reads_prefixes(self) -> bool:
-        """True for a decoder that reads the beginning of its input in both directions."""
+        """True for a decoder that reads the beginning of its input in both
+        directions.
+        """
         if self.prefix_lm is not None or self.blank_infilling is not None:
             return True
         return self.ul2 is not None and self.kind == "decoder"
 
     @property
     def spans(self) -> tuple[str, Spans] | None:
-        """The objective that hides spans of rows, with its key; None if there is none."""
+        """The objective that hides spans of rows, with its key; None if there is
+        none.
+        """
         sections = ((key, getattr(self, key)) for key in SPAN_OBJECTIVES)
-        return next(((key, section) for key, section in sections if section is not None), None)
+        return next(
+            ((key, section) for key, section in sections if section is not None), None
+        )
 
 
 SPAN_OBJECTIVES = ("span_corruption", "ul2", "blank_infilling")
@@ -147,30 +193,52 @@ OBJECTIVES = ("masked", "prefix_lm", *SPAN_OBJECTIVES)
 
 
 def objective_problem(pretrain: Any) -> str | None:
-    """Return a sentence on what contradicts an objective of the section `pretrain`, or None."""
+    """Return a sentence on what contradicts an objective of the section `pretrain`, or
+    None.
+    """
     objectives = [name for name in OBJECTIVES if getattr(pretrain, name) is not None]
     if len(objectives) > 1:
         return f"{' and '.join(objectives)} are different objectives; give one of them"
     if objectives and pretrain.model.use is not None:
         return f"{objectives[0]} needs a built-in model; remove it, or model.use"
-    changes_rope = any(phase.rope_theta is not None or phase.rope_scaling is not None for phase in pretrain.phases)
+    changes_rope = any(
+        phase.rope_theta is not None or phase.rope_scaling is not None
+        for phase in pretrain.phases
+    )
     if changes_rope and (pretrain.model.use is not None or pretrain.kind != "decoder"):
-        return "phases: rope_theta and rope_scaling belong to the built-in decoder; remove them, or train that model"
+        return (
+            "phases: rope_theta and rope_scaling belong to the built-in decoder; "
+            "remove them, or train that model"
+        )
     if objectives in (["ul2"], ["blank_infilling"]) and pretrain.model.document_mask:
         return (
-            f"{objectives[0]} hides spans of whole rows, whose documents model.document_mask separates; remove one of "
-            "the two"
+            f"{objectives[0]} hides spans of whole rows, whose documents "
+            "model.document_mask separates; remove one of the two"
         )
-    if objectives == ["blank_infilling"] and (problem := _glm_problem(pretrain.model)) is not None:
+    if (
+        objectives == ["blank_infilling"]
+        and (problem := _glm_problem(pretrain.model)) is not None
+    ):
         return problem
     if pretrain.multi_token is not None:
         conflicts = [
             *objectives,
-            *(f"model.{key}" for key in ("use", "moe", "mup_base_width") if getattr(pretrain.model, key) is not None),
+            *(
+                f"model.{key}"
+                for key in ("use", "moe", "mup_base_width")
+                if getattr(pretrain.model, key) is not None
+            ),
         ]
         if conflicts:
-            return f"multi_token needs a dense decoder that predicts the next token; remove it, or {conflicts[0]}"
-    return None if pretrain.kind == "decoder" else _other_kind_problem(pretrain, objectives[0])
+            return (
+                "multi_token needs a dense decoder that predicts the next token; "
+                f"remove it, or {conflicts[0]}"
+            )
+    return (
+        None
+        if pretrain.kind == "decoder"
+        else _other_kind_problem(pretrain, objectives[0])
+    )
 
 
 NOT_OF_A_GLM = ("moe", "qk_norm")
@@ -178,29 +246,54 @@ NOT_OF_A_GLM = ("moe", "qk_norm")
 
 
 def _glm_problem(model: Model) -> str | None:
-    if changed_keys := [key for key in NOT_OF_A_GLM if getattr(model, key) != Model.model_fields[key].default]:
-        return f"model.{changed_keys[0]} has no effect on the GLM that `blank_infilling` trains; remove one of the two"
+    if changed_keys := [
+        key
+        for key in NOT_OF_A_GLM
+        if getattr(model, key) != Model.model_fields[key].default
+    ]:
+        return (
+            f"model.{changed_keys[0]} has no effect on the GLM that "
+            "`blank_infilling` trains; remove one of the two"
+        )
     channels = model.head_width or model.width // model.heads
     if channels % 4 and model.init_from is None:
-        return f"blank_infilling rotates half of a head's channels in pairs: {channels} must be a multiple of 4"
+        return (
+            "blank_infilling rotates half of a head's channels in pairs: "
+            f"{channels} must be a multiple of 4"
+        )
     return None
 
 
 def _other_kind_problem(pretrain: Any, objective: str) -> str | None:
     name = pretrain.kind.replace("_", "-")
-    unsupported: tuple[str, ...] = NOT_OF_AN_ENCODER if pretrain.kind == "encoder" else NOT_OF_AN_ENCODER_DECODER
+    unsupported: tuple[str, ...] = (
+        NOT_OF_AN_ENCODER if pretrain.kind == "encoder" else NOT_OF_AN_ENCODER_DECODER
+    )
     if pretrain.masked is not None and pretrain.masked.shape == "bert":
         if pretrain.model.init_from is not None:
-            return "with model.init_from the checkpoint's config.json decides masked.shape; remove it"
+            return (
+                "with model.init_from the checkpoint's config.json decides "
+                "masked.shape; remove it"
+            )
         name = "BERT"
         unsupported = (*unsupported, *NOT_OF_A_BERT)
-    if changed_keys := [key for key in unsupported if getattr(pretrain.model, key) != Model.model_fields[key].default]:
-        return f"model.{changed_keys[0]} has no effect on the {name} that `{objective}` trains; remove one of the two"
+    if changed_keys := [
+        key
+        for key in unsupported
+        if getattr(pretrain.model, key) != Model.model_fields[key].default
+    ]:
+        return (
+            f"model.{changed_keys[0]} has no effect on the {name} that "
+            f"`{objective}` trains; remove one of the two"
+        )
     if pretrain.float8 != "off":
-        return f"float8 multiplies a decoder's layers in 8 bits; remove it beside `{objective}`"
+        return (
+            "float8 multiplies a decoder's layers in 8 bits; remove it beside "
+            f"`{objective}`"
+        )
     if pretrain.tasks:
         return (
-            f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which an {name} does not compute; "
-            f"remove `tasks` beside `{objective}`"
+            f"tasks: {pretrain.tasks[0].name} asks for likelihoods of answers, which "
+            f"an {name} does not compute; remove `tasks` beside `{objective}`"
         )
     return None

@@ -1,7 +1,9 @@
-"""Manifests that come with the package, by name: `demo`, and `recipe:NAME` for those of this folder.
+"""Manifests that come with the package, by name: `demo`, and `recipe:NAME` for those of
+this folder.
 
-A name can stand wherever a manifest's path can. Relative paths in such a manifest, and in settings that replace its
-keys, are relative to the current folder, since the package contains no user data.
+A name can stand wherever a manifest's path can. Relative paths in such a manifest, and
+in settings that replace its keys, are relative to the current folder, since the package
+contains no user data.
 """
 
 from __future__ import annotations
@@ -22,19 +24,34 @@ def recipe_names() -> list[str]:
 
 def describe_recipe(name: str) -> str:
     """Return the first sentence of a recipe, which says its purpose."""
-    return recipe_file(PREFIX + name).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return (
+        recipe_file(PREFIX + name)
+        .read_text(encoding="utf-8")
+        .partition("\n")[0]
+        .removeprefix("# ")
+    )
 
 
 def needs_of_recipe(name: str) -> str:
-    """Return a recipe's requirements, from its comment: paths, folders of models, packages."""
+    """Return a recipe's requirements, from its comment: paths, folders of models,
+    packages.
+    """
     lines = recipe_file(PREFIX + name).read_text(encoding="utf-8").splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(NEEDS))
-    last = next(number for number, line in enumerate(lines) if number > first and re.match(r"# [A-Z][\w ,]*:", line))
-    return " ".join(line.removeprefix("# ") for line in lines[first:last]).removeprefix(NEEDS.removeprefix("# "))
+    last = next(
+        number
+        for number, line in enumerate(lines)
+        if number > first and re.match(r"# [A-Z][\w ,]*:", line)
+    )
+    return " ".join(line.removeprefix("# ") for line in lines[first:last]).removeprefix(
+        NEEDS.removeprefix("# ")
+    )
 
 
 def is_named(manifest: str | Path) -> bool:
-    """Return True if a manifest is the name of one in the package. An existing file of that name takes precedence."""
+    """Return True if a manifest is the name of one in the package. An existing file of
+    that name takes precedence.
+    """
     path = Path(manifest)
     return (path.name == DEMO or path.name.startswith(PREFIX)) and not path.exists()
 
@@ -65,6 +82,7 @@ def recipe_file(recipe: str) -> Path:
         return _FOLDER / f"{completions[0]}.yaml"
     if name not in names:
         raise FileNotFoundError(
-            f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} there are {', '.join(names)}"
+            f"no recipe is called {name!r}{did_you_mean(name, names) or ';'} there "
+            f"are {', '.join(names)}"
         )
     return _FOLDER / f"{name}.yaml"

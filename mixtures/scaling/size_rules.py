@@ -1,8 +1,9 @@
-"""Derived settings of a pre-training: from a size or a depth follow shape, batch, learning rate, weight decay and
-steps.
+"""Derived settings of a pre-training: from a size or a depth follow shape, batch,
+learning rate, weight decay and steps.
 
-N is the number of weights in the layers (without embedding and output), D the tokens, C the training compute in FLOPs,
-each as its source counts them. docs/size-and-laws.md has the rules in words.
+N is the number of weights in the layers (without embedding and output), D the tokens, C
+the training compute in FLOPs, each as its source counts them. docs/size-and-laws.md has
+the rules in words.
 """
 
 from __future__ import annotations
@@ -20,25 +21,38 @@ from gristmill.mixtures.model import Model
 CHANNELS_PER_LAYER = 64
 """Width / depth (nanochat, scripts/base_train.py: aspect_ratio)."""
 HEAD_WIDTH = 64
-"""Channels per head (GPT-2 and Llama's small models), the same at every size, as muP requires."""
+"""Channels per head (GPT-2 and Llama's small models), the same at every size, as muP
+requires.
+"""
 TOKENS_PER_PARAMETER = 20.0
-"""Hoffmann et al. 2022, table 3, to about 1 %: the rule of thumb of their first approach."""
+"""Hoffmann et al. 2022, table 3, to about 1 %: the rule of thumb of their first
+approach.
+"""
 BATCH, BATCH_POWER = 0.2920, 0.3271
 RATE, RATE_POWER = 0.3118, -0.1250
-"""DeepSeek LLM (Bi et al. 2024, section 3.1, equation 1): batch in tokens and learning rate, as powers of C."""
+"""DeepSeek LLM (Bi et al. 2024, section 3.1, equation 1): batch in tokens and learning
+rate, as powers of C.
+"""
 FITTED_FROM = 1e17
-"""Compute above which these two were fitted (section 3.1). Below, half of the batch learns more here
-(docs/size-and-laws.md)."""
+"""Compute above which these two were fitted (section 3.1). Below, half of the batch
+learns more here (docs/size-and-laws.md).
+"""
 OPTIMIZER = "muon"
-"""Default of a decoder that predicts the next token, at AdamW's rate (Liu et al. 2025, "Muon is scalable", section
-2.2)."""
+"""Default of a decoder that predicts the next token, at AdamW's rate (Liu et al. 2025,
+"Muon is scalable", section 2.2).
+"""
 DECAY_FRACTION = 0.6
-"""Share of the steps in which the learning rate falls; nanochat's warmdown_ratio is 0.5. Measured in
-docs/size-and-laws.md."""
+"""Share of the steps in which the learning rate falls; nanochat's warmdown_ratio is
+0.5. Measured in docs/size-and-laws.md.
+"""
 OTHER_OBJECTIVES = ("masked", "prefix_lm", "span_corruption", "ul2", "blank_infilling")
-"""Objectives of `pretrain` with which the optimizer stays AdamW: Muon was not measured for them."""
+"""Objectives of `pretrain` with which the optimizer stays AdamW: Muon was not measured
+for them.
+"""
 TIMESCALE, TIMESCALE_POWER = 1.084, -0.527
-"""Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D), as a power of D / N."""
+"""Bergsma et al. 2025 ("Power Lines", section 3): AdamW's timescale B / (rate decay D),
+as a power of D / N.
+"""
 AT_ADAMWS_SCALE = ("adamw", "adamw8bit", "ademamix", "muon", "normuon", "dion")
 """Optimizers that use AdamW's learning rate, for which the law was fitted."""
 MOST_DEPTH = 1000
@@ -54,9 +68,11 @@ class Dialled:
 
     Attributes:
         layers, width, heads: shape of the decoder.
-        parameters: weights in the layers, N; of experts, only those that process a token.
+        parameters: weights in the layers, N; of experts, only those that process a
+            token.
         tokens: training tokens, D.
-        flops: non-embedding compute, C (Bi et al. 2024, section 3.2: (6 N + 12 layers width length) D).
+        flops: non-embedding compute, C (Bi et al. 2024, section 3.2: (6 N + 12 layers
+            width length) D).
         global_batch_size: rows per step, a power of two.
         learning_rate, weight_decay: to three digits.
         steps: optimizer steps that read the tokens.
@@ -75,7 +91,8 @@ class Dialled:
 
 
 def depth_of(size: str) -> int:
-    """Return the depth whose number of weights in the layers is nearest to a size, in ratio.
+    """Return the depth whose number of weights in the layers is nearest to a size, in
+    ratio.
 
     >>> [depth_of(size) for size in ("50k", "1m", "3m", "30m", "125m", "1b")]
     [1, 3, 4, 8, 14, 27]
@@ -83,7 +100,9 @@ def depth_of(size: str) -> int:
     num_weights = float(size[:-1]) * _UNITS[size[-1]]
     return min(
         range(1, MOST_DEPTH + 1),
-        key=lambda depth: abs(math.log(model_of(depth, {}).layer_weights / max(num_weights, 1.0))),
+        key=lambda depth: abs(
+            math.log(model_of(depth, {}).layer_weights / max(num_weights, 1.0))
+        ),
     )
 
 
@@ -94,12 +113,22 @@ def model_of(depth: int, given: Mapping[str, Any]) -> Model:
         pydantic.ValidationError: the given keys are wrong, or contradict each other.
     """
     width = given.get("width", CHANNELS_PER_LAYER * depth)
-    heads = max(1, width // given.get("head_width", HEAD_WIDTH)) if isinstance(width, int) else 1
-    return Model.model_validate({"layers": depth, "width": width, "heads": heads, **given})
+    heads = (
+        max(1, width // given.get("head_width", HEAD_WIDTH))
+        if isinstance(width, int)
+        else 1
+    )
+    return Model.model_validate(
+        {"layers": depth, "width": width, "heads": heads, **given}
+    )
 
 
 def dial(
-    model: Model, tokens_per_parameter: float, sequence_length: int, batch: int | None = None, rate: float | None = None
+    model: Model,
+    tokens_per_parameter: float,
+    sequence_length: int,
+    batch: int | None = None,
+    rate: float | None = None,
 ) -> Dialled:
     """Derive settings from a shape.
 
@@ -112,7 +141,9 @@ def dial(
     """
     attention = model.heads * (model.head_width or model.width // model.heads)
     tokens = tokens_per_parameter * model.layer_weights
-    flops = (6 * model.layer_weights + 12 * model.layers * attention * sequence_length) * tokens
+    flops = (
+        6 * model.layer_weights + 12 * model.layers * attention * sequence_length
+    ) * tokens
     batch_tokens = BATCH * flops**BATCH_POWER * (0.5 if flops < FITTED_FROM else 1.0)
     rows = batch or 2 ** max(0, round(math.log2(batch_tokens / sequence_length)))
     learning_rate = rate or three_digits(RATE * flops**RATE_POWER)
@@ -133,11 +164,14 @@ def dial(
 
 
 def take_dial(section: Any, sequence_length: Any) -> Any:
-    """Return a section `pretrain` as written, with settings derived from its `size` or `depth` where it has none.
+    """Return a section `pretrain` as written, with settings derived from its `size` or
+    `depth` where it has none.
 
     Mistakes are left for the schema to report, without reporting missing keys as well.
     """
-    if not isinstance(section, Mapping) or (section.get("size") is None and section.get("depth") is None):
+    if not isinstance(section, Mapping) or (
+        section.get("size") is None and section.get("depth") is None
+    ):
         return section
     size = section.get("size")
     depth = section.get("depth")
@@ -146,14 +180,26 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
     model = section.get("model")
     optimizer = section.get("optimizer")
     model_settings = {} if model is None else model
-    if not isinstance(model_settings, Mapping) or any(model_settings.get(key) is not None for key in SHAPE_KEYS):
+    if not isinstance(model_settings, Mapping) or any(
+        model_settings.get(key) is not None for key in SHAPE_KEYS
+    ):
         return {"steps": 1, **section}
-    if not isinstance(depth, int) or isinstance(depth, bool) or not 1 <= depth <= MOST_DEPTH:
-        depth = depth_of(size) if isinstance(size, str) and re.match(SIZE_PATTERN, size) else 1
+    if (
+        not isinstance(depth, int)
+        or isinstance(depth, bool)
+        or not 1 <= depth <= MOST_DEPTH
+    ):
+        depth = (
+            depth_of(size)
+            if isinstance(size, str) and re.match(SIZE_PATTERN, size)
+            else 1
+        )
     optimizer_settings: Mapping[str, Any] = {} if optimizer is None else optimizer
     has_optimizer = isinstance(optimizer_settings, Mapping)
     predicts_next_token = all(section.get(key) is None for key in OTHER_OBJECTIVES)
-    is_chosen = has_optimizer and any(optimizer_settings.get(key) is not None for key in ("kind", "use"))
+    is_chosen = has_optimizer and any(
+        optimizer_settings.get(key) is not None for key in ("kind", "use")
+    )
     if has_optimizer and predicts_next_token and not is_chosen:
         optimizer_settings = {**optimizer_settings, "kind": OPTIMIZER}
     try:
@@ -163,7 +209,9 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
             _positive(ratio) or TOKENS_PER_PARAMETER,
             int(_positive(sequence_length) or 1),
             int(_positive(batch) or 0),
-            _positive(optimizer_settings.get("learning_rate")) if has_optimizer else None,
+            _positive(optimizer_settings.get("learning_rate"))
+            if has_optimizer
+            else None,
         )
     except (ValidationError, TypeError, ArithmeticError):
         return {"steps": 1, **section}
@@ -178,11 +226,20 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
             **optimizer_settings,
         }
     schedule = {} if section.get("schedule") is None else section["schedule"]
-    if isinstance(schedule, Mapping) and schedule.get("use") is None and schedule.get("kind", "wsd") == "wsd":
+    if (
+        isinstance(schedule, Mapping)
+        and schedule.get("use") is None
+        and schedule.get("kind", "wsd") == "wsd"
+    ):
         schedule = {"decay_fraction": DECAY_FRACTION, **schedule}
     return {
         **section,
-        "model": {"layers": derived.layers, "width": derived.width, "heads": derived.heads, **model_settings},
+        "model": {
+            "layers": derived.layers,
+            "width": derived.width,
+            "heads": derived.heads,
+            **model_settings,
+        },
         "optimizer": optimizer_settings,
         "schedule": schedule,
         "steps": derived.steps if section.get("steps") is None else section["steps"],
@@ -191,7 +248,9 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
 
 
 def three_digits(value: float) -> float:
-    """Round to three significant digits, so that it reads well and fingerprints do not depend on the last bit."""
+    """Round to three significant digits, so that it reads well and fingerprints do not
+    depend on the last bit.
+    """
     return float(f"{value:.3g}")
 
 

@@ -1,8 +1,10 @@
-"""Settings of a language model that a stage asks: the model, sampling of its answers, and access to it.
+"""Settings of a language model that a stage asks: the model, sampling of its answers,
+and access to it.
 
-model: {endpoint: "https://api.example.org/v1", model: some-model, api_key_env: SOME_KEY, max_tokens: 300}
-model: {folder: ./exported}                     # a model of this machine, served by gristmill meanwhile
-model: {folder: ./qwen, server: vllm}           # the same, served by vLLM
+model: {endpoint: "https://api.example.org/v1", model: some-model, api_key_env:
+SOME_KEY, max_tokens: 300} model: {folder: ./exported}                     # a model of
+this machine, served by gristmill meanwhile model: {folder: ./qwen, server: vllm}
+# the same, served by vLLM
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    Fraction,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 HOW = (
     "endpoint",
@@ -27,16 +35,32 @@ HOW = (
     "prompt_price",
     "answer_price",
 )
-"""Keys that control access to a model: they are not part of a fingerprint, nor of the key of an answer."""
-OWN_FIELDS = ("model", "messages", "temperature", "top_p", "max_tokens", "seed", "response_format", "stream", "n")
+"""Keys that control access to a model: they are not part of a fingerprint, nor of the
+key of an answer.
+"""
+OWN_FIELDS = (
+    "model",
+    "messages",
+    "temperature",
+    "top_p",
+    "max_tokens",
+    "seed",
+    "response_format",
+    "stream",
+    "n",
+)
 """Fields of a request's body that `body` may not replace."""
 
 
 class Budget(Section):
-    """Limits of spending on one output of a stage, over all attempts at it. Stored answers cost nothing."""
+    """Limits of spending on one output of a stage, over all attempts at it. Stored
+    answers cost nothing.
+    """
 
     requests: Positive | None = None
-    """Number of answers, including those to repair requests. Unanswered requests do not count."""
+    """Number of answers, including those to repair requests. Unanswered requests do not
+    count.
+    """
     tokens: Positive | None = None
     """Tokens of prompts and answers together, as the endpoint counts them."""
     money: PositiveFloat | None = None
@@ -44,46 +68,65 @@ class Budget(Section):
 
 
 class AskedModel(Section):
-    """A model behind OpenAI's chat completions API: at an address, or in a folder of this machine."""
+    """A model behind OpenAI's chat completions API: at an address, or in a folder of
+    this machine.
+    """
 
     endpoint: str | tuple[str, ...] | None = None
-    """Address of the API, such as `http://127.0.0.1:8000/v1`, or a list of several that serve the same model: each
-    request goes to the one with the fewest open requests."""
+    """Address of the API, such as `http://127.0.0.1:8000/v1`, or a list of several that
+    serve the same model: each request goes to the one with the fewest open requests.
+    """
     folder: OutsidePath | None = None
-    """A model's folder instead: it is served on the loopback address while the stage needs it."""
+    """A model's folder instead: it is served on the loopback address while the stage
+    needs it.
+    """
     model: str | None = None
     """The endpoint's name of the model; for a `folder` its own name if absent."""
     server: Literal["gristmill", "vllm"] = "gristmill"
     """Server of a `folder`: gristmill's own, or `vllm serve` if vLLM is installed."""
     server_options: tuple[str, ...] = ()
     """Further arguments of `vllm serve`: `[--max-model-len, "4096"]`."""
-    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
-    """Name of the environment variable that holds the key; the key itself is never written anywhere."""
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = (
+        None
+    )
+    """Name of the environment variable that holds the key; the key itself is never
+    written anywhere.
+    """
     system: str | None = None
     """System message before every prompt."""
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.0
     """Sampling temperature; 0 takes the most likely token each time."""
     top_p: Fraction = 1.0
-    """Nucleus sampling: answers are drawn from the most likely tokens that together have this probability."""
+    """Nucleus sampling: answers are drawn from the most likely tokens that together
+    have this probability.
+    """
     max_tokens: Positive = 512
     """Longest answer in tokens."""
     seed: int | None = None
-    """Seed of the request, sent if given; several answers to one prompt have consecutive seeds."""
+    """Seed of the request, sent if given; several answers to one prompt have
+    consecutive seeds.
+    """
     response_format: Literal["none", "json_object", "json_schema"] = "none"
-    """Request for JSON besides the prompt, if answers must have a schema. Not every server supports it; answers are
-    validated in any case."""
+    """Request for JSON besides the prompt, if answers must have a schema. Not every
+    server supports it; answers are validated in any case.
+    """
     body: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of the request, passed unchanged: `{chat_template_kwargs: {enable_thinking: false}}`."""
+    """Further fields of the request, passed unchanged: `{chat_template_kwargs:
+    {enable_thinking: false}}`.
+    """
     unanswered: Literal["stop", "quarantine"] = "stop"
-    """Treatment of a request that is not answered within `patience_seconds`: the stage stops, and continues when it is
-    run again; or its document is quarantined."""
+    """Treatment of a request that is not answered within `patience_seconds`: the stage
+    stops, and continues when it is run again; or its document is quarantined.
+    """
     concurrency: Annotated[int, Field(ge=1, le=4096)] = 16
     """Number of concurrent requests."""
     timeout_seconds: PositiveFloat = 120.0
     """Time limit per attempt."""
     patience_seconds: PositiveFloat = 600.0
-    """Time limit for all attempts at a request: it is sent again after 408, 409, 425, 429 and 5xx, a timeout and a
-    dropped connection, with growing delays, and never sooner than the endpoint's Retry-After allows."""
+    """Time limit for all attempts at a request: it is sent again after 408, 409, 425,
+    429 and 5xx, a timeout and a dropped connection, with growing delays, and never
+    sooner than the endpoint's Retry-After allows.
+    """
     prompt_price: Annotated[float, Field(ge=0.0)] = 0.0
     """Price of a million tokens of prompts."""
     answer_price: Annotated[float, Field(ge=0.0)] = 0.0
@@ -92,27 +135,41 @@ class AskedModel(Section):
 
     @field_validator("endpoint")
     @classmethod
-    def _addresses(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    def _addresses(
+        cls, value: str | tuple[str, ...] | None
+    ) -> str | tuple[str, ...] | None:
         for address in (value,) if isinstance(value, str) else value or ():
             if not re.match(r"^https?://[^/\s]", address):
-                raise ValueError(f"{address!r} is not an address; give one such as http://127.0.0.1:8000/v1")
+                raise ValueError(
+                    f"{address!r} is not an address; give one such as "
+                    "http://127.0.0.1:8000/v1"
+                )
         return value
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
         if (not self.endpoint) == (self.folder is None):
-            raise ValueError("give `endpoint`, or `folder`" + (", not both" if self.endpoint else ""))
+            raise ValueError(
+                "give `endpoint`, or `folder`" + (", not both" if self.endpoint else "")
+            )
         if self.endpoint and self.model is None:
             raise ValueError("give `model`, the endpoint's name of the model")
         if self.endpoint and (self.server != "gristmill" or self.server_options):
-            raise ValueError("`server` and `server_options` are for a `folder`; remove them")
+            raise ValueError(
+                "`server` and `server_options` are for a `folder`; remove them"
+            )
         if self.folder is not None and self.server == "gristmill":
             self._check_built_in_server()
         reserved = [name for name in self.body if name in OWN_FIELDS]
         if reserved:
             raise ValueError(f"body.{reserved[0]} is set by other keys; remove it")
-        if self.budget.money is not None and not (self.prompt_price or self.answer_price):
-            raise ValueError("budget.money needs `prompt_price` and `answer_price`, per million tokens")
+        if self.budget.money is not None and not (
+            self.prompt_price or self.answer_price
+        ):
+            raise ValueError(
+                "budget.money needs `prompt_price` and `answer_price`, "
+                "per million tokens"
+            )
         return self
 
     def _check_built_in_server(self) -> None:
@@ -124,13 +181,16 @@ class AskedModel(Section):
         for key, is_set in unsupported.items():
             if is_set:
                 raise ValueError(
-                    f"gristmill's own server of a `folder` has no `{key}`; remove it, or add `server: vllm`"
+                    f"gristmill's own server of a `folder` has no `{key}`; remove "
+                    "it, or add `server: vllm`"
                 )
 
     @property
     def endpoints(self) -> tuple[str, ...]:
         """All addresses of the API."""
-        return (self.endpoint,) if isinstance(self.endpoint, str) else self.endpoint or ()
+        return (
+            (self.endpoint,) if isinstance(self.endpoint, str) else self.endpoint or ()
+        )
 
     @property
     def called(self) -> str:

@@ -24,58 +24,90 @@ FIRST, SECOND = "judge_", "second_"
 TYPES = ("number", "integer", "boolean", "string")
 SCORE: Mapping[str, Any] = {
     "type": "object",
-    "properties": {"score": {"type": "number", "minimum": 0, "maximum": 5}, "reason": {"type": "string"}},
+    "properties": {
+        "score": {"type": "number", "minimum": 0, "maximum": 5},
+        "reason": {"type": "string"},
+    },
     "required": ["score"],
 }
 
 
 class Question(Section):
-    """The question that a language model answers about a document, and the form of its answers."""
+    """The question that a language model answers about a document, and the form of its
+    answers.
+    """
 
     rubric: Literal["educational", "quality", "toxicity"] = "educational"
-    """The question, with answers from 0 to 5: usefulness for teaching (after FineWeb-Edu: Penedo et al. 2024), quality
-    of writing, toxicity."""
+    """The question, with answers from 0 to 5: usefulness for teaching (after
+    FineWeb-Edu: Penedo et al. 2024), quality of writing, toxicity.
+    """
     template: OutsidePath | None = None
-    """A file with your own question instead, as a Jinja template of `text`, `source`, `locator`, `url`, `metadata` and
-    `answer_schema`."""
+    """A file with your own question instead, as a Jinja template of `text`, `source`,
+    `locator`, `url`, `metadata` and `answer_schema`.
+    """
     answer: dict[str, Any] = Field(default_factory=lambda: dict(SCORE))
-    """JSON schema of the answers. Its properties become columns: `score` is `judge_score`, and `second_score` of the
-    second judge. If absent, `score`, a number from 0 to 5, and `reason`."""
+    """JSON schema of the answers. Its properties become columns: `score` is
+    `judge_score`, and `second_score` of the second judge. If absent, `score`, a number
+    from 0 to 5, and `reason`.
+    """
     characters: Positive = 8000
     """Characters of a document that the judge reads, from the beginning."""
 
     @model_validator(mode="after")
     def _answers_are_columns(self) -> Self:
         properties = self.answer.get("properties")
-        if self.answer.get("type") != "object" or not isinstance(properties, dict) or not properties:
-            raise ValueError("answer: give a JSON schema with `type: object` and `properties`, which become columns")
+        if (
+            self.answer.get("type") != "object"
+            or not isinstance(properties, dict)
+            or not properties
+        ):
+            raise ValueError(
+                "answer: give a JSON schema with `type: object` and "
+                "`properties`, which become columns"
+            )
         for name, property_schema in properties.items():
             if name != "reason":
                 check_column(name)
-            if not isinstance(property_schema, dict) or property_schema.get("type") not in TYPES:
-                raise ValueError(f"answer.properties.{name}: give it a `type`, one of {', '.join(TYPES)}")
+            if (
+                not isinstance(property_schema, dict)
+                or property_schema.get("type") not in TYPES
+            ):
+                raise ValueError(
+                    f"answer.properties.{name}: give it a `type`, one "
+                    f"of {', '.join(TYPES)}"
+                )
         return self
 
     @property
     def scores(self) -> list[str]:
         """Properties of an answer that are numbers or booleans."""
-        return [name for name, of in self.answer["properties"].items() if of["type"] != "string"]
+        return [
+            name
+            for name, of in self.answer["properties"].items()
+            if of["type"] != "string"
+        ]
 
 
 class Judge(Question, Judging):
-    """A question to a language model about every document, with thresholds on its answers; see docs/judges.md."""
+    """A question to a language model about every document, with thresholds on its
+    answers; see docs/judges.md.
+    """
 
     model: AskedModel
     """The model that judges."""
     second: AskedModel | None = None
     """Another judge of the same documents: the summary shows how far the two agree."""
     min: dict[Column, int | float] = Field(default_factory=dict)
-    """Drop documents with a smaller value in a column: `{judge_score: 3}`. A null passes."""
+    """Drop documents with a smaller value in a column: `{judge_score: 3}`. A null
+    passes.
+    """
     max: dict[Column, int | float] = Field(default_factory=dict)
     """Drop documents with a larger value in a column. A null passes."""
     unusable: Literal["quarantine", "pass"] = "quarantine"
-    """Treatment of a document whose answer does not have the form of `answer`, even after one repair request, or that
-    the endpoint refuses: `pass` keeps it, with null in its columns."""
+    """Treatment of a document whose answer does not have the form of `answer`, even
+    after one repair request, or that the endpoint refuses: `pass` keeps it, with null
+    in its columns.
+    """
 
     @model_validator(mode="after")
     def _fits_its_answers(self) -> Self:
@@ -83,7 +115,8 @@ class Judge(Question, Judging):
             if column not in self.numeric:
                 raise ValueError(
                     f"{column!r} is not a measured column of numbers"
-                    f"{did_you_mean(column, self.numeric)}; there are {', '.join(self.numeric)}"
+                    f"{did_you_mean(column, self.numeric)}; there are "
+                    f"{', '.join(self.numeric)}"
                 )
         return self
 
@@ -95,7 +128,11 @@ class Judge(Question, Judging):
     @property
     def measured(self) -> list[str]:
         """Names of the measured columns."""
-        return [prefix + name for prefix in self.prefixes for name in self.answer["properties"]]
+        return [
+            prefix + name
+            for prefix in self.prefixes
+            for name in self.answer["properties"]
+        ]
 
     @property
     def prefixes(self) -> tuple[str, ...]:

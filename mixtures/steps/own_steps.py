@@ -1,4 +1,5 @@
-"""Steps of `prepare` that measure with a user's function or a model, or edit with a function.
+"""Steps of `prepare` that measure with a user's function or a model, or edit with a
+function.
 
 prepare:
   - annotate: {use: ./steps.py:count_word, with: {word: xyzzy}, max: {magic: 0}}
@@ -23,12 +24,15 @@ class Calling(Judging):
     """Settings for calling a user's function on documents."""
 
     columns: tuple[str, ...] = ()
-    """Columns for a function that takes a batch (`pa.RecordBatch`, `pa.Table`): columns of documents, or those that
-    earlier steps have measured. `[text]` if absent. A function that takes one document has a parameter for each
-    column."""
+    """Columns for a function that takes a batch (`pa.RecordBatch`, `pa.Table`): columns
+    of documents, or those that earlier steps have measured. `[text]` if absent. A
+    function that takes one document has a parameter for each column.
+    """
     time_limit_seconds: PositiveFloat = 60.0
-    """Time limit per call. A document that takes longer is quarantined; a batch that does is repeated one document at a
-    time. Native code (a regular expression, a model) is not interrupted: the limit applies when it returns."""
+    """Time limit per call. A document that takes longer is quarantined; a batch that
+    does is repeated one document at a time. Native code (a regular expression, a model)
+    is not interrupted: the limit applies when it returns.
+    """
 
 
 class OwnStep(Calling, Own):
@@ -39,11 +43,15 @@ class Measuring(Calling):
     """Measurements of documents, with bounds on columns that drop documents."""
 
     min: dict[Column, int | float] = Field(default_factory=dict)
-    """Drop documents with a smaller value in a column: `{quality: 0.3}`. A null passes."""
+    """Drop documents with a smaller value in a column: `{quality: 0.3}`. A null
+    passes.
+    """
     max: dict[Column, int | float] = Field(default_factory=dict)
     """Drop documents with a larger value in a column: `{magic: 0}`. A null passes."""
     measures: tuple[Column, ...] = ()
-    """Columns that the function returns, if its type hints and its `return {...}` do not show them."""
+    """Columns that the function returns, if its type hints and its `return {...}` do
+    not show them.
+    """
 
 
 class OwnAnnotate(Measuring, OwnStep):
@@ -57,41 +65,59 @@ class OwnAnnotate(Measuring, OwnStep):
 
 
 class Annotate(Measuring, BuiltInOrOwn):
-    """A model that scores documents (docs/annotators.md), or a user's function that measures them, or decides which of
-    them are kept (docs/own-steps.md)."""
+    """A model that scores documents (docs/annotators.md), or a user's function that
+    measures them, or decides which of them are kept (docs/own-steps.md).
+    """
 
     added = ("model",)
-    use: Annotated[OwnFunction | None, Field(exclude_if=lambda value: value is None)] = None
-    """A function of your own: `./FILE.py:NAME`, a file beside the manifest, or `PACKAGE.MODULE:NAME`, installed."""
+    use: Annotated[
+        OwnFunction | None, Field(exclude_if=lambda value: value is None)
+    ] = None
+    """A function of your own: `./FILE.py:NAME`, a file beside the manifest, or
+    `PACKAGE.MODULE:NAME`, installed.
+    """
     __annotations__["with"] = "dict[str, Any]"
-    vars()["with"] = Field(default_factory=dict, description="Further arguments of the function, by name.")
+    vars()["with"] = Field(
+        default_factory=dict, description="Further arguments of the function, by name."
+    )
     model: ScoringModel | None = None
-    """A model instead of a function: only its path, or with settings for reading and for the names of its columns."""
+    """A model instead of a function: only its path, or with settings for reading and
+    for the names of its columns.
+    """
 
     @model_validator(mode="after")
     def _measures_by_one(self) -> Annotate:
         if (self.use is None) == (self.model is None):
             raise ValueError(
-                "annotate measures with a function of your own (`use`) or with a `model`: give one of them"
+                "annotate measures with a function of your own (`use`) or with a "
+                "`model`: give one of them"
             )
         unused = [
             name
             for name in ("columns", "measures", "time_limit_seconds")
             if name in self.model_fields_set
-            and getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True)
+            and getattr(self, name)
+            != type(self).model_fields[name].get_default(call_default_factory=True)
         ]
         if self.model is not None and unused:
-            raise ValueError(f"`{unused[0]}` is for functions, and has no effect on a model: remove it")
+            raise ValueError(
+                f"`{unused[0]}` is for functions, and has no effect on "
+                "a model: remove it"
+            )
         return self
 
     @property
     def function(self) -> OwnAnnotate:
         """The step as one with a function, which it must have."""
-        return OwnAnnotate.model_validate({name: getattr(self, name) for name in OwnAnnotate.model_fields})
+        return OwnAnnotate.model_validate(
+            {name: getattr(self, name) for name in OwnAnnotate.model_fields}
+        )
 
 
 class Edit(OwnStep):
-    """A user's function that changes texts: it takes a text and returns the new one; see docs/own-steps.md."""
+    """A user's function that changes texts: it takes a text and returns the new one;
+    see docs/own-steps.md.
+    """
 
     @property
     def edits_text(self) -> bool:

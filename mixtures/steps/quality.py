@@ -6,41 +6,63 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, PositiveFloat, Section, Seeded
+from gristmill.mixtures.base import (
+    Fraction,
+    Judging,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+    Seeded,
+)
 from gristmill.mixtures.encoder_settings import ReadingModel
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.judge import Question
 from gristmill.mixtures.yaml_text import did_you_mean
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
-Score = Literal["quality", "perplexity", "model_perplexity", "bits_per_byte", "heuristic_score"]
+Score = Literal[
+    "quality", "perplexity", "model_perplexity", "bits_per_byte", "heuristic_score"
+]
 
 
 class Classifier(Section):
-    """A fastText classifier: trained in the stage to separate two classes of documents, or an existing one."""
+    """A fastText classifier: trained in the stage to separate two classes of documents,
+    or an existing one.
+    """
 
     positive: tuple[str, ...] = ()
-    """Sources of good documents. With an existing `model` the classes only measure how well it separates them."""
+    """Sources of good documents. With an existing `model` the classes only measure how
+    well it separates them.
+    """
     negative: tuple[str, ...] = ()
     """Sources of documents that are not good."""
     positive_files: tuple[OutsidePath, ...] = ()
-    """Files of good texts besides the sources: JSON lines or Parquet (field `text`), or plain lines, from which
-    fastText's labels are removed."""
+    """Files of good texts besides the sources: JSON lines or Parquet (field `text`), or
+    plain lines, from which fastText's labels are removed.
+    """
     negative_files: tuple[OutsidePath, ...] = ()
     """Files of texts that are not good, in the same formats."""
     model: OutsidePath | None = None
-    """A fastText model (.bin, .ftz) to use instead of training one, for instance DCLM's."""
+    """A fastText model (.bin, .ftz) to use instead of training one, for instance
+    DCLM's.
+    """
     label: str = "__label__positive"
     """Label of good text in an existing model; DCLM's is `__label__hq`."""
     lower: bool | None = None
-    """Convert texts to lower case first; if absent, true for a classifier trained here, and false for an existing
-    model, which must see text as in its training."""
+    """Convert texts to lower case first; if absent, true for a classifier trained here,
+    and false for an existing model, which must see text as in its training.
+    """
     max_characters: Positive | None = None
-    """Characters of a text that are read: 2,000 for a classifier trained here, all for an existing model."""
+    """Characters of a text that are read: 2,000 for a classifier trained here, all for
+    an existing model.
+    """
     epochs: Positive | None = None
-    """Passes over the training documents. If absent, as many as read 40,000 documents, from 5 to 50: 50 up to 800
-    documents, 5 from 8,000 on. On 50 to 24,000 judged web pages, film reviews and headlines, five passes cost up to
-    0.19 of AUC on held-out ones, and twice as many gained 0.03 at most, mostly nothing."""
+    """Passes over the training documents. If absent, as many as read 40,000 documents,
+    from 5 to 50: 50 up to 800 documents, 5 from 8,000 on. On 50 to 24,000 judged web
+    pages, film reviews and headlines, five passes cost up to 0.19 of AUC on held-out
+    ones, and twice as many gained 0.03 at most, mostly nothing.
+    """
     word_ngrams: Positive = 2
     """Longest word sequences that are features."""
     dimensions: Positive = 32
@@ -48,68 +70,96 @@ class Classifier(Section):
     buckets: Positive = 100_000
     """Hash buckets of the word sequences."""
     learning_rate: PositiveFloat = 0.5
-    """fastText's initial learning rate. On the same texts 0.5 was up to 0.13 of AUC better than 0.2, and nowhere more
-    than 0.01 worse."""
+    """fastText's initial learning rate. On the same texts 0.5 was up to 0.13 of AUC
+    better than 0.2, and nowhere more than 0.01 worse.
+    """
     holdout: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.1
-    """Share of labelled documents, chosen by hash, that are used only for measurement."""
+    """Share of labelled documents, chosen by hash, that are used only for
+    measurement.
+    """
     max_documents: Positive = 50_000
     """Largest number of training documents per class, chosen by hash."""
 
     @property
     def has_classes(self) -> bool:
         """True if there are examples of both classes."""
-        return bool((self.positive or self.positive_files) and (self.negative or self.negative_files))
+        return bool(
+            (self.positive or self.positive_files)
+            and (self.negative or self.negative_files)
+        )
 
     @model_validator(mode="after")
     def _can_work(self) -> Classifier:
-        in_both_classes = sorted({*self.positive, *self.positive_files} & {*self.negative, *self.negative_files})
+        in_both_classes = sorted(
+            {*self.positive, *self.positive_files}
+            & {*self.negative, *self.negative_files}
+        )
         if in_both_classes:
-            raise ValueError(f"{', '.join(in_both_classes)} is both positive and negative; leave it in one class")
+            raise ValueError(
+                f"{', '.join(in_both_classes)} is both positive and "
+                "negative; leave it in one class"
+            )
         if self.model is None and not self.has_classes:
             raise ValueError(
-                "a classifier needs both classes: name sources as `positive` and `negative` (or "
+                "a classifier needs both classes: name sources as `positive` and "
+                "`negative` (or "
                 "files as `positive_files` and `negative_files`), or give a `model`"
             )
         return self
 
 
 class NgramModel(Section):
-    """An n-gram model trained in the stage: interpolated modified Kneser-Ney smoothing, on words.
+    """An n-gram model trained in the stage: interpolated modified Kneser-Ney smoothing,
+    on words.
 
-    Two are trained, each on half of the documents, and every document is scored by the one that has not read it.
+    Two are trained, each on half of the documents, and every document is scored by the
+    one that has not read it.
     """
 
     sources: tuple[str, ...]
-    """Sources of the kept documents for training: text of the desired kind (CCNet: Wikipedia)."""
+    """Sources of the kept documents for training: text of the desired kind (CCNet:
+    Wikipedia).
+    """
     order: Annotated[int, Field(ge=2, le=6)] = 5
     """Words in the longest sequences (CCNet: 5)."""
     max_bytes: Positive = 20_000_000
-    """Bytes of training text, in documents chosen by hash; at order 5 training takes 20 times as much memory."""
+    """Bytes of training text, in documents chosen by hash; at order 5 training takes 20
+    times as much memory.
+    """
 
 
 class Perplexity(Section):
-    """Perplexity of a document under a language model: low for text like its training text."""
+    """Perplexity of a document under a language model: low for text like its training
+    text.
+    """
 
     ngram: NgramModel | None = None
     """Train an n-gram model; measures `perplexity`."""
     kenlm: OutsidePath | None = None
-    """An existing n-gram model instead: an ARPA file or a KenLM binary, a local file of order 6 at most. The package
-    kenlm reads it and scores with it (install `gristmill[kenlm]`); measures `perplexity`."""
+    """An existing n-gram model instead: an ARPA file or a KenLM binary, a local file of
+    order 6 at most. The package kenlm reads it and scores with it (install
+    `gristmill[kenlm]`); measures `perplexity`.
+    """
     model: OutsidePath | None = None
-    """A language model trained by gristmill: the folder that the stage `export` writes (config.json, model.safetensors,
-    tokenizer.json); measures `model_perplexity` (per token) and `bits_per_byte`, which is comparable between models
-    with different tokenizers. Needs torch on the workers, and a local folder."""
+    """A language model trained by gristmill: the folder that the stage `export` writes
+    (config.json, model.safetensors, tokenizer.json); measures `model_perplexity` (per
+    token) and `bits_per_byte`, which is comparable between models with different
+    tokenizers. Needs torch on the workers, and a local folder.
+    """
     max_tokens: Positive = 1024
     """Largest number of tokens of a document that `model` scores."""
     normalise: Literal["ccnet", "lower", "none"] = "ccnet"
-    """Normalisation of texts, in training too: as in CCNet (lower case, no accents, digits as 0, punctuation in ASCII),
-    only lower case, or none. An existing model needs the one with which it was trained."""
+    """Normalisation of texts, in training too: as in CCNet (lower case, no accents,
+    digits as 0, punctuation in ASCII), only lower case, or none. An existing model
+    needs the one with which it was trained.
+    """
     max_characters: Positive | None = None
     """Characters of a document that are read; all if absent."""
     buckets: tuple[Share, Share] | None = None
-    """Shares for the column `perplexity_bucket`: `head` for the first share of the documents, those of the lowest
-    perplexity, `middle` up to the second share, `tail` for the others. CCNet's code has 0.3 and 0.6, on its own
-    reference text."""
+    """Shares for the column `perplexity_bucket`: `head` for the first share of the
+    documents, those of the lowest perplexity, `middle` up to the second share, `tail`
+    for the others. CCNet's code has 0.3 and 0.6, on its own reference text.
+    """
 
     @property
     def has_ngrams(self) -> bool:
@@ -119,53 +169,85 @@ class Perplexity(Section):
     @model_validator(mode="after")
     def _can_work(self) -> Perplexity:
         if self.ngram is not None and self.kenlm is not None:
-            raise ValueError("perplexity uses one n-gram model: either `ngram`, to train one, or `kenlm`")
+            raise ValueError(
+                "perplexity uses one n-gram model: either `ngram`, to "
+                "train one, or `kenlm`"
+            )
         if not (self.has_ngrams or self.model):
-            raise ValueError("perplexity needs a model: `ngram` to train one, or `kenlm`, or `model`")
+            raise ValueError(
+                "perplexity needs a model: `ngram` to train one, or `kenlm`, or `model`"
+            )
         if self.buckets is not None and not self.has_ngrams:
-            raise ValueError("buckets need an n-gram model's perplexity; add `ngram` or `kenlm`")
+            raise ValueError(
+                "buckets need an n-gram model's perplexity; add `ngram` or `kenlm`"
+            )
         if self.buckets is not None and self.buckets[0] > self.buckets[1]:
-            raise ValueError("buckets must be two shares in ascending order, such as [0.3, 0.6]")
+            raise ValueError(
+                "buckets must be two shares in ascending order, such as [0.3, 0.6]"
+            )
         return self
 
 
 class Judge(Question):
-    """Origin of the scores from which a classifier learns, and the limit of good scores."""
+    """Origin of the scores from which a classifier learns, and the limit of good
+    scores.
+    """
 
     added = ("model", "second", "score", *Question.model_fields)
     column: str | None = None
-    """A column that an earlier step has measured: with a model, a function, or a language model as judge. The
-    classifier does not learn from documents without a value."""
+    """A column that an earlier step has measured: with a model, a function, or a
+    language model as judge. The classifier does not learn from documents without a
+    value.
+    """
     metadata: str | None = None
     """A key of the documents' metadata instead, such as a score that came with them."""
     model: AskedModel | None = None
-    """A language model instead, which judges only the documents of the sample. The classifier does not learn from
-    documents without a usable answer. See docs/judges.md."""
+    """A language model instead, which judges only the documents of the sample. The
+    classifier does not learn from documents without a usable answer. See
+    docs/judges.md.
+    """
     second: AskedModel | None = None
-    """Another judge of the same documents: the summary shows how far the two agree. The classifier learns from the
-    first."""
+    """Another judge of the same documents: the summary shows how far the two agree. The
+    classifier learns from the first.
+    """
     score: str | None = None
-    """Property of the answers that is the score; if absent, the first that is a number or a boolean."""
+    """Property of the answers that is the score; if absent, the first that is a number
+    or a boolean.
+    """
     at_least: float
-    """Smallest score of good documents; all others are not good (FineWeb-Edu: 3 of 5)."""
+    """Smallest score of good documents; all others are not good (FineWeb-Edu: 3 of
+    5).
+    """
 
     @model_validator(mode="after")
     def _one_place(self) -> Judge:
-        if sum(source is not None for source in (self.column, self.metadata, self.model)) != 1:
+        if (
+            sum(
+                source is not None
+                for source in (self.column, self.metadata, self.model)
+            )
+            != 1
+        ):
             raise ValueError(
-                "a judge's scores are a `column`, a key of the `metadata`, or the answers of a `model`: give one of them"
+                "a judge's scores are a `column`, a key of the `metadata`, or the "
+                "answers of a `model`: give one of them"
             )
         if self.model is None:
             defaults = {
-                name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()
+                name: field.get_default(call_default_factory=True)
+                for name, field in type(self).model_fields.items()
             }
-            unused = [name for name in self.added if getattr(self, name) != defaults[name]]
+            unused = [
+                name for name in self.added if getattr(self, name) != defaults[name]
+            ]
             if unused:
-                raise ValueError(f"{', '.join(unused)}: only for a `model`; give one, or remove this")
+                raise ValueError(
+                    f"{', '.join(unused)}: only for a `model`; give one, or remove this"
+                )
         elif self.score_name not in self.scores:
             raise ValueError(
-                f"score: {self.score_name!r} is neither a number nor a boolean of the answers"
-                f"{did_you_mean(self.score_name, self.scores)}; there are "
+                f"score: {self.score_name!r} is neither a number nor a boolean of the "
+                f"answers{did_you_mean(self.score_name, self.scores)}; there are "
                 f"{', '.join(self.scores) or 'none'}"
             )
         return self
@@ -182,12 +264,18 @@ class Judge(Question):
 
 
 class QualityThresholds(Section):
-    """Bounds on scores; the bound itself passes, as does a document without the score."""
+    """Bounds on scores; the bound itself passes, as does a document without the
+    score.
+    """
 
     min_quality: Fraction | None = None
-    """Smallest probability of the classifier's good class; `threshold` is another name for it."""
+    """Smallest probability of the classifier's good class; `threshold` is another name
+    for it.
+    """
     min_perplexity: PositiveFloat | None = None
-    """Smallest perplexity under the n-gram model; text of very low perplexity repeats itself."""
+    """Smallest perplexity under the n-gram model; text of very low perplexity repeats
+    itself.
+    """
     max_perplexity: PositiveFloat | None = None
     """Largest perplexity under the n-gram model (Data-Juicer: 1500)."""
     max_model_perplexity: PositiveFloat | None = None
@@ -203,7 +291,9 @@ SCORE_OF_THRESHOLD = {name: name.partition("_")[2] for name in THRESHOLDS}
 
 
 class Quality(QualityThresholds, Judging, Seeded):
-    """Quality scores for every document. Nothing is dropped unless a threshold or `keep_top` is set."""
+    """Quality scores for every document. Nothing is dropped unless a threshold or
+    `keep_top` is set.
+    """
 
     added = ("judge", "sample", "distil", "embedding")
     classifier: Classifier | None = None
@@ -211,28 +301,40 @@ class Quality(QualityThresholds, Judging, Seeded):
     judge: Judge | None = None
     """Scores of a sample from which `distil` learns."""
     sample: Positive = 20_000
-    """Number of documents for learning and measurement, chosen by hash from those that the judge has scored; with
-    `judge.model`, those that it judges."""
+    """Number of documents for learning and measurement, chosen by hash from those that
+    the judge has scored; with `judge.model`, those that it judges.
+    """
     distil: Literal["embedding+linear", "fasttext"] | None = None
-    """Train a small classifier on the judge's scores and measure `quality` with it, the probability that the judge
-    finds a document good: scikit-learn's logistic regression on sentence embeddings, or fastText. See
-    docs/annotators.md."""
+    """Train a small classifier on the judge's scores and measure `quality` with it, the
+    probability that the judge finds a document good: scikit-learn's logistic regression
+    on sentence embeddings, or fastText. See docs/annotators.md.
+    """
     embedding: ReadingModel | None = None
     """Folder of the sentence embedding model for `embedding+linear`."""
     perplexity: Perplexity | None = None
-    """Language models that measure `perplexity`, or `model_perplexity` and `bits_per_byte`."""
+    """Language models that measure `perplexity`, or `model_perplexity` and
+    `bits_per_byte`.
+    """
     heuristics: bool = False
-    """Measure `heuristic_score`, a share in [0, 1] that needs no training (`dataprep/quality/heuristics.py`)."""
+    """Measure `heuristic_score`, a share in [0, 1] that needs no training
+    (`dataprep/quality/heuristics.py`).
+    """
     keep_top: Share | None = None
-    """Share of the judged documents to keep, the best by one score: ceil(share * documents) of them; documents with the
-    same score are ordered by a hash of their ids. DCLM keeps the best 0.1. Thresholds apply as well; a document without
-    the score (no words, for a perplexity) is not ranked and passes."""
+    """Share of the judged documents to keep, the best by one score: ceil(share *
+    documents) of them; documents with the same score are ordered by a hash of their
+    ids. DCLM keeps the best 0.1. Thresholds apply as well; a document without the score
+    (no words, for a perplexity) is not ranked and passes.
+    """
     keep_top_by: Score | None = None
     """The score for `keep_top`; the first configured one if absent."""
     per_source: bool = False
-    """Apply `keep_top` and `buckets` to every source separately, instead of to all documents together."""
+    """Apply `keep_top` and `buckets` to every source separately, instead of to all
+    documents together.
+    """
     seed: int | None = None
-    """Seed of the hashes that choose documents, and of fastText; the manifest's if absent."""
+    """Seed of the hashes that choose documents, and of fastText; the manifest's if
+    absent.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -240,8 +342,13 @@ class Quality(QualityThresholds, Judging, Seeded):
         if not isinstance(value, dict) or "threshold" not in value:
             return value
         if value.get("min_quality") is not None:
-            raise ValueError("threshold and min_quality are the same setting; keep one of them")
-        return {**{key: item for key, item in value.items() if key != "threshold"}, "min_quality": value["threshold"]}
+            raise ValueError(
+                "threshold and min_quality are the same setting; keep one of them"
+            )
+        return {
+            **{key: item for key, item in value.items() if key != "threshold"},
+            "min_quality": value["threshold"],
+        }
 
     @property
     def scores(self) -> tuple[str, ...]:
@@ -265,28 +372,49 @@ class Quality(QualityThresholds, Judging, Seeded):
     @model_validator(mode="after")
     def _can_distil(self) -> Quality:
         if (self.judge is None) != (self.distil is None):
-            raise ValueError("`judge` gives the scores from which `distil` learns: set both, or neither")
+            raise ValueError(
+                "`judge` gives the scores from which `distil` learns: "
+                "set both, or neither"
+            )
         if self.distil is not None and self.classifier is not None:
-            raise ValueError("`classifier` and `distil` both measure `quality`; keep one of them")
+            raise ValueError(
+                "`classifier` and `distil` both measure `quality`; keep one of them"
+            )
         if (self.distil == "embedding+linear") != (self.embedding is not None):
-            raise ValueError("`embedding` is the model of `distil: embedding+linear`: set both, or neither")
+            raise ValueError(
+                "`embedding` is the model of `distil: "
+                "embedding+linear`: set both, or neither"
+            )
         return self
 
     @model_validator(mode="after")
     def _consistent(self) -> Quality:
         if not self.scores:
-            raise ValueError("nothing to measure: set at least one of classifier, distil, perplexity, heuristics")
-        used = {name: SCORE_OF_THRESHOLD[name] for name in THRESHOLDS if getattr(self, name) is not None}
+            raise ValueError(
+                "nothing to measure: set at least one of classifier, "
+                "distil, perplexity, heuristics"
+            )
+        used = {
+            name: SCORE_OF_THRESHOLD[name]
+            for name in THRESHOLDS
+            if getattr(self, name) is not None
+        }
         if self.keep_top_by is not None:
             used["keep_top_by"] = self.keep_top_by
         for name, score in used.items():
             if score not in self.scores:
                 raise ValueError(
-                    f"{name} needs the score {score}, which is not measured; measured: {', '.join(self.scores)}"
+                    f"{name} needs the score {score}, which is not measured; "
+                    f"measured: {', '.join(self.scores)}"
                 )
         if self.keep_top is None and self.keep_top_by is not None:
-            raise ValueError("keep_top_by chooses the score of keep_top; set keep_top too")
+            raise ValueError(
+                "keep_top_by chooses the score of keep_top; set keep_top too"
+            )
         buckets = self.perplexity is not None and self.perplexity.buckets is not None
         if self.per_source and self.keep_top is None and not buckets:
-            raise ValueError("per_source changes how keep_top and buckets choose; set one of them too")
+            raise ValueError(
+                "per_source changes how keep_top and buckets choose; "
+                "set one of them too"
+            )
         return self

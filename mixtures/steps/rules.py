@@ -1,26 +1,45 @@
-"""Rule sets of the section `filter`: thresholds and options, with the source of each."""
+"""Rule sets of the section `filter`: thresholds and options, with the source of
+each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    Fraction,
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 
 
 class C4(Section):
-    """C4's rules for whole documents (Raffel et al. 2020; released code: TensorFlow Datasets, text/c4_utils.py).
+    """C4's rules for whole documents (Raffel et al. 2020; released code: TensorFlow
+    Datasets, text/c4_utils.py).
 
-    Its rules for lines are `clean: {lines: [c4]}`, to be run before `filter`. Definitions:
-    dataprep/filtering/rules_c4.py.
+    Its rules for lines are `clean: {lines: [c4]}`, to be run before `filter`.
+    Definitions: dataprep/filtering/rules_c4.py.
     """
 
     constants: Literal["code", "paper"] = "code"
-    """Source of the default number of sentences: 3 in the released code, 5 in the paper."""
+    """Source of the default number of sentences: 3 in the released code, 5 in the
+    paper.
+    """
     max_document_characters: Positive | None = 190_000
-    """Longest document (c4_utils.py, `is_valid_length`; the paper does not mention it)."""
+    """Longest document (c4_utils.py, `is_valid_length`; the paper does not mention
+    it).
+    """
     max_lorem_ipsum: int = 0
     """Largest number of occurrences of the placeholder text."""
     max_curly_brackets: int = 0
@@ -31,11 +50,15 @@ class C4(Section):
     @model_validator(mode="before")
     @classmethod
     def _constants(cls, value: Any) -> Any:
-        return defaults_of(value, "constants", "code", {"code": {}, "paper": {"min_sentences": 5}})
+        return defaults_of(
+            value, "constants", "code", {"code": {}, "paper": {"min_sentences": 5}}
+        )
 
 
 class MC4(Section):
-    """mC4's rule (Xue et al. 2021, section 3.1): a page has at least three long paragraphs, which are lines."""
+    """mC4's rule (Xue et al. 2021, section 3.1): a page has at least three long
+    paragraphs, which are lines.
+    """
 
     paragraph_characters: Positive = 200
     """A line of at least this many characters is a long paragraph."""
@@ -44,15 +67,19 @@ class MC4(Section):
 
 
 class FineWeb(Section):
-    """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions: dataprep/filtering/rules_fineweb.py.
+    """FineWeb's own rules (Penedo et al. 2024, section 3.6). Definitions:
+    dataprep/filtering/rules_fineweb.py.
 
-    FineWeb runs them after Gopher's and C4's (those without the rule that lines end in punctuation).
+    FineWeb runs them after Gopher's and C4's (those without the rule that lines end in
+    punctuation).
     """
 
     added = ("words",)
 
     constants: Literal["paper", "datatrove"] = "paper"
-    """Source of the default limit for characters in repeated lines: 0.1 in the paper, 0.01 in datatrove's code."""
+    """Source of the default limit for characters in repeated lines: 0.1 in the paper,
+    0.01 in datatrove's code.
+    """
     short_line_characters: Positive = 30
     """Number of characters up to which a line is short."""
     min_filled_lines: int = 1
@@ -62,12 +89,16 @@ class FineWeb(Section):
     max_short_line_ratio: Fraction = 0.67
     """Largest share of lines that are short."""
     max_repeated_line_char_ratio: Fraction = 0.1
-    """Largest share of characters in lines that repeat earlier ones; 0.01 with `constants: datatrove`."""
+    """Largest share of characters in lines that repeat earlier ones; 0.01 with
+    `constants: datatrove`.
+    """
     max_newline_word_ratio: PositiveFloat = 0.3
     """Largest number of newlines per word."""
     words: Literal["rule", "language"] = "rule"
-    """Definition of words for newlines per word: a rule that is close to spaCy's, or with `language` datatrove's
-    tokenizer for the document's language, as in `words: language` of Gopher's rules."""
+    """Definition of words for newlines per word: a rule that is close to spaCy's, or
+    with `language` datatrove's tokenizer for the document's language, as in `words:
+    language` of Gopher's rules.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -77,13 +108,17 @@ class FineWeb(Section):
 
 
 class Curator(Section):
-    """NeMo Curator's heuristics for English beside Gopher's rules (config/text/heuristic_filter_english_pipeline.yaml).
+    """NeMo Curator's heuristics for English beside Gopher's rules
+    (config/text/heuristic_filter_english_pipeline.yaml).
 
-    Definitions: dataprep/filtering/rules_curator.py. The pipeline also has Gopher's rules, in Curator's dialect.
+    Definitions: dataprep/filtering/rules_curator.py. The pipeline also has Gopher's
+    rules, in Curator's dialect.
     """
 
     max_non_alphanumeric_ratio: Fraction = 0.25
-    """Largest share of characters that are not ASCII letters, digits, newlines or `?!,.`."""
+    """Largest share of characters that are not ASCII letters, digits, newlines or
+    `?!,.`.
+    """
     max_digit_ratio: Fraction = 0.15
     """Largest share of characters that are digits."""
     max_url_char_ratio: Fraction = 0.2
@@ -93,15 +128,20 @@ class Curator(Section):
     max_bracket_ratio: Fraction = 0.1
     """Largest share of characters that are brackets."""
     max_boilerplate_paragraph_ratio: Fraction = 0.4
-    """Largest share of paragraphs with a phrase of cookie notices and similar boilerplate."""
+    """Largest share of paragraphs with a phrase of cookie notices and similar
+    boilerplate.
+    """
     max_unended_line_ratio: Fraction = 0.85
     """Largest share of lines that do not end in punctuation."""
     max_longest_word_characters: Positive = 1000
     """Characters of the longest word."""
 
 
-def defaults_of(value: Any, key: str, default: str, aliases: dict[str, dict[str, Any]]) -> Any:
-    """Return a section as written, with the defaults of its alias for keys that it does not set.
+def defaults_of(
+    value: Any, key: str, default: str, aliases: dict[str, dict[str, Any]]
+) -> Any:
+    """Return a section as written, with the defaults of its alias for keys that it does
+    not set.
 
     Args:
         key: the field that names the alias; `default` if it is absent.
@@ -113,47 +153,65 @@ def defaults_of(value: Any, key: str, default: str, aliases: dict[str, dict[str,
 
 
 class RunningText(Section):
-    """Rules that tell running English from placeholder text and from words in a random order. Definitions:
-    dataprep/filtering/rules_running_text.py.
+    """Rules that tell running English from placeholder text and from words in a random
+    order. Definitions: dataprep/filtering/rules_running_text.py.
 
     Texts in other languages are judged by the placeholder alone.
     """
 
     max_placeholder_phrases: int = 0
-    """Largest number of occurrences of `lorem ipsum` (C4: Raffel et al. 2020, section 2.2)."""
+    """Largest number of occurrences of `lorem ipsum` (C4: Raffel et al. 2020, section
+    2.2).
+    """
     min_lettered_word_ratio: Fraction | None = 0.8
-    """Smallest share of words with a letter: Gopher's threshold (Rae et al. 2021, appendix A1.1), over words that are
-    not list markers, arithmetic or numbers in a sentence. It replaces `gopher_quality.min_alpha_word_ratio`, which
-    drops recipes and worked problems."""
+    """Smallest share of words with a letter: Gopher's threshold (Rae et al. 2021,
+    appendix A1.1), over words that are not list markers, arithmetic or numbers in a
+    sentence. It replaces `gopher_quality.min_alpha_word_ratio`, which drops recipes and
+    worked problems.
+    """
     max_eflaw: PositiveFloat | None = None
-    """Largest EFLAW score (McAlpine). GneissWeb has 70 for science, technology, medicine and education and 30 for other
-    text, in a vote of several rules (Gohari et al. 2025; recipes/GneissWeb of data-prep-kit). Alone, 70 drops 1.5 % of
-    4,000 passages of books."""
+    """Largest EFLAW score (McAlpine). GneissWeb has 70 for science, technology,
+    medicine and education and 30 for other text, in a vote of several rules (Gohari et
+    al. 2025; recipes/GneissWeb of data-prep-kit). Alone, 70 drops 1.5 % of 4,000
+    passages of books.
+    """
     min_function_word_ratio: Fraction | None = 0.1
-    """Smallest share of words of the closed classes. Measured by `.ci/running_text_limits.py`: 33 of 40 synthetic texts
-    of random dictionary words have less (14 less than 0.08), and of real texts 3 of 258 web pages, 1 of 336 posts, 48
-    of 550 TeX sections, none of 467 proposals nor of 4,000 passages of books."""
+    """Smallest share of words of the closed classes. Measured by
+    `.ci/running_text_limits.py`: 33 of 40 synthetic texts of random dictionary words
+    have less (14 less than 0.08), and of real texts 3 of 258 web pages, 1 of 336 posts,
+    48 of 550 TeX sections, none of 467 proposals nor of 4,000 passages of books.
+    """
     max_stray_determiner_ratio: Fraction | None = 0.15
-    """Largest share of determiners before a word that cannot follow them (`the of`). Measured by the same command: none
-    of those 5,611 real texts has more than 0.08; of 80 synthetic texts of words in a random order 79 have more than
-    0.15, and 75 more than 0.25."""
+    """Largest share of determiners before a word that cannot follow them (`the of`).
+    Measured by the same command: none of those 5,611 real texts has more than 0.08; of
+    80 synthetic texts of words in a random order 79 have more than 0.15, and 75 more
+    than 0.25.
+    """
 
 
 class Code(Section):
-    """Rules for files of source code, by the extension of their names. Definitions: dataprep/filtering/rules_code.py.
+    """Rules for files of source code, by the extension of their names. Definitions:
+    dataprep/filtering/rules_code.py.
 
-    Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al. 2024, section 2.1). A rule from
-    which an extension is exempt measures null there, and drops nothing.
+    Most are StarCoder's (Li et al. 2023, section 3.1) and StarCoder2's (Lozhkov et al.
+    2024, section 2.1). A rule from which an extension is exempt measures null there,
+    and drops nothing.
     """
 
     path_field: str | None = None
     """Key of the metadata with a file's path; if absent, the locator is the path."""
     max_generated_markers: int = 0
-    """Largest number of phrases such as `auto-generated` in the first five lines (StarCoder2)."""
+    """Largest number of phrases such as `auto-generated` in the first five lines
+    (StarCoder2).
+    """
     max_minified: int = 0
-    """0 drops JavaScript and CSS without line breaks (GitHub Linguist, lib/linguist/generated.rb)."""
+    """0 drops JavaScript and CSS without line breaks (GitHub Linguist,
+    lib/linguist/generated.rb).
+    """
     max_xml_header: int = 0
-    """0 drops files not named as XML with `<?xml version=` in the first 100 characters (StarCoder)."""
+    """0 drops files not named as XML with `<?xml version=` in the first 100 characters
+    (StarCoder).
+    """
     max_code_lines: Positive | None = 100_000
     """Largest number of lines (StarCoder2)."""
     max_data_lines: Positive | None = 512
@@ -163,9 +221,13 @@ class Code(Section):
     max_data_characters: Positive | None = 5000
     """Largest number of characters of JSON and YAML (StarCoder)."""
     max_longest_line_characters: Positive | None = 1000
-    """Longest line, except in markup and data (Codex, The Stack, RedPajama, StarCoder2)."""
+    """Longest line, except in markup and data (Codex, The Stack, RedPajama,
+    StarCoder2).
+    """
     max_mean_line_characters: PositiveFloat | None = 100.0
-    """Largest mean length of lines, except in markup and data (Codex, The Stack, RedPajama, StarCoder2)."""
+    """Largest mean length of lines, except in markup and data (Codex, The Stack,
+    RedPajama, StarCoder2).
+    """
     max_longest_markup_line_characters: Positive | None = 100_000
     """Longest line of markup and data (StarCoder2)."""
     min_alphanumeric_ratio: Fraction | None = 0.25
@@ -181,8 +243,9 @@ class Code(Section):
     min_html_visible_ratio: Fraction | None = 0.2
     """Smallest visible share of HTML (StarCoder)."""
     min_code_tokens: Positive | None = 40
-    """Smallest number of words and punctuation marks in a file. PolyCoder (Xu et al. 2022) requires 100 GPT-2 tokens;
-    Python has 2.5 of them per word."""
+    """Smallest number of words and punctuation marks in a file. PolyCoder (Xu et al.
+    2022) requires 100 GPT-2 tokens; Python has 2.5 of them per word.
+    """
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -191,58 +254,80 @@ MC4_ALLOWED = {"ja": ("sm", "グロ", "女の子"), "zh": ("性",)}
 
 
 class Urls(Section):
-    """Rules on a document's URL (Penedo et al. 2023, appendix G.1; datatrove, `filters/url_filter.py`).
+    """Rules on a document's URL (Penedo et al. 2023, appendix G.1; datatrove,
+    `filters/url_filter.py`).
 
-    Every list is a text file, gzipped if its name ends in `.gz`: one entry per line, except lines that begin with `#`.
-    Comparison is in lower case. A document without a URL (metadata `url`, or a locator that is one) passes.
+    Every list is a text file, gzipped if its name ends in `.gz`: one entry per line,
+    except lines that begin with `#`. Comparison is in lower case. A document without a
+    URL (metadata `url`, or a locator that is one) passes.
     """
 
     block_domains: OutsidePath | None = None
-    """Blocked domains, including subdomains (such as the lists of the University of Toulouse, UT1)."""
+    """Blocked domains, including subdomains (such as the lists of the University of
+    Toulouse, UT1).
+    """
     block_urls: OutsidePath | None = None
     """Blocked pages, in any spelling (see `dataprep/cleaning/urls.py`)."""
     hard_words: OutsidePath | None = None
-    """Whole words of a URL, between characters that are neither letters nor digits; one of them drops the document."""
+    """Whole words of a URL, between characters that are neither letters nor digits; one
+    of them drops the document.
+    """
     soft_words: OutsidePath | None = None
     """Whole words of which several drop the document."""
     strict_words: OutsidePath | None = None
     """Parts of words, searched anywhere in the URL without its `-` and `.`."""
     max_url_blocked_domain: Count | None = 0
-    """0 drops a document whose host, or a domain to which it belongs, is in `block_domains` (value 1)."""
+    """0 drops a document whose host, or a domain to which it belongs, is in
+    `block_domains` (value 1).
+    """
     max_url_blocked_page: Count | None = 0
     """0 drops a document whose page is in `block_urls` (value 1)."""
     max_url_hard_words: Count | None = 0
     """Largest number of distinct entries of `hard_words` in the URL."""
     max_url_soft_words: Count | None = 1
-    """Largest number of distinct entries of `soft_words` in the URL (RefinedWeb, datatrove, DCLM: two are too many)."""
+    """Largest number of distinct entries of `soft_words` in the URL (RefinedWeb,
+    datatrove, DCLM: two are too many).
+    """
     max_url_strict_words: Count | None = 0
     """Largest number of places in the URL with an entry of `strict_words`."""
 
 
 class BadWords(Section):
-    """Rules against listed words in a text (C4 and mC4: tensorflow/datasets, `c4_utils.py`, `get_badwords_filter_fn`).
+    """Rules against listed words in a text (C4 and mC4: tensorflow/datasets,
+    `c4_utils.py`, `get_badwords_filter_fn`).
 
-    An entry counts if no word character is next to it; in `unspaced` languages anywhere. Comparison is in lower case. A
-    document whose language has no list passes.
+    An entry counts if no word character is next to it; in `unspaced` languages
+    anywhere. Comparison is in lower case. A document whose language has no list passes.
     """
 
     lists: dict[str, OutsidePath] = Field(default_factory=dict)
-    """Language -> a text file, gzipped if its name ends in `.gz`: one entry per line (such as LDNOOBW's lists, which C4
-    uses)."""
+    """Language -> a text file, gzipped if its name ends in `.gz`: one entry per line
+    (such as LDNOOBW's lists, which C4 uses).
+    """
     language: str | None = "en"
-    """Language whose list judges documents without a `language` from a stage `langid`; null judges none of them."""
+    """Language whose list judges documents without a `language` from a stage `langid`;
+    null judges none of them.
+    """
     unspaced: tuple[str, ...] = ("ja", "th", "zh")
     """Languages written without spaces (C4's)."""
-    allowed: dict[str, tuple[str, ...]] = Field(default_factory=lambda: dict(MC4_ALLOWED))
-    """Language -> entries that do not count (mC4's: each is part of words in a tenth of all documents)."""
+    allowed: dict[str, tuple[str, ...]] = Field(
+        default_factory=lambda: dict(MC4_ALLOWED)
+    )
+    """Language -> entries that do not count (mC4's: each is part of words in a tenth of
+    all documents).
+    """
     max_bad_words: Count | None = 0
-    """Largest number of places in the text where an entry ends (C4 drops at the first)."""
+    """Largest number of places in the text where an entry ends (C4 drops at the
+    first).
+    """
     max_bad_word_ratio: Fraction | None = None
     """Largest share of the bytes of the text that belong to entries."""
 
 
 class Toxicity(Section):
-    """A rule on the toxicity of a text, by a user's fastText classifier (such as Dolma's, trained on Jigsaw)."""
+    """A rule on the toxicity of a text, by a user's fastText classifier (such as
+    Dolma's, trained on Jigsaw).
+    """
 
     model: OutsidePath
     """A supervised fastText model, `.bin` or `.ftz`."""
@@ -254,20 +339,26 @@ class Toxicity(Section):
 
 RuleSets = dict[str, dict[str, Any]]
 
-_REFINEDWEB: RuleSets = {"gopher_quality": {"dialect": "dclm"}, "gopher_repetition": {"dialect": "dclm"}}
+_REFINEDWEB: RuleSets = {
+    "gopher_quality": {"dialect": "dclm"},
+    "gopher_repetition": {"dialect": "dclm"},
+}
 PRESETS: dict[str, RuleSets] = {"refinedweb": _REFINEDWEB, "dclm": _REFINEDWEB}
 """Preset -> its rule sets, with the values that are not defaults.
 
-RefinedWeb as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml): its rules for whole documents are Gopher's with
-the thresholds of the paper, in DCLM's way of counting. Its rules for lines are `clean: {lines: [dclm]}`.
+RefinedWeb as in DCLM (baselines_configs/dclm_baseline_refinedweb.yaml): its rules for
+whole documents are Gopher's with the thresholds of the paper, in DCLM's way of
+counting. Its rules for lines are `clean: {lines: [dclm]}`.
 """
 
 
 def expand(rules: Any) -> Any:
-    """Return rule sets as a mapping of name to section, from any form in which they may be written.
+    """Return rule sets as a mapping of name to section, from any form in which they may
+    be written.
 
-    A list has names, and mappings of a name to its values; a preset stands for its rule sets, and its mapping changes
-    them: `[{refinedweb: {gopher_quality: {min_words: 20}}}, fineweb]`.
+    A list has names, and mappings of a name to its values; a preset stands for its rule
+    sets, and its mapping changes them: `[{refinedweb: {gopher_quality: {min_words:
+    20}}}, fineweb]`.
 
     Raises:
         ValueError: an item has another form, or a rule set is given twice.
@@ -278,7 +369,10 @@ def expand(rules: Any) -> Any:
     for name, values in _items(rules):
         for rule_set, section in _sets_of(name, values):
             if rule_set in expanded:
-                raise ValueError(f"the rule set {rule_set!r} is given twice; put all its values in one place")
+                raise ValueError(
+                    f"the rule set {rule_set!r} is given twice; put all "
+                    "its values in one place"
+                )
             expanded[rule_set] = section
     return expanded
 
@@ -290,7 +384,10 @@ def _items(rules: list[Any] | dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for item in rules:
         pairs = {item: {}} if isinstance(item, str) else item
         if not isinstance(pairs, dict):
-            raise ValueError(f"a rule is a name or a mapping of one name to its thresholds, not {item!r}")
+            raise ValueError(
+                "a rule is a name or a mapping of one name to its "
+                f"thresholds, not {item!r}"
+            )
         for name, values in pairs.items():
             yield name, {} if values is None else values
 
@@ -302,9 +399,14 @@ def _sets_of(name: str, values: Any) -> Iterator[tuple[str, Any]]:
     if values is None:
         return
     preset = PRESETS[name]
-    unknown = values.keys() - preset.keys() if isinstance(values, Mapping) else {repr(values)}
+    unknown = (
+        values.keys() - preset.keys() if isinstance(values, Mapping) else {repr(values)}
+    )
     if unknown:
-        raise ValueError(f"{name} stands for {', '.join(preset)}; it has no {', '.join(sorted(unknown))}")
+        raise ValueError(
+            f"{name} stands for {', '.join(preset)}; it has no "
+            f"{', '.join(sorted(unknown))}"
+        )
     for rule_set, section in preset.items():
         yield rule_set, {**section, **(values.get(rule_set) or {})}
 
@@ -313,12 +415,15 @@ def add_to_schema(schema: dict[str, Any]) -> None:
     """Add the presets to the JSON schema of the rule sets."""
     for name, preset in PRESETS.items():
         schema["properties"][name] = {
-            "description": f"Stands for {' and '.join(preset)}; values in here change theirs.",
+            "description": f"Stands for {' and '.join(preset)}; values in here "
+            "change theirs.",
             "anyOf": [
                 {
                     "type": "object",
                     "additionalProperties": False,
-                    "properties": {rule_set: schema["properties"][rule_set] for rule_set in preset},
+                    "properties": {
+                        rule_set: schema["properties"][rule_set] for rule_set in preset
+                    },
                 },
                 {"type": "null"},
             ],
@@ -326,41 +431,53 @@ def add_to_schema(schema: dict[str, Any]) -> None:
 
 
 Dialect = Literal["dclm", "datatrove", "dolma", "curator", "redpajama"]
-"""Source of the definition of the Gopher statistics; `gopher_<dialect>.py` in dataprep implements each."""
+"""Source of the definition of the Gopher statistics; `gopher_<dialect>.py` in dataprep
+implements each.
+"""
 
 
 class GopherRules(Section):
     """Settings of both Gopher rule sets: how the statistics are counted."""
 
     dialect: Dialect = "dclm"
-    """Definition of the statistics: the projects share the thresholds, but count words, lines, symbols and repeated
-    n-grams differently, so that they keep different documents (`gristmill dialects MANIFEST` shows which)."""
+    """Definition of the statistics: the projects share the thresholds, but count words,
+    lines, symbols and repeated n-grams differently, so that they keep different
+    documents (`gristmill dialects MANIFEST` shows which).
+    """
     words: Literal["dialect", "exact", "unicode", "language"] = "dialect"
-    """How text is split into words. `dialect`: as the dialect does it; if that uses a library (datatrove: spaCy), by a
-    rule that is close to it. `exact`: by that library itself (datatrove only; needs the package spacy; for English).
-    `unicode`: between spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer,
-    Burmese) is a word; documents in these languages are split like that under `dialect` too. `language`: by the
-    tokenizer that datatrove assigns to the language, as FineWeb-2 did (datatrove only; needs the extra `languages`):
-    spaCy's for that language or a related one, or a library such as jieba (Chinese) and PyThaiNLP (Thai), which is
-    slow."""
+    """How text is split into words. `dialect`: as the dialect does it; if that uses a
+    library (datatrove: spaCy), by a rule that is close to it. `exact`: by that library
+    itself (datatrove only; needs the package spacy; for English). `unicode`: between
+    spaces, and each character of scripts without spaces (Chinese, Japanese, Thai, Lao,
+    Khmer, Burmese) is a word; documents in these languages are split like that under
+    `dialect` too. `language`: by the tokenizer that datatrove assigns to the language,
+    as FineWeb-2 did (datatrove only; needs the extra `languages`): spaCy's for that
+    language or a related one, or a library such as jieba (Chinese) and PyThaiNLP
+    (Thai), which is slow.
+    """
     language: Annotated[str, Field(pattern=r"^(auto|[a-z]{2,3})$")] = "auto"
-    """Language of the stop words, which also determines if the script has spaces: an ISO 639 code, or `auto` for each
-    document's own, as measured by a stage `langid` before (otherwise English). A language without a list of stop words
-    is not judged by them. Text in a script without spaces is not judged by its mean word length, and its n-grams use
-    units of two characters (Chinese, Japanese) or three (Thai, Lao, Khmer, Burmese) as words."""
+    """Language of the stop words, which also determines if the script has spaces: an
+    ISO 639 code, or `auto` for each document's own, as measured by a stage `langid`
+    before (otherwise English). A language without a list of stop words is not judged by
+    them. Text in a script without spaces is not judged by its mean word length, and its
+    n-grams use units of two characters (Chinese, Japanese) or three (Thai, Lao, Khmer,
+    Burmese) as words.
+    """
 
     @model_validator(mode="after")
     def _words_of_datatrove(self) -> Self:
         if self.words in ("exact", "language") and self.dialect != "datatrove":
             raise ValueError(
-                f"words: {self.words} is for dialect: datatrove, which uses spaCy; leave it out "
-                f"for dialect: {self.dialect}"
+                f"words: {self.words} is for dialect: datatrove, which uses spaCy; "
+                f"leave it out for dialect: {self.dialect}"
             )
         return self
 
 
 MOST_STOP_WORDS = 63
-"""Largest number of stop words of a language, and of characters in one: the kernel has a bit for each."""
+"""Largest number of stop words of a language, and of characters in one: the kernel has
+a bit for each.
+"""
 
 StopWord = Annotated[str, Field(min_length=1, max_length=MOST_STOP_WORDS)]
 
@@ -388,8 +505,12 @@ class GopherQuality(GopherRules):
     """Smallest share of words with a letter."""
     min_stop_words: int = 2
     """Smallest number of stop words of the text's language."""
-    stop_words: Annotated[tuple[StopWord, ...], Field(max_length=MOST_STOP_WORDS)] | None = None
-    """Your own stop words instead of the list of the document's language; `language` selects another list."""
+    stop_words: (
+        Annotated[tuple[StopWord, ...], Field(max_length=MOST_STOP_WORDS)] | None
+    ) = None
+    """Your own stop words instead of the list of the document's language; `language`
+    selects another list.
+    """
 
 
 class GopherRepetition(GopherRules):
@@ -442,10 +563,16 @@ class Rules(Section):
 
     @model_serializer(mode="wrap")
     def _only_configured(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out absent sets, so that a rule set that is new to the schema does not change fingerprints."""
-        return {name: section for name, section in dump(self).items() if section is not None}
+        """Leave out absent sets, so that a rule set that is new to the schema does not
+        change fingerprints.
+        """
+        return {
+            name: section for name, section in dump(self).items() if section is not None
+        }
 
 
 def configured_names(rules: Rules) -> list[str]:
     """Return the enabled rule sets, in the order in which `Rules` declares them."""
-    return [name for name in type(rules).model_fields if getattr(rules, name) is not None]
+    return [
+        name for name in type(rules).model_fields if getattr(rules, name) is not None
+    ]

@@ -10,7 +10,9 @@ import pytest
 from benchmarks import bounds
 
 
-def test_the_documents_are_the_same_in_every_run_and_a_tenth_of_them_are_copies(tmp_path: Path) -> None:
+def test_the_documents_are_the_same_in_every_run_and_a_tenth_of_them_are_copies(
+    tmp_path: Path,
+) -> None:
     size = bounds.write_texts(tmp_path / "one", 1500, 400)
     assert bounds.write_texts(tmp_path / "other", 1500, 400) == size
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
@@ -21,9 +23,15 @@ def test_the_documents_are_the_same_in_every_run_and_a_tenth_of_them_are_copies(
         assert (tmp_path / "other" / name).read_text() == content
         texts.append([json.loads(line)["text"] for line in content.splitlines()])
     assert [len(file_texts) for file_texts in texts] == [400, 400, 400, 300]
-    assert sum(len(text.encode()) for file_texts in texts for text in file_texts) == size
+    assert (
+        sum(len(text.encode()) for file_texts in texts for text in file_texts) == size
+    )
     beginnings = {text.rpartition(" ")[0] for text in texts[0]}
-    copies = sum(text.rpartition(" ")[0] in beginnings for file_texts in texts[1:] for text in file_texts)
+    copies = sum(
+        text.rpartition(" ")[0] in beginnings
+        for file_texts in texts[1:]
+        for text in file_texts
+    )
     assert 0.05 < copies / 1100 < 0.15
 
 

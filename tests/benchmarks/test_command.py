@@ -19,21 +19,33 @@ from gristmill.flows.cli.main import app
 
 
 def test_every_area_names_functions_that_measure() -> None:
-    for name in {*(name for names in AREAS.values() for name in names), *(name for name, _ in FLOORS)}:
+    for name in {
+        *(name for names in AREAS.values() for name in names),
+        *(name for name, _ in FLOORS),
+    }:
         assert callable(measuring(name)), name
 
 
 def test_every_page_names_the_folders_that_it_measures() -> None:
-    assert {f"bench-{area}.md" for area in MEASURES} == {path.name for path in (ROOT / "docs").glob("bench-*.md")}
+    assert {f"bench-{area}.md" for area in MEASURES} == {
+        path.name for path in (ROOT / "docs").glob("bench-*.md")
+    }
     for path in {path for paths in MEASURES.values() for path in paths}:
         assert (ROOT / path).exists(), path
 
 
 @pytest.mark.parametrize(
     ("ours", "peer", "floor", "below"),
-    [(9, 10, 0.95, True), (9, 10, 0.9, False), (9, 10, None, False), (9, None, 2, False)],
+    [
+        (9, 10, 0.95, True),
+        (9, 10, 0.9, False),
+        (9, 10, None, False),
+        (9, None, 2, False),
+    ],
 )
-def test_a_row_falls_below_its_floor_alone(ours: float, peer: float | None, floor: float | None, below: bool) -> None:
+def test_a_row_falls_below_its_floor_alone(
+    ours: float, peer: float | None, floor: float | None, below: bool
+) -> None:
     assert row("a", ours, peer, "MB/s", floor=floor).is_below_floor is below
 
 
@@ -44,7 +56,9 @@ def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
     def measure(name: str) -> Any:
         if name == "absent":
             raise ModuleNotFoundError(name="kenlm")
-        return lambda **options: iter([row("speed", ours, options["peer"], "MB/s", floor=1.5)])
+        return lambda **options: iter(
+            [row("speed", ours, options["peer"], "MB/s", floor=1.5)]
+        )
 
     monkeypatch.setattr(areas, "FLOORS", (("absent", {}), ("present", {"peer": 1})))
     monkeypatch.setattr(areas, "measuring", measure)
@@ -54,7 +68,9 @@ def test_floors_fail_if_a_row_fell_and_skip_absent_peers(
     assert "kenlm" in process.output
 
 
-def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(tmp_path: Path) -> None:
+def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(
+    tmp_path: Path,
+) -> None:
     process = subprocess.run(
         [sys.executable, "-m", "gristmill.flows.cli.main", "bench", "tran"],
         cwd=tmp_path,
@@ -63,11 +79,17 @@ def test_it_finds_the_benchmarks_of_its_checkout_from_any_folder(tmp_path: Path)
         check=False,
     )
     assert process.returncode == 2
-    assert "no such area: tran, did you mean 'train'?" in " ".join(process.stderr.split())
+    assert "no such area: tran, did you mean 'train'?" in " ".join(
+        process.stderr.split()
+    )
 
 
-def test_without_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gristmill.mixtures, "__path__", [str(tmp_path / "gristmill" / "mixtures")])
+def test_without_a_checkout_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        gristmill.mixtures, "__path__", [str(tmp_path / "gristmill" / "mixtures")]
+    )
     process = CliRunner().invoke(app, ["bench", "train"])
     assert process.exit_code == 2
     assert "needs a checkout" in process.output

@@ -1,4 +1,6 @@
-"""Benchmarks of dataprep: both sides do the same work, and reported counts are correct."""
+"""Benchmarks of dataprep: both sides do the same work, and reported counts are
+correct.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.bounds import memory_of
-from benchmarks.dataprep import decontamination, dedup_million, duplicates, jobs, reading
+from benchmarks.dataprep import (
+    decontamination,
+    dedup_million,
+    duplicates,
+    jobs,
+    reading,
+)
 from benchmarks.dataprep.judges import FOLDS, auc, folds
 from benchmarks.dataprep.language import accuracy, macro_f1
 from benchmarks.dataprep.reading import Score, Snippets, score
@@ -35,7 +43,9 @@ def test_planted_pairs_have_their_similarity(monkeypatch: pytest.MonkeyPatch) ->
     for step in duplicates.STEPS:
         texts = [text for pair in duplicates.plant(step) for text in pair]
         first_rows = np.arange(0, 40, 2)
-        measured = similarities(shingle_sets(pa.array(texts), 5), first_rows, first_rows + 1)
+        measured = similarities(
+            shingle_sets(pa.array(texts), 5), first_rows, first_rows + 1
+        )
         assert np.abs(measured - step).max() < 0.02
 
 
@@ -51,7 +61,10 @@ def test_of_planted_copies_those_count_that_stay_beside_one_that_is_alike(
 
     def count_alike(kept: np.ndarray) -> int:
         for number, part in enumerate(np.split(kept, 4)):
-            write_table(tmp_path / "out" / f"part-{number:05d}.parquet", pa.table({"keep": part}))
+            write_table(
+                tmp_path / "out" / f"part-{number:05d}.parquet",
+                pa.table({"keep": part}),
+            )
         return dedup_million.count_alike(tmp_path, originals)
 
     assert count_alike(np.ones(200, bool)) == len(copies)
@@ -61,18 +74,26 @@ def test_of_planted_copies_those_count_that_stay_beside_one_that_is_alike(
     assert count_alike(without_originals) < len(copies)
 
 
-def test_planted_pairs_are_found_as_often_as_the_theory_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_pairs_are_found_as_often_as_the_theory_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(duplicates, "PAIRS_PER_STEP", 200)
     *recalls, error = duplicates.planted_rows()
     assert len(recalls) == len(duplicates.STEPS)
     for row in recalls:
-        assert abs(row.ours - row.peer) < 0.11  # three standard deviations of a share of 200
+        # three standard deviations of a share of 200
+        assert abs(row.ours - row.peer) < 0.11
     assert 0.9 < error.ratio < 1.1
 
 
 def test_pairs_are_found_in_texts_and_by_the_peer() -> None:
     base = " ".join(f"word{number}" for number in range(300))
-    texts = [base, "something else " * 3 + "altogether, which is like nothing", base + " and more", base]
+    texts = [
+        base,
+        "something else " * 3 + "altogether, which is like nothing",
+        base + " and more",
+        base,
+    ]
     assert duplicates.linked_pairs(texts) == {(0, 2), (0, 3), (2, 3)}
     assert duplicates.linked_by_datasketch(texts) == {(0, 2), (0, 3), (2, 3)}
 
@@ -80,16 +101,30 @@ def test_pairs_are_found_in_texts_and_by_the_peer() -> None:
 @pytest.mark.slow
 def test_the_rules_are_judged_by_what_goes_for_what() -> None:
     words = [f"w{number}" for number in range(260)]
-    texts = [" ".join(words[begin : begin + 200]) for begin in (0, 24, 48)]  # 172 of 220 shingles, 148 of 244
+    # 172 of 220 shingles, 148 of 244
+    texts = [" ".join(words[begin : begin + 200]) for begin in (0, 24, 48)]
     assert duplicates.judge_rule(texts, {(0, 1), (1, 2)}, "survivors") == (1.0, 0.0)
-    assert duplicates.judge_rule([*texts[:2], texts[2] + " w"], {(0, 1), (1, 2)}, "connected")[1] == 0.0
+    assert (
+        duplicates.judge_rule(
+            [*texts[:2], texts[2] + " w"], {(0, 1), (1, 2)}, "connected"
+        )[1]
+        == 0.0
+    )
 
 
-def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(tmp_path: Path) -> None:
+def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(
+    tmp_path: Path,
+) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text(name)
     jobs.repeat_files(tmp_path, 5)
-    assert sorted(path.read_text() for path in tmp_path.glob("*.jsonl")) == ["a", "a", "a", "b", "b"]
+    assert sorted(path.read_text() for path in tmp_path.glob("*.jsonl")) == [
+        "a",
+        "a",
+        "a",
+        "b",
+        "b",
+    ]
     jobs.repeat_files(tmp_path, 3)
     assert len(list(tmp_path.iterdir())) == 5
 
@@ -97,10 +132,15 @@ def test_a_job_of_more_shards_than_files_gets_them_again_under_other_names(tmp_p
 @pytest.mark.slow
 def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
-    lines = (json.dumps({"text": f"{number} wheels grind corn. " * 20}) for number in range(200))
+    lines = (
+        json.dumps({"text": f"{number} wheels grind corn. " * 20})
+        for number in range(200)
+    )
     (tmp_path / "texts" / "0.jsonl").write_text("\n".join(lines))
     sources = {"web": Source.model_validate({"path": str(tmp_path / "texts")})}
-    listings = {name: find_files(name, source.model_dump()) for name, source in sources.items()}
+    listings = {
+        name: find_files(name, source.model_dump()) for name, source in sources.items()
+    }
     tasks = ingest.plan(sources, listings, 1_000_000)
     for work in (jobs.run_with_beam, jobs.run_with_pool):
         out = tmp_path / work.__name__
@@ -110,9 +150,17 @@ def test_both_ways_write_the_same_files(tmp_path: Path) -> None:
 
 
 def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
-    script = "import subprocess, sys; held = b'x' * 30_000_000; print(flush=True); sys.stdin.read()"
+    script = (
+        "import subprocess, sys; held = b'x' * 30_000_000; print(flush=True); "
+        "sys.stdin.read()"
+    )
     parent = subprocess.Popen(
-        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {script!r}])"],
+        [
+            sys.executable,
+            "-c",
+            "import subprocess, sys; "
+            f"subprocess.run([sys.executable, '-c', {script!r}])",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -127,18 +175,29 @@ def test_the_memory_of_a_process_tree_is_that_of_its_members() -> None:
 
 
 def test_scores_count_snippets_over_all_pages() -> None:
-    labelled = {"a": Snippets(["one two", "three"], ["menu"]), "b": Snippets(["four"], ["advert", "footer"])}
-    # kept: "one two" and "three" of three wanted snippets, "menu" of the unwanted ones; page b has no text
-    assert score(labelled, {"a": "Menu, menu: one\n two three"}) == Score(2 / 3, 2 / 3, pytest.approx(2 / 3))
+    labelled = {
+        "a": Snippets(["one two", "three"], ["menu"]),
+        "b": Snippets(["four"], ["advert", "footer"]),
+    }
+    # kept: "one two" and "three" of three wanted snippets, "menu" of the unwanted ones;
+    # page b has no text
+    assert score(labelled, {"a": "Menu, menu: one\n two three"}) == Score(
+        2 / 3, 2 / 3, pytest.approx(2 / 3)
+    )
     assert score(labelled, {"a": "one two three", "b": "four"}) == Score(1.0, 1.0, 1.0)
     assert score(labelled, {}) == Score(0.0, 0.0, 0.0)
 
 
 @pytest.mark.slow
-def test_rows_compare_each_extractor_with_all_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_compare_each_extractor_with_all_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "web/trafilatura_cc"
     folder.mkdir(parents=True)
-    text = "The mill grinds slowly, yet it grinds exceedingly small, as the old saying has it. " * 5
+    text = (
+        "The mill grinds slowly, yet it grinds exceedingly small, as the old saying "
+        "has it. " * 5
+    )
     page = f"<html><body><nav><a>Site menu</a></nav><article><p>{text}</p></article></body></html>".encode()
     entry = {"file": "p.html", "with": ["grinds slowly"], "without": ["Site menu"]}
     (folder / "evaldata.json").write_text(json.dumps({"http://p.example/": entry}))
@@ -147,7 +206,9 @@ def test_rows_compare_each_extractor_with_all_text(tmp_path: Path, monkeypatch: 
         info = tarfile.TarInfo("html/p.html")
         info.size = len(page)
         archive.addfile(info, io.BytesIO(page))
-    (folder / "html.tar.zst").write_bytes(zstandard.ZstdCompressor().compress(sink.getvalue()))
+    (folder / "html.tar.zst").write_bytes(
+        zstandard.ZstdCompressor().compress(sink.getvalue())
+    )
     monkeypatch.setenv("GRISTMILL_BENCH_DATA", str(tmp_path))
     scores = {row.name: (row.ours, row.peer) for row in reading.quality_rows()}
     assert len(scores) == 9
@@ -161,13 +222,22 @@ def test_the_benchmark_of_reading_gets_all_pages_back(tmp_path: Path) -> None:
     path = tmp_path / "crawl.warc.gz"
     path.write_bytes(reading.make_warc(pages))
     assert reading.read_pages(path) == reading.iterate(path) == 3
-    assert reading.guarded(pages, "resiliparse") == reading.direct(pages, "resiliparse") == 3
+    assert (
+        reading.guarded(pages, "resiliparse")
+        == reading.direct(pages, "resiliparse")
+        == 3
+    )
 
 
 def test_all_ways_of_reading_json_lines_find_all_records(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_bytes(reading.make_jsonl(700))
-    assert reading.read_jsonl(path) == reading.read_with_duckdb(path) == reading.read_with_pyarrow(path) == 700
+    assert (
+        reading.read_jsonl(path)
+        == reading.read_with_duckdb(path)
+        == reading.read_with_pyarrow(path)
+        == 700
+    )
 
 
 def test_accuracy_counts_texts_and_macro_f1_counts_languages() -> None:
@@ -185,18 +255,28 @@ def test_folds_are_of_about_one_size_and_do_not_depend_on_how_many_there_are() -
 
 
 def test_labels_and_scores_are_split_before_they_are_compared() -> None:
-    assert auc([(True, "a"), (False, "b"), (True, "c")], np.array([0.9, 0.5, 0.4])) == 0.5
+    assert (
+        auc([(True, "a"), (False, "b"), (True, "c")], np.array([0.9, 0.5, 0.4])) == 0.5
+    )
 
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 @pytest.mark.slow
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=40).map(bytes), st.sampled_from([2, 4, 8]))
-def test_the_suffix_array_of_the_peer_finds_what_occurs_twice(data: bytes, length: int) -> None:
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=40).map(bytes),
+    st.sampled_from([2, 4, 8]),
+)
+def test_the_suffix_array_of_the_peer_finds_what_occurs_twice(
+    data: bytes, length: int
+) -> None:
     expected = np.zeros(len(data), bool)
     for at in range(len(data) - length + 1):
-        if data.find(data[at : at + length]) != at or data.find(data[at : at + length], at + 1) >= 0:
+        if (
+            data.find(data[at : at + length]) != at
+            or data.find(data[at : at + length], at + 1) >= 0
+        ):
             expected[at : at + length] = True
     assert repeated_bytes(data, length).tolist() == expected.tolist()
 
@@ -208,21 +288,35 @@ def test_shards_hold_all_texts_once(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.exists(), reason="the shared data is missing")
-def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaks_are_found_and_quotations_kept_where_any_ngram_drops_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(decontamination, "LEAKS_PER_DISGUISE", 4)
     monkeypatch.setattr(decontamination, "SETS", {"code": decontamination.SETS["code"]})
-    monkeypatch.setattr(decontamination, "CLEAN", ("text/mixture/redpajama-c4-refined.jsonl",))
+    monkeypatch.setattr(
+        decontamination, "CLEAN", ("text/mixture/redpajama-c4-refined.jsonl",)
+    )
     monkeypatch.setattr(decontamination, "CLEAN_ARCHIVES", ())
     rows = {row.name: row for row in decontamination.rows()}
-    assert {name: row.ours for name, row in rows.items() if name.startswith("innocent")} == {
+    assert {
+        name: row.ours for name, row in rows.items() if name.startswith("innocent")
+    } == {
         "innocent kept: clean": 1.0,
         "innocent kept: famous quotes": 1.0,
         "innocent kept: rare quotes": 1.0,
         "innocent kept: famous quotes, 70 % of an item": 1.0,
     }
     assert rows["innocent kept: famous quotes"].peer == 0.0
-    for disguise in ("verbatim", "inside a long document", "every 12th word replaced", "soft hyphens and the like"):
+    for disguise in (
+        "verbatim",
+        "inside a long document",
+        "every 12th word replaced",
+        "soft hyphens and the like",
+    ):
         assert rows[f"leaks found, code: {disguise}"].ours == 1.0
     assert rows["leaks found, code: soft hyphens and the like"].peer < 0.5
     assert rows["share of dropped documents that are leaks"].ours == 1.0
-    assert rows["leaks found, 8-grams, over 40%"].ours > rows["leaks found, 13-grams, over 50%"].ours
+    assert (
+        rows["leaks found, 8-grams, over 40%"].ours
+        > rows["leaks found, 13-grams, over 50%"].ours
+    )

@@ -1,4 +1,6 @@
-"""Benchmarks of training: both sides do the same work, and models have the sizes of their names."""
+"""Benchmarks of training: both sides do the same work, and models have the sizes of
+their names.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,29 @@ import pytest
 import torch
 
 from benchmarks.train import sizes
-from benchmarks.train.tuning import EXAMPLES_PER_UPDATE, batch, conversations, write_start
+from benchmarks.train.tuning import (
+    EXAMPLES_PER_UPDATE,
+    batch,
+    conversations,
+    write_start,
+)
 from gristmill.train.models.model_config import shape_of
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 
 
-def test_packed_rows_have_the_loss_of_padded_ones_in_fewer_tokens(tmp_path: Path) -> None:
+def test_packed_rows_have_the_loss_of_padded_ones_in_fewer_tokens(
+    tmp_path: Path,
+) -> None:
     write_start(tmp_path)
     model, examples = load_model(tmp_path), conversations(EXAMPLES_PER_UPDATE)
     losses, sizes = [], []
     for is_packed in (True, False):
         ids, targets, positions = batch(examples, is_packed)
         with torch.no_grad():
-            nll, _ = model(ids, partial(score_tokens, targets=targets), positions=positions)
+            nll, _ = model(
+                ids, partial(score_tokens, targets=targets), positions=positions
+            )
         assert int((targets != IGNORED).sum()) == sum(sum(mask) for _, mask in examples)
         losses.append(float(nll.double().sum()))
         sizes.append(ids.numel())
@@ -30,7 +41,9 @@ def test_packed_rows_have_the_loss_of_padded_ones_in_fewer_tokens(tmp_path: Path
     assert sizes[0] < 0.6 * sizes[1]
 
 
-@pytest.mark.parametrize("size", [*sizes.ON_GPU, *sizes.ON_CPU], ids=lambda size: size.name)
+@pytest.mark.parametrize(
+    "size", [*sizes.ON_GPU, *sizes.ON_CPU], ids=lambda size: size.name
+)
 def test_sizes_are_what_their_names_say(size: sizes.Size) -> None:
     name, length = size.name.split(", T=")
     shape = shape_of(size.model, size.vocab, size.length)

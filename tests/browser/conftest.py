@@ -1,4 +1,6 @@
-"""One server with its deployments and one complete run, shared by all tests of pages."""
+"""One server with its deployments and one complete run, shared by all tests of
+pages.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from typing import Any
 
 import pytest
 
-from tests.servers import DEADLINE_SECONDS, call_prefect, free_ports, kept_password, prefect_home, wait_for
+from tests.servers import (
+    DEADLINE_SECONDS,
+    call_prefect,
+    free_ports,
+    kept_password,
+    prefect_home,
+    wait_for,
+)
 
 MANIFEST = """\
 name: tiny
@@ -53,7 +62,9 @@ class Site:
         return kept_password(self.home)
 
     def children(self) -> dict[str, int]:
-        """Return the ids of the child processes of `up`: the `server` and the runner of the `deployments`."""
+        """Return the ids of the child processes of `up`: the `server` and the runner of
+        the `deployments`.
+        """
         process_ids = {}
         for path in Path("/proc").glob("[0-9]*"):
             try:
@@ -62,7 +73,9 @@ class Site:
             except OSError:  # the process has ended meanwhile
                 continue
             if parent == self.pid:
-                process_ids["server" if "prefect" in command else "deployments"] = int(path.name)
+                process_ids["server" if "prefect" in command else "deployments"] = int(
+                    path.name
+                )
         return process_ids
 
     def call(self, path: str, body: Any = None) -> Any:
@@ -70,18 +83,27 @@ class Site:
         return call_prefect(f"{self.address}/api", path, body, password=self.password)
 
     def signed_in(self, browser: Any, **options: Any) -> Any:
-        """Return a browser context that is signed in, as after typing the password into the page."""
-        context = browser.new_context(viewport={"width": 1400, "height": 1400}, **options)
+        """Return a browser context that is signed in, as after typing the password into
+        the page.
+        """
+        context = browser.new_context(
+            viewport={"width": 1400, "height": 1400}, **options
+        )
         context.set_default_timeout(60_000)
         encoded = base64.b64encode(self.password.encode()).decode()
         context.add_init_script(
-            f"location.origin === {self.address!r} && localStorage.setItem('prefect-password', {encoded!r})"
+            f"location.origin === {self.address!r} && "
+            f"localStorage.setItem('prefect-password', {encoded!r})"
         )
         return context
 
     def deployment(self, flow: str, manifest: str = "any-manifest") -> str:
         """Return the id of a flow's deployment, by default the one for any manifest."""
-        name = {"gristmill": "", "gristmill-stage": "stage-of-", "gristmill-sweep": "sweep-of-"}[flow] + manifest
+        name = {
+            "gristmill": "",
+            "gristmill-stage": "stage-of-",
+            "gristmill-sweep": "sweep-of-",
+        }[flow] + manifest
         return str(self.call(f"/deployments/name/{flow}/{name}")["id"])
 
     def run(self, run: str) -> Any:
@@ -92,7 +114,8 @@ class Site:
         """Wait for the end of a flow run and return it."""
         return wait_for(
             lambda: (
-                (flow_run := self.run(run))["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+                (flow_run := self.run(run))["state_type"]
+                in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
                 and flow_run
             ),
             "the run's end",
@@ -100,18 +123,27 @@ class Site:
 
     def task_states(self, run: str) -> dict[str, str]:
         """Return the state of every stage in a run's last attempt, by stage name."""
-        task_runs = self.call("/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}})
+        task_runs = self.call(
+            "/task_runs/filter", {"flow_runs": {"id": {"any_": [run]}}}
+        )
         return {
             task_run["name"]: task_run["state_name"]
-            for task_run in sorted(task_runs, key=lambda task_run: task_run["flow_run_run_count"])
+            for task_run in sorted(
+                task_runs, key=lambda task_run: task_run["flow_run_run_count"]
+            )
         }
 
     def artifacts(self, run: str) -> dict[str, Any]:
         """Return a run's newest artifacts by key."""
         newest_first = self.call(
-            "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}, "sort": "CREATED_DESC"}
+            "/artifacts/filter",
+            {"artifacts": {"flow_run_id": {"any_": [run]}}, "sort": "CREATED_DESC"},
         )
-        return {artifact["key"]: artifact for artifact in reversed(newest_first) if artifact["key"]}
+        return {
+            artifact["key"]: artifact
+            for artifact in reversed(newest_first)
+            if artifact["key"]
+        }
 
 
 def write_project(folder: Path) -> Path:
@@ -119,7 +151,10 @@ def write_project(folder: Path) -> Path:
     (folder / "notes").mkdir(parents=True)
     for note in range(30):
         lines = [
-            " ".join(WORDS[(note * 7 + line * 3 + word) % len(WORDS)] for word in range(12)) + "."
+            " ".join(
+                WORDS[(note * 7 + line * 3 + word) % len(WORDS)] for word in range(12)
+            )
+            + "."
             for line in range(note + 1)
         ]
         (folder / "notes" / f"{note:02d}.txt").write_text("\n".join(lines))
@@ -132,7 +167,12 @@ def write_project(folder: Path) -> Path:
 def chromium() -> str:
     """Return the path of the system's browser; skips if it or Playwright is missing."""
     pytest.importorskip("playwright.sync_api")
-    executable = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    executable = next(
+        filter(
+            None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))
+        ),
+        None,
+    )
     if executable is None:
         pytest.skip("there is no Chromium on this machine")
     return executable
@@ -144,8 +184,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def open_here(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
-    """Resources that stay open while the tests of this folder run, so that other tests need not share the machine
-    with them.
+    """Resources that stay open while the tests of this folder run, so that other tests
+    need not share the machine with them.
     """
     with ExitStack() as stack:
         request.session.stash[OPEN] = stack
@@ -155,22 +195,42 @@ def open_here(request: pytest.FixtureRequest) -> Iterator[ExitStack]:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Close the browser and end the server after the last test of this folder."""
-    if OPEN in item.session.stash and (nextitem is None or not nextitem.path.is_relative_to(HERE)):
+    if OPEN in item.session.stash and (
+        nextitem is None or not nextitem.path.is_relative_to(HERE)
+    ):
         item.session.stash[OPEN].close()
 
 
 @pytest.fixture(scope="session")
-def site(chromium: str, open_here: ExitStack, prefect_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return open_here.enter_context(running_site(tmp_path_factory.mktemp("site"), prefect_database))
+def site(
+    chromium: str,
+    open_here: ExitStack,
+    prefect_database: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Site:
+    return open_here.enter_context(
+        running_site(tmp_path_factory.mktemp("site"), prefect_database)
+    )
 
 
 @contextmanager
 def running_site(folder: Path, database: Path) -> Iterator[Site]:
     manifest = write_project(folder)
     port = free_ports()
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"
+    }
     up = subprocess.Popen(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(port), "--limit", "2"],
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.cli.main",
+            "up",
+            "--port",
+            str(port),
+            "--limit",
+            "2",
+        ],
         env={
             **environment,
             "PREFECT_HOME": prefect_home(folder / "prefect", database),
@@ -181,9 +241,17 @@ def running_site(folder: Path, database: Path) -> Iterator[Site]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    started_site = Site(f"http://127.0.0.1:{port}", manifest, folder / "store", up.pid, folder / "prefect")
+    started_site = Site(
+        f"http://127.0.0.1:{port}",
+        manifest,
+        folder / "store",
+        up.pid,
+        folder / "prefect",
+    )
     try:
-        wait_for(lambda: len(started_site.call("/deployments/filter", {})) == 5, "serving")
+        wait_for(
+            lambda: len(started_site.call("/deployments/filter", {})) == 5, "serving"
+        )
         yield started_site
     finally:
         up.send_signal(signal.SIGTERM)
@@ -196,7 +264,11 @@ def browser(chromium: str, open_here: ExitStack) -> Any:
     from playwright.sync_api import sync_playwright
 
     playwright = open_here.enter_context(sync_playwright())
-    return open_here.enter_context(closing(playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])))
+    return open_here.enter_context(
+        closing(
+            playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        )
+    )
 
 
 @pytest.fixture
@@ -207,10 +279,14 @@ def page(site: Site, browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def finished(site: Site, browser: Any) -> Any:
-    """The first run, of all stages, started by the form; returns the flow run at its end."""
+    """The first run, of all stages, started by the form; returns the flow run at its
+    end.
+    """
     context = site.signed_in(browser)
     page = context.new_page()
-    page.goto(f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run")
+    page.goto(
+        f"{site.address}/deployments/deployment/{site.deployment('gristmill')}/run"
+    )
     page.locator("textarea").first.fill(str(site.manifest))
     page.get_by_role("button", name="Submit").click()
     (run,) = wait_for(lambda: site.call("/flow_runs/filter", {}), "the form's run")

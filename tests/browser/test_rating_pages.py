@@ -1,4 +1,6 @@
-"""`gristmill rate` in a browser: a rater judges pairs by keys and buttons, and the file holds the intended verdicts."""
+"""`gristmill rate` in a browser: a rater judges pairs by keys and buttons, and the file
+holds the intended verdicts.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def ratings(tmp_path: Path) -> Path:
 @pytest.fixture
 def page(ratings: Path, browser: Any) -> Iterator[Any]:
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(ratings)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", SERVER, str(ratings)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[0]
@@ -55,12 +60,16 @@ def plain_side(page: Any) -> str:
 
 
 def press(page: Any, key: str) -> None:
-    """Press a key and wait for the next page with its script: an earlier key press would be lost."""
+    """Press a key and wait for the next page with its script: an earlier key press
+    would be lost.
+    """
     with page.expect_navigation():
         page.keyboard.press(key)
 
 
-def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(page: Any, ratings: Path) -> None:
+def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(
+    page: Any, ratings: Path
+) -> None:
     console_messages: list[str] = []
     page.on("console", lambda message: console_messages.append(message.text))
     page.goto("/")
@@ -87,7 +96,17 @@ def test_a_rater_goes_through_the_pairs_by_keys_and_buttons_and_back(page: Any, 
     page.get_by_role("heading", name="All rated").wait_for()
 
     verdicts = read_ratings(ratings)
-    assert sorted(rating["verdict"] for rating in verdicts) == ["both_bad", "both_bad", "first", "first"]
-    assert [rating["chosen"].startswith("plain") for rating in verdicts if "chosen" in rating] == [True, True]
-    assert len(ratings.read_text().splitlines()) == 5  # the file also holds the tie, which no longer counts
+    assert sorted(rating["verdict"] for rating in verdicts) == [
+        "both_bad",
+        "both_bad",
+        "first",
+        "first",
+    ]
+    assert [
+        rating["chosen"].startswith("plain")
+        for rating in verdicts
+        if "chosen" in rating
+    ] == [True, True]
+    # the file also holds the tie, which no longer counts
+    assert len(ratings.read_text().splitlines()) == 5
     assert console_messages == []

@@ -1,4 +1,6 @@
-"""Tables of a report in a browser: sorted by a click or a key, searchable if they are long, with one script."""
+"""Tables of a report in a browser: sorted by a click or a key, searchable if they are
+long, with one script.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from gristmill.flows.pages.page_elements import Page, Section, Table
 from gristmill.flows.pages.page_html import html_file
 
 ROWS = [
-    [f"rule {number}", f"{number * 700:,}", "≈ 3" if number == 3 else ""] for number in (3, 1, 12, 2, *range(20, 30))
+    [f"rule {number}", f"{number * 700:,}", "≈ 3" if number == 3 else ""]
+    for number in (3, 1, 12, 2, *range(20, 30))
 ]
 
 
@@ -26,7 +29,15 @@ def shown(tmp_path: Path, browser: Any) -> Iterator[Any]:
                 "x",
                 [
                     Section("Rules", [table]),
-                    Section("Few", [Table(["<script>document.title = 'taken'</script>"], [["one"], ["two"]])]),
+                    Section(
+                        "Few",
+                        [
+                            Table(
+                                ["<script>document.title = 'taken'</script>"],
+                                [["one"], ["two"]],
+                            )
+                        ],
+                    ),
                 ],
             )
         )
@@ -39,7 +50,9 @@ def shown(tmp_path: Path, browser: Any) -> Iterator[Any]:
 
 
 def column(page: Any, number: int) -> list[str]:
-    cells = page.locator(f"table >> nth=0 >> tr:visible > td:nth-child({number})").all_inner_texts()
+    cells = page.locator(
+        f"table >> nth=0 >> tr:visible > td:nth-child({number})"
+    ).all_inner_texts()
     return [cell.strip() for cell in cells]
 
 
@@ -57,9 +70,14 @@ def test_a_click_sorts_numbers_by_value_and_another_turns_the_order(shown: Any) 
     assert column(shown, 3)[0] == "≈ 3", "cells without a number come last"
 
 
-def test_a_long_table_is_searched_and_a_short_one_has_no_field_for_it(shown: Any) -> None:
+def test_a_long_table_is_searched_and_a_short_one_has_no_field_for_it(
+    shown: Any,
+) -> None:
     assert shown.locator("input[type=search]").count() == 1
     shown.fill("input[type=search]", "RULE 2")
-    assert set(column(shown, 1)) == {"rule 2", *(f"rule {number}" for number in range(20, 30))}
+    assert set(column(shown, 1)) == {
+        "rule 2",
+        *(f"rule {number}" for number in range(20, 30)),
+    }
     shown.fill("input[type=search]", "")
     assert len(column(shown, 1)) == len(ROWS)

@@ -1,4 +1,6 @@
-"""Pages of other origins, and host names rebound to this address, neither read nor write anything of `gristmill up`."""
+"""Pages of other origins, and host names rebound to this address, neither read nor
+write anything of `gristmill up`.
+"""
 
 from __future__ import annotations
 
@@ -81,19 +83,30 @@ def test_a_page_of_another_origin_reads_nothing_and_starts_nothing(
     site: Any, browser: Any, finished: Any, stranger: str, tmp_path: Path
 ) -> None:
     deployment = site.deployment("gristmill")
-    before = site.call(f"/deployments/{deployment}"), len(site.call("/flow_runs/filter", {}))
+    before = (
+        site.call(f"/deployments/{deployment}"),
+        len(site.call("/flow_runs/filter", {})),
+    )
     marker = tmp_path / "was here"
-    with closing(site.signed_in(browser)) as context:  # a user who has Prefect's page open
+    # a user who has Prefect's page open
+    with closing(site.signed_in(browser)) as context:
         prefect = context.new_page()
         prefect.goto(f"{site.address}/deployments")
         prefect.get_by_text("gristmill-sweep").first.wait_for()
         page = context.new_page()
         page.goto(stranger)
-        outcome = page.evaluate(ATTACK, [f"{site.address}/api", deployment, str(marker)])
+        outcome = page.evaluate(
+            ATTACK, [f"{site.address}/api", deployment, str(marker)]
+        )
     assert {
-        name: response for name, response in outcome.items() if response not in ("refused", "not readable", [])
+        name: response
+        for name, response in outcome.items()
+        if response not in ("refused", "not readable", [])
     } == {}
-    after = site.call(f"/deployments/{deployment}"), len(site.call("/flow_runs/filter", {}))
+    after = (
+        site.call(f"/deployments/{deployment}"),
+        len(site.call("/flow_runs/filter", {})),
+    )
     assert (after[0]["pull_steps"], after[1]) == (before[0]["pull_steps"], before[1])
     assert not marker.exists()
 
@@ -101,11 +114,20 @@ def test_a_page_of_another_origin_reads_nothing_and_starts_nothing(
 def test_a_report_is_neither_read_nor_framed_by_a_page_of_another_origin(
     site: Any, browser: Any, finished: Any, stranger: str
 ) -> None:
-    link = site.artifacts(finished["id"])["gristmill-report"]["data"].partition("(")[2].rstrip(")")
+    link = (
+        site.artifacts(finished["id"])["gristmill-report"]["data"]
+        .partition("(")[2]
+        .rstrip(")")
+    )
     with closing(browser.new_context()) as context:
         page = context.new_page()
         page.goto(stranger)
-        assert page.evaluate("link => fetch(link).then(reply => reply.text(), () => 'refused')", link) == "refused"
+        assert (
+            page.evaluate(
+                "link => fetch(link).then(reply => reply.text(), () => 'refused')", link
+            )
+            == "refused"
+        )
         page.evaluate(
             """link => new Promise(done => {
             const frame = document.body.appendChild(document.createElement('iframe'));
@@ -117,7 +139,9 @@ def test_a_report_is_neither_read_nor_framed_by_a_page_of_another_origin(
         assert all("tiny - gristmill" not in frame.content() for frame in page.frames)
 
 
-def test_no_question_is_answered_without_the_password_whatever_host_is_named(site: Any) -> None:
+def test_no_question_is_answered_without_the_password_whatever_host_is_named(
+    site: Any,
+) -> None:
     """Requests of a page whose host name is rebound to this address."""
     api = f"{site.address}/api"
     paths = site.call("/openapi.json")["paths"]
@@ -128,7 +152,12 @@ def test_no_question_is_answered_without_the_password_whatever_host_is_named(sit
             for password in (None, "gristmill:guessed"):
                 try:
                     call_prefect(
-                        api, path, {} if method != "get" else None, method.upper(), password, Host="rebound.example"
+                        api,
+                        path,
+                        {} if method != "get" else None,
+                        method.upper(),
+                        password,
+                        Host="rebound.example",
                     )
                 except urllib.error.HTTPError as refused:
                     if refused.code == 401:

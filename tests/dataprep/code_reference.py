@@ -5,7 +5,16 @@ from __future__ import annotations
 import math
 import re
 
-from gristmill.dataprep.filtering.rules_code import DATA, DIGITS, GENERATED, HTML, MARKUP, SCRIPTS, SHORT, XML
+from gristmill.dataprep.filtering.rules_code import (
+    DATA,
+    DIGITS,
+    GENERATED,
+    HTML,
+    MARKUP,
+    SCRIPTS,
+    SHORT,
+    XML,
+)
 from tests.dataprep.rules_reference import ascii_lower, share, words
 
 ENCODED = (
@@ -24,14 +33,22 @@ INVISIBLE = (
 
 
 def code(text: str, name: str) -> dict[str, float | None]:
-    """`rules_code.code_statistics` of one text; None where a statistic does not apply."""
+    """`rules_code.code_statistics` of one text; None where a statistic does not
+    apply.
+    """
     extension = name.rpartition(".")[2] if "." in name else ""
     lengths = [len(line) for line in lines(text)]
     longest, mean = max(lengths, default=0), share(sum(lengths), len(lengths))
-    encoded = [len(match[0]) for pattern in ENCODED for match in re.finditer(pattern, text)]
-    visible = len(re.sub(INVISIBLE, "", text, flags=re.DOTALL | re.IGNORECASE | re.ASCII))
+    encoded = [
+        len(match[0]) for pattern in ENCODED for match in re.finditer(pattern, text)
+    ]
+    visible = len(
+        re.sub(INVISIBLE, "", text, flags=re.DOTALL | re.IGNORECASE | re.ASCII)
+    )
     head = ascii_lower("\n".join(lines(text)[:5]))
-    minified = name.endswith((".min.js", ".min.css")) or (extension in SCRIPTS and mean > 110)
+    minified = name.endswith((".min.js", ".min.css")) or (
+        extension in SCRIPTS and mean > 110
+    )
 
     def only(where: bool, value: float) -> float | None:
         return value if where else None
@@ -39,7 +56,9 @@ def code(text: str, name: str) -> dict[str, float | None]:
     return {
         "generated_markers": sum(head.count(marker) for marker in GENERATED),
         "minified": int(minified),
-        "xml_header": only(extension not in XML, int("<?xml version=" in ascii_lower(text[:100]))),
+        "xml_header": only(
+            extension not in XML, int("<?xml version=" in ascii_lower(text[:100]))
+        ),
         "code_lines": len(lengths),
         "data_lines": only(extension in SHORT, len(lengths)),
         "data_characters": only(extension in DATA, len(text)),
@@ -47,7 +66,9 @@ def code(text: str, name: str) -> dict[str, float | None]:
         "mean_line_characters": only(extension not in MARKUP, mean),
         "longest_markup_line_characters": only(extension in MARKUP, longest),
         "alphanumeric_ratio": share(sum(map(str.isalnum, text)), len(text)),
-        "alphabetic_ratio": only(extension not in DIGITS, share(sum(map(str.isalpha, text)), len(text))),
+        "alphabetic_ratio": only(
+            extension not in DIGITS, share(sum(map(str.isalpha, text)), len(text))
+        ),
         "longest_encoded_characters": max(encoded, default=0),
         "encoded_ratio": share(sum(encoded), len(text)),
         "html_visible_characters": only(extension in HTML, visible),

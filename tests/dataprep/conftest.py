@@ -14,7 +14,9 @@ from tests.dataprep.document_shards import Document, write_shards
 
 @pytest.fixture
 def write_ingest(tmp_path: Path) -> Callable[[str, Sequence[Sequence[Document]]], Path]:
-    """Write document shards below `tmp_path`: (name of the folder, documents of each shard) -> the folder."""
+    """Write document shards below `tmp_path`: (name of the folder, documents of each
+    shard) -> the folder.
+    """
 
     def write(name: str, shards: Sequence[Sequence[Document]]) -> Path:
         return write_shards(tmp_path / name, shards)
@@ -30,7 +32,9 @@ def mini_lm() -> Path:
 
 @pytest.fixture
 def make_context(tmp_path: Path) -> Callable[..., Context]:
-    """Make a silent context: (name of the work folder, **fields of Context) -> Context."""
+    """Make a silent context: (name of the work folder, **fields of Context) ->
+    Context.
+    """
 
     def make(name: str, **fields: object) -> Context:
         work = tmp_path / name

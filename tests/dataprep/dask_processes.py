@@ -16,7 +16,8 @@ class Cluster:
 
     Args:
         folder: for what they write.
-        allowed_failures: how many workers may die of a task before the scheduler gives it up.
+        allowed_failures: how many workers may die of a task before the scheduler gives
+            it up.
     """
 
     def __init__(self, folder: Path, allowed_failures: int = 3) -> None:
@@ -37,7 +38,10 @@ class Cluster:
             "--scheduler-file",
             str(self._file),
         )
-        wait_for(lambda: self._file.exists() and self._file.read_text().endswith("}"), "the start of the scheduler")
+        wait_for(
+            lambda: self._file.exists() and self._file.read_text().endswith("}"),
+            "the start of the scheduler",
+        )
         self.address: str = json.loads(self._file.read_text())["address"]
 
     def add_worker(self) -> None:

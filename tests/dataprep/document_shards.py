@@ -1,4 +1,6 @@
-"""Document shards, annotation tables and the files of an output folder; jobs that run in this process."""
+"""Document shards, annotation tables and the files of an output folder; jobs that run
+in this process.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, read_documents, write_table
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    document_id,
+    read_documents,
+    write_table,
+)
 from gristmill.dataprep.jobs import shuffle
 from gristmill.dataprep.jobs.tasks import Task, finish_task
 
@@ -27,9 +34,18 @@ def write_shards(folder: Path, shards: Sequence[Sequence[Document]]) -> Path:
         rows = []
         for document in documents:
             source, locator, text = document
-            row = {"id": document_id(*document), "source": source, "locator": locator, "text": text, "metadata": "{}"}
+            row = {
+                "id": document_id(*document),
+                "source": source,
+                "locator": locator,
+                "text": text,
+                "metadata": "{}",
+            }
             rows.append(row)
-        write_table(folder / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
+        write_table(
+            folder / f"part-{number:05d}.parquet",
+            pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA),
+        )
     return folder
 
 
@@ -54,20 +70,33 @@ def texts_by_locator(inputs: Mapping[str, Path]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for path in sorted(inputs["ingest"].glob("part-*.parquet")):
         documents = read_documents(inputs, path.name)
-        texts |= zip(documents["locator"].to_pylist(), documents["text"].to_pylist(), strict=True)
+        texts |= zip(
+            documents["locator"].to_pylist(), documents["text"].to_pylist(), strict=True
+        )
     return texts
 
 
 def file_contents(folder: Path) -> dict[str, bytes]:
     """Relative path -> bytes of every file below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @contextmanager
 def jobs_in_this_process(stage: ModuleType) -> Iterator[None]:
     """Run the tasks of a stage's jobs one after another, without Beam."""
 
-    def run_in_turn(job: str, tasks: Sequence[Task], process: Any, context: Context, *_: Any, **__: Any) -> list[Any]:
+    def run_in_turn(
+        job: str,
+        tasks: Sequence[Task],
+        process: Any,
+        context: Context,
+        *_: Any,
+        **__: Any,
+    ) -> list[Any]:
         (context.work / job).mkdir(parents=True, exist_ok=True)
         return [finish_task(task, process, context.work / job) for task in tasks]
 

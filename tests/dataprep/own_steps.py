@@ -18,7 +18,13 @@ from gristmill.dataprep.documents import (
 )
 from gristmill.mixtures.user_code import OwnFunction, take_code
 
-TEXTS = ("xyzzy and xyzzy, says the troll", "nothing here", "one xyzzy more", "a longer text without the word", "ÄÖÜ €")
+TEXTS = (
+    "xyzzy and xyzzy, says the troll",
+    "nothing here",
+    "one xyzzy more",
+    "a longer text without the word",
+    "ÄÖÜ €",
+)
 
 
 def write_documents(folder: Path, shards: int = 2, copies: int = 1) -> Path:
@@ -35,12 +41,19 @@ def write_documents(folder: Path, shards: int = 2, copies: int = 1) -> Path:
             for copy in range(copies)
             for place, text in enumerate(TEXTS)
         ]
-        write_table(folder / f"part-{number:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
+        write_table(
+            folder / f"part-{number:05d}.parquet",
+            pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA),
+        )
     return folder
 
 
-def step(folder: Path, source: str, name: str = "step", **settings: Any) -> dict[str, Any]:
-    """Settings of a step whose function is in `steps.py` of `folder`, with its code by value."""
+def step(
+    folder: Path, source: str, name: str = "step", **settings: Any
+) -> dict[str, Any]:
+    """Settings of a step whose function is in `steps.py` of `folder`, with its code by
+    value.
+    """
     folder.mkdir(exist_ok=True)
     (folder / "steps.py").write_text(source)
     code = take_code(OwnFunction(f"./steps.py:{name}"), folder)
@@ -49,4 +62,6 @@ def step(folder: Path, source: str, name: str = "step", **settings: Any) -> dict
 
 def written(out: Path) -> list[Mapping[str, Any]]:
     """Rows of a stage's annotation tables, in the order of the shards."""
-    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
+    return [
+        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
+    ]

@@ -33,7 +33,9 @@ class Shape:
 
 
 def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Path:
-    """Write a model of the given words, the most frequent first, and labels `__label__0` and so on."""
+    """Write a model of the given words, the most frequent first, and labels
+    `__label__0` and so on.
+    """
     rng = np.random.default_rng(seed)
     kept = np.full((0, 2), -1, np.int32)
     if shape.kept is not None:
@@ -41,7 +43,10 @@ def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Pa
         kept = np.stack([buckets, rng.permutation(shape.kept)], axis=1).astype("<i4")
     entries = [
         *((word, 2, 0) for word in words),
-        *((f"__label__{number}", 1 + (shape.labels - number) ** 3, 1) for number in range(shape.labels)),
+        *(
+            (f"__label__{number}", 1 + (shape.labels - number) ** 3, 1)
+            for number in range(shape.labels)
+        ),
     ]
     rows = len(words) + (shape.bucket if shape.kept is None else shape.kept)
     with path.open("wb") as sink:
@@ -65,7 +70,9 @@ def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Pa
             )
         )
         pruned = -1 if shape.kept is None else len(kept)
-        sink.write(struct.pack("<3i2q", len(entries), len(words), shape.labels, 1000, pruned))
+        sink.write(
+            struct.pack("<3i2q", len(entries), len(words), shape.labels, 1000, pruned)
+        )
         for word, count, kind in entries:
             sink.write(word.encode() + b"\0" + struct.pack("<qb", count, kind))
         sink.write(kept.tobytes())
@@ -76,19 +83,29 @@ def write_model(path: Path, shape: Shape, words: Sequence[str], seed: int) -> Pa
     return path
 
 
-def _matrix(rng: np.random.Generator, rows: int, shape: Shape, quantised: bool) -> bytes:
+def _matrix(
+    rng: np.random.Generator, rows: int, shape: Shape, quantised: bool
+) -> bytes:
     if not quantised:
         numbers = (shape.scale * rng.standard_normal((rows, shape.dim))).astype("<f4")
         return struct.pack("<2q", rows, shape.dim) + numbers.tobytes()
     groups = -(-shape.dim // shape.dsub)
     codes = rng.integers(0, 256, (rows, groups), np.uint8)
-    content = struct.pack("<?2qi", shape.qnorm, rows, shape.dim, codes.size) + codes.tobytes()
+    content = (
+        struct.pack("<?2qi", shape.qnorm, rows, shape.dim, codes.size) + codes.tobytes()
+    )
     content += _quantiser(rng, shape.dim, groups, shape.dsub, shape.scale)
     if shape.qnorm:
-        content += rng.integers(0, 256, rows, np.uint8).tobytes() + _quantiser(rng, 1, 1, 1, 1.0)
+        content += rng.integers(0, 256, rows, np.uint8).tobytes() + _quantiser(
+            rng, 1, 1, 1, 1.0
+        )
     return content
 
 
-def _quantiser(rng: np.random.Generator, dim: int, groups: int, dsub: int, scale: float) -> bytes:
+def _quantiser(
+    rng: np.random.Generator, dim: int, groups: int, dsub: int, scale: float
+) -> bytes:
     centroids = (scale * rng.standard_normal(dim * 256)).astype("<f4")
-    return struct.pack("<4i", dim, groups, dsub, dim % dsub or dsub) + centroids.tobytes()
+    return (
+        struct.pack("<4i", dim, groups, dsub, dim % dsub or dsub) + centroids.tobytes()
+    )

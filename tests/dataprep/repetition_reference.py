@@ -1,4 +1,6 @@
-"""Plain Python reference of the Gopher dialects' repetition statistics, one document at a time."""
+"""Plain Python reference of the Gopher dialects' repetition statistics, one document at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ TOP_NGRAMS, DUPLICATE_NGRAMS = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 NAN = float("nan")
 
 
-def repetition(text: str, dialect: str = "dclm", words: list[str] | None = None, per_word: int = 1) -> dict[str, Any]:
+def repetition(
+    text: str, dialect: str = "dclm", words: list[str] | None = None, per_word: int = 1
+) -> dict[str, Any]:
     """The repetition statistics of one text, on given words or on those of the dialect.
 
     Args:
-        per_word: how many words an n-gram takes for one; more than one in scripts without spaces, which then has none.
+        per_word: how many words an n-gram takes for one; more than one in scripts
+            without spaces, which then has none.
     """
     if words is None:
         words = {
@@ -24,10 +29,22 @@ def repetition(text: str, dialect: str = "dclm", words: list[str] | None = None,
             "datatrove": word_cuts_reference.punctuated,
             "redpajama": lambda text: word_cuts_reference.normalized(text).split(),
         }.get(dialect, str.split)(text)
-    counted = {"dclm": dclm, "datatrove": datatrove, "dolma": dolma, "curator": curator, "redpajama": redpajama}
+    counted = {
+        "dclm": dclm,
+        "datatrove": datatrove,
+        "dolma": dolma,
+        "curator": curator,
+        "redpajama": redpajama,
+    }
     lines, paragraphs, ngrams = counted[dialect](text, words, per_word)
-    measured = dict(zip(("duplicate_line_ratio", "duplicate_line_char_ratio"), lines, strict=True))
-    measured |= zip(("duplicate_paragraph_ratio", "duplicate_paragraph_char_ratio"), paragraphs, strict=True)
+    measured = dict(
+        zip(("duplicate_line_ratio", "duplicate_line_char_ratio"), lines, strict=True)
+    )
+    measured |= zip(
+        ("duplicate_paragraph_ratio", "duplicate_paragraph_char_ratio"),
+        paragraphs,
+        strict=True,
+    )
     kinds = [f"top_{n}gram_char_ratio" for n in TOP_NGRAMS]
     kinds += [f"duplicate_{n}gram_char_ratio" for n in DUPLICATE_NGRAMS]
     return measured | dict(zip(kinds, ngrams, strict=True))
@@ -40,16 +57,24 @@ Shares = tuple[Pair, Pair, list[float]]
 def dclm(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_dclm.py`."""
     total = sum(map(len, words))
-    ngrams = [share(top_chars(words, n * per_word, longest=True), total) for n in TOP_NGRAMS]
-    ngrams += [share(covered_chars(words, n * per_word), total) for n in DUPLICATE_NGRAMS]
+    ngrams = [
+        share(top_chars(words, n * per_word, longest=True), total) for n in TOP_NGRAMS
+    ]
+    ngrams += [
+        share(covered_chars(words, n * per_word), total) for n in DUPLICATE_NGRAMS
+    ]
     return all_copies(segments(text, "\n")), all_copies(segments(text, "\n\n")), ngrams
 
 
 def redpajama(text: str, words: list[str], per_word: int) -> Shares:
     """See `gopher_redpajama.py`."""
     total = sum(map(len, words))
-    ngrams = [share(top_chars(words, n * per_word, longest=False), total) for n in TOP_NGRAMS]
-    ngrams += [share(covered_chars(words, n * per_word), total) for n in DUPLICATE_NGRAMS]
+    ngrams = [
+        share(top_chars(words, n * per_word, longest=False), total) for n in TOP_NGRAMS
+    ]
+    ngrams += [
+        share(covered_chars(words, n * per_word), total) for n in DUPLICATE_NGRAMS
+    ]
     return (NAN, NAN), (NAN, NAN), [round(value, 8) for value in ngrams]
 
 
@@ -67,8 +92,17 @@ def dolma(text: str, words: list[str], per_word: int) -> Shares:
         if n in TOP_NGRAMS:
             shares.append(mass[counts.most_common(1)[0][0]] / total if counts else 0.0)
         else:
-            shares.append(share(sum(mass[ngram] for ngram in counts if counts[ngram] > 1), sum(mass.values())))
-    return (len(repeated) / len(lines), sum(map(len, repeated)) / total), (NAN, NAN), shares
+            shares.append(
+                share(
+                    sum(mass[ngram] for ngram in counts if counts[ngram] > 1),
+                    sum(mass.values()),
+                )
+            )
+    return (
+        (len(repeated) / len(lines), sum(map(len, repeated)) / total),
+        (NAN, NAN),
+        shares,
+    )
 
 
 def curator(text: str, words: list[str], per_word: int) -> Shares:
@@ -83,7 +117,9 @@ def curator(text: str, words: list[str], per_word: int) -> Shares:
             top = space.join(Counter(ngrams).most_common(1)[0][0])
             shares.append((len(text) - len(text.replace(top, ""))) / len(text))
         else:
-            shares.append(overlap_corrected(ngrams, n * per_word, len(space)) / len(text))
+            shares.append(
+                overlap_corrected(ngrams, n * per_word, len(space)) / len(text)
+            )
     return (
         later_copies(lines, sum(map(len, lines))),
         later_copies(text.split("\n\n"), len(text.replace("\n\n", ""))),
@@ -110,7 +146,9 @@ def datatrove(text: str, words: list[str], per_word: int) -> Shares:
     lines, paragraphs = re.split(r"\n+", text), re.split(r"\n{2,}", text.strip())
     space, shares = " " if per_word == 1 else "", []
     for n in TOP_NGRAMS:
-        most = Counter(space.join(ngram) for ngram in ngrams_of(words, n * per_word)).most_common(1)
+        most = Counter(
+            space.join(ngram) for ngram in ngrams_of(words, n * per_word)
+        ).most_common(1)
         shares.append(len(most[0][0]) * most[0][1] / len(text) if most else 0.0)
     shares += [greedy_copies(words, n * per_word) / len(text) for n in DUPLICATE_NGRAMS]
     return later_copies(lines, len(text)), later_copies(paragraphs, len(text)), shares
@@ -142,7 +180,12 @@ def covered_chars(words: list[str], n: int) -> int:
     """Code points of words covered by n-grams that occur at least twice."""
     ngrams = ngrams_of(words, n)
     counts = Counter(ngrams)
-    covered = {at + step for at, ngram in enumerate(ngrams) if counts[ngram] > 1 for step in range(n)}
+    covered = {
+        at + step
+        for at, ngram in enumerate(ngrams)
+        if counts[ngram] > 1
+        for step in range(n)
+    }
     return sum(len(words[at]) for at in covered)
 
 
@@ -155,7 +198,9 @@ def all_copies(parts: list[str]) -> Pair:
     """Shares of the parts that occur more than once, by number and by code points."""
     counts = Counter(parts)
     repeated = [part for part in parts if counts[part] > 1]
-    return share(len(repeated), len(parts), 1.0), share(sum(map(len, repeated)), sum(map(len, parts)), 1.0)
+    return share(len(repeated), len(parts), 1.0), share(
+        sum(map(len, repeated)), sum(map(len, parts)), 1.0
+    )
 
 
 def later_copies(parts: list[str], chars: int) -> Pair:

@@ -1,4 +1,5 @@
-"""The definitions of `lines_and_sentences.py` and the `rules_*.py` modules in the plainest Python.
+"""The definitions of `lines_and_sentences.py` and the `rules_*.py` modules in the
+plainest Python.
 
 One document at a time. What the kernels must agree with exactly; nothing else uses it.
 """
@@ -8,11 +9,18 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from gristmill.dataprep.filtering.lines_and_sentences import ABBREVIATIONS, CLOSERS, OPENERS, TERMINAL_RANGES
+from gristmill.dataprep.filtering.lines_and_sentences import (
+    ABBREVIATIONS,
+    CLOSERS,
+    OPENERS,
+    TERMINAL_RANGES,
+)
 from gristmill.dataprep.filtering.rules_curator import BOILERPLATE
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
 
-TERMINAL_MARKS = frozenset(chr(code) for first, last in TERMINAL_RANGES for code in range(first, last + 1))
+TERMINAL_MARKS = frozenset(
+    chr(code) for first, last in TERMINAL_RANGES for code in range(first, last + 1)
+)
 
 
 def words(text: str) -> int:
@@ -27,7 +35,14 @@ def _kind(character: str) -> str:
     if any(first <= ord(character) <= last for first, last in UNSPACED_RANGES):
         return "1"
     category = unicodedata.category(character)
-    return "w" if character.isalnum() or character == "_" or category[0] == "M" or category == "Cf" else character
+    return (
+        "w"
+        if character.isalnum()
+        or character == "_"
+        or category[0] == "M"
+        or category == "Cf"
+        else character
+    )
 
 
 def sentences(text: str) -> int:
@@ -52,9 +67,13 @@ def sentences_of_line(line: str) -> int:
 
 
 def is_abbreviation(before: str) -> bool:
-    """Return True if a text ends in an initial or in an abbreviation without its full stop."""
+    """Return True if a text ends in an initial or in an abbreviation without its full
+    stop.
+    """
     word = "" if before[-1:].isspace() else (before.split() or [""])[-1].lstrip(OPENERS)
-    return ascii_lower(word) in ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word not in "iI")
+    return ascii_lower(word) in ABBREVIATIONS or (
+        len(word) == 1 and word.isalpha() and word not in "iI"
+    )
 
 
 def ascii_lower(text: str) -> str:
@@ -68,9 +87,15 @@ def fineweb(text: str, short_line_characters: int = 30) -> dict[str, float]:
     repeated = [line for row, line in enumerate(lines) if line in lines[:row]]
     return {
         "filled_lines": len(lines),
-        "terminal_line_ratio": share(sum(line[-1] in TERMINAL_MARKS for line in lines), len(lines)),
-        "short_line_ratio": share(sum(len(line) <= short_line_characters for line in lines), len(lines)),
-        "repeated_line_char_ratio": share(sum(map(len, repeated)), len(text.replace("\n", ""))),
+        "terminal_line_ratio": share(
+            sum(line[-1] in TERMINAL_MARKS for line in lines), len(lines)
+        ),
+        "short_line_ratio": share(
+            sum(len(line) <= short_line_characters for line in lines), len(lines)
+        ),
+        "repeated_line_char_ratio": share(
+            sum(map(len, repeated)), len(text.replace("\n", ""))
+        ),
         "newline_word_ratio": share(text.count("\n"), words(text)),
     }
 
@@ -87,7 +112,11 @@ def c4(text: str) -> dict[str, int]:
 
 def mc4(text: str, paragraph_characters: int = 200) -> dict[str, int]:
     """`rules_c4.mc4_statistics` of one text."""
-    return {"long_paragraphs": sum(len(line) >= paragraph_characters for line in text.split("\n"))}
+    return {
+        "long_paragraphs": sum(
+            len(line) >= paragraph_characters for line in text.split("\n")
+        )
+    }
 
 
 def curator(text: str) -> dict[str, float]:
@@ -95,7 +124,9 @@ def curator(text: str) -> dict[str, float]:
     urls = re.findall(r"https?://(?:[a-zA-Z0-9$\-_@.&+!*(),]|%[0-9a-fA-F]{2})+", text)
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     paragraphs = ascii_lower(text).split("\n\n")
-    boilerplate = sum(any(phrase in paragraph for phrase in BOILERPLATE) for paragraph in paragraphs)
+    boilerplate = sum(
+        any(phrase in paragraph for phrase in BOILERPLATE) for paragraph in paragraphs
+    )
     shares = {
         "non_alphanumeric_ratio": len(re.findall(r"[^a-zA-Z0-9\n?!,.]", text)),
         "digit_ratio": len(re.findall(r"[0-9]", text)),
@@ -104,9 +135,16 @@ def curator(text: str) -> dict[str, float]:
         "bracket_ratio": sum(character in "()[]{}⟨⟩" for character in text),
     }
     return {
-        **{name: number / len(text) if text else 1.0 for name, number in shares.items()},
-        "boilerplate_paragraph_ratio": (1.0 if "lorem ipsum" in ascii_lower(text) else boilerplate / len(paragraphs)),
-        "unended_line_ratio": sum(line[-1] not in ".?!\"'" for line in lines) / len(lines) if lines else 1.0,
+        **{
+            name: number / len(text) if text else 1.0 for name, number in shares.items()
+        },
+        "boilerplate_paragraph_ratio": (
+            1.0 if "lorem ipsum" in ascii_lower(text) else boilerplate / len(paragraphs)
+        ),
+        "unended_line_ratio": sum(line[-1] not in ".?!\"'" for line in lines)
+        / len(lines)
+        if lines
+        else 1.0,
         "longest_word_characters": max(map(len, text.split()), default=0),
     }
 

@@ -19,7 +19,10 @@ MOST_TOKENS = 32
 def random_texts(number: int, seed: int, most_words: int = 90) -> list[str]:
     """Texts of 0 to `most_words` WORDS; some exceed the model's context."""
     draw = np.random.default_rng(seed)
-    return [" ".join(draw.choice(WORDS, draw.integers(0, most_words))) for _ in range(number)]
+    return [
+        " ".join(draw.choice(WORDS, draw.integers(0, most_words)))
+        for _ in range(number)
+    ]
 
 
 def write_tokenizer(folder: Path) -> None:
@@ -39,18 +42,29 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def write_word_vectors(folder: Path) -> Path:
-    """Write a model2vec model: 16 numbers for each of WORDS; a text's vector is their mean."""
+    """Write a model2vec model: 16 numbers for each of WORDS; a text's vector is their
+    mean.
+    """
     tensors = pytest.importorskip("safetensors.numpy")
     write_tokenizer(folder)
-    vectors = np.random.default_rng(5).normal(size=(len(SPECIAL) + len(WORDS), 16)).astype(np.float32)
+    vectors = (
+        np.random.default_rng(5)
+        .normal(size=(len(SPECIAL) + len(WORDS), 16))
+        .astype(np.float32)
+    )
     tensors.save_file({"embeddings": vectors}, folder / "model.safetensors")
     (folder / "config.json").write_text('{"model_type": "model2vec"}')
     return folder
 
 
-def write_classifier(folder: Path, kind: str = "bert", classes: Sequence[str] = (), **settings: Any) -> Path:
+def write_classifier(
+    folder: Path, kind: str = "bert", classes: Sequence[str] = (), **settings: Any
+) -> Path:
     """Write a transformers classifier, with one output if `classes` is empty."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    transformers, torch = (
+        pytest.importorskip("transformers"),
+        pytest.importorskip("torch"),
+    )
     labels = list(classes) or ["LABEL_0"]
     shapes: Mapping[str, Any] = {
         "vocab_size": len(SPECIAL) + len(WORDS),
@@ -63,7 +77,12 @@ def write_classifier(folder: Path, kind: str = "bert", classes: Sequence[str] = 
         "initializer_range": 0.5,
     }
     if kind == "deberta-v2":
-        shapes = {**shapes, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "pooler_hidden_size": 16}
+        shapes = {
+            **shapes,
+            "relative_attention": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "pooler_hidden_size": 16,
+        }
     config = transformers.AutoConfig.for_model(
         kind,
         id2label=dict(enumerate(labels)),
@@ -83,11 +102,20 @@ def plain_logits(folder: Path, texts: Sequence[str]) -> np.ndarray:
     import torch
     from transformers import AutoModelForSequenceClassification
 
-    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, local_files_only=True
+    ).eval()
     numbers = {word: number for number, word in enumerate([*SPECIAL, *WORDS])}
     logits = []
     with torch.inference_mode():
         for text in texts:
-            words = [numbers[word] for word in re.findall(r"\w+", text)][: MOST_TOKENS - 2]
-            logits.append(model(input_ids=torch.tensor([[2, *words, 3]])).logits[0].float().numpy())
+            words = [numbers[word] for word in re.findall(r"\w+", text)][
+                : MOST_TOKENS - 2
+            ]
+            logits.append(
+                model(input_ids=torch.tensor([[2, *words, 3]]))
+                .logits[0]
+                .float()
+                .numpy()
+            )
     return np.stack(logits)

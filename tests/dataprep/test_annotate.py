@@ -1,4 +1,6 @@
-"""The stage `annotate`: a user's function measures columns, thresholds decide, and every document is accounted for."""
+"""The stage `annotate`: a user's function measures columns, thresholds decide, and
+every document is accounted for.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from gristmill.mixtures.steps.own_steps import Annotate
 from gristmill.mixtures.user_code import OwnCodeError
 from tests.dataprep.own_steps import TEXTS, step, write_documents, written
 
-COUNT = "def step(text: str, word: str) -> dict:\n    return {'magic': text.count(word)}\n"
+COUNT = (
+    "def step(text: str, word: str) -> dict:\n    return {'magic': text.count(word)}\n"
+)
 BATCH = """
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,18 +33,26 @@ def step(batch: pa.RecordBatch, word: str):
 
 
 @pytest.fixture
-def run_step(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
+def run_step(
+    tmp_path: Path, make_context: Callable[..., Context]
+) -> Callable[..., tuple[dict[str, Any], list[Any]]]:
     """Run a step made from source: (source, **settings) -> summary, rows."""
     numbers = iter(range(100))
 
     def run(
-        source: str, shards: int = 2, copies: int = 1, context: dict[str, Any] | None = None, **settings: Any
+        source: str,
+        shards: int = 2,
+        copies: int = 1,
+        context: dict[str, Any] | None = None,
+        **settings: Any,
     ) -> tuple[dict[str, Any], list[Any]]:
         number = next(numbers)
         documents = write_documents(tmp_path / f"ingest{number}", shards, copies)
         config = step(tmp_path / f"code{number}", source, **settings)
         out = tmp_path / f"out{number}"
-        stage_context = replace(make_context(f"work{number}"), **{"stage": "annotate", **(context or {})})
+        stage_context = replace(
+            make_context(f"work{number}"), **{"stage": "annotate", **(context or {})}
+        )
         summary = annotate.run({"ingest": documents}, config, out, stage_context)
         return summary, written(out)
 
@@ -50,11 +62,19 @@ def run_step(tmp_path: Path, make_context: Callable[..., Context]) -> Callable[.
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("source", [COUNT, BATCH])
-def test_measures_and_verdicts_are_the_same_in_all_modes(run_step: Callable[..., Any], source: str, mode: str) -> None:
+def test_measures_and_verdicts_are_the_same_in_all_modes(
+    run_step: Callable[..., Any], source: str, mode: str
+) -> None:
     settings = {"with": {"word": "xyzzy"}, "max": {"magic": 0}}
     summary, rows = run_step(source, context={"mode": mode, "workers": 2}, **settings)
     assert [row["magic"] for row in rows] == [2, 0, 1, 0, 0] * 2
-    assert [row["reason"] for row in rows] == ["annotate/max_magic", None, "annotate/max_magic", None, None] * 2
+    assert [row["reason"] for row in rows] == [
+        "annotate/max_magic",
+        None,
+        "annotate/max_magic",
+        None,
+        None,
+    ] * 2
     assert summary["counts"]["dropped"] == {"annotate/max_magic": 4}
     assert summary["counts"]["kept"] == 6
     assert summary["rules"] == {"annotate/max_magic": {"failing": 4, "only": 4}}
@@ -63,7 +83,9 @@ def test_measures_and_verdicts_are_the_same_in_all_modes(run_step: Callable[...,
 
 
 @pytest.mark.slow
-def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(run_step: Callable[..., Any]) -> None:
+def test_return_value_may_be_a_typed_dict_named_tuple_dataclass_or_scalar(
+    run_step: Callable[..., Any],
+) -> None:
     typed_dict = """
 from typing import TypedDict
 class Found(TypedDict):
@@ -82,7 +104,8 @@ def step(text: str) -> Found:
         "loud": False,
     }
     named_tuple = (
-        "from typing import NamedTuple\nclass Found(NamedTuple):\n    size: int\n\ndef step(text) -> Found:\n"
+        "from typing import NamedTuple\nclass Found(NamedTuple):\n    size: "
+        "int\n\ndef step(text) -> Found:\n"
         "    return Found(len(text))\n"
     )
     assert [row["size"] for row in run_step(named_tuple)[1]] == [*map(len, TEXTS)] * 2
@@ -90,21 +113,32 @@ def step(text: str) -> Found:
         "class Found(Any)", "import dataclasses\n@dataclasses.dataclass\nclass Found"
     )
     assert [row["size"] for row in run_step(dataclass)[1]] == [*map(len, TEXTS)] * 2
-    assert [row["step"] for row in run_step("def step(text):\n    return len(text) / 2\n")[1]] == [
-        len(text) / 2 for text in TEXTS
-    ] * 2
+    assert [
+        row["step"]
+        for row in run_step("def step(text):\n    return len(text) / 2\n")[1]
+    ] == [len(text) / 2 for text in TEXTS] * 2
 
 
 def test_false_drops_the_document(run_step: Callable[..., Any]) -> None:
-    summary, rows = run_step("def step(text) -> bool:\n    return 'xyzzy' not in text\n")
-    assert [row["reason"] for row in rows] == ["annotate/step", None, "annotate/step", None, None] * 2
+    summary, rows = run_step(
+        "def step(text) -> bool:\n    return 'xyzzy' not in text\n"
+    )
+    assert [row["reason"] for row in rows] == [
+        "annotate/step",
+        None,
+        "annotate/step",
+        None,
+        None,
+    ] * 2
     assert [row["step"] for row in rows] == [False, True, False, True, True] * 2
     assert summary["counts"]["dropped"] == {"annotate/step": 4}
     batch = (
         "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.Table):\n"
         "    return pc.invert(pc.match_substring(batch['text'], 'xyzzy'))\n"
     )
-    assert [row["reason"] for row in run_step(batch)[1]] == [row["reason"] for row in rows]
+    assert [row["reason"] for row in run_step(batch)[1]] == [
+        row["reason"] for row in rows
+    ]
 
 
 def test_parameters_are_columns_of_documents_and_earlier_steps(
@@ -120,13 +154,25 @@ def step(source: str, url: str, id: str, metadata: dict, locator: str, absent: i
     ] * 2
     documents = write_documents(tmp_path / "documents")
     config = step(tmp_path / "code", COUNT, **{"with": {"word": "xyzzy"}})
-    annotate.run({"ingest": documents}, config, tmp_path / "first", make_context("first-work"))
-    second = step(tmp_path / "code", "def step(magic: int) -> dict:\n    return {'twice': 2 * magic}\n")
-    annotate.run({"ingest": documents, "annotate": tmp_path / "first"}, second, tmp_path / "second", make_context("w2"))
+    annotate.run(
+        {"ingest": documents}, config, tmp_path / "first", make_context("first-work")
+    )
+    second = step(
+        tmp_path / "code",
+        "def step(magic: int) -> dict:\n    return {'twice': 2 * magic}\n",
+    )
+    annotate.run(
+        {"ingest": documents, "annotate": tmp_path / "first"},
+        second,
+        tmp_path / "second",
+        make_context("w2"),
+    )
     assert [row["twice"] for row in written(tmp_path / "second")] == [4, 0, 2, 0, 0] * 2
 
 
-def test_batch_has_the_columns_of_the_manifest_and_may_return_more(run_step: Callable[..., Any]) -> None:
+def test_batch_has_the_columns_of_the_manifest_and_may_return_more(
+    run_step: Callable[..., Any],
+) -> None:
     source = """
 import pyarrow as pa
 def step(batch: pa.RecordBatch):
@@ -138,14 +184,20 @@ def step(batch: pa.RecordBatch):
     assert "text" not in rows[0]
 
 
-def test_none_and_nan_are_null_and_pass_every_threshold(run_step: Callable[..., Any]) -> None:
-    source = "def step(text) -> dict:\n    return {'a': None, 'b': float('nan'), 'c': 1}\n"
+def test_none_and_nan_are_null_and_pass_every_threshold(
+    run_step: Callable[..., Any],
+) -> None:
+    source = (
+        "def step(text) -> dict:\n    return {'a': None, 'b': float('nan'), 'c': 1}\n"
+    )
     summary, rows = run_step(source, **{"min": {"a": 1, "b": 1, "c": 1}})
     assert summary["counts"]["kept"] == 10
     assert rows[0]["a"] is rows[0]["b"] is None
 
 
-def test_column_type_is_the_same_in_all_shards(run_step: Callable[..., Any], tmp_path: Path) -> None:
+def test_column_type_is_the_same_in_all_shards(
+    run_step: Callable[..., Any], tmp_path: Path
+) -> None:
     source = """
 def step(locator: str) -> dict:
     first = locator.startswith("https://example.org/0")
@@ -157,7 +209,8 @@ def step(locator: str) -> dict:
     assert [row["label"] for row in rows] == [None] * 5 + ["b"] * 5
     with pytest.raises(OwnCodeError, match=r"steps.py, line 1: step .* 'number'"):
         run_step(
-            "def step(locator) -> dict:\n    return {'number': 1 if locator.startswith('https://example.org/0') "
+            "def step(locator) -> dict:\n    return {'number': 1 if "
+            "locator.startswith('https://example.org/0') "
             "else 'one'}\n"
         )
 
@@ -166,7 +219,12 @@ WRONG = {
     "a wrong signature": (
         "def step(text, word): ...",
         {},
-        ["steps.py, line 1", "'word'", "text, source, url, metadata, locator, id", "`with`"],
+        [
+            "steps.py, line 1",
+            "'word'",
+            "text, source, url, metadata, locator, id",
+            "`with`",
+        ],
     ),
     "an unknown option": (
         "def step(text): ...",
@@ -179,7 +237,8 @@ WRONG = {
         ["steps.py, line 2", "2 values", "'a'", "5 documents"],
     ),
     "a wrong dtype": (
-        "import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [[1]] * len(batch)}",
+        "import pyarrow as pa\ndef step(batch: pa.Table): return {'a': [[1]] * "
+        "len(batch)}",
         {},
         ["steps.py, line 2", "list<item: int64>", "'a'", "numbers, texts"],
     ),
@@ -240,7 +299,8 @@ WRONG = {
         ["steps.py, line 1", "'step'", "100,000"],
     ),
     "a column that nothing announces": (
-        "def step(text):\n    columns = make()\n    return columns\ndef make(): return {'magic': 1}",
+        "def step(text):\n    columns = make()\n    return columns\ndef make(): "
+        "return {'magic': 1}",
         {},
         ["steps.py, line 1", "'magic'", "`measures: [magic]`", "return type"],
     ),
@@ -264,7 +324,9 @@ WRONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "mode"), [*((case, "memory") for case in WRONG), ("nothing", "threads")])
+@pytest.mark.parametrize(
+    ("case", "mode"), [*((case, "memory") for case in WRONG), ("nothing", "threads")]
+)
 def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
     run_step: Callable[..., Any], case: str, mode: str
 ) -> None:
@@ -277,11 +339,13 @@ def test_invalid_function_ends_the_stage_with_its_line_and_the_fix(
 
 RAISES = {
     "raises on one document": (
-        "def step(text):\n    if 'troll' in text:\n        raise ValueError('no trolls')\n    return 1\n",
+        "def step(text):\n    if 'troll' in text:\n        raise ValueError('no "
+        "trolls')\n    return 1\n",
         "ValueError: no trolls (steps.py, line 3)",
     ),
     "exits": (
-        "import sys\ndef step(text):\n    if 'troll' in text: sys.exit(2)\n    return 1\n",
+        "import sys\ndef step(text):\n    if 'troll' in text: sys.exit(2)\n    "
+        "return 1\n",
         "SystemExit: 2 (steps.py, line 3)",
     ),
     "never returns": (
@@ -289,18 +353,25 @@ RAISES = {
         "TimeLimitError: took longer than 0.3 s (steps.py, line ",
     ),
     "never returns and catches all": (
-        "def step(text):\n    while 'troll' in text:\n        try:\n            1 / 0\n        except Exception:\n"
+        "def step(text):\n    while 'troll' in text:\n        try:\n            1 / "
+        "0\n        except Exception:\n"
         "            pass\n    return 1\n",
         "TimeLimitError: took longer than 0.3 s (steps.py, line ",
     ),
-    "recurses": ("def step(text):\n    return step(text) if 'troll' in text else 1\n", "RecursionError: "),
+    "recurses": (
+        "def step(text):\n    return step(text) if 'troll' in text else 1\n",
+        "RecursionError: ",
+    ),
     "raises in a batch": (
-        "import pyarrow as pa\ndef step(batch: pa.Table):\n    for text in batch['text'].to_pylist():\n"
-        "        assert 'troll' not in text, 'no trolls'\n    return {'step': [1] * len(batch)}\n",
+        "import pyarrow as pa\ndef step(batch: pa.Table):\n    for text in "
+        "batch['text'].to_pylist():\n"
+        "        assert 'troll' not in text, 'no trolls'\n    return {'step': [1] * "
+        "len(batch)}\n",
         "AssertionError: no trolls (steps.py, line 4)",
     ),
     "never returns in a batch": (
-        "import pyarrow as pa\ndef step(batch: pa.Table):\n    while 'troll' in str(batch['text'].to_pylist()): pass\n"
+        "import pyarrow as pa\ndef step(batch: pa.Table):\n    while 'troll' in "
+        "str(batch['text'].to_pylist()): pass\n"
         "    return {'step': [1] * len(batch)}\n",
         "TimeLimitError: took longer than 0.3 s (steps.py, line 3)",
     ),
@@ -310,31 +381,52 @@ RAISES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
 @pytest.mark.parametrize("case", RAISES)
-def test_exception_quarantines_only_its_document(run_step: Callable[..., Any], case: str, mode: str) -> None:
+def test_exception_quarantines_only_its_document(
+    run_step: Callable[..., Any], case: str, mode: str
+) -> None:
     source, message = RAISES[case]
-    summary, rows = run_step(source, context={"mode": mode, "workers": 2}, max_quarantined=0.5, time_limit_seconds=0.3)
+    summary, rows = run_step(
+        source,
+        context={"mode": mode, "workers": 2},
+        max_quarantined=0.5,
+        time_limit_seconds=0.3,
+    )
     assert [row["reason"] for row in rows] == ["quarantine", None, None, None, None] * 2
     assert [row["step"] for row in rows] == [None, 1, 1, 1, 1] * 2
-    assert all(row["error"].startswith(message) for row in (rows[0], rows[5])), rows[0]["error"]
+    assert all(row["error"].startswith(message) for row in (rows[0], rows[5])), rows[0][
+        "error"
+    ]
     assert summary["counts"]["quarantined"] == 2
 
 
-def test_quarantine_limit_ends_the_stage_with_the_first_exception(run_step: Callable[..., Any]) -> None:
+def test_quarantine_limit_ends_the_stage_with_the_first_exception(
+    run_step: Callable[..., Any],
+) -> None:
     source = "from functools import cache\n@cache\ndef step(text, words): return 1\n"
-    with pytest.raises(QuarantineError, match=r"10 of 10 .*100.0%.* 5.0%.*TypeError: unhashable type: 'list'"):
+    with pytest.raises(
+        QuarantineError,
+        match=r"10 of 10 .*100.0%.* 5.0%.*TypeError: unhashable type: 'list'",
+    ):
         run_step(source, **{"with": {"words": ["a"]}})
 
 
-def test_nondeterministic_function_is_warned_about(run_step: Callable[..., Any], tmp_path: Path) -> None:
+def test_nondeterministic_function_is_warned_about(
+    run_step: Callable[..., Any], tmp_path: Path
+) -> None:
     events: list[dict[str, Any]] = []
-    source = "import itertools\ncalls = itertools.count()\ndef step(text): return next(calls)\n"
+    source = (
+        "import itertools\ncalls = itertools.count()\ndef step(text): return "
+        "next(calls)\n"
+    )
     summary, _ = run_step(source, context={"emit": events.append, "stage": "annotate"})
     assert "steps.py, line 3: step is not deterministic" in summary["differs"]
     (warning,) = [event["message"] for event in events if event["event"] == "warning"]
     assert warning.startswith(summary["differs"])
 
 
-def test_dropping_a_column_of_the_batch_changes_nothing(run_step: Callable[..., Any]) -> None:
+def test_dropping_a_column_of_the_batch_changes_nothing(
+    run_step: Callable[..., Any],
+) -> None:
     source = """
 import numpy as np, pyarrow as pa
 def step(batch: pa.Table):
@@ -345,17 +437,36 @@ def step(batch: pa.Table):
     assert [row["size"] for row in run_step(source)[1]] == [*map(len, TEXTS)] * 2
 
 
-def test_resumed_run_writes_the_same_bytes(tmp_path: Path, make_context: Callable[..., Context]) -> None:
+def test_resumed_run_writes_the_same_bytes(
+    tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
     documents = write_documents(tmp_path / "ingest", shards=3)
-    config = step(tmp_path / "code", COUNT, **{"with": {"word": "xyzzy"}, "max": {"magic": 0}})
+    config = step(
+        tmp_path / "code", COUNT, **{"with": {"word": "xyzzy"}, "max": {"magic": 0}}
+    )
     for name in ("one", "two"):
-        annotate.run({"ingest": documents}, config, tmp_path / name, make_context(f"work-{name}", workers=2))
+        annotate.run(
+            {"ingest": documents},
+            config,
+            tmp_path / name,
+            make_context(f"work-{name}", workers=2),
+        )
     (tmp_path / "one" / "part-00001.parquet").unlink()
-    annotate.run({"ingest": documents}, config, tmp_path / "one", make_context("work-one"))
+    annotate.run(
+        {"ingest": documents}, config, tmp_path / "one", make_context("work-one")
+    )
     for shard in range(3):
         name = f"part-{shard:05d}.parquet"
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-    assert column_names(tmp_path / "one" / "part-00000.parquet") == ["id", "keep", "reason", "error", "magic"]
+        assert (tmp_path / "one" / name).read_bytes() == (
+            tmp_path / "two" / name
+        ).read_bytes()
+    assert column_names(tmp_path / "one" / "part-00000.parquet") == [
+        "id",
+        "keep",
+        "reason",
+        "error",
+        "magic",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -365,18 +476,42 @@ def test_resumed_run_writes_the_same_bytes(tmp_path: Path, make_context: Callabl
         ("def step(text) -> int: ...", ["step"]),
         ("def step(text): return compute(text)", ["step"]),
         (
-            "from typing import TypedDict\nclass A(TypedDict):\n    a: int\nclass B(A):\n    b: str\ndef step(text) -> B: ...",
+            "from typing import TypedDict\nclass A(TypedDict):\n    a: int\nclass "
+            "B(A):\n    b: str\ndef step(text) -> B: ...",
             ["a", "b"],
         ),
-        ("def step(text):\n    if text: return {'a': 1}\n    return dict(b=2)", ["a", "b"]),
-        ("def step(text):\n    columns = {'a': 1}\n    columns['b'] = 2\n    return columns", ["a", "b"]),
-        ("def step(batch: 'pa.Table'):\n    return pa.table({'a': [1]}).append_column('b', [2])", ["a", "b"]),
-        ("def step(batch: 'pa.Table'):\n    return pa.table([1], names=['a', 'b'])", ["a", "b"]),
-        ("def step(text):\n    def inner(): return {'x': 1}\n    return {'a': 1} if text else {'b': 2}", ["a", "b"]),
+        (
+            "def step(text):\n    if text: return {'a': 1}\n    return dict(b=2)",
+            ["a", "b"],
+        ),
+        (
+            "def step(text):\n    columns = {'a': 1}\n    columns['b'] = 2\n    return "
+            "columns",
+            ["a", "b"],
+        ),
+        (
+            "def step(batch: 'pa.Table'):\n    return pa.table({'a': "
+            "[1]}).append_column('b', [2])",
+            ["a", "b"],
+        ),
+        (
+            "def step(batch: 'pa.Table'):\n    return pa.table([1], names=['a', 'b'])",
+            ["a", "b"],
+        ),
+        (
+            "def step(text):\n    def inner(): return {'x': 1}\n    return {'a': 1} if "
+            "text else {'b': 2}",
+            ["a", "b"],
+        ),
     ],
 )
-def test_columns_are_derived_without_running_the_function(tmp_path: Path, source: str, columns: list[str]) -> None:
-    assert Annotate.model_validate(step(tmp_path / "code", source)).function.measured == columns
+def test_columns_are_derived_without_running_the_function(
+    tmp_path: Path, source: str, columns: list[str]
+) -> None:
+    assert (
+        Annotate.model_validate(step(tmp_path / "code", source)).function.measured
+        == columns
+    )
 
 
 def test_histogram_edges_fit_the_values() -> None:
@@ -391,7 +526,11 @@ def test_histogram_edges_fit_the_values() -> None:
         histogram,
     )
 
-    for values, edges in (([0.0, 0.31, 1.0], SHARE_EDGES), ([0.5, 3.2], LENGTH_EDGES), ([0, 5000], COUNT_EDGES)):
+    for values, edges in (
+        ([0.0, 0.31, 1.0], SHARE_EDGES),
+        ([0.5, 3.2], LENGTH_EDGES),
+        ([0, 5000], COUNT_EDGES),
+    ):
         array = np.array(values, np.float64)
         assert fit_histogram(histogram(array, ANY_EDGES)) == histogram(array, edges)
     signed = fit_histogram(histogram(np.array([-3.0, math.inf, math.nan]), ANY_EDGES))

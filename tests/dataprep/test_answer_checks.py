@@ -13,7 +13,9 @@ from gristmill.mixtures.reinforcement import AnyReward, wants_answer
 SECTION: TypeAdapter[Any] = TypeAdapter(AnyReward)
 
 
-def reward(section: dict[str, Any], text: str, right: str | None = None, tokens: int = 0) -> float:
+def reward(
+    section: dict[str, Any], text: str, right: str | None = None, tokens: int = 0
+) -> float:
     return verifier_of(SECTION.validate_python(section))(Answer(text, tokens, right))
 
 
@@ -27,7 +29,12 @@ def reward(section: dict[str, Any], text: str, right: str | None = None, tokens:
         ({"kind": "contains"}, "It is Paris, of course.", "Paris", 1.0),
         ({"kind": "contains"}, "It is Rome.", "Paris", 0.0),
         ({"kind": "contains", "text": "course"}, "It is Paris, of course.", None, 1.0),
-        ({"kind": "contains", "text": "COURSE", "ignore_case": True}, "of course", None, 1.0),
+        (
+            {"kind": "contains", "text": "COURSE", "ignore_case": True},
+            "of course",
+            None,
+            1.0,
+        ),
         ({"kind": "number"}, "6 times 7 is 42.", "#### 42", 1.0),
         ({"kind": "number"}, "42, or rather 43", "42", 0.0),
         ({"kind": "number"}, "$1,234.50", "1234.5", 1.0),
@@ -43,23 +50,47 @@ def reward(section: dict[str, Any], text: str, right: str | None = None, tokens:
             "yes",
             1.0,
         ),
-        ({"kind": "regex", "pattern": r"answer is (\w+)", "captures_answer": True}, "the answer is no", "yes", 0.0),
-        ({"kind": "regex", "pattern": r"x(y)?", "captures_answer": True}, "x", "y", 0.0),
+        (
+            {"kind": "regex", "pattern": r"answer is (\w+)", "captures_answer": True},
+            "the answer is no",
+            "yes",
+            0.0,
+        ),
+        (
+            {"kind": "regex", "pattern": r"x(y)?", "captures_answer": True},
+            "x",
+            "y",
+            0.0,
+        ),
         ({"kind": "format"}, "<think>\nhm\n</think>\n<answer>4</answer>\n", None, 1.0),
         ({"kind": "format"}, "So: <think>hm</think><answer>4</answer>", None, 0.0),
         ({"kind": "format"}, "<answer>4</answer><think>hm</think>", None, 0.0),
         ({"kind": "format"}, "<think>hm</think><answer> </answer>", None, 0.0),
-        ({"kind": "format"}, "<think>a</think><think>b</think><answer>4</answer>", None, 0.0),
+        (
+            {"kind": "format"},
+            "<think>a</think><think>b</think><answer>4</answer>",
+            None,
+            0.0,
+        ),
         ({"kind": "format", "tags": ["plan"]}, "<plan>x</plan>", None, 1.0),
     ],
 )
-def test_reward_of_each_check(section: dict[str, Any], text: str, right: str | None, expected: float) -> None:
+def test_reward_of_each_check(
+    section: dict[str, Any], text: str, right: str | None, expected: float
+) -> None:
     assert reward(section, text, right) == expected
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(0, 0.0), (5, 0.5), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)])
-def test_length_reward_falls_linearly_with_the_distance_from_the_target(tokens: int, expected: float) -> None:
-    assert reward({"kind": "length", "target_tokens": 10}, "", tokens=tokens) == expected
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(0, 0.0), (5, 0.5), (10, 1.0), (15, 0.5), (20, 0.0), (99, 0.0)],
+)
+def test_length_reward_falls_linearly_with_the_distance_from_the_target(
+    tokens: int, expected: float
+) -> None:
+    assert (
+        reward({"kind": "length", "target_tokens": 10}, "", tokens=tokens) == expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +116,11 @@ def test_checks_that_compare_need_an_answer() -> None:
         assert wants_answer(SECTION.validate_python({"kind": kind}))
     assert not wants_answer(SECTION.validate_python({"kind": "contains", "text": "x"}))
     assert not wants_answer(SECTION.validate_python({"kind": "regex", "pattern": "x"}))
-    assert wants_answer(SECTION.validate_python({"kind": "regex", "pattern": "(x)", "captures_answer": True}))
+    assert wants_answer(
+        SECTION.validate_python(
+            {"kind": "regex", "pattern": "(x)", "captures_answer": True}
+        )
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.records import (
+    Page,
+    Read,
+    Reading,
+    Record,
+    Rejected,
+    Skipped,
+)
 from gristmill.dataprep.reading.sources import SourceError, find_files
 
-MEMBERS = {"b.txt": b"plain", "in/a.jsonl.gz": gzip.compress(b'{"text": "x"}\n{bad\n{"text": "y"}\n'), "p.html": b"<p>"}
+MEMBERS = {
+    "b.txt": b"plain",
+    "in/a.jsonl.gz": gzip.compress(b'{"text": "x"}\n{bad\n{"text": "y"}\n'),
+    "p.html": b"<p>",
+}
 
 
 def tar(members: Mapping[str, bytes], names: list[str] | None = None) -> bytes:
@@ -54,11 +65,17 @@ def read(path: Path, content: bytes, **keys: str) -> list[Read]:
 
 
 def errors(records: list[Read]) -> list[tuple[str, int, str]]:
-    return [(item.part, item.number, item.error) for item in records if isinstance(item, Rejected)]
+    return [
+        (item.part, item.number, item.error)
+        for item in records
+        if isinstance(item, Rejected)
+    ]
 
 
 @pytest.mark.parametrize("name", PACK)
-def test_members_are_read_like_files_with_the_archive_in_their_locator(tmp_path: Path, name: str) -> None:
+def test_members_are_read_like_files_with_the_archive_in_their_locator(
+    tmp_path: Path, name: str
+) -> None:
     records = read(tmp_path / name, PACK[name](MEMBERS))
     assert [item for item in records if not isinstance(item, Rejected)] == [
         Record(1, f"{name}/b.txt", "plain", "{}"),
@@ -75,7 +92,14 @@ def test_folders_links_hidden_and_unknown_members_are_skipped(tmp_path: Path) ->
     records = read(
         tmp_path / "a.zip",
         zipped(
-            {"dir/": b"", ".git/x.txt": b"h", "__MACOSX/x.txt": b"m", "i.png": b"i", "t.parquet": b"x", "a.txt": b"a"}
+            {
+                "dir/": b"",
+                ".git/x.txt": b"h",
+                "__MACOSX/x.txt": b"m",
+                "i.png": b"i",
+                "t.parquet": b"x",
+                "a.txt": b"a",
+            }
         ),
     )
     assert [item.reason for item in records if isinstance(item, Skipped)] == [
@@ -95,24 +119,41 @@ def test_format_selects_members(tmp_path: Path) -> None:
         records = read(tmp_path / "a.tar", tar(members), format=format)
         assert [item.text for item in records if isinstance(item, Record)] == texts
     records = read(tmp_path / "a.tar", tar(members), format="html")
-    assert [item.locator for item in records if isinstance(item, Page)] == ["a.tar/c", "a.tar/d.html"]
+    assert [item.locator for item in records if isinstance(item, Page)] == [
+        "a.tar/c",
+        "a.tar/d.html",
+    ]
 
 
 def test_repeated_member_names_get_distinct_locators(tmp_path: Path) -> None:
     records = read(tmp_path / "a.tar", tar({"a.txt": b"same"}, ["a.txt", "a.txt"]))
-    assert [item.locator for item in records if isinstance(item, Record)] == ["a.tar/a.txt", "a.tar;2/a.txt"]
+    assert [item.locator for item in records if isinstance(item, Record)] == [
+        "a.tar/a.txt",
+        "a.tar;2/a.txt",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("keep", "texts"), [(514, []), (1024, ["one"]), (1324, ["one"]), (2048, ["one", "two"]), (2058, ["one", "two"])]
+    ("keep", "texts"),
+    [
+        (514, []),
+        (1024, ["one"]),
+        (1324, ["one"]),
+        (2048, ["one", "two"]),
+        (2058, ["one", "two"]),
+    ],
 )
-def test_truncated_tar_yields_the_members_before_the_damage(tmp_path: Path, keep: int, texts: list[str]) -> None:
+def test_truncated_tar_yields_the_members_before_the_damage(
+    tmp_path: Path, keep: int, texts: list[str]
+) -> None:
     records = read(tmp_path / "a.tar", tar({"a.txt": b"one", "b.txt": b"two"})[:keep])
     assert [item.text for item in records if isinstance(item, Record)] == texts
     assert len(errors(records)) == 1
 
 
-def test_gzip_stream_truncated_after_the_last_member_is_reported(tmp_path: Path) -> None:
+def test_gzip_stream_truncated_after_the_last_member_is_reported(
+    tmp_path: Path,
+) -> None:
     packed = gzip.compress(tar({"a.txt": b"one"}))[:-4]
     (document, damage) = read(tmp_path / "b.tar.gz", packed)
     assert isinstance(document, Record)
@@ -122,7 +163,9 @@ def test_gzip_stream_truncated_after_the_last_member_is_reported(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"this is no archive", bytes(100)])
-def test_invalid_archive_is_one_quarantined_record(tmp_path: Path, content: bytes) -> None:
+def test_invalid_archive_is_one_quarantined_record(
+    tmp_path: Path, content: bytes
+) -> None:
     for name in ("a.tar", "a.zip"):
         ((part, number, error),) = errors(read(tmp_path / name, content))
         assert (part, number) == ("", 1)
@@ -130,7 +173,9 @@ def test_invalid_archive_is_one_quarantined_record(tmp_path: Path, content: byte
 
 
 def test_damaged_or_encrypted_zip_member_costs_only_itself(tmp_path: Path) -> None:
-    content = bytearray(zipped({"a.txt": b"first " * 50, "b.txt": b"second", "c.txt": b"third"}))
+    content = bytearray(
+        zipped({"a.txt": b"first " * 50, "b.txt": b"second", "c.txt": b"third"})
+    )
     content[40] ^= 0xFF
     central = content.index(b"PK\x01\x02")
     second_header = content.index(b"PK\x01\x02", central + 4)
@@ -153,7 +198,9 @@ def test_archives_are_read_from_any_store_and_url_chains_are_rejected() -> None:
     root.mkdir(parents=True, exist_ok=True)
     (root / "a.zip").write_bytes(zipped({"a.txt": b"far"}))
     (file,) = find_files("s", {"path": "memory://archive-test/a.zip"}).files
-    assert list(read_records(file, Reading())) == [Record(1, "a.zip/a.txt", "far", "{}")]
+    assert list(read_records(file, Reading())) == [
+        Record(1, "a.zip/a.txt", "far", "{}")
+    ]
     with pytest.raises(SourceError, match=r"zip://.*chain of URLs"):
         find_files("s", {"path": "zip://*.txt::memory://archive-test/a.zip"})
 
@@ -168,21 +215,28 @@ def test_damaged_tar_header_costs_only_its_member(tmp_path: Path) -> None:
     content = bytearray(tar({"a.txt": b"one", "b.txt": b"two", "c.txt": b"three"}))
     content[1024 + 150] ^= 0xFF  # in the checksum of the second member
     records = read(tmp_path / "a.tar", bytes(content))
-    assert [item.text for item in records if isinstance(item, Record)] == ["one", "three"]
+    assert [item.text for item in records if isinstance(item, Record)] == [
+        "one",
+        "three",
+    ]
     assert [(part, number) for part, number, _ in errors(records)] == [("", 2)]
 
 
 @pytest.mark.slow
 @given(data=st.data())
 @settings(deadline=None, max_examples=300)
-def test_damage_never_loses_a_member_silently(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_never_loses_a_member_silently(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     members = {f"{number}.txt": b"text %d " % number * 40 for number in range(3)}
     name, pack = data.draw(st.sampled_from([("d.tar", tar), ("d.zip", zipped)]))
     content = bytearray(pack(members))
     limit = 3 * 1024 if name == "d.tar" else len(content)
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, limit - 1))
-        content[at : at + data.draw(st.integers(0, 30))] = data.draw(st.binary(max_size=30))
+        content[at : at + data.draw(st.integers(0, 30))] = data.draw(
+            st.binary(max_size=30)
+        )
     records = read(tmp_path_factory.getbasetemp() / name, bytes(content))
     reports = [item for item in records if isinstance(item, Rejected | Skipped)]
     assert reports or len(records) == 3 or name == "d.zip"
@@ -197,6 +251,8 @@ def test_empty_members_are_counted_as_skipped(tmp_path: Path) -> None:
         archive.addfile(member, io.BytesIO(b"text"))
     (file,) = find_files("s", {"path": str(tmp_path)}).files
     records = list(read_records(file, Reading()))
-    assert Counter(records).most_common(1) == [(Skipped("empty member of an archive"), 300)]
+    assert Counter(records).most_common(1) == [
+        (Skipped("empty member of an archive"), 300)
+    ]
     assert [record.text for record in records if isinstance(record, Record)] == ["text"]
     assert len(records) == 301

@@ -1,4 +1,6 @@
-"""LLM requests: no answer is lost or requested twice, whatever the endpoint does, and spending is bounded."""
+"""LLM requests: no answer is lost or requested twice, whatever the endpoint does, and
+spending is bounded.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def endpoint() -> Iterator[Endpoint]:
 
 
 def model_at(endpoint: Endpoint, **settings: Any) -> AskedModel:
-    return AskedModel.model_validate({"endpoint": endpoint.url, "model": "small", **settings})
+    return AskedModel.model_validate(
+        {"endpoint": endpoint.url, "model": "small", **settings}
+    )
 
 
 def prompts(number: int, **settings: Any) -> list[Any]:
@@ -58,7 +62,9 @@ def texts(answers: Sequence[Answer]) -> list[str]:
 def test_answers_keep_the_order_of_requests_within_the_concurrency_limit(
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
-    answers = list(ask(prompts(50), model_at(endpoint, concurrency=4), make_context("work")))
+    answers = list(
+        ask(prompts(50), model_at(endpoint, concurrency=4), make_context("work"))
+    )
     assert texts(answers) == [f"answer to prompt {place}" for place in range(50)]
     assert endpoint.most_at_once <= 4
 
@@ -67,14 +73,23 @@ def test_only_changed_prompts_are_requested_again(
     endpoint: Endpoint, make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     answers = tmp_path / "store" / "answers"
-    first = list(ask(prompts(10), model_at(endpoint), make_context("one/work", answers=answers)))
+    first = list(
+        ask(prompts(10), model_at(endpoint), make_context("one/work", answers=answers))
+    )
     changed = [*prompts(9), prompt("another")]
-    again = list(ask(changed, model_at(endpoint), make_context("two/work", answers=answers)))
+    again = list(
+        ask(changed, model_at(endpoint), make_context("two/work", answers=answers))
+    )
     assert texts(again) == [*texts(first)[:9], "answer to another"]
-    assert endpoint.asked == {f"prompt {place}": 1 for place in range(10)} | {"another": 1}
+    assert endpoint.asked == {f"prompt {place}": 1 for place in range(10)} | {
+        "another": 1
+    }
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.5}, {"model": "large"}, {"seed": 1}, {"system": "Be brief."}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.5}, {"model": "large"}, {"seed": 1}, {"system": "Be brief."}],
+)
 def test_generation_settings_are_part_of_the_key(
     endpoint: Endpoint, make_context: Callable[..., Context], settings: dict[str, Any]
 ) -> None:
@@ -83,7 +98,9 @@ def test_generation_settings_are_part_of_the_key(
     assert endpoint.asked == {"prompt 0": 2, "prompt 1": 2}
 
 
-def test_threads_open_a_file_of_kept_answers_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_open_a_file_of_kept_answers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = KeptAnswers(tmp_path, {"model": "small"}, "one")
     first.keep("ab" * 32, {"text": "kept"})
     first.close()
@@ -101,14 +118,25 @@ def test_threads_open_a_file_of_kept_answers_once(tmp_path: Path, monkeypatch: p
         records = list(pool.map(again.find, ["ab" * 32] * 2))
     monkeypatch.undo()
     again.close()
-    assert [record["text"] for record in records if record is not None] == ["kept", "kept"]
+    assert [record["text"] for record in records if record is not None] == [
+        "kept",
+        "kept",
+    ]
     assert len(opened) == 1
 
 
-def test_endpoint_and_limits_are_not_part_of_the_key(endpoint: Endpoint, make_context: Callable[..., Context]) -> None:
+def test_endpoint_and_limits_are_not_part_of_the_key(
+    endpoint: Endpoint, make_context: Callable[..., Context]
+) -> None:
     with Endpoint() as second_endpoint:
         list(ask(prompts(3), model_at(endpoint), make_context("work")))
-        moved = model_at(second_endpoint, concurrency=2, timeout_seconds=5, prompt_price=1, budget={"requests": 9})
+        moved = model_at(
+            second_endpoint,
+            concurrency=2,
+            timeout_seconds=5,
+            prompt_price=1,
+            budget={"requests": 9},
+        )
         list(ask(prompts(3), moved, make_context("work")))
         assert not second_endpoint.asked
 
@@ -149,13 +177,21 @@ def test_unreliable_endpoint_loses_and_repeats_no_answer(
     assert endpoint.asked.total() > 150
 
 
-def test_request_is_repeated_after_its_timeout(endpoint: Endpoint, make_context: Callable[..., Context]) -> None:
-    endpoint.behaviour = lambda asked, before: Late("late") if before == 0 else "in time"
-    answers = list(ask(prompts(2), model_at(endpoint, timeout_seconds=0.2), make_context("work")))
+def test_request_is_repeated_after_its_timeout(
+    endpoint: Endpoint, make_context: Callable[..., Context]
+) -> None:
+    endpoint.behaviour = lambda asked, before: (
+        Late("late") if before == 0 else "in time"
+    )
+    answers = list(
+        ask(prompts(2), model_at(endpoint, timeout_seconds=0.2), make_context("work"))
+    )
     assert texts(answers) == ["in time", "in time"]
 
 
-def test_requests_fail_over_to_another_endpoint(endpoint: Endpoint, make_context: Callable[..., Context]) -> None:
+def test_requests_fail_over_to_another_endpoint(
+    endpoint: Endpoint, make_context: Callable[..., Context]
+) -> None:
     with Endpoint() as closed:
         closed_url = closed.url
     model = AskedModel(endpoint=(closed_url, endpoint.url), model="small")
@@ -165,16 +201,26 @@ def test_requests_fail_over_to_another_endpoint(endpoint: Endpoint, make_context
 def test_retry_after_beyond_the_patience_ends_the_stage(
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
-    endpoint.behaviour = lambda asked, before: Refuse(429, headers={"Retry-After": "900"})
+    endpoint.behaviour = lambda asked, before: Refuse(
+        429, headers={"Retry-After": "900"}
+    )
     with pytest.raises(AskingError, match=r"stage: .*http://127.* 429 .*900 s.* kept"):
-        list(ask(prompts(1), model_at(endpoint, patience_seconds=60), make_context("work")))
+        list(
+            ask(
+                prompts(1),
+                model_at(endpoint, patience_seconds=60),
+                make_context("work"),
+            )
+        )
     assert endpoint.asked.total() == 1
 
 
 def test_run_after_an_outage_requests_only_missing_answers(
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
-    endpoint.behaviour = lambda asked, before: f"answer to {asked}" if asked < "prompt 5" else Refuse(502)
+    endpoint.behaviour = lambda asked, before: (
+        f"answer to {asked}" if asked < "prompt 5" else Refuse(502)
+    )
     impatient = model_at(endpoint, patience_seconds=0.05)
     with pytest.raises(AskingError, match=r"http://127.* 502 .* kept"):
         list(ask(prompts(10), impatient, make_context("work")))
@@ -183,8 +229,12 @@ def test_run_after_an_outage_requests_only_missing_answers(
     assert endpoint.answered == {f"prompt {place}": 1 for place in range(10)}
 
 
-def test_unanswered_request_can_be_quarantined(endpoint: Endpoint, make_context: Callable[..., Context]) -> None:
-    endpoint.behaviour = lambda asked, before: Refuse(500, "out of memory") if asked == "prompt 1" else "good"
+def test_unanswered_request_can_be_quarantined(
+    endpoint: Endpoint, make_context: Callable[..., Context]
+) -> None:
+    endpoint.behaviour = lambda asked, before: (
+        Refuse(500, "out of memory") if asked == "prompt 1" else "good"
+    )
     model = model_at(endpoint, patience_seconds=0.05, unanswered="quarantine")
     first, second, third = ask(prompts(3), model, make_context("work"))
     assert (first.error, third.error) == (None, None)
@@ -195,7 +245,9 @@ def test_unanswered_request_can_be_quarantined(endpoint: Endpoint, make_context:
 def test_client_error_fails_only_its_request_without_a_retry(
     endpoint: Endpoint, make_context: Callable[..., Context]
 ) -> None:
-    endpoint.behaviour = lambda asked, before: Refuse(400, "too long") if asked == "prompt 1" else "good"
+    endpoint.behaviour = lambda asked, before: (
+        Refuse(400, "too long") if asked == "prompt 1" else "good"
+    )
     answers = list(ask(prompts(3), model_at(endpoint), make_context("work")))
     assert [answer.error is None for answer in answers] == [True, False, True]
     assert "400 too long" in str(answers[1].error)
@@ -203,7 +255,12 @@ def test_client_error_fails_only_its_request_without_a_retry(
 
 
 @pytest.mark.parametrize(
-    ("status", "facts"), [(401, "401 .*key"), (404, "404 .*address.*model 'small'"), (301, "301 .*`endpoint`")]
+    ("status", "facts"),
+    [
+        (401, "401 .*key"),
+        (404, "404 .*address.*model 'small'"),
+        (301, "301 .*`endpoint`"),
+    ],
 )
 def test_error_that_concerns_all_requests_ends_the_stage_at_once(
     endpoint: Endpoint, make_context: Callable[..., Context], status: int, facts: str
@@ -215,7 +272,10 @@ def test_error_that_concerns_all_requests_ends_the_stage_at_once(
 
 
 def test_api_key_comes_from_the_environment_and_is_never_written(
-    endpoint: Endpoint, make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint,
+    make_context: Callable[..., Context],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = model_at(endpoint, api_key_env="A_KEY_OF_MINE")
     monkeypatch.delenv("A_KEY_OF_MINE", raising=False)
@@ -224,7 +284,9 @@ def test_api_key_comes_from_the_environment_and_is_never_written(
     monkeypatch.setenv("A_KEY_OF_MINE", "sk-0123456789abcdef")
     list(ask(prompts(1), model, make_context("work")))
     assert endpoint.headers["authorization"] == "Bearer sk-0123456789abcdef"
-    endpoint.behaviour = lambda asked, before: Refuse(401, "the key sk-0123456789abcdef is unknown")
+    endpoint.behaviour = lambda asked, before: Refuse(
+        401, "the key sk-0123456789abcdef is unknown"
+    )
     with pytest.raises(AskingError) as refused:
         list(ask([prompt("another")], model, make_context("work")))
     assert "the key *** is unknown" in str(refused.value)
@@ -238,7 +300,10 @@ def test_request_budget_counts_all_attempts_and_keeps_answers(
 ) -> None:
     limited = model_at(endpoint, budget={"requests": 7})
     for _ in range(2):
-        with pytest.raises(BudgetSpentError, match=r"stage: .*7 of 20 requests with 42 tokens.*`budget.requests`"):
+        with pytest.raises(
+            BudgetSpentError,
+            match=r"stage: .*7 of 20 requests with 42 tokens.*`budget.requests`",
+        ):
             list(ask(prompts(20), limited, make_context("out/work"), total=20))
     assert endpoint.answered.total() == 7
     raised = model_at(endpoint, budget={"requests": 20})
@@ -247,10 +312,17 @@ def test_request_budget_counts_all_attempts_and_keeps_answers(
 
 
 @pytest.mark.parametrize(
-    ("budget", "prices"), [({"tokens": 2000}, {}), ({"money": 0.004}, {"prompt_price": 2.0, "answer_price": 2.0})]
+    ("budget", "prices"),
+    [
+        ({"tokens": 2000}, {}),
+        ({"money": 0.004}, {"prompt_price": 2.0, "answer_price": 2.0}),
+    ],
 )
 def test_token_or_money_budget_is_never_exceeded(
-    endpoint: Endpoint, make_context: Callable[..., Context], budget: dict[str, float], prices: dict[str, float]
+    endpoint: Endpoint,
+    make_context: Callable[..., Context],
+    budget: dict[str, float],
+    prices: dict[str, float],
 ) -> None:
     endpoint.behaviour = lambda asked, before: "word " * 40
     model = model_at(endpoint, budget=budget, max_tokens=50, **prices)
@@ -265,8 +337,16 @@ def test_invalid_answer_is_repaired_once_and_then_quarantined(
 ) -> None:
     def forgetful(text: str, before: int) -> Does:
         if text.startswith("This answer cannot be used"):
-            return '{"score": 4}' if len(endpoint.bodies[-1]["messages"][0]["content"]) % 2 else '{"score": 9}'
-        return {"p0": 'Sure! ```json\n{"score": 3}\n```', "p22": '{"score": "high"}', "p3": '{"scor'}[text]
+            return (
+                '{"score": 4}'
+                if len(endpoint.bodies[-1]["messages"][0]["content"]) % 2
+                else '{"score": 9}'
+            )
+        return {
+            "p0": 'Sure! ```json\n{"score": 3}\n```',
+            "p22": '{"score": "high"}',
+            "p3": '{"scor',
+        }[text]
 
     endpoint.behaviour = forgetful
     requests = [prompt(text, SCHEMA) for text in ("p0", "p22", "p3")]
@@ -276,7 +356,10 @@ def test_invalid_answer_is_repaired_once_and_then_quarantined(
     assert bad.error is not None
     assert bad.error.startswith("$.score: 9 is greater than the maximum of 5")
     number = len(endpoint.bodies)
-    assert [answer.error for answer in ask(requests, model_at(endpoint), make_context("work"))] == [
+    assert [
+        answer.error
+        for answer in ask(requests, model_at(endpoint), make_context("work"))
+    ] == [
         None,
         None,
         bad.error,
@@ -284,9 +367,13 @@ def test_invalid_answer_is_repaired_once_and_then_quarantined(
     assert len(endpoint.bodies) == number
 
 
-def test_truncated_answer_names_max_tokens(endpoint: Endpoint, make_context: Callable[..., Context]) -> None:
+def test_truncated_answer_names_max_tokens(
+    endpoint: Endpoint, make_context: Callable[..., Context]
+) -> None:
     endpoint.behaviour = lambda asked, before: Ended('{"score": 3, "reason": "because')
-    (answer,) = ask([prompt("p", SCHEMA)], model_at(endpoint, max_tokens=9), make_context("work"))
+    (answer,) = ask(
+        [prompt("p", SCHEMA)], model_at(endpoint, max_tokens=9), make_context("work")
+    )
     assert "9 tokens (`max_tokens`)" in str(answer.error)
 
 
@@ -310,10 +397,18 @@ def test_json_is_extracted_from_surrounding_prose(text: str, value: Any) -> None
     assert (error is None) == (value is not None)
 
 
-def test_response_format_is_sent_as_configured(endpoint: Endpoint, make_context: Callable[..., Context]) -> None:
+def test_response_format_is_sent_as_configured(
+    endpoint: Endpoint, make_context: Callable[..., Context]
+) -> None:
     endpoint.behaviour = lambda asked, before: '{"score": 1}'
     for form in ("none", "json_object", "json_schema"):
-        list(ask([prompt("p", SCHEMA)], model_at(endpoint, response_format=form), make_context("work")))
+        list(
+            ask(
+                [prompt("p", SCHEMA)],
+                model_at(endpoint, response_format=form),
+                make_context("work"),
+            )
+        )
     assert [body.get("response_format") for body in endpoint.bodies] == [
         None,
         {"type": "json_object"},
@@ -327,12 +422,17 @@ def test_truncated_line_of_kept_answers_is_requested_again(
     list(ask(prompts(5), model_at(endpoint, concurrency=1), make_context("work")))
     (file,) = (tmp_path / "work" / "answers").rglob("*.jsonl")
     os.truncate(file, file.stat().st_size - 9)
-    assert texts(list(ask(prompts(5), model_at(endpoint), make_context("work"))))[4] == "answer to prompt 4"
+    assert (
+        texts(list(ask(prompts(5), model_at(endpoint), make_context("work"))))[4]
+        == "answer to prompt 4"
+    )
     assert endpoint.asked.total() == 6
 
 
 def test_answers_are_kept_on_an_object_store(
-    endpoint: Endpoint, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint,
+    make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from upath import UPath
 
@@ -341,14 +441,38 @@ def test_answers_are_kept_on_an_object_store(
     monkeypatch.setattr(answer_store, "UNSAVED_ANSWERS", 3)
     bucket = UPath("memory://bucket/answers")
     for _ in range(2):
-        assert len(list(ask(prompts(10), model_at(endpoint), make_context("work", answers=bucket)))) == 10
+        assert (
+            len(
+                list(
+                    ask(
+                        prompts(10),
+                        model_at(endpoint),
+                        make_context("work", answers=bucket),
+                    )
+                )
+            )
+            == 10
+        )
     assert endpoint.asked.total() == 10
 
 
 def test_progress_counts_answered_requests(endpoint: Endpoint, tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
-    list(ask(prompts(5), model_at(endpoint), Context(work=tmp_path / "work", emit=events.append), total=5))
-    assert events[-1] == {"event": "progress", "done": 5, "total": 5, "unit": "requests", "job": "ask"}
+    list(
+        ask(
+            prompts(5),
+            model_at(endpoint),
+            Context(work=tmp_path / "work", emit=events.append),
+            total=5,
+        )
+    )
+    assert events[-1] == {
+        "event": "progress",
+        "done": 5,
+        "total": 5,
+        "unit": "requests",
+        "job": "ask",
+    }
 
 
 def test_kept_answer_equals_the_received_one_for_any_characters(
@@ -357,17 +481,26 @@ def test_kept_answer_equals_the_received_one_for_any_characters(
     endpoint.behaviour = lambda asked, before: Raw(
         b'{"choices": [{"message": {"content": "a\\ud800b\\u0000\\u2028c\\nd"}}]}'
     )
-    first, second = (texts(list(ask(prompts(1), model_at(endpoint), make_context("work")))) for _ in range(2))
+    first, second = (
+        texts(list(ask(prompts(1), model_at(endpoint), make_context("work"))))
+        for _ in range(2)
+    )
     assert first == second == ["a\ufffdb\0\u2028c\nd"]
 
 
 @pytest.mark.slow
 def test_vllm_serves_a_model_folder(
-    make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_context: Callable[..., Context],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text("{}")
-    model = AskedModel(folder=OutsidePath(tmp_path / "tiny"), server="vllm", server_options=("--max-model-len", "99"))
+    model = AskedModel(
+        folder=OutsidePath(tmp_path / "tiny"),
+        server="vllm",
+        server_options=("--max-model-len", "99"),
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServerError, match=r"vLLM.* not installed.*gristmill\[vllm\]'"):
         list(ask(prompts(1), model, make_context("work")))
@@ -412,14 +545,25 @@ def test_answers_are_forgotten_with_any_of_their_documents(
 
     def answer(name: str, *about: tuple[str, str | None]) -> None:
         list(
-            ask([prompt(text, about=of) for text, of in about], model_at(endpoint), make_context(name, answers=bucket))
+            ask(
+                [prompt(text, about=of) for text, of in about],
+                model_at(endpoint),
+                make_context(name, answers=bucket),
+            )
         )
 
     def forgotten(*documents: str, remove: bool = True) -> tuple[int, int]:
         counts = forget_answers(bucket, documents, remove)
         return counts["answers"], counts["unknown"]
 
-    answer("first", ("same", first), ("same", second), ("its own", first), ("third", third), ("nobody's", None))
+    answer(
+        "first",
+        ("same", first),
+        ("same", second),
+        ("its own", first),
+        ("third", third),
+        ("nobody's", None),
+    )
     answer("again", ("third", third), ("third", second))
     assert forgotten(first, remove=False) == (2, 1)
     assert forgotten(second, remove=False) == (2, 1)
@@ -433,19 +577,33 @@ def test_answers_are_forgotten_with_any_of_their_documents(
     assert forgotten(second) == (1, 0)
 
 
-def test_forgetting_answers_does_not_disturb_readers_and_writers(tmp_path: Path) -> None:
+def test_forgetting_answers_does_not_disturb_readers_and_writers(
+    tmp_path: Path,
+) -> None:
     keys = [digit * 64 for digit in "abc"]
     kept = KeptAnswers(tmp_path, {}, "one")
-    kept.keep(keys[0], {"text": "first", "prompt_tokens": 1, "answer_tokens": 1}, "1" * 32)
-    kept.keep(keys[1], {"text": "second", "prompt_tokens": 1, "answer_tokens": 1}, "2" * 32)
-    assert forget_answers(tmp_path, ["1" * 32], remove=True) == {"answers": 1, "unknown": 0}
-    kept.keep(keys[2], {"text": "thïrd", "prompt_tokens": 1, "answer_tokens": 1}, "3" * 32)
+    kept.keep(
+        keys[0], {"text": "first", "prompt_tokens": 1, "answer_tokens": 1}, "1" * 32
+    )
+    kept.keep(
+        keys[1], {"text": "second", "prompt_tokens": 1, "answer_tokens": 1}, "2" * 32
+    )
+    assert forget_answers(tmp_path, ["1" * 32], remove=True) == {
+        "answers": 1,
+        "unknown": 0,
+    }
+    kept.keep(
+        keys[2], {"text": "thïrd", "prompt_tokens": 1, "answer_tokens": 1}, "3" * 32
+    )
     kept.note(keys[2], "2" * 32)
     assert kept.find(keys[0]) is None
     assert [kept.find(key)["text"] for key in keys[1:]] == ["second", "thïrd"]
     kept.close()
     later = KeptAnswers(tmp_path, {}, "one")
     assert (len(later), len(later.spent)) == (2, 2)
-    assert forget_answers(tmp_path, ["2" * 32], remove=True) == {"answers": 2, "unknown": 0}
+    assert forget_answers(tmp_path, ["2" * 32], remove=True) == {
+        "answers": 2,
+        "unknown": 0,
+    }
     assert [later.find(key) for key in keys] == [None] * 3
     later.close()

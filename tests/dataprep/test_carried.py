@@ -1,4 +1,6 @@
-"""Workers without the launching machine's files get the package and the files that a job names from the store."""
+"""Workers without the launching machine's files get the package and the files that a
+job names from the store.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,26 @@ from gristmill.core.files import as_path, sha256_file
 from gristmill.dataprep.encoders.score_documents import score_shard
 from gristmill.dataprep.jobs import ship_files as carried_module
 from gristmill.dataprep.jobs import worker_bootstrap
-from gristmill.dataprep.jobs.ship_files import FOLDER, carry, carry_step, package, through
+from gristmill.dataprep.jobs.ship_files import (
+    FOLDER,
+    carry,
+    carry_step,
+    package,
+    through,
+)
 from gristmill.dataprep.jobs.tasks import do_group
 from gristmill.mixtures.steps.own_steps import Annotate
 from tests.dataprep.small_models import write_word_vectors
 
 LIBRARIES = str(Path(np.__file__).parents[1])
 STRANGER = "import sys; sys.path.append(sys.argv.pop(1)); "
-"""Start of a program that finds all libraries but no checkout: `python -S` skips the file that installs it."""
-UNPICKLED = "import pickle, sys; function, element = pickle.load(sys.stdin.buffer); list(function(element))"
+"""Start of a program that finds all libraries but no checkout: `python -S` skips the
+file that installs it.
+"""
+UNPICKLED = (
+    "import pickle, sys; function, element = pickle.load(sys.stdin.buffer); "
+    "list(function(element))"
+)
 WORK = (
     STRANGER
     + """
@@ -46,7 +59,9 @@ sys.stdout.write(repr(list(function(element))))
 
 
 def reading(path: str) -> Callable[[str], Iterator[str]]:
-    """Return a function that cloudpickle takes by value, since tests are not part of the package."""
+    """Return a function that cloudpickle takes by value, since tests are not part of
+    the package.
+    """
 
     def read(path: str, element: str) -> Iterator[str]:
         import os
@@ -61,7 +76,9 @@ def reading(path: str) -> Callable[[str], Iterator[str]]:
     return partial(read, path)
 
 
-def in_stranger(function: Callable[..., Any], element: str, home: Path) -> subprocess.CompletedProcess[str]:
+def in_stranger(
+    function: Callable[..., Any], element: str, home: Path
+) -> subprocess.CompletedProcess[str]:
     home.mkdir(exist_ok=True)
     environment = {
         name: value
@@ -77,12 +94,17 @@ def in_stranger(function: Callable[..., Any], element: str, home: Path) -> subpr
         env={**environment, "HOME": str(home)},
     )
     return subprocess.CompletedProcess(
-        completed.args, completed.returncode, completed.stdout.decode(), completed.stderr.decode()
+        completed.args,
+        completed.returncode,
+        completed.stdout.decode(),
+        completed.stderr.decode(),
     )
 
 
 @pytest.mark.slow
-def test_worker_without_the_package_receives_it_and_the_named_files(tmp_path: Path) -> None:
+def test_worker_without_the_package_receives_it_and_the_named_files(
+    tmp_path: Path,
+) -> None:
     words = tmp_path / "words.txt"
     words.write_text("of this machine")
     with through(tmp_path / "store"):
@@ -93,9 +115,15 @@ def test_worker_without_the_package_receives_it_and_the_named_files(tmp_path: Pa
         for element in ("a", "b"):
             completed = in_stranger(carried, element, home)
             assert completed.stdout == repr(
-                [element, "of this machine", f"/.cache/gristmill/packages/{digest}/gristmill/__init__.py"]
+                [
+                    element,
+                    "of this machine",
+                    f"/.cache/gristmill/packages/{digest}/gristmill/__init__.py",
+                ]
             ), completed.stderr
-    (file,) = (tmp_path / "first" / ".cache" / "gristmill" / "files").glob("*/words.txt")
+    (file,) = (tmp_path / "first" / ".cache" / "gristmill" / "files").glob(
+        "*/words.txt"
+    )
     assert file.read_text() == "of this machine"
 
 
@@ -107,7 +135,9 @@ def listing(folder: str, plain: str) -> Callable[[str], Iterator[str]]:
 
         root = as_path(folder)
         files = [path for path in root.rglob("*") if path.is_file()]
-        yield from sorted(f"{path.relative_to(root)}: {path.read_text()}" for path in files)
+        yield from sorted(
+            f"{path.relative_to(root)}: {path.read_text()}" for path in files
+        )
         yield f"{element}: {as_path(plain).exists()}"
 
     return partial(read, folder, plain)
@@ -142,13 +172,21 @@ def test_only_model_folders_are_shipped(tmp_path: Path) -> None:
 
 def test_scoring_step_ships_its_model_folder(tmp_path: Path) -> None:
     folder = write_word_vectors(tmp_path / "model")
-    section = Annotate.model_validate({"model": {"path": str(folder), "like": {"prose": "w1 w2"}}})
-    process = partial(score_shard, inputs={}, config=section.model_dump(mode="json"), sha256="", out=tmp_path / "out")
+    section = Annotate.model_validate(
+        {"model": {"path": str(folder), "like": {"prose": "w1 w2"}}}
+    )
+    process = partial(
+        score_shard,
+        inputs={},
+        config=section.model_dump(mode="json"),
+        sha256="",
+        out=tmp_path / "out",
+    )
     with through(tmp_path / "store"):
         carry(partial(do_group, process, str(tmp_path / "store" / "records")))
-    assert sorted(path.name for path in (tmp_path / "store" / FOLDER / "files").glob("*/*")) == sorted(
-        path.name for path in folder.iterdir()
-    )
+    assert sorted(
+        path.name for path in (tmp_path / "store" / FOLDER / "files").glob("*/*")
+    ) == sorted(path.name for path in folder.iterdir())
 
 
 def test_worker_that_cannot_reach_the_store_names_it(tmp_path: Path) -> None:
@@ -162,13 +200,22 @@ def test_worker_that_cannot_reach_the_store_names_it(tmp_path: Path) -> None:
 
 def other_pythons() -> list[str]:
     """Working interpreters of other minor versions, on the path or beside this one."""
-    names = [f"python3.{minor}" for minor in range(10, 20) if minor != sys.version_info[1]]
-    beside = [str(path) for name in names for path in Path(sys.base_prefix).parent.glob(f"3.*/bin/{name}")]
+    names = [
+        f"python3.{minor}" for minor in range(10, 20) if minor != sys.version_info[1]
+    ]
+    beside = [
+        str(path)
+        for name in names
+        for path in Path(sys.base_prefix).parent.glob(f"3.*/bin/{name}")
+    ]
     return [
         program
         for program in (*names, *beside)
         if shutil.which(program) is not None
-        and subprocess.run([program, "-c", ""], check=False, capture_output=True).returncode == 0
+        and subprocess.run(
+            [program, "-c", ""], check=False, capture_output=True
+        ).returncode
+        == 0
     ]
 
 
@@ -182,13 +229,24 @@ def test_worker_with_another_python_is_rejected_first(tmp_path: Path) -> None:
         pytest.skip("there is no other Python here")
     for interpreter in interpreters:
         completed = subprocess.run(
-            [interpreter, "-c", UNPICKLED], input=code, capture_output=True, check=False, cwd=tmp_path
+            [interpreter, "-c", UNPICKLED],
+            input=code,
+            capture_output=True,
+            check=False,
+            cwd=tmp_path,
         )
         (last,) = completed.stderr.decode().splitlines()[-1:]
         assert last.startswith("RuntimeError: ")
         assert re.search(r"\(process \d+\)", last)
-        (worker_version, run_version, wanted_version) = re.findall(r"Python (3\.\d+)", last)
-        assert worker_version != run_version == wanted_version == f"3.{sys.version_info[1]}"
+        (worker_version, run_version, wanted_version) = re.findall(
+            r"Python (3\.\d+)", last
+        )
+        assert (
+            worker_version
+            != run_version
+            == wanted_version
+            == f"3.{sys.version_info[1]}"
+        )
 
 
 def test_pipeline_step_pickles_without_code_objects(tmp_path: Path) -> None:
@@ -196,22 +254,33 @@ def test_pipeline_step_pickles_without_code_objects(tmp_path: Path) -> None:
         step = carry_step(reading(str(tmp_path / "words"))).fn
     code = cloudpickle.dumps(step)
     assert not {"CodeType", "_make_function"} & {
-        argument for _, argument, _ in pickletools.genops(code) if isinstance(argument, str)
+        argument
+        for _, argument, _ in pickletools.genops(code)
+        if isinstance(argument, str)
     }
     (tmp_path / "words").write_text("seen")
-    assert list(cloudpickle.loads(cloudpickle.dumps(cloudpickle.loads(code))).process("a"))[:2] == ["a", "seen"]
+    assert list(
+        cloudpickle.loads(cloudpickle.dumps(cloudpickle.loads(code))).process("a")
+    )[:2] == ["a", "seen"]
 
 
-def test_unresponsive_store_is_named_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_store_is_named_after_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(worker_bootstrap, "ANSWER_SECONDS", 0.2)
     with (
         silent_server() as address,
-        pytest.raises(RuntimeError, match=rf"\(process \d+\) .*{address} \(TimeoutError: .* 0.2 s\)"),
+        pytest.raises(
+            RuntimeError,
+            match=rf"\(process \d+\) .*{address} \(TimeoutError: .* 0.2 s\)",
+        ),
     ):
         worker_bootstrap.read_store({"store": address, "options": {}}, "wheel")
 
 
-def test_unchanged_file_is_hashed_once_for_many_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_file_is_hashed_once_for_many_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read: list[Path] = []
 
     def counting(path: Path) -> str:
@@ -226,7 +295,9 @@ def test_unchanged_file_is_hashed_once_for_many_jobs(tmp_path: Path, monkeypatch
             carry(reading(str(words)))
             carry(reading(str(words)))
     assert read == [words, words]
-    assert sorted(path.read_text() for path in (tmp_path / "store").rglob("words.txt")) == ["one", "two!"]
+    assert sorted(
+        path.read_text() for path in (tmp_path / "store").rglob("words.txt")
+    ) == ["one", "two!"]
 
 
 def test_nothing_is_shipped_without_a_store_or_twice(tmp_path: Path) -> None:
@@ -245,16 +316,39 @@ def test_wheel_is_content_addressed_and_holds_the_package(tmp_path: Path) -> Non
     with zipfile.ZipFile(BytesIO(content)) as wheel:
         names = wheel.namelist()
         wheel.extractall(tmp_path)
-    assert {"gristmill/__init__.py", "gristmill/core/files.py", "gristmill/mixtures/demo.yaml"} <= set(names)
-    assert not [name for name in names if "__pycache__" in name or name.startswith("gristmill/tests")]
-    assert worker_bootstrap.digest_of(worker_bootstrap.files_of([str(tmp_path / "gristmill")])) == digest
+    assert {
+        "gristmill/__init__.py",
+        "gristmill/core/files.py",
+        "gristmill/mixtures/demo.yaml",
+    } <= set(names)
+    assert not [
+        name
+        for name in names
+        if "__pycache__" in name or name.startswith("gristmill/tests")
+    ]
+    assert (
+        worker_bootstrap.digest_of(
+            worker_bootstrap.files_of([str(tmp_path / "gristmill")])
+        )
+        == digest
+    )
     (tmp_path / "gristmill" / "dataprep" / "files.py").write_text("other")
-    assert worker_bootstrap.digest_of(worker_bootstrap.files_of([str(tmp_path / "gristmill")])) != digest
+    assert (
+        worker_bootstrap.digest_of(
+            worker_bootstrap.files_of([str(tmp_path / "gristmill")])
+        )
+        != digest
+    )
 
 
 def test_worker_with_another_package_loaded_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "wheel").write_bytes(b"")
-    job = {"store": str(tmp_path), "package": "another", "wheel": "wheel", "options": {}}
+    job = {
+        "store": str(tmp_path),
+        "package": "another",
+        "wheel": "wheel",
+        "options": {},
+    }
     with pytest.raises(RuntimeError, match="another gristmill"):
         worker_bootstrap.have_package(job)
 

@@ -1,4 +1,6 @@
-"""Linear pipelines run as plain functions, with the results and counters of Beam's own runner."""
+"""Linear pipelines run as plain functions, with the results and counters of Beam's own
+runner.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def run_in_turn(pipeline: Any) -> tuple[list[Any], Counts]:
             for key, value in values:
                 groups.setdefault(key, []).append(value)
             values = list(groups.items())
-        values = list(do_steps(steps, SimpleNamespace(add=partial(add_counts, counts)), values))
+        values = list(
+            do_steps(steps, SimpleNamespace(add=partial(add_counts, counts)), values)
+        )
     return values, counts
 
 
@@ -60,10 +64,17 @@ def test_chain_with_a_shuffle_yields_groups_and_counters() -> None:
         | beam.Map(lambda pair, end: (pair[0], sorted(pair[1]), end), "end")
     )
     values, counts = run_in_turn(pipeline)
-    assert sorted(values) == [(1, [b"1", b"1", b"4", b"4"], "end"), (2, [b"2", b"2", b"5", b"5"], "end")]
+    assert sorted(values) == [
+        (1, [b"1", b"1", b"4", b"4"], "end"),
+        (2, [b"2", b"2", b"5", b"5"], "end"),
+    ]
     assert counts == {("toy", "odd"): 2}
     (counter,) = as_metrics(counts).query()["counters"]
-    assert (counter.key.metric.namespace, counter.key.metric.name, counter.result) == ("toy", "odd", 2)
+    assert (counter.key.metric.namespace, counter.key.metric.name, counter.result) == (
+        "toy",
+        "odd",
+        2,
+    )
 
 
 def test_counting_leaves_beams_state_tracker_alone() -> None:
@@ -77,7 +88,9 @@ def test_counting_leaves_beams_state_tracker_alone() -> None:
 
 
 class Windowed(beam.DoFn):
-    def process(self, element: int, window: Any = beam.DoFn.WindowParam) -> Iterator[int]:  # type: ignore[override]
+    def process(
+        self, element: int, window: Any = beam.DoFn.WindowParam
+    ) -> Iterator[int]:  # type: ignore[override]
         yield element
 
 
@@ -87,6 +100,11 @@ def test_unsupported_steps_are_rejected() -> None:
     with pytest.raises(UnknownStepError, match="window"):
         read_chain(pipeline)
     pipeline = beam.Pipeline()
-    _ = (pipeline | "a" >> beam.Create([1]), pipeline | "b" >> beam.Create([2])) | "both" >> beam.Flatten()
-    with pytest.raises(UnknownStepError, match=r"'both' .*Create, ParDo, GroupByKey and Reshuffle"):
+    _ = (
+        pipeline | "a" >> beam.Create([1]),
+        pipeline | "b" >> beam.Create([2]),
+    ) | "both" >> beam.Flatten()
+    with pytest.raises(
+        UnknownStepError, match=r"'both' .*Create, ParDo, GroupByKey and Reshuffle"
+    ):
         read_chain(pipeline)

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.reading.ingest import run
-from gristmill.dataprep.text.chapters import LEAST_CHAPTER, chapters, heading_of, paragraph_runs
+from gristmill.dataprep.text.chapters import (
+    LEAST_CHAPTER,
+    chapters,
+    heading_of,
+    paragraph_runs,
+)
 from gristmill.mixtures.sources import Source
 
 BODY = "The river ran past the old mill and turned its wheel all day. " * 20
@@ -37,9 +42,16 @@ HEADINGS = (
 
 @pytest.mark.parametrize("heading", HEADINGS)
 def test_chapter_begins_at_a_heading_and_text_before_it_is_a_part(heading: str) -> None:
-    text = f"The title\n\nby somebody. {BODY}\n\n\n{heading}\n\n{BODY}\n\n{heading}\n{BODY}"
+    text = (
+        "The title\n\nby somebody. "
+        f"{BODY}\n\n\n{heading}\n\n{BODY}\n\n{heading}\n{BODY}"
+    )
     first, second, third = chapters(text)
-    assert (heading_of(first), heading_of(second), heading_of(third)) == (None, heading, heading)
+    assert (heading_of(first), heading_of(second), heading_of(third)) == (
+        None,
+        heading,
+        heading,
+    )
     assert first + second + third == text
 
 
@@ -67,23 +79,48 @@ def test_heading_needs_a_blank_line_before_it() -> None:
 
 def test_consecutive_headings_begin_one_chapter() -> None:
     contents = "".join(f"Chapter {number}\n\n" for number in range(1, 9))
-    text = f"{contents}{BODY}\n\nPART II\n\nCHAPTER I\n\n{BODY}\n\nTHE END\n\nEpilogue\n\nShort."
+    text = (
+        f"{contents}{BODY}\n\nPART II\n\nCHAPTER I\n\n{BODY}\n\nTHE "
+        "END\n\nEpilogue\n\nShort."
+    )
     first, second = chapters(text)
     assert (heading_of(first), heading_of(second)) == ("Chapter 1", "PART II")
-    assert second.endswith("Epilogue\n\nShort."), "what is too short stays with what comes before"
+    assert second.endswith("Epilogue\n\nShort."), (
+        "what is too short stays with what comes before"
+    )
     assert len(first) >= LEAST_CHAPTER
 
 
 def test_paragraphs_are_joined_until_a_document_has_its_characters() -> None:
     paragraphs = [f"{number} {'word ' * 10}\n\n" for number in range(10)]
-    joined = ["".join(paragraphs[begin:end]) for begin, end in ((0, 3), (3, 6), (6, 10))]
-    assert paragraph_runs("".join(paragraphs), 120) == joined, "the last one is too short to stand alone"
+    joined = [
+        "".join(paragraphs[begin:end]) for begin, end in ((0, 3), (3, 6), (6, 10))
+    ]
+    assert paragraph_runs("".join(paragraphs), 120) == joined, (
+        "the last one is too short to stand alone"
+    )
     assert paragraph_runs("one\n\ntwo", 1000) == ["one\n\ntwo"]
 
 
 @pytest.mark.slow
 @given(
-    st.lists(st.sampled_from(["\n", "\n\n", "\r\n\r\n", " ", "Chapter I", "word", "\t", "II.", BODY, "", "# A"])),
+    st.lists(
+        st.sampled_from(
+            [
+                "\n",
+                "\n\n",
+                "\r\n\r\n",
+                " ",
+                "Chapter I",
+                "word",
+                "\t",
+                "II.",
+                BODY,
+                "",
+                "# A",
+            ]
+        )
+    ),
     st.integers(1, 500),
 )
 def test_the_parts_joined_are_the_text(pieces: list[str], characters: int) -> None:
@@ -104,14 +141,18 @@ def test_the_parts_joined_are_the_text(pieces: list[str], characters: int) -> No
         ({"paragraphs": 1000}, ["book.txt#1", "book.txt#2", "note.txt#1"], ["{}"] * 3),
     ],
 )
-def test_split_of_a_source(tmp_path: Path, split: object, locators: list[str], headings: list[str]) -> None:
+def test_split_of_a_source(
+    tmp_path: Path, split: object, locators: list[str], headings: list[str]
+) -> None:
     book = f"CHAPTER I\n\n{BODY}\n\nCHAPTER II\n\n{BODY}"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "book.txt").write_text(book)
     (tmp_path / "in" / "note.txt").write_text("A note.")
     (tmp_path / "out").mkdir()
     source = {"path": str(tmp_path / "in"), "split": split}
-    summary = run({}, {"sources": {"books": source}}, tmp_path / "out", Context(tmp_path / "work"))
+    summary = run(
+        {}, {"sources": {"books": source}}, tmp_path / "out", Context(tmp_path / "work")
+    )
     table = pq.read_table(next((tmp_path / "out").glob("part-*.parquet")))
     assert table["locator"].to_pylist() == locators
     assert table["metadata"].to_pylist() == headings

@@ -47,9 +47,17 @@ def test_line_rules_accept_a_list_and_the_papers_constants() -> None:
 
 @pytest.mark.slow
 def test_cleaners_see_earlier_edits_and_join_into_one_list() -> None:
-    text = "sch\u00c3\u00b6ne Zeile mit f\u00c3\u00bcnf Worten.[1]\nno\n\u00e9 Zeile mit genau fünf Worten.\n"
-    texts, columns = cleaned([text, "no"], Clean.model_validate({"fix_unicode": True, "lines": ["c4"]}))
-    assert texts == ["schöne Zeile mit fünf Worten.\né Zeile mit genau fünf Worten.", ""]
+    text = (
+        "sch\u00c3\u00b6ne Zeile mit f\u00c3\u00bcnf Worten.[1]\nno\n\u00e9 Zeile "
+        "mit genau fünf Worten.\n"
+    )
+    texts, columns = cleaned(
+        [text, "no"], Clean.model_validate({"fix_unicode": True, "lines": ["c4"]})
+    )
+    assert texts == [
+        "schöne Zeile mit fünf Worten.\né Zeile mit genau fünf Worten.",
+        "",
+    ]
     assert columns["clean_fix_unicode"].tolist() == [1, 0]
     assert columns["clean_c4_citations"].tolist() == [1, 0]
     assert columns["clean_c4_no_terminal_punctuation"].tolist() == [1, 1]
@@ -58,10 +66,17 @@ def test_cleaners_see_earlier_edits_and_join_into_one_list() -> None:
 
 @pytest.mark.slow
 def test_masking_runs_last() -> None:
-    text = "Ask bob@mail.org about all these fine things.\nno\nOr ring +49 30 901820 on any day."
-    section = Clean.model_validate({"lines": ["c4"], "mask": {"kinds": ["email"], "style": "tag"}})
+    text = (
+        "Ask bob@mail.org about all these fine things.\nno\nOr ring +49 30 901820 "
+        "on any day."
+    )
+    section = Clean.model_validate(
+        {"lines": ["c4"], "mask": {"kinds": ["email"], "style": "tag"}}
+    )
     texts, columns = cleaned([text], section)
-    assert texts == ["Ask <EMAIL> about all these fine things.\nOr ring +49 30 901820 on any day."]
+    assert texts == [
+        "Ask <EMAIL> about all these fine things.\nOr ring +49 30 901820 on any day."
+    ]
     assert columns["clean_mask_email"].tolist() == [1]
     assert "clean_mask_phone" not in columns
 
@@ -76,7 +91,8 @@ def test_cleaning_ignores_the_batch_and_splits_no_character(texts: list[str]) ->
         alone, own_columns = cleaned([text], section)
         assert alone == [cleaned_texts[number]]
         assert {name: values.tolist() for name, values in own_columns.items()} == {
-            name: values.tolist()[number : number + 1] for name, values in columns.items()
+            name: values.tolist()[number : number + 1]
+            for name, values in columns.items()
         }
         for edit in own_columns[EDITS].to_pylist()[0]:
             text.encode()[edit["begin"] : edit["end"]].decode()
@@ -87,42 +103,88 @@ PAGE = PROSE + "LOUD\n" + "And here it ends for good."
 
 
 def test_stage_writes_edits_counts_rules_and_drops_emptied_documents(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
     shards = [
         [("web", "1", PAGE), ("web", "2", "LOUD LINE"), ("code", "3", "LOUD LINE")],
-        [("web", "4", "One line here.\nLOUD LINE\n\n\n\nanother line there"), ("web", "5", PROSE)],
+        [
+            ("web", "4", "One line here.\nLOUD LINE\n\n\n\nanother line there"),
+            ("web", "5", PROSE),
+        ],
     ]
     inputs = {"ingest": write_ingest("ingest", shards)}
     config = {"lines": ["dclm"], "max_newlines": 2, "sources": ["web"]}
     outputs = [tmp_path / "once", tmp_path / "again"]
     summary = clean.run(inputs, config, outputs[0], make_context("work1"))
-    assert clean.run(inputs, config, outputs[1], make_context("work2", workers=2)) == summary
-    rows = [row for shard in shard_names(inputs["ingest"]) for row in read_table(outputs[0] / shard).to_pylist()]
-    assert [row["reason"] for row in rows] == [None, clean.EMPTY, None, clean.REMOVED, None]
+    assert (
+        clean.run(inputs, config, outputs[1], make_context("work2", workers=2))
+        == summary
+    )
+    rows = [
+        row
+        for shard in shard_names(inputs["ingest"])
+        for row in read_table(outputs[0] / shard).to_pylist()
+    ]
+    assert [row["reason"] for row in rows] == [
+        None,
+        clean.EMPTY,
+        None,
+        clean.REMOVED,
+        None,
+    ]
     assert [row["clean_dclm_uppercase"] for row in rows] == [1, 1, None, 1, 0]
     assert [row["clean_newlines"] for row in rows] == [0, 0, None, 1, 0]
     assert [row["clean_words"] for row in rows] == [126, 0, None, 6, 120]
-    assert [row["removed_word_ratio"] for row in rows] == [1 / 127, 1.0, None, 2 / 8, 0.0]
+    assert [row["removed_word_ratio"] for row in rows] == [
+        1 / 127,
+        1.0,
+        None,
+        2 / 8,
+        0.0,
+    ]
     texts = [
         text
         for shard in shard_names(inputs["ingest"])
-        for text in read_documents({**inputs, "clean": outputs[0]}, shard, ["text"])["text"].to_pylist()
+        for text in read_documents({**inputs, "clean": outputs[0]}, shard, ["text"])[
+            "text"
+        ].to_pylist()
     ]
-    assert texts == [PAGE.replace("LOUD\n", ""), "", "LOUD LINE", "One line here.\n\nanother line there", PROSE.strip()]
-    assert summary["edits"]["dclm_uppercase"] == {"documents": 3, "times": 3, "bytes": 4 + 9 + 9}
+    assert texts == [
+        PAGE.replace("LOUD\n", ""),
+        "",
+        "LOUD LINE",
+        "One line here.\n\nanother line there",
+        PROSE.strip(),
+    ]
+    assert summary["edits"]["dclm_uppercase"] == {
+        "documents": 3,
+        "times": 3,
+        "bytes": 4 + 9 + 9,
+    }
     assert summary["edits"]["newlines"] == {"documents": 1, "times": 1, "bytes": 2}
     assert summary["counts"]["dropped"] == {clean.EMPTY: 1, clean.REMOVED: 1}
-    assert summary["counts"]["bytes_kept"] == len(PAGE) - 5 + len("LOUD LINE") + len(PROSE) - 1
+    assert (
+        summary["counts"]["bytes_kept"]
+        == len(PAGE) - 5 + len("LOUD LINE") + len(PROSE) - 1
+    )
     assert sum(summary["histograms"]["removed_word_ratio"]["counts"]) == 4
     for shard in shard_names(inputs["ingest"]):
         assert (outputs[0] / shard).read_bytes() == (outputs[1] / shard).read_bytes()
 
 
 def test_removed_ratio_at_the_bound_passes_and_null_drops_nothing(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
-    inputs = {"ingest": write_ingest("ingest", [[("web", "1", "LOUD\n" + "a line of four\n" * 4 + "and three more")]])}
+    inputs = {
+        "ingest": write_ingest(
+            "ingest",
+            [[("web", "1", "LOUD\n" + "a line of four\n" * 4 + "and three more")]],
+        )
+    }
     for bound, dropped in ((0.05, {}), (0.0499, {clean.REMOVED: 1}), (None, {})):
         config = {"lines": ["dclm"], "max_removed_word_ratio": bound}
         name = f"bound {bound}"
@@ -159,7 +221,9 @@ def test_text_that_fails_cleaning_is_quarantined_alone(
         return clean.cap_newlines(texts, 2)
 
     monkeypatch.setattr(clean, "fix_unicode", refuse)
-    shards = [[("web", "1", "good\n\n\n\ntext"), ("web", "2", "bad"), ("web", "3", "fine")]]
+    shards = [
+        [("web", "1", "good\n\n\n\ntext"), ("web", "2", "bad"), ("web", "3", "fine")]
+    ]
     inputs = {"ingest": write_ingest("ingest", shards)}
     config = {"fix_unicode": True, "max_quarantined": 0.5}
     summary = clean.run(inputs, config, tmp_path / "out", make_context("work"))

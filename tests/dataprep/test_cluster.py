@@ -16,9 +16,12 @@ from gristmill.dataprep.semantic.cluster_names import name_clusters, project
 from tests.dataprep.document_shards import file_contents, rows_by_id
 
 SUBJECTS = {
-    "bread": "the baker kneads dough of flour and yeast, and bakes bread in the hot oven".split(),
-    "court": "the judge of the court heard the lawyer and sentenced the thief to prison".split(),
-    "stars": "the telescope shows galaxies, planets and stars that orbit in the night sky".split(),
+    "bread": "the baker kneads dough of flour and yeast, and bakes bread in the hot "
+    "oven".split(),
+    "court": "the judge of the court heard the lawyer and sentenced the thief to "
+    "prison".split(),
+    "stars": "the telescope shows galaxies, planets and stars that orbit in the "
+    "night sky".split(),
 }
 
 
@@ -36,10 +39,14 @@ Run = Callable[..., tuple[Path, dict[str, Any]]]
 
 
 @pytest.fixture
-def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: Path) -> Run:
+def run(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm: Path
+) -> Run:
     """Run the stage: (name, shards, **fields of Context) -> output folder, summary."""
 
-    def run(name: str, shards: Sequence[Any], **context: Any) -> tuple[Path, dict[str, Any]]:
+    def run(
+        name: str, shards: Sequence[Any], **context: Any
+    ) -> tuple[Path, dict[str, Any]]:
         out = tmp_path / f"{name}-out"
         return out, cluster.run(
             {"ingest": write_ingest(f"{name}-ingest", shards)},
@@ -52,17 +59,33 @@ def run(write_ingest: Callable, make_context: Callable, tmp_path: Path, mini_lm:
 
 
 @pytest.mark.slow
-def test_each_subject_is_one_cluster_named_by_its_words(run: Run, tmp_path: Path) -> None:
+def test_each_subject_is_one_cluster_named_by_its_words(
+    run: Run, tmp_path: Path
+) -> None:
     out, summary = run("subjects", [documents()])
     check_conservation(summary["counts"], "cluster")
     assert summary["counts"]["kept"] == 30
     rows = list(rows_by_id(out).values())
     subjects = [document[1].split("-")[0] for document in documents()]
-    assert len({(subject, row["domain"]) for subject, row in zip(subjects, rows, strict=True)}) == 3
+    assert (
+        len(
+            {
+                (subject, row["domain"])
+                for subject, row in zip(subjects, rows, strict=True)
+            }
+        )
+        == 3
+    )
     for subject, row in zip(subjects, rows, strict=True):
-        assert set(row["domain_name"].split()) <= {word.strip(",") for word in SUBJECTS[subject]} - {"the", "and"}
+        assert set(row["domain_name"].split()) <= {
+            word.strip(",") for word in SUBJECTS[subject]
+        } - {"the", "and"}
     domains = summary["domains"]
-    assert [(domain["domain"], domain["documents"]) for domain in domains] == [(0, 10), (1, 10), (2, 10)]
+    assert [(domain["domain"], domain["documents"]) for domain in domains] == [
+        (0, 10),
+        (1, 10),
+        (2, 10),
+    ]
     assert {row["domain"]: row["domain_name"] for row in rows} == {
         domain["domain"]: domain["name"] for domain in domains
     }
@@ -75,10 +98,15 @@ def test_workers_shards_and_engine_do_not_change_the_clusters(run: Run) -> None:
     first, summary = run("one", shards)
     for name, context in {
         "three": {"workers": 3, "mode": "threads"},
-        "engine": {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}},
+        "engine": {
+            "runner": "FnApiRunner",
+            "options": {"direct_running_mode": "in_memory"},
+        },
     }.items():
         out, other_summary = run(name, shards, **context)
-        assert (other_summary, file_contents(out)) == (summary, file_contents(first)), name
+        assert (other_summary, file_contents(out)) == (summary, file_contents(first)), (
+            name
+        )
     single_shard, _ = run("whole", [documents()])
     assert rows_by_id(single_shard) == rows_by_id(first)
 
@@ -90,8 +118,17 @@ def test_empty_input_has_no_clustered_documents(run: Run) -> None:
 
 
 def test_cluster_name_has_the_most_distinctive_words() -> None:
-    texts = ["the mill grinds grain", "the mill grinds corn", "the sea is deep", "the sea has waves"]
-    assert name_clusters(texts, np.array([0, 0, 1, 1]), 3) == ["grinds mill corn grain", "sea deep has waves", "empty"]
+    texts = [
+        "the mill grinds grain",
+        "the mill grinds corn",
+        "the sea is deep",
+        "the sea has waves",
+    ]
+    assert name_clusters(texts, np.array([0, 0, 1, 1]), 3) == [
+        "grinds mill corn grain",
+        "sea deep has waves",
+        "empty",
+    ]
     assert name_clusters(["1 2", "a b"], np.array([0, 0]), 1) == ["no words"]
 
 
@@ -107,7 +144,9 @@ def test_map_projects_on_the_principal_components() -> None:
 
 
 def test_cluster_lies_at_the_mean_of_its_documents_on_the_map() -> None:
-    """Vectors of length 1 around two directions: the centroid of each, of length 1 too, would stand outside."""
+    """Vectors of length 1 around two directions: the centroid of each, of length 1 too,
+    would stand outside.
+    """
     rng = np.random.default_rng(3)
     clusters = np.repeat([0, 1], [60, 40])
     vectors = np.eye(8)[clusters] + rng.normal(size=(100, 8)) * 0.6

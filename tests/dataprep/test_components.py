@@ -1,4 +1,6 @@
-"""Connected components as stars equal scipy's, from one task or from several that each see a part."""
+"""Connected components as stars equal scipy's, from one task or from several that each
+see a part.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +33,24 @@ from gristmill.dataprep.shuffle_format import task_file, write_partitions
 from gristmill.mixtures.steps.dedup import Dedup
 
 numbers = st.integers(0, 30)
-graphs = st.lists(st.tuples(numbers, numbers).filter(lambda pair: pair[0] != pair[1]), max_size=40).map(
-    lambda pairs: np.array(pairs, np.int64).reshape(-1, 2)
-)
+graphs = st.lists(
+    st.tuples(numbers, numbers).filter(lambda pair: pair[0] != pair[1]), max_size=40
+).map(lambda pairs: np.array(pairs, np.int64).reshape(-1, 2))
 
 
 def smallest_of(pairs: np.ndarray) -> dict[int, int]:
     """Map of each node to the smallest node of its component, by scipy."""
     size = int(pairs.max(initial=-1)) + 1
     graph = coo_array((np.ones(len(pairs)), tuple(pairs.T)), shape=(size, size))
-    component = connected_components(graph, directed=False)[1] if size else np.empty(0, np.int64)
-    return {int(node): int(np.flatnonzero(component == component[node])[0]) for node in np.unique(pairs)}
+    component = (
+        connected_components(graph, directed=False)[1]
+        if size
+        else np.empty(0, np.int64)
+    )
+    return {
+        int(node): int(np.flatnonzero(component == component[node])[0])
+        for node in np.unique(pairs)
+    }
 
 
 def as_stars(labels: dict[int, int]) -> set[tuple[int, int]]:
@@ -55,18 +64,26 @@ def edges(pairs: np.ndarray) -> set[tuple[int, int]]:
 def large_stars(pairs: np.ndarray) -> tuple[np.ndarray, int]:
     """One large-star step over all nodes, with the edges in two parts."""
     directed = np.concatenate([pairs, pairs[:, ::-1]])
-    nodes = join_summaries(np.concatenate([summarise(directed[::2]), summarise(directed[1::2])]))
-    return np.concatenate([large_star(directed[::2], nodes), large_star(directed[1::2], nodes)]), count_unsettled(nodes)
+    nodes = join_summaries(
+        np.concatenate([summarise(directed[::2]), summarise(directed[1::2])])
+    )
+    return np.concatenate(
+        [large_star(directed[::2], nodes), large_star(directed[1::2], nodes)]
+    ), count_unsettled(nodes)
 
 
 def small_stars(pairs: np.ndarray) -> np.ndarray:
     nodes = summarise(pairs)
-    return np.concatenate([small_star(pairs[::2], nodes), small_star(pairs[1::2], nodes)])
+    return np.concatenate(
+        [small_star(pairs[::2], nodes), small_star(pairs[1::2], nodes)]
+    )
 
 
 @settings(deadline=None)
 @given(graphs)
-def test_forest_links_each_node_to_the_smallest_of_its_component(pairs: np.ndarray) -> None:
+def test_forest_links_each_node_to_the_smallest_of_its_component(
+    pairs: np.ndarray,
+) -> None:
     links = forest(pairs)
     assert edges(links) == as_stars(smallest_of(pairs))
     assert len(links) == len(edges(links))
@@ -97,34 +114,66 @@ def test_chain_converges_in_logarithmically_many_rounds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_partitions", "links_per_run"), [(1, 2), (3, 2), (3, 10**6), (8, 10)])
+@pytest.mark.parametrize(
+    ("num_partitions", "links_per_run"), [(1, 2), (3, 2), (3, 10**6), (8, 10)]
+)
 def test_labels_do_not_depend_on_partitions_or_run_length(
-    num_partitions: int, links_per_run: int, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num_partitions: int,
+    links_per_run: int,
+    make_context: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(components, "LINKS_PER_RUN", links_per_run)
     rng = np.random.default_rng(5)
     pairs = np.concatenate(
         [
             np.stack([np.arange(20, 60), np.arange(21, 61)], axis=1),  # a chain
-            np.stack([np.full(20, 99), np.arange(70, 90)], axis=1),  # a star around a large number
+            # a star around a large number
+            np.stack([np.full(20, 99), np.arange(70, 90)], axis=1),
             rng.integers(100, 200, (60, 2)),
         ]
     )
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     context = make_context("work")
     starts = np.array([0, 50, 120, 200])
-    plan = DedupPlan({}, {}, Dedup(), [], Numbering(["a", "b", "c"], starts, 3), 4, context.work, tmp_path / "out")
-    for task, part in zip(plan.partitions(), np.array_split(rng.permutation(pairs), 4), strict=True):
-        write_partitions(task_file(plan.work, "links", task.name), pairs_table(part), np.zeros(len(part), np.int64), 1)
+    plan = DedupPlan(
+        {},
+        {},
+        Dedup(),
+        [],
+        Numbering(["a", "b", "c"], starts, 3),
+        4,
+        context.work,
+        tmp_path / "out",
+    )
+    for task, part in zip(
+        plan.partitions(), np.array_split(rng.permutation(pairs), 4), strict=True
+    ):
+        write_partitions(
+            task_file(plan.work, "links", task.name),
+            pairs_table(part),
+            np.zeros(len(part), np.int64),
+            1,
+        )
     links = [task.name for task in plan.partitions()]
-    rounds, labels_by_shard, number = find_components(plan, links, num_partitions, context)
+    rounds, labels_by_shard, number = find_components(
+        plan, links, num_partitions, context
+    )
     assert (rounds == 0) == (num_partitions == 1)
     assert number >= len(smallest_of(pairs))
     per_shard = [labels_of(labels_by_shard, shard) for shard in range(3)]
     for shard, labels in enumerate(per_shard):
-        assert ((labels[:, 0] >= starts[shard]) & (labels[:, 0] < starts[shard + 1])).all()
+        assert (
+            (labels[:, 0] >= starts[shard]) & (labels[:, 0] < starts[shard + 1])
+        ).all()
     assert {int(a): int(b) for a, b in np.concatenate(per_shard)} == smallest_of(pairs)
 
 
 def test_partitions_follow_from_the_number_of_links() -> None:
-    assert [count_star_partitions(links) for links in (0, 1, 2_000_000, 2_000_001)] == [1, 1, 1, 2]
+    assert [count_star_partitions(links) for links in (0, 1, 2_000_000, 2_000_001)] == [
+        1,
+        1,
+        1,
+        2,
+    ]

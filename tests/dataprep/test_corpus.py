@@ -1,4 +1,6 @@
-"""All documents with the annotations of their steps, read lazily in the order of the corpus."""
+"""All documents with the annotations of their steps, read lazily in the order of the
+corpus.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.arrow_dataset import CorpusDataset
-from gristmill.dataprep.corpus import Corpus, UnknownColumnError, UnknownDocumentError, hex_ids, url_of
+from gristmill.dataprep.corpus import (
+    Corpus,
+    UnknownColumnError,
+    UnknownDocumentError,
+    hex_ids,
+    url_of,
+)
 from gristmill.dataprep.documents import (
     DOCUMENT_SCHEMA,
     annotate,
@@ -51,7 +59,10 @@ def write_documents(folder: Path, shard: int, texts: list[str]) -> None:
         }
         for row, text in enumerate(texts)
     ]
-    write_table(folder / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA))
+    write_table(
+        folder / f"part-{shard:05d}.parquet",
+        pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA),
+    )
 
 
 def judge(
@@ -63,28 +74,45 @@ def judge(
     edit: Callable[[str], list[tuple[int, int, str]]] | None = None,
     **measures: Callable[[str], Any],
 ) -> None:
-    """Write a step's annotations: drops, measures and edits of each text that it sees."""
+    """Write a step's annotations: drops, measures and edits of each text that it
+    sees.
+    """
     for shard in shard_names(inputs["ingest"]):
         read = read_shard(inputs, shard)
         texts = read.documents["text"].take(pa.array(read.rows)).to_pylist()
         errors = [error if error and text.startswith("bad") else None for text in texts]
         columns: dict[str, Any] = {
             name: pa.array(
-                [None if failed else measure(text) for text, failed in zip(texts, errors, strict=True)], KINDS.get(name)
+                [
+                    None if failed else measure(text)
+                    for text, failed in zip(texts, errors, strict=True)
+                ],
+                KINDS.get(name),
             )
             for name, measure in measures.items()
         }
         if edit is not None:
             columns["edits"] = edits_array([edit(text) for text in texts])
-        table, _ = annotate(read.documents, read.rows, read.rows, [drop(text) for text in texts], columns, errors)
+        table, _ = annotate(
+            read.documents,
+            read.rows,
+            read.rows,
+            [drop(text) for text in texts],
+            columns,
+            errors,
+        )
         write_table(folder / step / shard, table)
     inputs[step] = folder / step
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Two shards: `filter` drops short texts, `clean` puts X before each text, `filter-2` fails on bad ones."""
-    for shard, texts in enumerate((["a b c", "d", "bad e f", "g h"], ["i j k l", "m", "n o"])):
+    """Two shards: `filter` drops short texts, `clean` puts X before each text,
+    `filter-2` fails on bad ones.
+    """
+    for shard, texts in enumerate(
+        (["a b c", "d", "bad e f", "g h"], ["i j k l", "m", "n o"])
+    ):
         write_documents(tmp_path / "ingest", shard, texts)
     inputs = {"ingest": tmp_path / "ingest"}
     judge(
@@ -115,7 +143,9 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def rows_of(corpus: Corpus, *columns: str, **options: Any) -> list[tuple[Any, ...]]:
-    table = pa.Table.from_batches(corpus.batches(columns, **options), CorpusDataset.of(corpus, columns).schema)
+    table = pa.Table.from_batches(
+        corpus.batches(columns, **options), CorpusDataset.of(corpus, columns).schema
+    )
     return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
 
 
@@ -139,7 +169,15 @@ def test_document_comes_with_its_verdict_and_measures(corpus: Corpus) -> None:
         "original_text",
     ]
     assert rows_of(
-        corpus, "text", "kept", "dropped_by", "reason", "error", "filter_words", "filter_2_words", kept=None
+        corpus,
+        "text",
+        "kept",
+        "dropped_by",
+        "reason",
+        "error",
+        "filter_words",
+        "filter_2_words",
+        kept=None,
     ) == [
         ("Xa b c", True, None, None, None, 3, 30),
         ("d", False, "filter", "short", None, 1, None),
@@ -158,7 +196,9 @@ def test_document_comes_with_its_verdict_and_measures(corpus: Corpus) -> None:
     assert rows_of(corpus, "text", kept=False) == [("d",), ("bad e f",), ("m",)]
 
 
-def test_urls_and_licences_of_documents_override_those_of_sources(corpus: Corpus) -> None:
+def test_urls_and_licences_of_documents_override_those_of_sources(
+    corpus: Corpus,
+) -> None:
     rows = rows_of(corpus, "url", "licence", "source", kept=None)
     assert rows[:4] == [
         ("https://a.example/1", "CC0-1.0", "books"),
@@ -166,16 +206,28 @@ def test_urls_and_licences_of_documents_override_those_of_sources(corpus: Corpus
         ("http://b.example", None, "books"),
         (None, "CC-BY-4.0", "web"),
     ]
-    assert url_of("https://x.example/p#0123abcd-0123-0123-0123-0123456789ab", "{}") == "https://x.example/p"
-    assert (url_of("a.jsonl#3", None), url_of("a.jsonl#3", '{"URL": "x://y"}')) == (None, "x://y")
+    assert (
+        url_of("https://x.example/p#0123abcd-0123-0123-0123-0123456789ab", "{}")
+        == "https://x.example/p"
+    )
+    assert (url_of("a.jsonl#3", None), url_of("a.jsonl#3", '{"URL": "x://y"}')) == (
+        None,
+        "x://y",
+    )
 
 
 def test_ids_are_hexadecimal(corpus: Corpus) -> None:
     ids = []
     for shard in corpus.shards:
-        ids += [document.hex() for document in read_documents(corpus.inputs, shard)["id"].to_pylist()]
+        ids += [
+            document.hex()
+            for document in read_documents(corpus.inputs, shard)["id"].to_pylist()
+        ]
     assert rows_of(corpus, "id", kept=None) == [(document,) for document in ids]
-    assert rows_of(corpus, "twin", kept=None)[1:3] == [(None,), (b"bad e f         ".hex(),)]
+    assert rows_of(corpus, "twin", kept=None)[1:3] == [
+        (None,),
+        (b"bad e f         ".hex(),),
+    ]
     binary_ids = pa.array([b"\x00\xff", None, b"\x0a\xb0"], pa.binary(2))
     assert hex_ids(binary_ids).to_pylist() == ["00ff", None, "0ab0"]
     assert hex_ids(binary_ids.slice(2)).to_pylist() == ["0ab0"]
@@ -198,20 +250,26 @@ def columns_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, st
         yield read
 
 
-def test_only_needed_columns_and_shards_are_read(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_needed_columns_and_shards_are_read(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     corpus.schema  # noqa: B018 - known before
     with columns_read(monkeypatch) as read:
         assert corpus.count_rows() == 4
         assert {name for _, name in read} == {"id", "source", "keep"}
         read.clear()
-        assert rows_of(corpus, "score", where="filter_2_words > 25", kept=None) == [(6 / 8,), (1.0,)]
+        assert rows_of(corpus, "score", where="filter_2_words > 25", kept=None) == [
+            (6 / 8,),
+            (1.0,),
+        ]
         assert {name for _, name in read} == {"id", "keep", "words", "score"}
         read.clear()
         assert rows_of(corpus, "source", kept=None)[:2] == [("books",), ("web",)]
         assert {name for _, name in read} == {"id", "source"}
         read.clear()
         assert rows_of(corpus, "text", where="filter_words = 4") == [("Xi j k l",)]
-        assert [size for size, name in read if name == "text"] == ["3"]  # of the second shard alone
+        # of the second shard alone
+        assert [size for size, name in read if name == "text"] == ["3"]
 
 
 @pytest.mark.slow
@@ -222,12 +280,16 @@ def test_condition_uses_the_columns_and_null_fails_it(corpus: Corpus) -> None:
         ("i j k l",),
         ("n o",),
     ]
-    assert rows_of(corpus, "original_text", where="dropped_by = 'filter'", kept=None) == [("d",), ("m",)]
+    assert rows_of(
+        corpus, "original_text", where="dropped_by = 'filter'", kept=None
+    ) == [("d",), ("m",)]
     rows = rows_of(corpus, "text", where="text LIKE 'Xg%' OR url IS NOT NULL")
     assert rows == [("Xa b c",), ("Xg h",), ("Xi j k l",), ("Xn o",)]
     assert corpus.count_rows(kept=None, where="true") == 7
     assert corpus.count_rows(where="false") == 0
-    with pytest.raises(ExpressionError, match=r"'wrods > 1': .*'wrods' .*filter_2_words"):
+    with pytest.raises(
+        ExpressionError, match=r"'wrods > 1': .*'wrods' .*filter_2_words"
+    ):
         corpus.count_rows(where="wrods > 1")
     with pytest.raises(ExpressionError, match="sub-query"):
         corpus.count_rows(where="(SELECT count(*) FROM read_text('/etc/passwd')) > 0")
@@ -236,43 +298,74 @@ def test_condition_uses_the_columns_and_null_fails_it(corpus: Corpus) -> None:
 
 
 def test_document_is_found_by_an_id_prefix(corpus: Corpus) -> None:
-    ids = {text: document for document, text in rows_of(corpus, "id", "original_text", kept=None)}
+    ids = {
+        text: document
+        for document, text in rows_of(corpus, "id", "original_text", kept=None)
+    }
     document = corpus.document(ids["bad e f"][:12].upper())
     assert document["id"] == ids["bad e f"]
     assert document["original_text"] == "bad e f"
     assert document["dropped_by"] == "filter-2"
     assert document["steps"] == [
-        {"step": "filter", "keep": True, "reason": None, "error": None, "values": {"words": 3}},
-        {"step": "clean", "keep": True, "reason": None, "error": None, "values": {"twin": b"bad e f         ".hex()}},
-        {"step": "filter-2", "keep": False, "reason": "quarantine", "error": "KeyError: 1", "values": {}},
+        {
+            "step": "filter",
+            "keep": True,
+            "reason": None,
+            "error": None,
+            "values": {"words": 3},
+        },
+        {
+            "step": "clean",
+            "keep": True,
+            "reason": None,
+            "error": None,
+            "values": {"twin": b"bad e f         ".hex()},
+        },
+        {
+            "step": "filter-2",
+            "keep": False,
+            "reason": "quarantine",
+            "error": "KeyError: 1",
+            "values": {},
+        },
     ]
     with pytest.raises(UnknownDocumentError, match=r"^7 documents"):
         corpus.document("Ab")
     with pytest.raises(UnknownDocumentError, match=r"^no documents"):
         corpus.document("b")
     for prefix in ("", "zz", "0" * 33):
-        with pytest.raises(UnknownDocumentError, match=f"^'{prefix}' .*1 to 32 hexadecimal digits"):
+        with pytest.raises(
+            UnknownDocumentError, match=f"^'{prefix}' .*1 to 32 hexadecimal digits"
+        ):
             corpus.document(prefix)
 
 
-def test_dataset_is_reread_lazily_and_in_part(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_is_reread_lazily_and_in_part(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dataset = CorpusDataset.of(corpus, kept=None)
     assert dataset.schema.names == corpus.columns
     assert (dataset.count_rows(), CorpusDataset.of(corpus).count_rows()) == (7, 4)
     assert dataset.count_rows(filter=pc.field("filter_words") > 2) == 3
-    assert dataset.head(2, columns=["text"]).to_pylist() == [{"text": "Xa b c"}, {"text": "d"}]
+    assert dataset.head(2, columns=["text"]).to_pylist() == [
+        {"text": "Xa b c"},
+        {"text": "d"},
+    ]
     documents = dataset.to_table(
-        columns=["text"], filter=(pc.field("filter_words") == 1) & (pc.field("source") == "web")
+        columns=["text"],
+        filter=(pc.field("filter_words") == 1) & (pc.field("source") == "web"),
     )
     assert documents.to_pylist() == [{"text": "d"}, {"text": "m"}]
-    assert dataset.to_table(columns={"double": pc.field("filter_words") * 2})["double"].to_pylist()[:2] == [6, 2]
+    assert dataset.to_table(columns={"double": pc.field("filter_words") * 2})[
+        "double"
+    ].to_pylist()[:2] == [6, 2]
     assert sum(len(batch) for batch in dataset.to_batches()) == 7
     with duckdb.connect() as connection:
         connection.register("documents", dataset)
         with columns_read(monkeypatch) as read:
             rows = connection.execute(
-                "SELECT a.source, b.filter_words FROM documents a JOIN documents b ON a.id = b.id "
-                "WHERE b.filter_words > 2 AND a.kept ORDER BY 2"
+                "SELECT a.source, b.filter_words FROM documents a JOIN documents b ON "
+                "a.id = b.id WHERE b.filter_words > 2 AND a.kept ORDER BY 2"
             ).fetchall()
         assert rows == [("books", 3), ("books", 4)]
         assert "text" not in {name for _, name in read}
@@ -285,8 +378,17 @@ def test_any_selection_equals_that_of_the_full_table(seed: int, corpus: Corpus) 
     names = corpus.schema.names
     full_table = pa.Table.from_batches(corpus.batches(names, kept=None), corpus.schema)
     for _ in range(10):
-        columns, kept = rng.sample(names, rng.randint(1, 6)), rng.choice([None, True, False])
-        mask = np.ones(len(full_table), bool) if kept is None else full_table["kept"].to_numpy() == kept
+        columns, kept = (
+            rng.sample(names, rng.randint(1, 6)),
+            rng.choice([None, True, False]),
+        )
+        mask = (
+            np.ones(len(full_table), bool)
+            if kept is None
+            else full_table["kept"].to_numpy() == kept
+        )
         expected = full_table.filter(pa.array(mask)).select(columns).to_pylist()
-        rows = [row for batch in corpus.batches(columns, kept) for row in batch.to_pylist()]
+        rows = [
+            row for batch in corpus.batches(columns, kept) for row in batch.to_pylist()
+        ]
         assert rows == expected, (seed, columns, kept)

@@ -23,17 +23,25 @@ def read(path: Path, content: bytes, reading: Reading | None = None) -> list[Rea
 
 
 def errors(records: list[Read]) -> dict[int, str]:
-    return {record.number: record.error for record in records if isinstance(record, Rejected)}
+    return {
+        record.number: record.error
+        for record in records
+        if isinstance(record, Rejected)
+    }
 
 
 def texts(records: list[Read]) -> list[str]:
     return [record.text for record in records if isinstance(record, Record)]
 
 
-def test_header_names_the_columns_and_quoted_fields_hold_anything(tmp_path: Path) -> None:
+def test_header_names_the_columns_and_quoted_fields_hold_anything(
+    tmp_path: Path,
+) -> None:
     content = b'id,text,year\r\n7,"one, ""two""\r\nthree\x01",1999\r\n\r\n8,plain,\r\n'
     first, second = read(tmp_path / "a.csv", content)
-    assert first == Record(1, "a.csv#1", 'one, "two"\r\nthree\1', '{"id": "7", "year": "1999"}')
+    assert first == Record(
+        1, "a.csv#1", 'one, "two"\r\nthree\1', '{"id": "7", "year": "1999"}'
+    )
     assert second == Record(2, "a.csv#2", "plain", '{"id": "8", "year": ""}')
     (named, _) = read(tmp_path / "a.csv", content, Reading(id="id", metadata=("year",)))
     assert isinstance(named, Record)
@@ -81,11 +89,28 @@ def test_truncated_file_yields_the_rows_before_the_damage(tmp_path: Path) -> Non
 def test_encoding_is_named_or_detected(tmp_path: Path) -> None:
     text = "Все люди рождаются свободными и равными в своём достоинстве и правах."
     content = f"text\n{text}\n".encode("cp1251")
-    assert texts(read(tmp_path / "a.csv", content, Reading(encoding="cp1251"))) == [text]
+    assert texts(read(tmp_path / "a.csv", content, Reading(encoding="cp1251"))) == [
+        text
+    ]
     assert texts(read(tmp_path / "a.csv", content, Reading(encoding="auto"))) == [text]
     assert list(errors(read(tmp_path / "a.csv", content))) == [1]
-    assert texts(read(tmp_path / "a.csv", f"\ufefftext\n{text}\n".encode("utf-16"), Reading(encoding="utf-16"))) == []
-    assert texts(read(tmp_path / "a.csv", f"text\n{text}\n".encode("utf-16"), Reading(encoding="auto"))) == [text]
+    assert (
+        texts(
+            read(
+                tmp_path / "a.csv",
+                f"\ufefftext\n{text}\n".encode("utf-16"),
+                Reading(encoding="utf-16"),
+            )
+        )
+        == []
+    )
+    assert texts(
+        read(
+            tmp_path / "a.csv",
+            f"text\n{text}\n".encode("utf-16"),
+            Reading(encoding="auto"),
+        )
+    ) == [text]
     assert texts(read(tmp_path / "a.csv", f"\ufefftext\n{text}\n".encode())) == [text]
 
 
@@ -98,7 +123,12 @@ def test_invalid_utf16_is_quarantined(tmp_path: Path) -> None:
 
 @given(
     rows=st.lists(
-        st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), min_size=1), min_size=1, max_size=8
+        st.text(
+            st.characters(exclude_categories=("Cs",), exclude_characters="\0"),
+            min_size=1,
+        ),
+        min_size=1,
+        max_size=8,
     ),
     step=st.integers(1, 50),
 )
@@ -106,9 +136,13 @@ def test_csv_round_trips_for_any_read_size(
     tmp_path_factory: pytest.TempPathFactory, rows: list[str], step: int
 ) -> None:
     buffer = io.StringIO(newline="")
-    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows([["text"], *([row] for row in rows)])
+    csv.writer(buffer, quoting=csv.QUOTE_ALL).writerows(
+        [["text"], *([row] for row in rows)]
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "READ_BYTES", step)
         patch.setattr("gristmill.dataprep.reading.csv_rows.SNIFFED_BYTES", step)
-        records = read(tmp_path_factory.getbasetemp() / "rows.csv", buffer.getvalue().encode())
+        records = read(
+            tmp_path_factory.getbasetemp() / "rows.csv", buffer.getvalue().encode()
+        )
     assert texts(records) == rows

@@ -24,7 +24,9 @@ from gristmill.dataprep.quality.ranking import (
 )
 
 SCORES = st.floats(allow_nan=False)
-WORDS = st.one_of(st.integers(0, 3), st.integers(0, 2**64 - 1), st.integers(2**64 - 3, 2**64 - 1))
+WORDS = st.one_of(
+    st.integers(0, 3), st.integers(0, 2**64 - 1), st.integers(2**64 - 3, 2**64 - 1)
+)
 
 
 @given(SCORES, SCORES)
@@ -38,9 +40,12 @@ def test_rank_keys_have_the_order_of_scores(first: float, second: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("share", "documents", "kept"), [(0.1, 20, 2), (0.1, 21, 3), (0.3, 10, 3), (1.0, 7, 7), (1e-6, 5, 1), (0.7, 10, 7)]
+    ("share", "documents", "kept"),
+    [(0.1, 20, 2), (0.1, 21, 3), (0.3, 10, 3), (1.0, 7, 7), (1e-6, 5, 1), (0.7, 10, 7)],
 )
-def test_kept_share_is_rounded_up_despite_binary_fractions(share: float, documents: int, kept: int) -> None:
+def test_kept_share_is_rounded_up_despite_binary_fractions(
+    share: float, documents: int, kept: int
+) -> None:
     assert number_kept(share, documents) == kept
 
 
@@ -56,7 +61,9 @@ def test_cut_is_the_document_of_the_rank(
 ) -> None:
     groups, keys, ties = (
         np.array(column, kind)
-        for column, kind in zip(zip(*documents, strict=True), (np.int64, np.uint64, np.uint64), strict=True)
+        for column, kind in zip(
+            zip(*documents, strict=True), (np.int64, np.uint64, np.uint64), strict=True
+        )
     )
 
     def read() -> Iterator[Ranked]:
@@ -65,12 +72,19 @@ def test_cut_is_the_document_of_the_rank(
 
     present = sorted(set(groups.tolist()))
     groups_with_ranks = data.draw(st.sets(st.sampled_from(present), min_size=1))
-    ranks = {group: data.draw(st.integers(1, int((groups == group).sum()))) for group in sorted(groups_with_ranks)}
+    ranks = {
+        group: data.draw(st.integers(1, int((groups == group).sum())))
+        for group in sorted(groups_with_ranks)
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuts, "FEW", few)  # 0: down to the last bit, by counting alone
         cut_of_group = find_cuts(read, ranks)
     for group, rank in ranks.items():
-        key, tie = sorted((key, tie) for document_group, key, tie in documents if document_group == group)[rank - 1]
+        key, tie = sorted(
+            (key, tie)
+            for document_group, key, tie in documents
+            if document_group == group
+        )[rank - 1]
         assert cut_of_group[group] == Cut(key, tie)
 
 
@@ -84,13 +98,29 @@ def test_nan_scores_are_never_kept_and_sources_are_ranked_alone() -> None:
         yield sources[2:], scores[2:], ties[2:]
 
     ranking = rank_documents(read, "perplexity", False, 0.5, per_source=True)
-    assert {name: (cut.score, cut.kept, cut.of) for name, cut in ranking.found.items()} == {
+    assert {
+        name: (cut.score, cut.kept, cut.of) for name, cut in ranking.found.items()
+    } == {
         "a": (2.0, 2, 3),
         "b": (4.0, 1, 2),
     }
-    assert kept_by_rank(ranking, sources, scores, ties).tolist() == [False, True, True, False, True]
-    assert kept_by_rank(ranking, ["a"], np.array([math.nan]), ties[:1]).tolist() == [False]
+    assert kept_by_rank(ranking, sources, scores, ties).tolist() == [
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert kept_by_rank(ranking, ["a"], np.array([math.nan]), ties[:1]).tolist() == [
+        False
+    ]
     together = rank_documents(read, "quality", True, 0.4, per_source=False)
     assert describe_cuts(together) == {
-        "all": {"by": "quality", "score": 4.0, "kept": 2, "of": 5, "tie": "0000000000000004"}
+        "all": {
+            "by": "quality",
+            "score": 4.0,
+            "kept": 2,
+            "of": 5,
+            "tie": "0000000000000004",
+        }
     }

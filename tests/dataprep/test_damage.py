@@ -1,4 +1,6 @@
-"""Truncated files: the lost records are estimated, reported, and count against the quarantine limit."""
+"""Truncated files: the lost records are estimated, reported, and count against the
+quarantine limit.
+"""
 
 import bz2
 import gzip
@@ -33,7 +35,10 @@ DOCUMENTS = 400
 
 def texts(file: int) -> list[str]:
     rng = random.Random(file)
-    return [f"document {file} {number} " + rng.randbytes(60).hex() for number in range(DOCUMENTS)]
+    return [
+        f"document {file} {number} " + rng.randbytes(60).hex()
+        for number in range(DOCUMENTS)
+    ]
 
 
 def jsonl(file: int) -> bytes:
@@ -41,12 +46,17 @@ def jsonl(file: int) -> bytes:
 
 
 def csv(file: int) -> bytes:
-    return ("text,n\n" + "".join(f"{text},{number}\n" for number, text in enumerate(texts(file)))).encode()
+    return (
+        "text,n\n"
+        + "".join(f"{text},{number}\n" for number, text in enumerate(texts(file)))
+    ).encode()
 
 
 def warc(file: int, member: Callable[[bytes], bytes] = bytes) -> bytes:
     numbered = enumerate(texts(file), start=1000 * file)
-    return b"".join(member(record("conversion", text.encode(), number)) for number, text in numbered)
+    return b"".join(
+        member(record("conversion", text.encode(), number)) for number, text in numbered
+    )
 
 
 def tar(file: int) -> bytes:
@@ -76,7 +86,9 @@ def parquet(file: int) -> bytes:
 def arrow(file: int, stream: bool = True) -> bytes:
     buffer = io.BytesIO()
     table = pa.table({"text": texts(file)})
-    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(buffer, table.schema) as writer:
+    with (pa.ipc.new_stream if stream else pa.ipc.new_file)(
+        buffer, table.schema
+    ) as writer:
         for batch in table.to_batches(max_chunksize=20):
             writer.write_batch(batch)
     return buffer.getvalue()
@@ -101,11 +113,15 @@ FORMS: dict[str, Callable[[int], bytes]] = {
 
 
 def write_corpus(folder: Path, extension: str, keep: float) -> Path:
-    """Write five files of DOCUMENTS documents; the third is truncated to the share `keep`."""
+    """Write five files of DOCUMENTS documents; the third is truncated to the share
+    `keep`.
+    """
     folder.mkdir()
     for file in range(5):
         content = FORMS[extension](file)
-        (folder / f"{file}{extension}").write_bytes(content[: int(len(content) * keep)] if file == 2 else content)
+        (folder / f"{file}{extension}").write_bytes(
+            content[: int(len(content) * keep)] if file == 2 else content
+        )
     return folder
 
 
@@ -113,14 +129,21 @@ def configure(folder: Path, **section: Any) -> dict[str, Any]:
     return {"sources": {"web": {"path": str(folder)}}, "ingest": section}
 
 
-@pytest.mark.parametrize("extension", [".jsonl", ".jsonl.gz", ".warc.gz", ".zip", ".parquet"])
+@pytest.mark.parametrize(
+    "extension", [".jsonl", ".jsonl.gz", ".warc.gz", ".zip", ".parquet"]
+)
 def test_stage_fails_if_truncated_files_lose_too_many_records(
     tmp_path: Path, make_context: MakeContext, extension: str
 ) -> None:
     folder = write_corpus(tmp_path / "corpus", extension, 0.1)
     events: list[dict[str, Any]] = []
     with pytest.raises(QuarantineError, match="lost"):
-        ingest.run({}, configure(folder), tmp_path / "out", replace(make_context("work"), emit=events.append))
+        ingest.run(
+            {},
+            configure(folder),
+            tmp_path / "out",
+            replace(make_context("work"), emit=events.append),
+        )
     messages = [event.get("message", "") for event in events]
     assert any(f"source 'web': 2{extension} " in message for message in messages)
 
@@ -130,7 +153,12 @@ def test_lost_records_are_estimated_from_intact_files(
     tmp_path: Path, make_context: MakeContext, extension: str
 ) -> None:
     folder = write_corpus(tmp_path / "corpus", extension, 0.5)
-    summary = ingest.run({}, configure(folder, max_quarantined=0.5), tmp_path / "out", make_context("work"))
+    summary = ingest.run(
+        {},
+        configure(folder, max_quarantined=0.5),
+        tmp_path / "out",
+        make_context("work"),
+    )
     (damaged,) = summary["damaged"]
     assert (damaged["source"], damaged["file"]) == ("web", f"2{extension}")
     assert damaged["records"] + damaged["lost"] == DOCUMENTS
@@ -142,11 +170,22 @@ def test_lost_records_are_estimated_from_intact_files(
 def test_intact_files_lose_nothing(tmp_path: Path, make_context: MakeContext) -> None:
     for extension in FORMS:
         folder = write_corpus(tmp_path / extension, extension, 1.0)
-        summary = ingest.run({}, configure(folder), tmp_path / f"out{extension}", make_context(f"work{extension}"))
-        assert (summary["lost"], summary["damaged"], summary["counts"]["kept"]) == (0, [], 5 * DOCUMENTS), extension
+        summary = ingest.run(
+            {},
+            configure(folder),
+            tmp_path / f"out{extension}",
+            make_context(f"work{extension}"),
+        )
+        assert (summary["lost"], summary["damaged"], summary["counts"]["kept"]) == (
+            0,
+            [],
+            5 * DOCUMENTS,
+        ), extension
 
 
-def test_workers_and_shards_do_not_change_the_estimate(tmp_path: Path, make_context: MakeContext) -> None:
+def test_workers_and_shards_do_not_change_the_estimate(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     folder = write_corpus(tmp_path / "corpus", ".jsonl.gz", 0.3)
     estimates = [
         ingest.run(
@@ -160,19 +199,36 @@ def test_workers_and_shards_do_not_change_the_estimate(tmp_path: Path, make_cont
     assert estimates[0] == estimates[1]
 
 
-def test_damage_in_the_middle_is_estimated_from_the_bytes_after_it(tmp_path: Path) -> None:
-    content = bytearray(bz2.compress(b"".join(map(jsonl, range(60))), 1))  # its blocks have checksums
+def test_damage_in_the_middle_is_estimated_from_the_bytes_after_it(
+    tmp_path: Path,
+) -> None:
+    # its blocks have checksums
+    content = bytearray(bz2.compress(b"".join(map(jsonl, range(60))), 1))
     content[len(content) // 4 : len(content) // 4 + 64] = b"\xff" * 64
     (tmp_path / "a.jsonl.bz2").write_bytes(bytes(content))
     (file,) = find_files("s", {"path": str(tmp_path)}).files
     ended = [item for item in read_file(file, Reading()) if isinstance(item, Ended)][-1]
     assert ended.lost is None
-    lost = lost_records(Damaged("s", "a", ended.error, ended.records, file.size, ended.read_bytes, False, None), {})
+    lost = lost_records(
+        Damaged(
+            "s",
+            "a",
+            ended.error,
+            ended.records,
+            file.size,
+            ended.read_bytes,
+            False,
+            None,
+        ),
+        {},
+    )
     assert ended.records + lost == pytest.approx(60 * DOCUMENTS, rel=0.15)
 
 
 def decoded(path: Path) -> tuple[bytes, str, int]:
-    """Decoded content of a gzip file, the error that ends it, and the number of bytes read."""
+    """Decoded content of a gzip file, the error that ends it, and the number of bytes
+    read.
+    """
     meter, content = compression.Metered(path), b""
     try:
         for chunk in compression.read_chunks(meter, ".gz"):
@@ -183,19 +239,28 @@ def decoded(path: Path) -> tuple[bytes, str, int]:
 
 
 @pytest.mark.slow
-def test_isal_decoder_finds_the_same_damage_as_zlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_isal_decoder_finds_the_same_damage_as_zlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     named_member = io.BytesIO()
     with gzip.GzipFile("name", "wb", fileobj=named_member, mtime=0) as member:
         member.write(b"named member " * 9)
     texts = [b"a first member " * 5, jsonl(1)[:3000]]
     intact_file = b"".join(
-        [gzip.compress(texts[0], mtime=0), bytes(20), named_member.getvalue(), gzip.compress(texts[1], mtime=0)]
+        [
+            gzip.compress(texts[0], mtime=0),
+            bytes(20),
+            named_member.getvalue(),
+            gzip.compress(texts[1], mtime=0),
+        ]
     )
     (tmp_path / "a.gz").write_bytes(intact_file)
     intact, error, _ = decoded(tmp_path / "a.gz")
     assert (intact, error) == (texts[0] + b"named member " * 9 + texts[1], "")
     flipped_files = [
-        intact_file[:at] + bytes([intact_file[at] ^ 1 << at % 8]) + intact_file[at + 1 :]
+        intact_file[:at]
+        + bytes([intact_file[at] ^ 1 << at % 8])
+        + intact_file[at + 1 :]
         for at in range(len(intact_file))
     ]
     damaged_files = [
@@ -216,7 +281,8 @@ def test_isal_decoder_finds_the_same_damage_as_zlib(tmp_path: Path, monkeypatch:
                 patch.setitem(sys.modules, "isal", None)
                 careful = decoded(tmp_path / "a.gz")
             assert fast[0].startswith(careful[0])
-            # Of codes that zlib refuses and ISA-L uses the checksum says whether they are damage.
+            # Of codes that zlib refuses and ISA-L uses the checksum says whether they
+            # are damage.
             assert fast[1:] == careful[1:] or fast[:2] == (intact, "")
             false_alarms += len(fast[0]) > len(careful[0])
     assert false_alarms < 9
@@ -226,20 +292,32 @@ def test_half_of_a_single_truncated_file_counts_as_lost() -> None:
     damaged = Damaged("s", "a", "cut off", 1000, 5000, 5000, False, None)
     assert lost_records(damaged, {}) == 1000
     assert lost_records(damaged, {"number": 2, "records": 20, "bytes": 100_000}) == 1000
-    assert lost_records(damaged, {"number": 2, "records": 5000, "bytes": 100_000}) == 1500
+    assert (
+        lost_records(damaged, {"number": 2, "records": 5000, "bytes": 100_000}) == 1500
+    )
     unread = Damaged("s", "a", "cut off", 0, 5000, 5000, False, None)
     assert lost_records(unread, {}) == 1
     assert lost_records(unread, {"number": 4, "records": 40, "bytes": 1000}) == 200
 
 
-def test_damaged_archive_member_is_estimated_from_the_other_members(tmp_path: Path, make_context: MakeContext) -> None:
+def test_damaged_archive_member_is_estimated_from_the_other_members(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     folder = tmp_path / "corpus"
     folder.mkdir()
     with zipfile.ZipFile(folder / "a.zip", "w") as archive:
         for file in range(5):
             content = gzip.compress(jsonl(file))
-            archive.writestr(f"{file}.jsonl.gz", content[: len(content) // 10] if file == 1 else content)
-    summary = ingest.run({}, configure(folder, max_quarantined=0.5), tmp_path / "out", make_context("work"))
+            archive.writestr(
+                f"{file}.jsonl.gz",
+                content[: len(content) // 10] if file == 1 else content,
+            )
+    summary = ingest.run(
+        {},
+        configure(folder, max_quarantined=0.5),
+        tmp_path / "out",
+        make_context("work"),
+    )
     (damaged,) = summary["damaged"]
     assert damaged["file"] == "a.zip/1.jsonl.gz"
     assert damaged["records"] + damaged["lost"] == DOCUMENTS
@@ -254,7 +332,9 @@ def test_unclosed_quote_loses_the_rows_after_it(tmp_path: Path) -> None:
     assert (ended.records, ended.lost) == (61, 39)
 
 
-def test_unusable_header_loses_all_rows(tmp_path: Path, make_context: MakeContext) -> None:
+def test_unusable_header_loses_all_rows(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     folder = write_corpus(tmp_path / "corpus", ".csv", 1.0)
     (folder / "2.csv").write_bytes(b"text,text\n" + csv(2).partition(b"\n")[2])
     with pytest.raises(QuarantineError, match=f"{DOCUMENTS} .*lost"):

@@ -1,4 +1,6 @@
-"""A Dataflow job up to its submission: description and uploads from Beam's own runner, without Google."""
+"""A Dataflow job up to its submission: description and uploads from Beam's own runner,
+without Google.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,14 @@ def dry_run(folder: Path, **options: object) -> subprocess.CompletedProcess[str]
         pytest.skip(str(error))
     options_json = json.dumps({**OPTIONS, **options})
     return subprocess.run(
-        [sys.executable, "-c", DRY_RUN, str(packages), options_json, str(folder / "uploads.json")],
+        [
+            sys.executable,
+            "-c",
+            DRY_RUN,
+            str(packages),
+            options_json,
+            str(folder / "uploads.json"),
+        ],
         capture_output=True,
         text=True,
         check=False,

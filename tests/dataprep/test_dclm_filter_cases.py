@@ -1,4 +1,6 @@
-"""The dialect `dclm` gives the verdicts of DCLM's own filter tests (`.ci/peers/record_dclm_tests.py`)."""
+"""The dialect `dclm` gives the verdicts of DCLM's own filter tests
+(`.ci/peers/record_dclm_tests.py`).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.thresholds import failures
 from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules
 
-CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("dclm_filter_cases.json").read_text())["cases"]
+CASES: list[dict[str, Any]] = json.loads(
+    Path(__file__).with_name("dclm_filter_cases.json").read_text()
+)["cases"]
 UNITS = {True: "char_ratio", False: "ratio"}
 
 
 def bounds(case: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Map of each statistic to the least and the largest value that DCLM's call keeps."""
+    """Map of each statistic to the least and the largest value that DCLM's call
+    keeps.
+    """
     arguments = case["arguments"]
     limits = [value for name, value in arguments.items() if name.startswith("max_")]
     largest = limits[0] if limits else math.inf
@@ -47,7 +53,9 @@ def repetition_name(arguments: dict[str, Any]) -> str:
     """Statistic of a call of `repetition_filter`."""
     granularity = arguments["granularity"]
     if isinstance(granularity, str):
-        return f"duplicate_{granularity}_{UNITS[arguments.get('count_characters', True)]}"
+        return (
+            f"duplicate_{granularity}_{UNITS[arguments.get('count_characters', True)]}"
+        )
     return f"{'top' if granularity <= 4 else 'duplicate'}_{granularity}gram_char_ratio"
 
 
@@ -57,12 +65,17 @@ def kept_by_defaults(text: str, *rule_sets: GopherRules) -> bool:
     return not any(mask[0] for mask in failures(columns, sections).values())
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['filter']}-{case['arguments']}-{case['text'][:20]!r}")
+@pytest.mark.parametrize(
+    "case",
+    CASES,
+    ids=lambda case: f"{case['filter']}-{case['arguments']}-{case['text'][:20]!r}",
+)
 def test_verdict_equals_that_of_dclms_test(case: dict[str, Any]) -> None:
     text = case["text"]
     if case["filter"] == "massive_web_repetition_filters":
         assert kept_by_defaults(text, GopherRepetition()) == case["kept"]
-    elif not text.strip():  # each of DCLM's filters drops a text without a word; here both rule sets do
+    elif not text.strip():
+        # each of DCLM's filters drops a text without a word; here both rule sets do
         assert not case["kept"]
         assert not kept_by_defaults(text, GopherQuality())
         assert not kept_by_defaults(text, GopherRepetition())

@@ -45,19 +45,27 @@ def run(
     inputs = {"ingest": write(f"{name}-ingest", shards)}
     inputs["dedup_lines"] = folder / f"{name}-out"
     ingest = {"ingest": inputs["ingest"]}
-    summary = dedup_lines.run(ingest, config, inputs["dedup_lines"], make_context(f"{name}-work", **context))
+    summary = dedup_lines.run(
+        ingest, config, inputs["dedup_lines"], make_context(f"{name}-work", **context)
+    )
     check_conservation(summary["counts"], "dedup_lines")
     return inputs, summary
 
 
 def kept_texts_of(inputs: dict[str, Path]) -> dict[str, str]:
     """Edited texts of the kept documents, by locator."""
-    kept_ids = {key for key, row in rows_by_id(inputs["dedup_lines"]).items() if row["keep"]}
+    kept_ids = {
+        key for key, row in rows_by_id(inputs["dedup_lines"]).items() if row["keep"]
+    }
     kept_locators = set()
     for path in inputs["ingest"].glob("part-*.parquet"):
         rows = pq.read_table(path, columns=["id", "locator"]).to_pylist()
         kept_locators |= {row["locator"] for row in rows if row["id"] in kept_ids}
-    return {locator: text for locator, text in texts_by_locator(inputs).items() if locator in kept_locators}
+    return {
+        locator: text
+        for locator, text in texts_by_locator(inputs).items()
+        if locator in kept_locators
+    }
 
 
 def by_id(documents: Sequence[Document]) -> list[Document]:
@@ -71,7 +79,9 @@ def normalised(line: str) -> str:
 
 
 def lines_left(documents: Sequence[Document]) -> dict[str, list[str]]:
-    """C4's rule in plain Python: documents in the order of their ids keep each line that no earlier one kept."""
+    """C4's rule in plain Python: documents in the order of their ids keep each line
+    that no earlier one kept.
+    """
     kept_lines: set[str] = set()
     lines_by_document: dict[str, list[str]] = {}
     for document in by_id(documents):
@@ -96,10 +106,16 @@ def test_kept_lines_equal_c4_in_plain_python(
 ) -> None:
     folder = tmp_path_factory.mktemp("case")
     documents = [("web", str(row), text) for row, text in enumerate(texts)]
-    ingest = write_shards(folder / "ingest", [documents[at::cuts] for at in range(cuts)])
-    context = Context(work=folder / "work", stage="dedup_lines", emit=lambda event: None)
+    ingest = write_shards(
+        folder / "ingest", [documents[at::cuts] for at in range(cuts)]
+    )
+    context = Context(
+        work=folder / "work", stage="dedup_lines", emit=lambda event: None
+    )
     with jobs_in_this_process(dedup_lines):
-        summary = dedup_lines.run({"ingest": ingest}, {"min_words": 1}, folder / "out", context)
+        summary = dedup_lines.run(
+            {"ingest": ingest}, {"min_words": 1}, folder / "out", context
+        )
     check_conservation(summary["counts"], "dedup_lines")
     expected = {name: lines for name, lines in lines_left(documents).items() if lines}
     kept_texts = kept_texts_of({"ingest": ingest, "dedup_lines": folder / "out"})
@@ -113,7 +129,12 @@ def test_kept_lines_equal_c4_in_plain_python(
 def corpus() -> list[Document]:
     footer = "All rights reserved by the owners of this page."
     pages = [
-        ("web", f"page{n}", f"Only page {n} says this in so many words.\n{footer}\nAnd {n} ends.") for n in range(12)
+        (
+            "web",
+            f"page{n}",
+            f"Only page {n} says this in so many words.\n{footer}\nAnd {n} ends.",
+        )
+        for n in range(12)
     ]
     news = "The committee met on Monday and decided nothing at all."
     return [
@@ -130,7 +151,9 @@ def test_repeated_line_stays_in_the_document_with_the_smallest_id(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = corpus()
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:5], documents[5:]], {})
+    inputs, summary = run(
+        write_ingest, make_context, tmp_path, "all", [documents[:5], documents[5:]], {}
+    )
     texts = kept_texts_of(inputs)
     footer = "all rights reserved by the owners of this page."
     with_footer = [name for name, text in texts.items() if footer in text.lower()]
@@ -139,21 +162,30 @@ def test_repeated_line_stays_in_the_document_with_the_smallest_id(
     assert texts["refrain"] == "Row, row, row your boat, gently.\n"
     assert texts["braces"] == "}\n}\n}"  # lines of one word stay
     assert sum("decided nothing" in text for text in texts.values()) == 1
-    assert [(row["documents"], row["text"].lower()) for row in summary["most_repeated"]] == [
+    assert [
+        (row["documents"], row["text"].lower()) for row in summary["most_repeated"]
+    ] == [
         (14, footer),
         (3, "the committee met on monday and decided nothing at all."),
     ]
-    assert summary["most_repeated"][0]["document"] == document_id(*by_id(owners)[0]).hex()
+    assert (
+        summary["most_repeated"][0]["document"] == document_id(*by_id(owners)[0]).hex()
+    )
     assert summary["units"]["repeated"] == 2
     assert summary["units"]["removed"] == 13 + 2 + 2
     sizes = {document[1]: len(document[2].encode()) for document in documents}
     rows = rows_by_id(inputs["dedup_lines"])
     cut = {
-        document[1]: sum(edit["end"] - edit["begin"] for edit in rows[document_id(*document)]["edits"])
+        document[1]: sum(
+            edit["end"] - edit["begin"]
+            for edit in rows[document_id(*document)]["edits"]
+        )
         for document in documents
     }
     assert summary["units"]["bytes_cut"] == sum(cut.values())
-    assert all(len(text.encode()) == sizes[name] - cut[name] for name, text in texts.items())
+    assert all(
+        len(text.encode()) == sizes[name] - cut[name] for name, text in texts.items()
+    )
 
 
 def test_document_that_loses_too_much_is_dropped(
@@ -162,26 +194,47 @@ def test_document_that_loses_too_much_is_dropped(
     same = "This sentence is in every one of them."
     documents = [
         ("web", str(row), text)
-        for row, text in enumerate([same, f"  {same}\n", f"{same}\nMine alone, and just as long as that is."])
+        for row, text in enumerate(
+            [same, f"  {same}\n", f"{same}\nMine alone, and just as long as that is."]
+        )
     ]
     first = by_id(documents)[0][1]
-    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"max_removed_line_ratio": 0.4})
-    rows = {document[1]: rows_by_id(inputs["dedup_lines"])[document_id(*document)] for document in documents}
+    inputs, _ = run(
+        write_ingest,
+        make_context,
+        tmp_path,
+        "all",
+        [documents],
+        {"max_removed_line_ratio": 0.4},
+    )
+    rows = {
+        document[1]: rows_by_id(inputs["dedup_lines"])[document_id(*document)]
+        for document in documents
+    }
     for name, row in rows.items():
         if name == first:
-            assert (row["keep"], row["lines_removed"], row["removed_line_ratio"]) == (True, 0, 0.0)
+            assert (row["keep"], row["lines_removed"], row["removed_line_ratio"]) == (
+                True,
+                0,
+                0.0,
+            )
         elif name == "2":
             assert row["reason"] == "dedup_lines/max_removed_line_ratio"
             assert row["removed_line_ratio"] == len(same) / (len(same) + 40)
         else:
-            assert (row["reason"], row["removed_line_ratio"]) == ("dedup_lines/empty", 1.0)
+            assert (row["reason"], row["removed_line_ratio"]) == (
+                "dedup_lines/empty",
+                1.0,
+            )
 
 
 def test_cut_all_removes_boilerplate_everywhere_and_keeps_rarer_lines(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     config = {"action": "cut_all", "min_documents": 10, "within_documents": False}
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [corpus()], config)
+    inputs, summary = run(
+        write_ingest, make_context, tmp_path, "all", [corpus()], config
+    )
     texts = kept_texts_of(inputs)
     assert not any("rights reserved" in text.lower() for text in texts.values())
     assert sum("decided nothing" in text for text in texts.values()) == 3
@@ -189,10 +242,17 @@ def test_cut_all_removes_boilerplate_everywhere_and_keeps_rarer_lines(
     assert summary["units"]["removed"] == 14
 
 
-def test_paragraphs_are_compared_as_a_whole(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+def test_paragraphs_are_compared_as_a_whole(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
     shared = "One line of it,\nand another line of it."
-    documents = [("web", "a", f"First of all here.\n\n{shared}\n\nThe end of a."), ("web", "b", f"{shared}\n\n\nRest.")]
-    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"unit": "paragraph"})
+    documents = [
+        ("web", "a", f"First of all here.\n\n{shared}\n\nThe end of a."),
+        ("web", "b", f"{shared}\n\n\nRest."),
+    ]
+    inputs, _ = run(
+        write_ingest, make_context, tmp_path, "all", [documents], {"unit": "paragraph"}
+    )
     texts = kept_texts_of(inputs)
     expected = {
         "a": {"a": documents[0][2], "b": "Rest."},
@@ -203,27 +263,49 @@ def test_paragraphs_are_compared_as_a_whole(write_ingest: Callable, make_context
 
 @pytest.mark.parametrize(("normalise", "survivors"), [("strip_lower", 1), ("strip", 2)])
 def test_case_matters_only_with_normalise_strip(
-    normalise: str, survivors: int, write_ingest: Callable, make_context: Callable, tmp_path: Path
+    normalise: str,
+    survivors: int,
+    write_ingest: Callable,
+    make_context: Callable,
+    tmp_path: Path,
 ) -> None:
-    documents = [("web", "a", "The same words again here."), ("web", "b", "the SAME words again here. ")]
-    inputs, _ = run(write_ingest, make_context, tmp_path, "all", [documents], {"normalise": normalise})
+    documents = [
+        ("web", "a", "The same words again here."),
+        ("web", "b", "the SAME words again here. "),
+    ]
+    inputs, _ = run(
+        write_ingest,
+        make_context,
+        tmp_path,
+        "all",
+        [documents],
+        {"normalise": normalise},
+    )
     assert len(kept_texts_of(inputs)) == survivors
 
 
 def test_shards_workers_and_order_do_not_change_the_result(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_ingest: Callable,
+    make_context: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     documents = corpus()
     mixed = random.Random(4).sample(documents, len(documents))
     cut = [mixed[at : at + 3] for at in range(0, len(mixed), 3)]
-    first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], {})
-    second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2)
+    first, first_summary = run(
+        write_ingest, make_context, tmp_path, "one", [documents], {}
+    )
+    second, second_summary = run(
+        write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2
+    )
     monkeypatch.setattr(dedup_lines, "count_partitions", lambda size: 3)
     third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
     outs = [rows_by_id(inputs["dedup_lines"]) for inputs in (first, second, third)]
     assert outs[0] == outs[1] == outs[2]
     for summary in (first_summary, second_summary, third_summary):
-        summary["units"].pop("shuffled")  # how much is moved depends on the shards, the result does not
+        # how much is moved depends on the shards, the result does not
+        summary["units"].pop("shuffled")
     assert first_summary == second_summary == third_summary
 
 
@@ -232,30 +314,50 @@ def test_line_on_every_page_is_shuffled_once_per_shard(
 ) -> None:
     licence = "Permission is hereby granted, free of charge, to any person."
     documents = [("web", str(row), "\n".join([licence] * 50)) for row in range(2000)]
-    _, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:1000], documents[1000:]], {})
+    _, summary = run(
+        write_ingest,
+        make_context,
+        tmp_path,
+        "all",
+        [documents[:1000], documents[1000:]],
+        {},
+    )
     assert summary["units"]["seen"] == 100_000
     assert summary["units"]["shuffled"] == 2
     assert summary["units"]["removed"] == 99_999
-    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (1, {"dedup_lines/empty": 1999})
+    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (
+        1,
+        {"dedup_lines/empty": 1999},
+    )
 
 
 def test_only_kept_documents_of_the_sources_are_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     line = "A line that all of these four have."
-    documents = [("web", str(row), f"{line}\nOwn line of number {row} is here.") for row in range(3)]
+    documents = [
+        ("web", str(row), f"{line}\nOwn line of number {row} is here.")
+        for row in range(3)
+    ]
     documents.append(("books", "book", line))
     ingest = write_ingest("ingest", [documents])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
     first = by_id(documents[:3])[0][1]
     write_table(
         tmp_path / "filter" / "part-00000.parquet",
-        pa.table({"id": ids, "keep": pa.array([document[1] != first for document in documents])}),
+        pa.table(
+            {
+                "id": ids,
+                "keep": pa.array([document[1] != first for document in documents]),
+            }
+        ),
     )
     inputs = {"ingest": ingest, "filter": tmp_path / "filter"}
     out = tmp_path / "out"
     summary = dedup_lines.run(inputs, {"sources": ["web"]}, out, make_context("work"))
-    rows = {document[1]: rows_by_id(out)[document_id(*document)] for document in documents}
+    rows = {
+        document[1]: rows_by_id(out)[document_id(*document)] for document in documents
+    }
     assert (rows[first]["keep"], rows[first]["edits"]) == (None, None)
     assert (rows["book"]["keep"], rows["book"]["lines_removed"]) == (True, None)
     assert sum(row["lines_removed"] or 0 for row in rows.values()) == 1
@@ -265,11 +367,16 @@ def test_only_kept_documents_of_the_sources_are_compared(
 def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    ingest = write_ingest("ingest", [[("web", str(row), "The same line in all of them.") for row in range(3)]])
+    ingest = write_ingest(
+        "ingest",
+        [[("web", str(row), "The same line in all of them.") for row in range(3)]],
+    )
     line = b"The same line in all of them."
     rewrite_texts(ingest / "part-00000.parquet", [line + b" caf\xe9", line, line])
     out = tmp_path / "out"
-    summary = dedup_lines.run({"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work"))
+    summary = dedup_lines.run(
+        {"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work")
+    )
     check_conservation(summary["counts"], "dedup_lines")
     assert (summary["counts"]["quarantined"], summary["counts"]["kept"]) == (1, 1)
     (bad,) = [row for row in rows_by_id(out).values() if row["error"]]
@@ -277,10 +384,20 @@ def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     assert (bad["reason"], bad["edits"]) == ("quarantine", None)
 
 
-def test_empty_corpus_is_allowed(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
+def test_empty_corpus_is_allowed(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
     (tmp_path / "ingest").mkdir()
-    summary = dedup_lines.run({"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work"))
-    assert summary["units"] == {"seen": 0, "shuffled": 0, "repeated": 0, "removed": 0, "bytes_cut": 0}
+    summary = dedup_lines.run(
+        {"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work")
+    )
+    assert summary["units"] == {
+        "seen": 0,
+        "shuffled": 0,
+        "repeated": 0,
+        "removed": 0,
+        "bytes_cut": 0,
+    }
 
 
 @settings(deadline=None)
@@ -291,7 +408,11 @@ def test_empty_corpus_is_allowed(write_ingest: Callable, make_context: Callable,
 def test_units_equal_a_plain_split(texts: list[str], unit: str) -> None:
     units = find_units(pa.array(texts, pa.large_string()), unit, lower=True)
     expected = [
-        [part.strip() for part in re.split(r"\n" if unit == "line" else r"\n{2,}", text) if part.strip()]
+        [
+            part.strip()
+            for part in re.split(r"\n" if unit == "line" else r"\n{2,}", text)
+            if part.strip()
+        ]
         for text in texts
     ]
     flat = [part for parts in expected for part in parts]
@@ -300,17 +421,27 @@ def test_units_equal_a_plain_split(texts: list[str], unit: str) -> None:
     assert units.words.tolist() == [len(part.split()) for part in flat]
     keys = list(zip(units.high.tolist(), units.low.tolist()))
     for unit_text, key in zip(flat, keys, strict=True):
-        equal_texts = [normalised(unit_text) == normalised(candidate) for candidate in flat]
+        equal_texts = [
+            normalised(unit_text) == normalised(candidate) for candidate in flat
+        ]
         assert [key == candidate for candidate in keys] == equal_texts
 
 
 @settings(deadline=None)
-@given(st.text(alphabet="ab\n é", max_size=20), st.sets(st.integers(0, 9)), st.sampled_from(["line", "paragraph"]))
-def test_cutting_units_keeps_exactly_the_others(text: str, chosen: set[int], unit: str) -> None:
+@given(
+    st.text(alphabet="ab\n é", max_size=20),
+    st.sets(st.integers(0, 9)),
+    st.sampled_from(["line", "paragraph"]),
+)
+def test_cutting_units_keeps_exactly_the_others(
+    text: str, chosen: set[int], unit: str
+) -> None:
     texts = pa.array([text], pa.large_string())
     units = find_units(texts, unit, lower=False)
     cut = np.isin(np.arange(len(units.high)), list(chosen))
-    (edited,) = apply_edits(texts, cuts_array(*cut_units(texts, units, cut))).to_pylist()
+    (edited,) = apply_edits(
+        texts, cuts_array(*cut_units(texts, units, cut))
+    ).to_pylist()
     pattern = r"\n" if unit == "line" else r"\n{2,}"
     before = [part.strip() for part in re.split(pattern, text) if part.strip()]
     after = [part.strip() for part in re.split(pattern, edited) if part.strip()]
@@ -330,7 +461,9 @@ def test_cutting_units_keeps_exactly_the_others(text: str, chosen: set[int], uni
         ("one\ntwo", [True, True], ""),
     ],
 )
-def test_cut_takes_the_line_with_its_line_break(text: str, cut: list[bool], edited: str) -> None:
+def test_cut_takes_the_line_with_its_line_break(
+    text: str, cut: list[bool], edited: str
+) -> None:
     texts = pa.array([text], pa.large_string())
     units = find_units(texts, "line", lower=False)
     edits = cuts_array(*cut_units(texts, units, np.array(cut)))
@@ -340,5 +473,7 @@ def test_cut_takes_the_line_with_its_line_break(text: str, cut: list[bool], edit
 def test_128_bit_pairs_with_equal_upper_halves_are_found() -> None:
     high, low = np.array([3, 3, 3, 9], np.uint64), np.array([1, 4, 6, 2], np.uint64)
     queries = [(3, 1), (3, 4), (3, 6), (9, 2), (3, 5), (9, 3), (1, 1), (10, 0)]
-    places = find_pairs(high, low, *(np.array(part, np.uint64) for part in zip(*queries)))
+    places = find_pairs(
+        high, low, *(np.array(part, np.uint64) for part in zip(*queries))
+    )
     assert places.tolist() == [0, 1, 2, 3, -1, -1, -1, -1]

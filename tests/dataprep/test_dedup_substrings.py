@@ -1,4 +1,6 @@
-"""The stage `dedup_substrings`: repeated passages are found, and the first copy stays."""
+"""The stage `dedup_substrings`: repeated passages are found, and the first copy
+stays.
+"""
 
 from __future__ import annotations
 
@@ -49,18 +51,26 @@ def run(
     **context: Any,
 ) -> tuple[dict[str, Path], dict[str, Any]]:
     ingest, out = write(f"{name}-ingest", shards), folder / f"{name}-out"
-    summary = dedup_substrings.run({"ingest": ingest}, config, out, make_context(f"{name}-work", **context))
+    summary = dedup_substrings.run(
+        {"ingest": ingest}, config, out, make_context(f"{name}-work", **context)
+    )
     check_conservation(summary["counts"], "dedup_substrings")
     return {"ingest": ingest, "dedup_substrings": out}, summary
 
 
-def run_in_this_process(folder: Path, shards: Sequence[Sequence[Document]], config: dict[str, Any]) -> dict[str, Path]:
+def run_in_this_process(
+    folder: Path, shards: Sequence[Sequence[Document]], config: dict[str, Any]
+) -> dict[str, Path]:
     """Run the stage with two partitions, without Beam."""
     ingest = write_shards(folder / "ingest", shards)
-    context = Context(work=folder / "work", stage="dedup_substrings", emit=lambda event: None)
+    context = Context(
+        work=folder / "work", stage="dedup_substrings", emit=lambda event: None
+    )
     with jobs_in_this_process(dedup_substrings), pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup_substrings, "count_partitions", lambda size: 2)
-        summary = dedup_substrings.run({"ingest": ingest}, config, folder / "out", context)
+        summary = dedup_substrings.run(
+            {"ingest": ingest}, config, folder / "out", context
+        )
     check_conservation(summary["counts"], "dedup_substrings")
     return {"ingest": ingest, "dedup_substrings": folder / "out"}
 
@@ -82,29 +92,41 @@ Places = dict[bytes, list[tuple[bytes, int, int]]]
 
 
 def windows_in_plain_python(documents: Sequence[Document], length: int) -> Places:
-    """Map of each repeated window to its (document id, begin, first word), the first copy first."""
+    """Map of each repeated window to its (document id, begin, first word), the first
+    copy first.
+    """
     places: Places = defaultdict(list)
     for document in documents:
         data, words = document[2].encode(), spans(document[2])
         for at in range(len(words) - length + 1):
             begin, end = words[at][0], words[at + length - 1][1]
             places[data[begin:end]].append((document_id(*document), begin, at))
-    return {window: sorted(copies) for window, copies in places.items() if len(copies) > 1}
+    return {
+        window: sorted(copies) for window, copies in places.items() if len(copies) > 1
+    }
 
 
-def cut_in_plain_python(documents: Sequence[Document], length: int) -> dict[bytes, set[int]]:
-    """Map of each document id to the words that are cut if every repeated window is known."""
+def cut_in_plain_python(
+    documents: Sequence[Document], length: int
+) -> dict[bytes, set[int]]:
+    """Map of each document id to the words that are cut if every repeated window is
+    known.
+    """
     copied, kept = defaultdict(set), defaultdict(set)
     for first, *later_copies in windows_in_plain_python(documents, length).values():
         kept[first[0]].update(range(first[2], first[2] + length))
         for identity, _, at in later_copies:
             copied[identity].update(range(at, at + length))
     return {
-        document_id(*document): copied[document_id(*document)] - kept[document_id(*document)] for document in documents
+        document_id(*document): copied[document_id(*document)]
+        - kept[document_id(*document)]
+        for document in documents
     }
 
 
-def words_cut(rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]) -> dict[bytes, set[int]]:
+def words_cut(
+    rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]
+) -> dict[bytes, set[int]]:
     cut = {}
     for document in documents:
         edits = rows[document_id(*document)]["edits"]
@@ -118,7 +140,9 @@ def words_cut(rows: dict[bytes, dict[str, Any]], documents: Sequence[Document]) 
 
 CORPORA = st.lists(
     st.lists(st.sampled_from(["a", "b", "é", "cc"]), max_size=16).flatmap(
-        lambda words: st.sampled_from([" ", ", "]).map(lambda between: between.join(words))
+        lambda words: st.sampled_from([" ", ", "]).map(
+            lambda between: between.join(words)
+        )
     ),
     min_size=1,
     max_size=5,
@@ -141,17 +165,24 @@ def test_result_equals_plain_python_if_every_window_is_certain(
     for document in documents:
         row, total = rows[document_id(*document)], len(spans(document[2]))
         assert row["duplicated_substring_words"] == len(expected[row["id"]])
-        assert row["duplicated_substring_ratio"] == (len(expected[row["id"]]) / total if total else 0.0)
+        assert row["duplicated_substring_ratio"] == (
+            len(expected[row["id"]]) / total if total else 0.0
+        )
         assert row["keep"] == (row["duplicated_substring_ratio"] < 1.0)
     edited_texts = texts_by_locator(inputs)
     for document in documents:
         words, cut_words = spans(document[2]), expected[document_id(*document)]
         data = document[2].encode()
-        kept = [data[begin:end].decode() for number, (begin, end) in enumerate(words) if number not in cut_words]
+        kept = [
+            data[begin:end].decode()
+            for number, (begin, end) in enumerate(words)
+            if number not in cut_words
+        ]
         assert edited_texts[document[1]].replace(",", "").split() == kept
     for copies_of in windows_in_plain_python(documents, length).values():
         identity, _, at = copies_of[0]
-        assert not expected[identity] & set(range(at, at + length))  # the first copy is whole
+        # the first copy is whole
+        assert not expected[identity] & set(range(at, at + length))
 
 
 @pytest.mark.slow
@@ -176,8 +207,14 @@ def test_certain_passages_are_found_and_only_repeated_words_are_cut(
         known_hashes.update(open_batches(path).read_all()["hash"].to_pylist())
     for places in windows_in_plain_python(documents, length + more).values():
         for identity, begin, at in places:
-            text = next(document[2] for document in documents if document_id(*document) == identity)
-            passage = text.encode()[begin : spans(text)[at + length + more - 1][1]].decode()
+            text = next(
+                document[2]
+                for document in documents
+                if document_id(*document) == identity
+            )
+            passage = text.encode()[
+                begin : spans(text)[at + length + more - 1][1]
+            ].decode()
             hashes = find_windows(pa.array([passage], pa.large_string()), length).hashes
             assert len(hashes) == more + 1
             assert set(hashes.tolist()) <= known_hashes
@@ -186,10 +223,26 @@ def test_certain_passages_are_found_and_only_repeated_words_are_cut(
 def corpus() -> list[Document]:
     shared, longer = prose(1, 60), prose(2, 90)
     documents = [("web", f"plain{n}", prose(10 + n)) for n in range(4)]
-    documents += [("web", f"shared{n}", f"{prose(20 + n)}\n\n{shared}\n\n{prose(30 + n)}") for n in range(5)]
-    documents += [("books", "long0", f"{prose(40)} {longer} {prose(41)}"), ("web", "long1", f"{longer} {prose(42)}")]
-    documents += [("web", "twice", f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(3, 70)} {prose(45)}")]
-    documents += [("web", "copy", prose(42)[:200]), ("web", "below", prose(10, 49)), ("web", "empty", "")]
+    documents += [
+        ("web", f"shared{n}", f"{prose(20 + n)}\n\n{shared}\n\n{prose(30 + n)}")
+        for n in range(5)
+    ]
+    documents += [
+        ("books", "long0", f"{prose(40)} {longer} {prose(41)}"),
+        ("web", "long1", f"{longer} {prose(42)}"),
+    ]
+    documents += [
+        (
+            "web",
+            "twice",
+            f"{prose(43)} {prose(3, 70)} {prose(44)} {prose(3, 70)} {prose(45)}",
+        )
+    ]
+    documents += [
+        ("web", "copy", prose(42)[:200]),
+        ("web", "below", prose(10, 49)),
+        ("web", "empty", ""),
+    ]
     return documents
 
 
@@ -198,11 +251,19 @@ def test_first_copy_stays_and_later_copies_are_cut(
 ) -> None:
     documents = corpus()
     config = {"min_words": 50, "certain_words": 55}
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:6], documents[6:]], config)
+    inputs, summary = run(
+        write_ingest,
+        make_context,
+        tmp_path,
+        "all",
+        [documents[:6], documents[6:]],
+        config,
+    )
     texts = texts_by_locator(inputs)
     holders = [name for name, text in texts.items() if prose(1, 60) in text]
     first = min(
-        (document for document in documents if "shared" in document[1]), key=lambda document: document_id(*document)
+        (document for document in documents if "shared" in document[1]),
+        key=lambda document: document_id(*document),
     )
     assert holders == [first[1]]
     for name in {f"shared{n}" for n in range(5)} - set(holders):
@@ -213,25 +274,42 @@ def test_first_copy_stays_and_later_copies_are_cut(
     assert all(
         texts[document[1]] == document[2]
         for document in documents
-        if document[1] in {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"}
+        if document[1]
+        in {"plain0", "plain1", "plain2", "plain3", "copy", "below", "empty"}
     )
-    assert [(row["words"], row["copies"]) for row in summary["largest_repeats"]] == [(90, 2), (70, 2), (60, 5)]
+    assert [(row["words"], row["copies"]) for row in summary["largest_repeats"]] == [
+        (90, 2),
+        (70, 2),
+        (60, 5),
+    ]
     assert summary["largest_repeats"][0]["text"] == prose(2, 90)[:200]
     assert summary["largest_repeats"][2]["document"] == document_id(*first).hex()
     assert (summary["spans"], summary["words_cut"]) == (6, 4 * 60 + 90 + 70)
     sizes = sum(len(document[2].encode()) for document in documents)
-    assert summary["bytes_cut"] == sizes - sum(len(text.encode()) for text in texts.values())
+    assert summary["bytes_cut"] == sizes - sum(
+        len(text.encode()) for text in texts.values()
+    )
 
 
 def test_documents_are_dropped_by_their_duplicated_ratio(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
     documents = corpus()
-    config = {"action": "drop", "max_duplicated_substring_ratio": 0.3, "certain_words": 55}
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents], config)
+    config = {
+        "action": "drop",
+        "max_duplicated_substring_ratio": 0.3,
+        "certain_words": 55,
+    }
+    inputs, summary = run(
+        write_ingest, make_context, tmp_path, "all", [documents], config
+    )
     rows = rows_by_id(inputs["dedup_substrings"])
-    dropped = [document for document in documents if not rows[document_id(*document)]["keep"]]
-    long_documents = [document for document in documents if document[1].startswith("long")]
+    dropped = [
+        document for document in documents if not rows[document_id(*document)]["keep"]
+    ]
+    long_documents = [
+        document for document in documents if document[1].startswith("long")
+    ]
     long = max(long_documents, key=lambda document: document_id(*document))
     assert dropped == ([long] if long[1] == "long1" else [])
     assert rows[document_id(*long)]["duplicated_substring_words"] == 90
@@ -239,34 +317,56 @@ def test_documents_are_dropped_by_their_duplicated_ratio(
     assert summary["bytes_cut"] == 0
 
 
-def test_complete_copy_is_dropped(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> None:
-    documents = [("web", "a", prose(1, 60)), ("web", "b", prose(1, 60)), ("web", "c", f"{prose(2, 9)} {prose(1, 60)}")]
+def test_complete_copy_is_dropped(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> None:
+    documents = [
+        ("web", "a", prose(1, 60)),
+        ("web", "b", prose(1, 60)),
+        ("web", "c", f"{prose(2, 9)} {prose(1, 60)}"),
+    ]
     inputs, summary = run(
-        write_ingest, make_context, tmp_path, "all", [documents[:1], documents[1:]], {"certain_words": 50}
+        write_ingest,
+        make_context,
+        tmp_path,
+        "all",
+        [documents[:1], documents[1:]],
+        {"certain_words": 50},
     )
     first = min(documents, key=lambda document: document_id(*document))
     rows = rows_by_id(inputs["dedup_substrings"])
-    expected = {document_id(*document): document == first or document[1] == "c" for document in documents}
+    expected = {
+        document_id(*document): document == first or document[1] == "c"
+        for document in documents
+    }
     assert {identity: row["keep"] for identity, row in rows.items()} == expected
     assert set(summary["counts"]["dropped"]) == {"dedup_substrings/empty"}
 
 
 @pytest.mark.slow
 def test_shards_partitions_workers_and_order_do_not_change_the_result(
-    write_ingest: Callable, make_context: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_ingest: Callable,
+    make_context: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     documents = corpus()
     mixed = random.Random(4).sample(documents, len(documents))
     cut = [mixed[at : at + 3] for at in range(0, len(mixed), 3)]
-    first, first_summary = run(write_ingest, make_context, tmp_path, "one", [documents], {})
-    second, second_summary = run(write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2)
+    first, first_summary = run(
+        write_ingest, make_context, tmp_path, "one", [documents], {}
+    )
+    second, second_summary = run(
+        write_ingest, make_context, tmp_path, "cut", cut, {}, workers=2
+    )
     monkeypatch.setattr(dedup_substrings, "count_partitions", lambda size: 3)
     third, third_summary = run(write_ingest, make_context, tmp_path, "three", cut, {})
     outs = [rows_by_id(inputs["dedup_substrings"]) for inputs in (first, second, third)]
     assert outs[0] == outs[1] == outs[2]
     for summary in (first_summary, second_summary, third_summary):
         for moved in ("anchors_shuffled", "shuffled"):
-            summary["windows"].pop(moved)  # how much is moved depends on the shards, the result does not
+            # how much is moved depends on the shards, the result does not
+            summary["windows"].pop(moved)
     assert first_summary == second_summary == third_summary
 
 
@@ -276,29 +376,49 @@ def test_line_repeated_a_hundred_thousand_times_is_shuffled_once_per_shard(
 ) -> None:
     line = prose(1, 10) + "\n"
     documents = [("web", str(row), line * 50) for row in range(2000)]
-    inputs, summary = run(write_ingest, make_context, tmp_path, "all", [documents[:1000], documents[1000:]], {})
+    inputs, summary = run(
+        write_ingest,
+        make_context,
+        tmp_path,
+        "all",
+        [documents[:1000], documents[1000:]],
+        {},
+    )
     assert summary["windows"]["seen"] == 2000 * (500 - 50 + 1)
     assert summary["windows"]["anchors_shuffled"] <= 2 * 10
-    assert summary["windows"]["shuffled"] == 2 * 10  # a window can begin with any word of the line
+    # a window can begin with any word of the line
+    assert summary["windows"]["shuffled"] == 2 * 10
     assert summary["windows"]["repeated"] == 10
     assert summary["counts"]["kept"] == 1
-    (kept,) = [row for row in rows_by_id(inputs["dedup_substrings"]).values() if row["keep"]]
+    (kept,) = [
+        row for row in rows_by_id(inputs["dedup_substrings"]).values() if row["keep"]
+    ]
     # Ten windows, one per first word, are the first copies: 59 words stay.
     assert kept["duplicated_substring_words"] == 500 - 59
 
 
-def test_hash_collisions_are_never_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [("web", str(row), prose(row)) for row in range(4)] + [("web", "copy", prose(0) + " end")]
+def test_hash_collisions_are_never_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [("web", str(row), prose(row)) for row in range(4)] + [
+        ("web", "copy", prose(0) + " end")
+    ]
     original = find_windows
 
     def colliding(texts: pa.Array, length: int) -> Any:
         windows = original(texts, length)
         return windows._replace(hashes=windows.hashes % np.uint64(16))
 
-    monkeypatch.setattr("gristmill.dataprep.passages.dedup_substrings.find_windows", colliding)
-    inputs = run_in_this_process(tmp_path, [documents[:2], documents[2:]], {"certain_words": 50})
+    monkeypatch.setattr(
+        "gristmill.dataprep.passages.dedup_substrings.find_windows", colliding
+    )
+    inputs = run_in_this_process(
+        tmp_path, [documents[:2], documents[2:]], {"certain_words": 50}
+    )
     texts = texts_by_locator(inputs)
-    assert [texts[str(row)] for row in range(1, 4)] == [prose(row) for row in range(1, 4)]
+    assert [texts[str(row)] for row in range(1, 4)] == [
+        prose(row) for row in range(1, 4)
+    ]
 
 
 def test_only_kept_documents_of_the_sources_are_compared(
@@ -313,12 +433,18 @@ def test_only_kept_documents_of_the_sources_are_compared(
     ingest = write_ingest("ingest", [documents])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
     write_table(
-        tmp_path / "langid" / "part-00000.parquet", pa.table({"id": ids, "keep": pa.array([False, True, True, True])})
+        tmp_path / "langid" / "part-00000.parquet",
+        pa.table({"id": ids, "keep": pa.array([False, True, True, True])}),
     )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
-    dedup_substrings.run(inputs, {"sources": ["web"]}, tmp_path / "out", make_context("work"))
+    dedup_substrings.run(
+        inputs, {"sources": ["web"]}, tmp_path / "out", make_context("work")
+    )
     rows = rows_by_id(tmp_path / "out")
-    words = [rows[document_id(*document)]["duplicated_substring_words"] for document in documents]
+    words = [
+        rows[document_id(*document)]["duplicated_substring_words"]
+        for document in documents
+    ]
     assert words[0] is None
     assert words[2] is None
     assert sorted((words[1], words[3])) == [0, 150]
@@ -327,71 +453,120 @@ def test_only_kept_documents_of_the_sources_are_compared(
 def test_text_that_is_not_utf8_is_quarantined_and_not_compared(
     write_ingest: Callable, make_context: Callable, tmp_path: Path
 ) -> None:
-    ingest = write_ingest("ingest", [[("web", "a", prose(1)), ("web", "b", prose(1)), ("web", "c", prose(2))]])
+    ingest = write_ingest(
+        "ingest",
+        [[("web", "a", prose(1)), ("web", "b", prose(1)), ("web", "c", prose(2))]],
+    )
     rewrite_texts(
-        ingest / "part-00000.parquet", [prose(1).encode() + b" caf\xe9", prose(1).encode(), prose(2).encode()]
+        ingest / "part-00000.parquet",
+        [prose(1).encode() + b" caf\xe9", prose(1).encode(), prose(2).encode()],
     )
     out = tmp_path / "out"
-    summary = dedup_substrings.run({"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work"))
+    summary = dedup_substrings.run(
+        {"ingest": ingest}, {"max_quarantined": 0.5}, out, make_context("work")
+    )
     check_conservation(summary["counts"], "dedup_substrings")
-    assert (summary["counts"]["quarantined"], summary["counts"]["kept"], summary["spans"]) == (1, 2, 0)
+    assert (
+        summary["counts"]["quarantined"],
+        summary["counts"]["kept"],
+        summary["spans"],
+    ) == (1, 2, 0)
 
 
 def test_empty_corpus_is_allowed(make_context: Callable, tmp_path: Path) -> None:
     (tmp_path / "ingest").mkdir()
-    summary = dedup_substrings.run({"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work"))
+    summary = dedup_substrings.run(
+        {"ingest": tmp_path / "ingest"}, {}, tmp_path / "out", make_context("work")
+    )
     assert (summary["counts"], summary["largest_repeats"]) == ({}, [])
 
 
 def test_contradictory_settings_are_rejected() -> None:
-    with pytest.raises(ValidationError, match=r"certain_words \(40\) .*min_words \(50\)"):
+    with pytest.raises(
+        ValidationError, match=r"certain_words \(40\) .*min_words \(50\)"
+    ):
         DedupSubstrings(certain_words=40)
     with pytest.raises(ValidationError, match=r"max_duplicated_substring_ratio .*1"):
         DedupSubstrings(action="drop")
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.integers(0, 9), max_size=20), min_size=1, max_size=4), st.integers(1, 6))
-def test_anchors_are_the_last_minimum_of_every_row_of_windows(texts: list[list[int]], spread: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=20), min_size=1, max_size=4),
+    st.integers(1, 6),
+)
+def test_anchors_are_the_last_minimum_of_every_row_of_windows(
+    texts: list[list[int]], spread: int
+) -> None:
     flat = np.array([value for text in texts for value in text], np.uint64)
     offsets = np.cumsum([0, *map(len, texts)])
-    windows = find_windows(pa.array([], pa.large_string()), 2)._replace(hashes=flat, offsets=offsets)
+    windows = find_windows(pa.array([], pa.large_string()), 2)._replace(
+        hashes=flat, offsets=offsets
+    )
     expected = set()
     for text, offset in zip(texts, offsets.tolist()):
         for at in range(max(len(text) - spread + 1, min(len(text), 1))):
             row = text[at : at + spread]
-            expected.add(offset + at + max(place for place, value in enumerate(row) if value == min(row)))
+            expected.add(
+                offset
+                + at
+                + max(place for place, value in enumerate(row) if value == min(row))
+            )
     assert set(np.flatnonzero(find_anchors(windows, spread)).tolist()) == expected
 
 
 @settings(deadline=None)
-@given(st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=4), st.integers(0, 4))
-def test_near_marks_windows_of_the_same_text_within_the_distance(texts: list[list[bool]], distance: int) -> None:
+@given(
+    st.lists(st.lists(st.booleans(), max_size=12), min_size=1, max_size=4),
+    st.integers(0, 4),
+)
+def test_near_marks_windows_of_the_same_text_within_the_distance(
+    texts: list[list[bool]], distance: int
+) -> None:
     marked = np.array([mark for text in texts for mark in text], bool)
     offsets = np.cumsum([0, *map(len, texts)])
     windows = find_windows(pa.array([], pa.large_string()), 2)._replace(offsets=offsets)
-    expected = [any(text[max(at - distance, 0) : at + distance + 1]) for text in texts for at in range(len(text))]
+    expected = [
+        any(text[max(at - distance, 0) : at + distance + 1])
+        for text in texts
+        for at in range(len(text))
+    ]
     assert near(windows, marked, distance).tolist() == expected
 
 
 @settings(deadline=None)
 @given(CORPORA, st.integers(2, 4))
-def test_windows_are_passages_of_n_words_with_unique_hashes(texts: list[str], length: int) -> None:
+def test_windows_are_passages_of_n_words_with_unique_hashes(
+    texts: list[str], length: int
+) -> None:
     windows = find_windows(pa.array(texts, pa.large_string()), length)
     passages = []
     for text in texts:
         words, data = spans(text), text.encode()
-        passages += [data[words[at][0] : words[at + length - 1][1]] for at in range(len(words) - length + 1)]
+        passages += [
+            data[words[at][0] : words[at + length - 1][1]]
+            for at in range(len(words) - length + 1)
+        ]
     window_texts = [
-        texts[text].encode()[begin:end] for text, begin, end in zip(windows.text, windows.begins, windows.ends)
+        texts[text].encode()[begin:end]
+        for text, begin, end in zip(windows.text, windows.begins, windows.ends)
     ]
     assert window_texts == passages
-    assert len(set(zip(passages, windows.hashes.tolist()))) == len(set(passages)) == len(set(windows.hashes.tolist()))
+    assert (
+        len(set(zip(passages, windows.hashes.tolist())))
+        == len(set(passages))
+        == len(set(windows.hashes.tolist()))
+    )
 
 
 def test_copies_are_compared_by_their_bytes() -> None:
-    texts, source_texts = pa.array(["xx abc abd"], pa.large_string()), pa.array(["abc abc", "-abd"], pa.large_string())
+    texts, source_texts = (
+        pa.array(["xx abc abd"], pa.large_string()),
+        pa.array(["abc abc", "-abd"], pa.large_string()),
+    )
     begins, ends = np.array([3, 3, 7, 7, 7]), np.array([6, 10, 10, 10, 10])
     sources, source_begins = np.array([0, 0, 0, 1, 1]), np.array([0, 0, 4, 1, 2])
-    copy_mask = copies.are_copies(texts, np.zeros(5, np.int64), begins, ends, source_texts, sources, source_begins)
+    copy_mask = copies.are_copies(
+        texts, np.zeros(5, np.int64), begins, ends, source_texts, sources, source_begins
+    )
     assert copy_mask.tolist() == [True, False, False, True, False]

@@ -1,4 +1,6 @@
-"""`quality: {judge: ..., distil: ...}`: a small classifier learns from the judge's scores of a sample and scores all documents."""
+"""`quality: {judge: ..., distil: ...}`: a small classifier learns from the judge's
+scores of a sample and scores all documents.
+"""
 
 from __future__ import annotations
 
@@ -30,35 +32,64 @@ from tests.dataprep.own_steps import step, written
 from tests.dataprep.test_embeddings import write_static
 
 JUDGED = 240
-JUDGE = "def step(text: str) -> dict:\n    return {'edu': None if 'w39' in text else 1.0 * text.count('w1 ')}\n"
-"""A judge without a score for some documents; good ones share a word that the others lack."""
+JUDGE = (
+    "def step(text: str) -> dict:\n    return {'edu': None if 'w39' in text else "
+    "1.0 * text.count('w1 ')}\n"
+)
+"""A judge without a score for some documents; good ones share a word that the others
+lack.
+"""
 Run = Callable[..., tuple[dict[str, Any], list[Mapping[str, Any]]]]
 
 
 def texts() -> list[str]:
     rng = np.random.default_rng(2)
-    bad, good = [f"w{number}" for number in range(20, 38)], [f"w{number}" for number in range(2, 20)]
+    bad, good = (
+        [f"w{number}" for number in range(20, 38)],
+        [f"w{number}" for number in range(2, 20)],
+    )
     judged = []
     for number in range(JUDGED):
         words = list(rng.choice(good if number % 3 == 0 else bad, 30))
-        judged.append(" ".join([*(["w1"] * 3 if number % 3 == 0 else []), *words, "end"]))
+        judged.append(
+            " ".join([*(["w1"] * 3 if number % 3 == 0 else []), *words, "end"])
+        )
     return [*judged, *(f"{text} w39" for text in judged[:60])]
 
 
 @pytest.fixture
-def run_stages(tmp_path: Path, write_ingest: Callable[..., Path], make_context: Callable[..., Context]) -> Run:
-    """Run a judge and then `quality`: (settings, shards, **fields of Context) -> summary, rows."""
+def run_stages(
+    tmp_path: Path,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+) -> Run:
+    """Run a judge and then `quality`: (settings, shards, **fields of Context) ->
+    summary, rows.
+    """
     numbers = iter(range(100))
 
-    def run(settings: Mapping[str, Any], shards: int = 2, **fields: Any) -> tuple[dict[str, Any], list[Any]]:
+    def run(
+        settings: Mapping[str, Any], shards: int = 2, **fields: Any
+    ) -> tuple[dict[str, Any], list[Any]]:
         number = next(numbers)
         documents = [("web", str(place), text) for place, text in enumerate(texts())]
-        inputs = {"ingest": write_ingest(f"ingest{number}", [documents[shard::shards] for shard in range(shards)])}
+        inputs = {
+            "ingest": write_ingest(
+                f"ingest{number}", [documents[shard::shards] for shard in range(shards)]
+            )
+        }
         judged = tmp_path / f"judged{number}"
-        annotate.run(inputs, step(tmp_path / f"code{number}", JUDGE), judged, make_context(f"annotate{number}"))
+        annotate.run(
+            inputs,
+            step(tmp_path / f"code{number}", JUDGE),
+            judged,
+            make_context(f"annotate{number}"),
+        )
         config = Quality.model_validate({"seed": 4, **settings}).model_dump(mode="json")
         context = replace(make_context(f"work{number}"), stage="quality", **fields)
-        summary = quality.run({**inputs, "annotate": judged}, config, tmp_path / f"out{number}", context)
+        summary = quality.run(
+            {**inputs, "annotate": judged}, config, tmp_path / f"out{number}", context
+        )
         return summary, written(tmp_path / f"out{number}")
 
     return run
@@ -70,7 +101,11 @@ def forms(tmp_path: Path) -> Mapping[str, dict[str, Any]]:
     judge = {"judge": {"column": "edu", "at_least": 3}}
     embedding = {"path": str(write_static(tmp_path / "static")), "pool": "tokens"}
     return {
-        "embedding+linear": {**judge, "distil": "embedding+linear", "embedding": embedding},
+        "embedding+linear": {
+            **judge,
+            "distil": "embedding+linear",
+            "embedding": embedding,
+        },
         "fasttext": {**judge, "distil": "fasttext"},
     }
 
@@ -94,7 +129,8 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
         == sum(row["documents"] for row in distilled["calibration"])
     )
     assert (
-        confusion_counts["good_kept"] / (confusion_counts["good_kept"] + confusion_counts["good_dropped"])
+        confusion_counts["good_kept"]
+        / (confusion_counts["good_kept"] + confusion_counts["good_dropped"])
         == distilled["at_cut"]["recall"]
     )
     good = [number % 3 == 0 for number in range(JUDGED)]
@@ -103,7 +139,8 @@ def test_classifier_learns_from_scores_and_scores_all_documents(
     consistent = np.mean([row["keep"] == (row["quality"] >= 0.5) for row in rows])
     assert consistent == 1.0
     kept = sum(row["keep"] for row in rows)
-    assert abs(kept - (sum(good) + 20)) <= 12  # those that the judge said nothing of are scored, too
+    # those that the judge said nothing of are scored, too
+    assert abs(kept - (sum(good) + 20)) <= 12
     assert summary["counts"]["dropped"] == {"quality/min_quality": 300 - kept}
     note, confusion, calibration = agreement(distilled)
     assert f"On {distilled['held_out']} held out" in str(note)
@@ -117,10 +154,14 @@ def test_shards_and_workers_do_not_change_the_scores(
     run_stages: Run, forms: Mapping[str, dict[str, Any]], form: str
 ) -> None:
     first_summary, first_rows = run_stages({**forms[form], "sample": 150}, shards=1)
-    second_summary, second_rows = run_stages({**forms[form], "sample": 150}, shards=5, mode="threads", workers=2)
+    second_summary, second_rows = run_stages(
+        {**forms[form], "sample": 150}, shards=5, mode="threads", workers=2
+    )
     assert first_summary["distilled"]["sample"] == 150
     assert first_summary["distilled"] == second_summary["distilled"]
-    assert {row["id"]: row["quality"] for row in first_rows} == {row["id"]: row["quality"] for row in second_rows}
+    assert {row["id"]: row["quality"] for row in first_rows} == {
+        row["id"]: row["quality"] for row in second_rows
+    }
 
 
 def answer(prompt: str, before: int) -> str:
@@ -133,11 +174,17 @@ def answer(prompt: str, before: int) -> str:
 
 
 @pytest.mark.slow
-def test_model_judges_only_the_sample_and_answers_are_reused(run_stages: Run, tmp_path: Path) -> None:
+def test_model_judges_only_the_sample_and_answers_are_reused(
+    run_stages: Run, tmp_path: Path
+) -> None:
     with Endpoint(answer) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
         settings = {
-            "judge": {"model": model, "second": {**model, "model": "other"}, "at_least": 3},
+            "judge": {
+                "model": model,
+                "second": {**model, "model": "other"},
+                "at_least": 3,
+            },
             "sample": 120,
             "distil": "fasttext",
             "min_quality": 0.5,
@@ -156,27 +203,44 @@ def test_model_judges_only_the_sample_and_answers_are_reused(run_stages: Run, tm
         assert np.mean([row["quality"] is not None for row in rows]) == 1.0
 
         number = endpoint.asked.total()
-        again, rows_again = run_stages(settings, shards=5, answers=tmp_path / "answers", mode="threads", workers=2)
+        again, rows_again = run_stages(
+            settings, shards=5, answers=tmp_path / "answers", mode="threads", workers=2
+        )
         assert endpoint.asked.total() == number
         assert [model_usage["asked"] for model_usage in again["asked"]] == [0, 0]
         assert again["distilled"] == summary["distilled"]
-        assert {row["id"]: row["quality"] for row in rows_again} == {row["id"]: row["quality"] for row in rows}
+        assert {row["id"]: row["quality"] for row in rows_again} == {
+            row["id"]: row["quality"] for row in rows
+        }
     (section, *_) = judges({"summaries": {"quality": summary}}, "quality").parts
     assert [row[0] for row in section.rows] == ["small", "other"]
 
 
 @pytest.mark.slow
-def test_run_after_a_spent_budget_requests_only_missing_answers(run_stages: Run, tmp_path: Path) -> None:
-    with Endpoint(lambda asked, before: json.dumps({"score": min(asked.count("w1 "), 5)})) as endpoint:
+def test_run_after_a_spent_budget_requests_only_missing_answers(
+    run_stages: Run, tmp_path: Path
+) -> None:
+    with Endpoint(
+        lambda asked, before: json.dumps({"score": min(asked.count("w1 "), 5)})
+    ) as endpoint:
         model = {"endpoint": endpoint.url, "model": "small", "max_tokens": 50}
         settings = {"sample": 90, "distil": "fasttext"}
         with pytest.raises(BudgetSpentError, match="50 of 90 requests"):
             run_stages(
-                {**settings, "judge": {"model": {**model, "budget": {"requests": 50}}, "at_least": 3}},
+                {
+                    **settings,
+                    "judge": {
+                        "model": {**model, "budget": {"requests": 50}},
+                        "at_least": 3,
+                    },
+                },
                 answers=tmp_path / "answers",
             )
         assert endpoint.answered.total() == 50
-        summary, _ = run_stages({**settings, "judge": {"model": model, "at_least": 3}}, answers=tmp_path / "answers")
+        summary, _ = run_stages(
+            {**settings, "judge": {"model": model, "at_least": 3}},
+            answers=tmp_path / "answers",
+        )
     (usage,) = summary["asked"]
     assert (usage["asked"], usage["kept"], endpoint.answered.total()) == (40, 50, 90)
 
@@ -185,13 +249,27 @@ def test_run_after_a_spent_budget_requests_only_missing_answers(run_stages: Run,
     ("judge", "facts"),
     [
         ({"column": "edu", "rubric": "toxicity"}, "rubric: .*`model`"),
-        ({"column": "edu", "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}}, "one of"),
-        ({"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"}, "score": "scor"}, "did you mean 'score'"),
+        (
+            {
+                "column": "edu",
+                "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"},
+            },
+            "one of",
+        ),
+        (
+            {
+                "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x"},
+                "score": "scor",
+            },
+            "did you mean 'score'",
+        ),
     ],
 )
 def test_invalid_judge_is_rejected(judge: dict[str, Any], facts: str) -> None:
     with pytest.raises(ValueError, match=facts):
-        Quality.model_validate({"judge": {**judge, "at_least": 3}, "distil": "fasttext"})
+        Quality.model_validate(
+            {"judge": {**judge, "at_least": 3}, "distil": "fasttext"}
+        )
 
 
 def test_unknown_judge_column_is_rejected_before_any_work(tmp_path: Path) -> None:
@@ -204,14 +282,23 @@ prepare:
   - quality: {judge: {column: judge_scor, at_least: 3}, distil: fasttext}
 """)
     with pytest.raises(ManifestError, match=r"m.yaml:6.*'judge_scor'.*'judge_score'"):
-        open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"), until="quality")
+        open_session(
+            str(tmp_path / "m.yaml"), [], str(tmp_path / "store"), until="quality"
+        )
 
 
 def test_recipe_has_the_question_but_not_the_endpoint() -> None:
     def recipe(**model: Any) -> Any:
-        judge = {"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x", **model}, "at_least": 3}
-        section = Quality.model_validate({"judge": judge, "distil": "fasttext", "seed": 1})
-        return STAGES["quality"].recipe(section, section.model_dump(mode="json", context="recipe"))["judge"]
+        judge = {
+            "model": {"endpoint": "http://127.0.0.1:1/v1", "model": "x", **model},
+            "at_least": 3,
+        }
+        section = Quality.model_validate(
+            {"judge": judge, "distil": "fasttext", "seed": 1}
+        )
+        return STAGES["quality"].recipe(
+            section, section.model_dump(mode="json", context="recipe")
+        )["judge"]
 
     assert recipe() == recipe(endpoint="http://127.0.0.1:2/v1", concurrency=3)
     assert recipe() != recipe(temperature=0.5)
@@ -224,10 +311,15 @@ def test_judgements_without_both_classes_are_rejected(run_stages: Run) -> None:
     with pytest.raises(QualityError, match=r"'edo'.*'edu'"):
         run_stages({"judge": {"column": "edo", "at_least": 3}, "distil": "fasttext"})
     with pytest.raises(QualityError, match="0 documents"):
-        run_stages({"judge": {"metadata": "score", "at_least": 3}, "distil": "fasttext"})
+        run_stages(
+            {"judge": {"metadata": "score", "at_least": 3}, "distil": "fasttext"}
+        )
     for settings, message in (
         ({"judge": {"column": "edu", "at_least": 3}}, "distil"),
-        ({"judge": {"column": "edu", "at_least": 3}, "distil": "embedding+linear"}, "`embedding`"),
+        (
+            {"judge": {"column": "edu", "at_least": 3}, "distil": "embedding+linear"},
+            "`embedding`",
+        ),
         ({"judge": {"at_least": 3}, "distil": "fasttext"}, "column"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -235,10 +327,18 @@ def test_judgements_without_both_classes_are_rejected(run_stages: Run) -> None:
 
 
 def test_calibration_and_confusion_counts() -> None:
-    good, scores = np.array([True, False, True, True]), np.array([0.95, 0.91, 0.12, 1.0])
+    good, scores = (
+        np.array([True, False, True, True]),
+        np.array([0.95, 0.91, 0.12, 1.0]),
+    )
     assert calibrate(good, scores) == [
         {"from": 0.1, "documents": 1, "score": 0.12, "good": 1.0},
-        {"from": 0.9, "documents": 3, "score": pytest.approx(2.86 / 3), "good": pytest.approx(2 / 3)},
+        {
+            "from": 0.9,
+            "documents": 3,
+            "score": pytest.approx(2.86 / 3),
+            "good": pytest.approx(2 / 3),
+        },
     ]
     assert count_confusion(good, scores, 0.92) == {
         "good_kept": 2,

@@ -1,4 +1,6 @@
-"""Document and annotation tables: content-derived ids, aligned rows, balanced counts."""
+"""Document and annotation tables: content-derived ids, aligned rows, balanced
+counts.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,26 @@ from gristmill.dataprep.documents import (
 
 def documents(texts: list[str], sources: list[str]) -> pa.Table:
     rows = [
-        {"id": document_id(source, str(n), text), "source": source, "locator": str(n), "text": text, "metadata": "{}"}
+        {
+            "id": document_id(source, str(n), text),
+            "source": source,
+            "locator": str(n),
+            "text": text,
+            "metadata": "{}",
+        }
         for n, (text, source) in enumerate(zip(texts, sources, strict=True))
     ]
     return pa.Table.from_pylist(rows, DOCUMENT_SCHEMA)
 
 
 @given(st.lists(st.tuples(*[st.text()] * 3), min_size=2, max_size=2, unique=True))
-def test_different_documents_have_different_ids(pair: list[tuple[str, str, str]]) -> None:
+def test_different_documents_have_different_ids(
+    pair: list[tuple[str, str, str]],
+) -> None:
     def storable(parts: tuple[str, str, str]) -> bool:
-        return not any("\ud800" <= character <= "\udfff" for part in parts for character in part)
+        return not any(
+            "\ud800" <= character <= "\udfff" for part in parts for character in part
+        )
 
     if all(map(storable, pair)):
         assert document_id(*pair[0]) != document_id(*pair[1])
@@ -60,12 +72,16 @@ def test_id_is_the_hash_of_length_prefixed_parts() -> None:
     assert document_id("ab", "c", "d") != document_id("a", "bc", "d")
 
 
-def test_annotations_judge_the_rows_of_the_sources_and_pass_the_others(tmp_path: Path) -> None:
+def test_annotations_judge_the_rows_of_the_sources_and_pass_the_others(
+    tmp_path: Path,
+) -> None:
     table = documents(["aa", "b", "cccc", "d"], ["x", "x", "y", "x"])
     rows = np.array([0, 2, 3])
     judged = judged_rows(table, rows, ["x"])
     assert judged.tolist() == [0, 3]
-    annotations, counts = annotate(table, rows, judged, [None, "too_short"], {"size": pa.array([2, 1])})
+    annotations, counts = annotate(
+        table, rows, judged, [None, "too_short"], {"size": pa.array([2, 1])}
+    )
     assert annotations["keep"].to_pylist() == [True, None, True, False]
     assert annotations["reason"].to_pylist() == [None, None, None, "too_short"]
     assert annotations["size"].to_pylist() == [2, None, None, 1]
@@ -80,7 +96,9 @@ def test_annotations_judge_the_rows_of_the_sources_and_pass_the_others(tmp_path:
 def test_document_with_an_error_is_quarantined_despite_its_verdict() -> None:
     table = documents(["a", "b"], ["x", "x"])
     rows = np.array([0, 1])
-    annotations, counts = annotate(table, rows, rows, [None, "rule"], {}, ["it broke", None])
+    annotations, counts = annotate(
+        table, rows, rows, [None, "rule"], {}, ["it broke", None]
+    )
     assert annotations["keep"].to_pylist() == [False, False]
     assert annotations["error"].to_pylist() == ["it broke", None]
     assert (counts["quarantined"], counts["dropped"]) == (1, {"rule": 1})
@@ -96,22 +114,47 @@ def test_annotations_and_counts_equal_a_plain_loop(data: st.DataObject) -> None:
         st.sampled_from([None, "broke"]),
     )
     drawn_documents = data.draw(st.lists(row, max_size=12))
-    table = documents([document[0] for document in drawn_documents], [document[1] for document in drawn_documents])
-    rows = np.array([at for at, document in enumerate(drawn_documents) if document[2] != "unknown"], np.int64)
-    judged = np.array([at for at, document in enumerate(drawn_documents) if document[2] == "judged"], np.int64)
-    reasons, errors = ([drawn_documents[at][column] for at in judged] for column in (3, 4))
-    annotations, counts = annotate(table, rows, judged, reasons, {"place": pa.array(judged)}, errors)
+    table = documents(
+        [document[0] for document in drawn_documents],
+        [document[1] for document in drawn_documents],
+    )
+    rows = np.array(
+        [at for at, document in enumerate(drawn_documents) if document[2] != "unknown"],
+        np.int64,
+    )
+    judged = np.array(
+        [at for at, document in enumerate(drawn_documents) if document[2] == "judged"],
+        np.int64,
+    )
+    reasons, errors = (
+        [drawn_documents[at][column] for at in judged] for column in (3, 4)
+    )
+    annotations, counts = annotate(
+        table, rows, judged, reasons, {"place": pa.array(judged)}, errors
+    )
     expected: dict[str, dict[str, Any]] = {}
     for at, (text, source, state, reason, error) in enumerate(drawn_documents):
         final = None if state != "judged" else "quarantine" if error else reason
-        assert annotations["keep"][at].as_py() == (None if state == "unknown" else final is None)
+        assert annotations["keep"][at].as_py() == (
+            None if state == "unknown" else final is None
+        )
         assert annotations["reason"][at].as_py() == final
-        assert annotations["error"][at].as_py() == (error if state == "judged" else None)
+        assert annotations["error"][at].as_py() == (
+            error if state == "judged" else None
+        )
         assert annotations["place"][at].as_py() == (at if state == "judged" else None)
         if state == "unknown":
             continue
         part = expected.setdefault(
-            source, {"read": 0, "kept": 0, "dropped": {}, "quarantined": 0, "bytes_read": 0, "bytes_kept": 0}
+            source,
+            {
+                "read": 0,
+                "kept": 0,
+                "dropped": {},
+                "quarantined": 0,
+                "bytes_read": 0,
+                "bytes_kept": 0,
+            },
         )
         part["read"] += 1
         part["bytes_read"] += len(text.encode())
@@ -139,12 +182,26 @@ def test_number_of_verdicts_must_match_the_judged_documents() -> None:
 def test_rows_are_kept_if_all_stages_keep_them(tmp_path: Path) -> None:
     table = documents(["a", "b", "c"], ["x"] * 3)
     all_rows = np.arange(3)
-    inputs = {"ingest": tmp_path / "ingest", "filter": tmp_path / "filter", "dedup": tmp_path / "dedup"}
+    inputs = {
+        "ingest": tmp_path / "ingest",
+        "filter": tmp_path / "filter",
+        "dedup": tmp_path / "dedup",
+    }
     write_table(inputs["ingest"] / "part-0.parquet", table)
-    write_table(inputs["filter"] / "part-0.parquet", annotate(table, all_rows, all_rows, [None, "r", None], {})[0])
+    write_table(
+        inputs["filter"] / "part-0.parquet",
+        annotate(table, all_rows, all_rows, [None, "r", None], {})[0],
+    )
     remaining = np.array([0, 2])
-    write_table(inputs["dedup"] / "part-0.parquet", annotate(table, remaining, remaining, ["r", None], {})[0])
-    assert kept_rows({"ingest": inputs["ingest"]}, "part-0.parquet").tolist() == [0, 1, 2]
+    write_table(
+        inputs["dedup"] / "part-0.parquet",
+        annotate(table, remaining, remaining, ["r", None], {})[0],
+    )
+    assert kept_rows({"ingest": inputs["ingest"]}, "part-0.parquet").tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert kept_rows(inputs, "part-0.parquet").tolist() == [2]
 
 
@@ -154,15 +211,24 @@ def test_misaligned_annotations_are_rejected(tmp_path: Path) -> None:
     all_rows = np.arange(2)
     write_table(inputs["ingest"] / "part-0.parquet", table)
     write_table(
-        inputs["filter"] / "part-0.parquet", annotate(table, all_rows, all_rows, [None, None], {})[0].take([1, 0])
+        inputs["filter"] / "part-0.parquet",
+        annotate(table, all_rows, all_rows, [None, None], {})[0].take([1, 0]),
     )
     with pytest.raises(MisalignedError, match="gristmill stage filter"):
         read_annotations(inputs, "part-0.parquet", "filter")
 
 
 def test_counts_add_up_in_any_order() -> None:
-    parts = [{"read": 2, "dropped": {"a": 1}}, {"read": 1, "dropped": {"a": 1, "b": 3}}, {"read": 4}]
-    assert add_counts(parts) == add_counts(reversed(parts)) == {"read": 7, "dropped": {"a": 2, "b": 3}}
+    parts = [
+        {"read": 2, "dropped": {"a": 1}},
+        {"read": 1, "dropped": {"a": 1, "b": 3}},
+        {"read": 4},
+    ]
+    assert (
+        add_counts(parts)
+        == add_counts(reversed(parts))
+        == {"read": 7, "dropped": {"a": 2, "b": 3}}
+    )
 
 
 def test_lost_document_fails_the_stage_and_names_the_source() -> None:
@@ -173,8 +239,16 @@ def test_lost_document_fails_the_stage_and_names_the_source() -> None:
 
 
 def test_shard_counts_are_added_up_and_must_balance() -> None:
-    shards = [{"counts": {"read": 3, "kept": 2, "quarantined": 1}}, {"counts": {"read": 2, "dropped": {"r": 2}}}]
-    assert balance(shards, 0.2, "toy") == {"read": 5, "kept": 2, "quarantined": 1, "dropped": {"r": 2}}
+    shards = [
+        {"counts": {"read": 3, "kept": 2, "quarantined": 1}},
+        {"counts": {"read": 2, "dropped": {"r": 2}}},
+    ]
+    assert balance(shards, 0.2, "toy") == {
+        "read": 5,
+        "kept": 2,
+        "quarantined": 1,
+        "dropped": {"r": 2},
+    }
     with pytest.raises(QuarantineError, match="1 of 5"):
         balance(shards, 0.1, "toy")
     with pytest.raises(ConservationError, match=r"toy: .*6 documents .* 5"):
@@ -187,10 +261,17 @@ def test_quarantine_above_the_limit_fails_the_stage() -> None:
         check_quarantine({"read": 100, "quarantined": 6}, 0.05, "toy")
 
 
-def test_quarantine_failure_names_the_first_error_and_the_tables(tmp_path: Path) -> None:
-    write_table(tmp_path / "part-0.parquet", pa.table({"error": pa.array([None, "ValueError: bad"], pa.string())}))
+def test_quarantine_failure_names_the_first_error_and_the_tables(
+    tmp_path: Path,
+) -> None:
+    write_table(
+        tmp_path / "part-0.parquet",
+        pa.table({"error": pa.array([None, "ValueError: bad"], pa.string())}),
+    )
     with pytest.raises(QuarantineError) as caught:
-        balance([{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=tmp_path)
+        balance(
+            [{"counts": {"read": 9, "quarantined": 9}}], 0.05, "toy", errors=tmp_path
+        )
     assert "ValueError: bad" in str(caught.value)
     assert f"`error` of {tmp_path}/*.parquet" in str(caught.value)
 
@@ -199,11 +280,15 @@ def test_texts_and_ids_are_not_dictionary_encoded(tmp_path: Path) -> None:
     write_table(tmp_path / "part-00000.parquet", documents(["grain"] * 20, ["a"] * 20))
     group = pq.ParquetFile(tmp_path / "part-00000.parquet").metadata.row_group(0)
     columns = [group.column(number) for number in range(group.num_columns)]
-    assert [column.path_in_schema for column in columns if column.has_dictionary_page] == ["source", "metadata"]
+    assert [
+        column.path_in_schema for column in columns if column.has_dictionary_page
+    ] == ["source", "metadata"]
 
 
 def test_flipped_bits_are_reported_with_the_repair_command(tmp_path: Path) -> None:
-    """Random words are stored uncompressed, so that only checksums reveal a flipped bit."""
+    """Random words are stored uncompressed, so that only checksums reveal a flipped
+    bit.
+    """
     rng = np.random.default_rng(5)
     texts = ["".join(map(chr, rng.integers(97, 123, 300))) for _ in range(20)]
     path = tmp_path / "part-00000.parquet"
@@ -217,7 +302,9 @@ def test_flipped_bits_are_reported_with_the_repair_command(tmp_path: Path) -> No
         damaged[at] ^= 1 << at % 8
         path.write_bytes(damaged)
         try:
-            assert read_table(path) == table, "unused bits, such as those of a statistic"
+            assert read_table(path) == table, (
+                "unused bits, such as those of a statistic"
+            )
         except DamagedTableError as error:
             messages.append(str(error))
     assert len(messages) > 50

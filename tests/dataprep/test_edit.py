@@ -33,7 +33,9 @@ def test_derived_edits_turn_the_old_text_into_the_new(before: str, after: str) -
 def test_common_prefix_is_maximal(left: str, right: str) -> None:
     size = common_prefix(left, right)
     assert left[:size] == right[:size]
-    assert left[size : size + 1] != right[size : size + 1] or size == min(len(left), len(right))
+    assert left[size : size + 1] != right[size : size + 1] or size == min(
+        len(left), len(right)
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,9 @@ def test_common_prefix_is_maximal(left: str, right: str) -> None:
         ("x" * 300 + "y" + "z" * 300, "x" * 300 + "z" * 300, [(300, 301, "")]),
     ],
 )
-def test_edits_cover_lines_and_words_within_lines(before: str, after: str, edits: list[tuple[int, int, str]]) -> None:
+def test_edits_cover_lines_and_words_within_lines(
+    before: str, after: str, edits: list[tuple[int, int, str]]
+) -> None:
     assert list(derive_edits(before, after)) == edits
 
 
@@ -57,9 +61,12 @@ def test_edits_cover_lines_and_words_within_lines(before: str, after: str, edits
 @pytest.mark.parametrize(
     "source",
     [
-        "def step(text: str) -> str:\n    return text.replace('xyzzy', 'magic').replace('nothing here', ' ')\n",
-        "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: pa.RecordBatch):\n"
-        "    return pc.replace_substring(pc.replace_substring(batch['text'], 'xyzzy', 'magic'), 'nothing here', ' ')\n",
+        "def step(text: str) -> str:\n    return text.replace('xyzzy', "
+        "'magic').replace('nothing here', ' ')\n",
+        "import pyarrow as pa, pyarrow.compute as pc\ndef step(batch: "
+        "pa.RecordBatch):\n"
+        "    return pc.replace_substring(pc.replace_substring(batch['text'], "
+        "'xyzzy', 'magic'), 'nothing here', ' ')\n",
     ],
 )
 def test_later_stages_read_the_texts_of_the_function(
@@ -67,9 +74,18 @@ def test_later_stages_read_the_texts_of_the_function(
 ) -> None:
     documents = write_documents(tmp_path / "ingest")
     config = step(tmp_path / "code", source)
-    summary = edit.run({"ingest": documents}, config, tmp_path / "edit", make_context("work", mode=mode, workers=2))
-    read = read_documents({"ingest": documents, "edit": tmp_path / "edit"}, "part-00001.parquet", ["text"])
-    assert read["text"].to_pylist() == [text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS]
+    summary = edit.run(
+        {"ingest": documents},
+        config,
+        tmp_path / "edit",
+        make_context("work", mode=mode, workers=2),
+    )
+    read = read_documents(
+        {"ingest": documents, "edit": tmp_path / "edit"}, "part-00001.parquet", ["text"]
+    )
+    assert read["text"].to_pylist() == [
+        text.replace("xyzzy", "magic").replace("nothing here", " ") for text in TEXTS
+    ]
     assert summary["counts"]["dropped"] == {"edit/empty": 2}
     assert summary["edits"]["step"] == {"documents": 6, "times": 10, "bytes": 52}
     rows = written(tmp_path / "edit")
@@ -78,13 +94,20 @@ def test_later_stages_read_the_texts_of_the_function(
 
 
 @pytest.mark.slow
-def test_installed_function_can_edit(tmp_path: Path, make_context: Callable[..., Context]) -> None:
+def test_installed_function_can_edit(
+    tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
     use = take_code(OwnFunction("textwrap:shorten"), tmp_path)
     documents = write_documents(tmp_path / "ingest", shards=1)
     edit.run(
-        {"ingest": documents}, {"use": use.by_value(), "with": {"width": 20}}, tmp_path / "edit", make_context("work")
+        {"ingest": documents},
+        {"use": use.by_value(), "with": {"width": 20}},
+        tmp_path / "edit",
+        make_context("work"),
     )
-    read = read_documents({"ingest": documents, "edit": tmp_path / "edit"}, "part-00000.parquet", ["text"])
+    read = read_documents(
+        {"ingest": documents, "edit": tmp_path / "edit"}, "part-00000.parquet", ["text"]
+    )
     assert read["text"].to_pylist() == [
         "xyzzy and [...]",
         "nothing here",
@@ -100,9 +123,19 @@ def test_installed_function_can_edit(tmp_path: Path, make_context: Callable[...,
     [
         ("def step(text): return None", r"steps\.py, line 1: .*None"),
         ("def step(text): return 3", r"int 3"),
-        ("import pyarrow as pa\ndef step(batch: pa.Table): return ['a']", r"1 texts .* 5 documents"),
-        ("import pyarrow as pa\ndef step(batch: pa.Table): return [None] * len(batch)", r"None"),
-        ("import pyarrow as pa\ndef step(batch: pa.Table): return 'a'", r"str 'a'.* array"),
+        (
+            "import pyarrow as pa\ndef step(batch: pa.Table): return ['a']",
+            r"1 texts .* 5 documents",
+        ),
+        (
+            "import pyarrow as pa\ndef step(batch: pa.Table): return [None] * "
+            "len(batch)",
+            r"None",
+        ),
+        (
+            "import pyarrow as pa\ndef step(batch: pa.Table): return 'a'",
+            r"str 'a'.* array",
+        ),
     ],
 )
 def test_return_value_that_is_not_text_ends_the_stage(
@@ -130,7 +163,10 @@ def step(text):
 """
     config = step(tmp_path / "code", source, max_quarantined=0.9)
     summary = edit.run(
-        {"ingest": write_documents(tmp_path / "ingest", shards=1)}, config, tmp_path / "edit", make_context("work")
+        {"ingest": write_documents(tmp_path / "ingest", shards=1)},
+        config,
+        tmp_path / "edit",
+        make_context("work"),
     )
     errors = [row["error"] for row in written(tmp_path / "edit")]
     assert errors[0].startswith("UnicodeEncodeError: ")

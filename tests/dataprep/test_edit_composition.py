@@ -11,7 +11,9 @@ from gristmill.dataprep.edits import Edit, apply_edits, edits_array, then
 
 
 def apply(text: str, edits: list[Edit]) -> str:
-    result: str = apply_edits(pa.array([text], pa.large_string()), edits_array([edits])).to_pylist()[0]
+    result: str = apply_edits(
+        pa.array([text], pa.large_string()), edits_array([edits])
+    ).to_pylist()[0]
     return result
 
 
@@ -36,9 +38,14 @@ def test_composed_edits_equal_both_rounds_in_turn(
     cases: list[tuple[str, list[Edit], list[Edit]]],
 ) -> None:
     texts = pa.array([text for text, _, _ in cases], pa.large_string())
-    first, second = edits_array([case[1] for case in cases]), edits_array([case[2] for case in cases])
+    first, second = (
+        edits_array([case[1] for case in cases]),
+        edits_array([case[2] for case in cases]),
+    )
     composed = then(first, second)
-    assert apply_edits(texts, composed).equals(apply_edits(apply_edits(texts, first), second))
+    assert apply_edits(texts, composed).equals(
+        apply_edits(apply_edits(texts, first), second)
+    )
 
 
 def test_composing_edits_inside_and_across_replacements() -> None:
@@ -49,5 +56,7 @@ def test_composing_edits_inside_and_across_replacements() -> None:
         {"begin": 2, "end": 4, "text": "a-cd"},
         {"begin": 6, "end": 7, "text": "xyz"},
     ]
-    assert then(edits_array([first]), edits_array([across])).to_pylist()[0] == [{"begin": 2, "end": 7, "text": "ab_z"}]
+    assert then(edits_array([first]), edits_array([across])).to_pylist()[0] == [
+        {"begin": 2, "end": 7, "text": "ab_z"}
+    ]
     assert apply(text, [(2, 7, "ab_z")]) == "01ab_z789"

@@ -43,7 +43,11 @@ def test_every_byte_is_classified_in_every_position(kind: str) -> None:
                 eight = bytearray([filler] * 8)
                 eight[place] = byte
                 expected = bytes(0x80 * predicate(value) for value in eight)
-                assert function(as_number(bytes(eight))) == as_number(expected), (byte, filler, place)
+                assert function(as_number(bytes(eight))) == as_number(expected), (
+                    byte,
+                    filler,
+                    place,
+                )
 
 
 @given(st.binary(min_size=8, max_size=8))
@@ -57,8 +61,13 @@ def test_bytes_are_classified_independently(eight: bytes) -> None:
         assert not mask or first_of(mask) == expected.index(True)
 
 
-@given(st.lists(st.sampled_from([10, 35, 97, 0x8A, 255]), max_size=60).map(bytes), st.tuples(*[st.integers(0, 60)] * 2))
-def test_byte_is_counted_and_found_within_its_range(data: bytes, ends: tuple[int, int]) -> None:
+@given(
+    st.lists(st.sampled_from([10, 35, 97, 0x8A, 255]), max_size=60).map(bytes),
+    st.tuples(*[st.integers(0, 60)] * 2),
+)
+def test_byte_is_counted_and_found_within_its_range(
+    data: bytes, ends: tuple[int, int]
+) -> None:
     begin, end = sorted(min(place, len(data)) for place in ends)
     array = np.frombuffer(data, np.uint8)
     assert count_byte(array, begin, end, 10) == data.count(b"\n", begin, end)

@@ -12,7 +12,11 @@ import pytest
 
 from gristmill.dataprep.encoders.embeddings import Embedder, load_embedder
 from gristmill.dataprep.encoders.model_folders import ModelFolderError, folder_sha256
-from gristmill.dataprep.encoders.token_windows import Windows, length_batches, pool_windows
+from gristmill.dataprep.encoders.token_windows import (
+    Windows,
+    length_batches,
+    pool_windows,
+)
 from gristmill.mixtures.encoder_settings import ReadingModel
 
 BOUND = 1e-5
@@ -36,17 +40,31 @@ def embedder(mini_lm: Path) -> Embedder:
 
 
 def write_static(folder: Path) -> Path:
-    """Write a small model2vec model: 40 words, vectors of 8 numbers, a weight for each."""
+    """Write a small model2vec model: 40 words, vectors of 8 numbers, a weight for
+    each.
+    """
     model2vec = pytest.importorskip("model2vec")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = ["[UNK]", *(f"w{number}" for number in range(39))]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordLevel(
+            {word: number for number, word in enumerate(words)}, unk_token="[UNK]"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     rng = np.random.default_rng(11)
-    vectors, weights = rng.normal(size=(40, 8)).astype(np.float32), rng.random(40).astype(np.float32)
+    vectors, weights = (
+        rng.normal(size=(40, 8)).astype(np.float32),
+        rng.random(40).astype(np.float32),
+    )
     model = model2vec.StaticModel(
-        vectors, tokenizer, weights=weights, normalize=True, max_length=6, config={"model_type": "model2vec"}
+        vectors,
+        tokenizer,
+        weights=weights,
+        normalize=True,
+        max_length=6,
+        config={"model_type": "model2vec"},
     )
     model.save_pretrained(folder)
     return folder
@@ -54,7 +72,9 @@ def write_static(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_vectors_equal_sentence_transformers(mini_lm: Path, embedder: Embedder) -> None:
-    referee = pytest.importorskip("sentence_transformers").SentenceTransformer(str(mini_lm), device="cpu")
+    referee = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(mini_lm), device="cpu"
+    )
     expected = referee.encode(TEXTS, normalize_embeddings=True)
     vectors = embedder.embed(TEXTS)
     assert vectors.dtype == np.float32
@@ -72,45 +92,65 @@ def test_paraphrases_have_close_vectors(embedder: Embedder) -> None:
 def test_vectors_do_not_depend_on_batches(mini_lm: Path, embedder: Embedder) -> None:
     together = embedder.embed(TEXTS)
     alone = np.concatenate([embedder.embed([text]) for text in TEXTS])
-    other_batches = load_embedder(ReadingModel(path=mini_lm.as_posix(), batch_tokens=300)).embed(TEXTS[::-1])[::-1]
+    other_batches = load_embedder(
+        ReadingModel(path=mini_lm.as_posix(), batch_tokens=300)
+    ).embed(TEXTS[::-1])[::-1]
     assert np.abs(together - alone).max() < BOUND
     assert np.abs(together - other_batches).max() < BOUND
     assert np.array_equal(together, embedder.embed(TEXTS))
 
 
 @pytest.mark.slow
-def test_end_of_a_long_text_counts_only_with_pooled_windows(mini_lm: Path, embedder: Embedder) -> None:
+def test_end_of_a_long_text_counts_only_with_pooled_windows(
+    mini_lm: Path, embedder: Embedder
+) -> None:
     other_end = LONG + "Interest rates were raised by the central bank. " * 20
     assert np.array_equal(*embedder.embed([LONG, other_end]))
     for pool in ("mean", "max", "tokens"):
-        pooled = load_embedder(ReadingModel.model_validate({"path": mini_lm.as_posix(), "pool": pool}))
+        pooled = load_embedder(
+            ReadingModel.model_validate({"path": mini_lm.as_posix(), "pool": pool})
+        )
         vector, other_vector = pooled.embed([LONG, other_end])
         assert 0.3 < vector @ other_vector < 0.99, pool
         assert np.allclose(np.linalg.norm(vector), 1, atol=1e-6)
-        assert np.abs(pooled.embed(TEXTS[:2]) - embedder.embed(TEXTS[:2])).max() < BOUND  # one window each
+        # one window each
+        assert np.abs(pooled.embed(TEXTS[:2]) - embedder.embed(TEXTS[:2])).max() < BOUND
 
 
 def test_token_vectors_equal_model2vec(tmp_path: Path) -> None:
     folder = write_static(tmp_path / "static")
     referee = pytest.importorskip("model2vec").StaticModel.from_pretrained(folder)
     texts = ["w1 w2 w3", "w4 unknown w5 w5", "w7", "w1 w2 w3 w4 w5 w6 w7 w8 w9"]
-    embedder = load_embedder(ReadingModel(path=folder.as_posix()), folder_sha256(str(folder)))
-    assert np.abs(embedder.embed(texts) - referee.encode(texts, max_length=6)).max() < 1e-6
+    embedder = load_embedder(
+        ReadingModel(path=folder.as_posix()), folder_sha256(str(folder))
+    )
+    assert (
+        np.abs(embedder.embed(texts) - referee.encode(texts, max_length=6)).max() < 1e-6
+    )
     assert np.array_equal(embedder.embed(["unknown", ""]), np.zeros((2, 8), np.float32))
     pooled = load_embedder(ReadingModel(path=folder.as_posix(), pool="tokens"))
-    assert np.abs(pooled.embed(texts) - referee.encode(texts, max_length=None)).max() < 1e-6
+    assert (
+        np.abs(pooled.embed(texts) - referee.encode(texts, max_length=None)).max()
+        < 1e-6
+    )
     assert np.array_equal(pooled.embed(["unknown", ""]), np.zeros((2, 8), np.float32))
 
 
 @pytest.mark.slow
-def test_bfloat16_vectors_are_close_to_float32(mini_lm: Path, embedder: Embedder) -> None:
-    less_exact = load_embedder(ReadingModel(path=mini_lm.as_posix(), dtype="bfloat16")).embed(TEXTS)
+def test_bfloat16_vectors_are_close_to_float32(
+    mini_lm: Path, embedder: Embedder
+) -> None:
+    less_exact = load_embedder(
+        ReadingModel(path=mini_lm.as_posix(), dtype="bfloat16")
+    ).embed(TEXTS)
     assert less_exact.dtype == np.float32
     assert (less_exact * embedder.embed(TEXTS)).sum(1).min() > 0.999
 
 
 def test_onnx_file_is_read_by_name(tmp_path: Path) -> None:
-    """A token's vector depends on its id alone, so that the expected value can be computed here."""
+    """A token's vector depends on its id alone, so that the expected value can be
+    computed here.
+    """
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     from onnx import TensorProto, helper, numpy_helper
@@ -121,16 +161,32 @@ def test_onnx_file_is_read_by_name(tmp_path: Path) -> None:
         [helper.make_node("Gather", ["vectors", "input_ids"], ["last_hidden_state"])],
         "tokens",
         [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n", "t"])],
-        [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["n", "t", 4])],
+        [
+            helper.make_tensor_value_info(
+                "last_hidden_state", TensorProto.FLOAT, ["n", "t", 4]
+            )
+        ],
         [numpy_helper.from_array(vectors, "vectors")],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9
+    )
     onnx.save(model, tmp_path / "made.onnx")
-    for name, content in (("config.json", {"model_type": "bert"}), ("modules.json", [])):
+    for name, content in (
+        ("config.json", {"model_type": "bert"}),
+        ("modules.json", []),
+    ):
         (tmp_path / name).write_text(json.dumps(content))
-    embedded = load_embedder(ReadingModel(path=tmp_path.as_posix(), onnx="made.onnx")).embed(["w1 w2 w3", "w4"])
+    embedded = load_embedder(
+        ReadingModel(path=tmp_path.as_posix(), onnx="made.onnx")
+    ).embed(["w1 w2 w3", "w4"])
     expected = np.stack([vectors[[2, 3, 4]].mean(0), vectors[5]])
-    assert np.abs(embedded - expected / np.linalg.norm(expected, axis=1, keepdims=True)).max() < BOUND
+    assert (
+        np.abs(
+            embedded - expected / np.linalg.norm(expected, axis=1, keepdims=True)
+        ).max()
+        < BOUND
+    )
 
 
 def test_empty_input_has_no_vectors(embedder: Embedder) -> None:
@@ -153,17 +209,28 @@ def test_invalid_model_folder_is_rejected(tmp_path: Path, mini_lm: Path) -> None
     shutil.copytree(mini_lm, broken, ignore=shutil.ignore_patterns("model.safetensors"))
     assert "transformers" in refusal(path=str(broken))
     modules = json.loads((broken / "modules.json").read_text())
-    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    modules.append(
+        {
+            "idx": 3,
+            "name": "3",
+            "path": "3_Dense",
+            "type": "sentence_transformers.models.Dense",
+        }
+    )
     (broken / "modules.json").write_text(json.dumps(modules))
     assert "'Dense'" in refusal(path=str(broken))
     assert "onnx/model.onnx" in refusal(path=str(mini_lm), onnx="onnx/model.onnx")
     assert " 4 " in refusal(path=str(mini_lm), window_tokens=10, overlap_tokens=4)
 
 
-def test_missing_package_is_named_with_its_extra(mini_lm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_its_extra(
+    mini_lm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     load_embedder.cache_clear()
-    assert "pip install 'gristmill[models]'" in refusal(path=str(mini_lm), max_windows=3)
+    assert "pip install 'gristmill[models]'" in refusal(
+        path=str(mini_lm), max_windows=3
+    )
 
 
 def test_batches_group_similar_lengths_and_hold_each_window_once() -> None:
@@ -178,11 +245,14 @@ def test_batches_group_similar_lengths_and_hold_each_window_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pool", "expected"), [("first", [1, 8]), ("mean", [3, 8]), ("max", [5, 8]), ("tokens", [2, 8])]
+    ("pool", "expected"),
+    [("first", [1, 8]), ("mean", [3, 8]), ("max", [5, 8]), ("tokens", [2, 8])],
 )
 def test_window_values_are_pooled(pool: str, expected: Sequence[float]) -> None:
     windows = Windows(
-        [np.zeros(30, np.int64), np.zeros(10, np.int64), np.zeros(4, np.int64)], np.array([0, 0, 1]), np.ones(2, bool)
+        [np.zeros(30, np.int64), np.zeros(10, np.int64), np.zeros(4, np.int64)],
+        np.array([0, 0, 1]),
+        np.ones(2, bool),
     )
     pooled = pool_windows(np.array([[1], [5], [8]], np.float32), windows, pool)
     assert pooled[:, 0].tolist() == expected

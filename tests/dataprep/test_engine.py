@@ -1,4 +1,6 @@
-"""Jobs over shards: each task yields one result, finished tasks are reused, and all runners agree."""
+"""Jobs over shards: each task yields one result, finished tasks are reused, and all
+runners agree.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,14 @@ from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs import errors, runner, tasks
 from gristmill.dataprep.jobs.errors import TaskError
-from gristmill.dataprep.jobs.tasks import Done, IncompleteJobError, Task, choose_mode, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    IncompleteJobError,
+    Task,
+    choose_mode,
+    run_tasks,
+    shard_tasks,
+)
 
 PORTABLE = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
 """Beam's own job server in this process: the portable API as Flink or Spark use it."""
@@ -34,11 +43,16 @@ def square(out: Path, task: Task) -> Done:
         log.write(f"{task.name}\n")
     with atomic_write(out / f"{task.name}.txt") as sink:
         sink.write(str(task.payload["n"] ** 2).encode())
-    return Done([out / f"{task.name}.txt"], {"counts": {"read": 1, "kept": 1}, "n": task.payload["n"]})
+    return Done(
+        [out / f"{task.name}.txt"],
+        {"counts": {"read": 1, "kept": 1}, "n": task.payload["n"]},
+    )
 
 
 def calls(out: Path) -> list[str]:
-    return (out / "calls.log").read_text().split() if (out / "calls.log").exists() else []
+    return (
+        (out / "calls.log").read_text().split() if (out / "calls.log").exists() else []
+    )
 
 
 TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
@@ -55,10 +69,22 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(7)]
     ],
     ids=["one worker", "two threads", "two processes", "portable runner"],
 )
-def test_results_keep_the_order_of_tasks_on_every_runner(tmp_path: Path, settings: Mapping[str, Any]) -> None:
-    results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", **settings))
+def test_results_keep_the_order_of_tasks_on_every_runner(
+    tmp_path: Path, settings: Mapping[str, Any]
+) -> None:
+    results = run_tasks(
+        "job", TASKS, partial(square, tmp_path), context(tmp_path / "work", **settings)
+    )
     assert [result["n"] for result in results] == list(range(7))
-    assert [(tmp_path / f"t{n}.txt").read_text() for n in range(7)] == ["0", "1", "4", "9", "16", "25", "36"]
+    assert [(tmp_path / f"t{n}.txt").read_text() for n in range(7)] == [
+        "0",
+        "1",
+        "4",
+        "9",
+        "16",
+        "25",
+        "36",
+    ]
     assert sorted(calls(tmp_path)) == [task.name for task in TASKS]
 
 
@@ -67,17 +93,23 @@ def test_second_attempt_runs_only_missing_tasks(tmp_path: Path) -> None:
     (tmp_path / "t1.txt").unlink()
     (tmp_path / "t2.txt").write_text("other size")
     (tmp_path / "calls.log").unlink()
-    results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
+    results = run_tasks(
+        "job", TASKS, partial(square, tmp_path), context(tmp_path / "work")
+    )
     assert [result["n"] for result in results] == list(range(7))
     assert sorted(calls(tmp_path)) == ["t1", "t2", "t4", "t5", "t6"]
 
 
-@pytest.mark.parametrize("record", [b"", b'{"files": {"', bytes(40)], ids=["empty", "cut", "zeros"])
+@pytest.mark.parametrize(
+    "record", [b"", b'{"files": {"', bytes(40)], ids=["empty", "cut", "zeros"]
+)
 def test_task_with_a_damaged_record_is_repeated(tmp_path: Path, record: bytes) -> None:
     run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
     (tmp_path / "work/job/t5.json").write_bytes(record)
     (tmp_path / "calls.log").unlink()
-    results = run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work"))
+    results = run_tasks(
+        "job", TASKS, partial(square, tmp_path), context(tmp_path / "work")
+    )
     assert [result["n"] for result in results] == list(range(7))
     assert calls(tmp_path) == ["t5"]
 
@@ -114,7 +146,12 @@ def test_error_names_its_task_and_keeps_finished_ones(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], settings: Mapping[str, Any]
 ) -> None:
     with pytest.raises(ValueError, match="three") as caught:
-        run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work", **settings))
+        run_tasks(
+            "job",
+            TASKS,
+            partial(fail_on_three, tmp_path),
+            context(tmp_path / "work", **settings),
+        )
     assert str(caught.value) == "job/t3: ValueError: three is not allowed"
     assert "in fail_on_three" in caught.value.__notes__[0]
     assert "Traceback" not in capfd.readouterr().err
@@ -124,12 +161,18 @@ def test_error_names_its_task_and_keeps_finished_ones(
 
 def test_no_task_starts_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError):
-        run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
+        run_tasks(
+            "job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work")
+        )
     assert calls(tmp_path) == ["t0", "t1", "t2"]
 
 
-def test_direct_calls_equal_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results, files, records and errors agree; a pipeline is made only if workers share the tasks."""
+def test_direct_calls_equal_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results, files, records and errors agree; a pipeline is made only if workers
+    share the tasks.
+    """
     outcomes: dict[str, Any] = {}
     for name, direct in (("called", True), ("piped", False)):
         out = tmp_path / name
@@ -138,18 +181,40 @@ def test_direct_calls_equal_a_pipeline(tmp_path: Path, monkeypatch: pytest.Monke
             if direct:
                 patch.setattr(runner, "make_pipeline", no_pipeline)
             with pytest.raises(ValueError, match="three") as caught:
-                run_tasks("job", TASKS, partial(fail_on_three, out), work, direct=direct)
+                run_tasks(
+                    "job", TASKS, partial(fail_on_three, out), work, direct=direct
+                )
             started = calls(out)
             results = run_tasks("job", TASKS, partial(square, out), work, direct=direct)
-        records = {path.name: path.read_text().replace(str(out), "") for path in (out / "work/job").iterdir()}
-        outcomes[name] = str(caught.value), "in fail_on_three" in caught.value.__notes__[0], started, results, records
+        records = {
+            path.name: path.read_text().replace(str(out), "")
+            for path in (out / "work/job").iterdir()
+        }
+        outcomes[name] = (
+            str(caught.value),
+            "in fail_on_three" in caught.value.__notes__[0],
+            started,
+            results,
+            records,
+        )
     assert outcomes["called"] == outcomes["piped"]
     assert outcomes["called"][2] == ["t0", "t1", "t2"]
     monkeypatch.setattr(runner, "make_pipeline", no_pipeline)
-    alone = run_tasks("job", TASKS[:1], partial(square, tmp_path), context(tmp_path / "alone", workers=2))
+    alone = run_tasks(
+        "job",
+        TASKS[:1],
+        partial(square, tmp_path),
+        context(tmp_path / "alone", workers=2),
+    )
     assert len(alone) == 1, "a single task is called directly"
     with pytest.raises(TaskError, match="a pipeline is made"):
-        run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", workers=2), direct=True)
+        run_tasks(
+            "job",
+            TASKS,
+            partial(square, tmp_path),
+            context(tmp_path / "work", workers=2),
+            direct=True,
+        )
 
 
 def no_pipeline(*arguments: object) -> None:
@@ -166,8 +231,16 @@ class OddError(Exception):
     [
         (lambda: OddError(3, "egg"), TaskError, "OddError: 3 eggs"),
         (lambda: KeyError("name"), TaskError, "KeyError: 'name'"),
-        (lambda: OSError(28, "No space left on device"), OSError, "OSError: [Errno 28] No space left on device"),
-        (lambda: IncompleteJobError("half"), IncompleteJobError, "IncompleteJobError: half"),
+        (
+            lambda: OSError(28, "No space left on device"),
+            OSError,
+            "OSError: [Errno 28] No space left on device",
+        ),
+        (
+            lambda: IncompleteJobError("half"),
+            IncompleteJobError,
+            "IncompleteJobError: half",
+        ),
     ],
 )
 def test_error_keeps_its_type_if_that_takes_one_message(
@@ -190,7 +263,9 @@ def test_error_that_cannot_be_recorded_comes_through_the_runner(
 
     monkeypatch.setattr(errors, "write_json", no_space)
     with pytest.raises(TaskError, match=r"^job: ValueError: three is not allowed$"):
-        run_tasks("job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work"))
+        run_tasks(
+            "job", TASKS, partial(fail_on_three, tmp_path), context(tmp_path / "work")
+        )
 
 
 BIG = [Task(f"t{n}", size_bytes=tasks.PROCESS_BYTES // 2) for n in range(2)]
@@ -225,7 +300,9 @@ def test_shard_tasks_have_numbers_and_sizes(tmp_path: Path) -> None:
 
 
 def test_largest_tasks_start_first(tmp_path: Path) -> None:
-    tasks = [Task(name, {"n": 1}, size) for name, size in (("a", 1), ("b", 3), ("c", 2))]
+    tasks = [
+        Task(name, {"n": 1}, size) for name, size in (("a", 1), ("b", 3), ("c", 2))
+    ]
     run_tasks("job", tasks, partial(square, tmp_path), context(tmp_path / "work"))
     assert calls(tmp_path) == ["b", "c", "a"]
 
@@ -235,20 +312,36 @@ def test_many_tasks_are_grouped_and_a_retry_runs_only_missing_ones(
 ) -> None:
     monkeypatch.setattr(tasks, "MOST_ELEMENTS", 3)
     groups = tasks.in_groups(TASKS)
-    assert [[name for name, _ in group] for group in groups] == [["t0", "t3", "t6"], ["t1", "t4"], ["t2", "t5"]]
-    work = context(tmp_path / "work", runner="FnApiRunner", options={"direct_running_mode": "in_memory"})
+    assert [[name for name, _ in group] for group in groups] == [
+        ["t0", "t3", "t6"],
+        ["t1", "t4"],
+        ["t2", "t5"],
+    ]
+    work = context(
+        tmp_path / "work",
+        runner="FnApiRunner",
+        options={"direct_running_mode": "in_memory"},
+    )
     results = run_tasks("job", TASKS, partial(square, tmp_path), work)
     assert [result["n"] for result in results] == list(range(7))
     (tmp_path / "t3.txt").unlink()
     (tmp_path / "work" / "job" / "t6.json").unlink()
     (tmp_path / "calls.log").unlink()
-    counted = list(tasks.do_group(partial(square, tmp_path), str(tmp_path / "work" / "job"), groups[0]))
+    counted = list(
+        tasks.do_group(
+            partial(square, tmp_path), str(tmp_path / "work" / "job"), groups[0]
+        )
+    )
     assert counted == [{"read": 1, "kept": 1}] * 3
     assert calls(tmp_path) == ["t3", "t6"]
 
 
-def test_silently_lost_tasks_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loses_the_last(job: str, stage: str, pool: Any, work: Any, elements: Any) -> None:
+def test_silently_lost_tasks_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loses_the_last(
+        job: str, stage: str, pool: Any, work: Any, elements: Any
+    ) -> None:
         for element in elements[:-1]:
             work(*element)
 
@@ -260,17 +353,30 @@ def test_silently_lost_tasks_are_reported(tmp_path: Path, monkeypatch: pytest.Mo
 def test_progress_counts_tasks_of_earlier_attempts(tmp_path: Path) -> None:
     run_tasks("job", TASKS[:4], partial(square, tmp_path), context(tmp_path / "work"))
     events: list[dict[str, Any]] = []
-    run_tasks("job", TASKS, partial(square, tmp_path), context(tmp_path / "work", emit=events.append))
-    assert (events[0]["done"], events[0]["total"], events[0]["unit"]) == (4, 7, "shards")
+    run_tasks(
+        "job",
+        TASKS,
+        partial(square, tmp_path),
+        context(tmp_path / "work", emit=events.append),
+    )
+    assert (events[0]["done"], events[0]["total"], events[0]["unit"]) == (
+        4,
+        7,
+        "shards",
+    )
     assert events[-1]["done"] == 7
 
 
 def listening(pid: int) -> dict[str, str]:
-    """Map the inode of each TCP socket that a process listens on to its local address (hexadecimal)."""
+    """Map the inode of each TCP socket that a process listens on to its local address
+    (hexadecimal).
+    """
     inodes = set()
     for name in os.listdir(f"/proc/{pid}/fd"):
         try:
-            inodes |= set(re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}")))
+            inodes |= set(
+                re.findall(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}"))
+            )
         except FileNotFoundError:
             continue
     addresses = {}
@@ -301,10 +407,19 @@ def test_local_runner_opens_no_port_and_portable_trial_only_loopback(
         "processes": {"mode": "processes"},
         "portable": {"runner": "PortableRunner", "options": PORTABLE},
     }.items():
-        results = run_tasks("job", TASKS, partial(look, os.getpid()), context(tmp_path / name, workers=2, **settings))
+        results = run_tasks(
+            "job",
+            TASKS,
+            partial(look, os.getpid()),
+            context(tmp_path / name, workers=2, **settings),
+        )
         addresses[name] = set()
         for result in results:
-            addresses[name] |= {address for inode, address in result["sockets"].items() if inode not in before}
+            addresses[name] |= {
+                address
+                for inode, address in result["sockets"].items()
+                if inode not in before
+            }
     assert not addresses["threads"] | addresses["processes"]
     assert addresses["portable"]
     assert addresses["portable"] <= LOOPBACK
@@ -320,12 +435,16 @@ def meet(task: Task) -> Done:
 
 
 def test_threads_run_tasks_concurrently(tmp_path: Path) -> None:
-    results = run_tasks("job", TASKS[:6], meet, context(tmp_path, workers=2, mode="threads"))
+    results = run_tasks(
+        "job", TASKS[:6], meet, context(tmp_path, workers=2, mode="threads")
+    )
     assert len({result["thread"] for result in results}) == 2
 
 
 @pytest.mark.parametrize("mode", ["memory", "threads", "processes"])
-def test_beam_counters_cover_all_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_beam_counters_cover_all_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
     pipeline_results: list[Any] = []
     monkeypatch.setattr(runner, "wait_for", pipeline_results.append)
     work = context(tmp_path / "work", workers=2, mode=mode, stage="toy")
@@ -333,12 +452,20 @@ def test_beam_counters_cover_all_workers(tmp_path: Path, monkeypatch: pytest.Mon
     counters = {}
     for result in pipeline_results:
         for counter in result.metrics().query()["counters"]:
-            counters[counter.key.metric.namespace, counter.key.metric.name] = counter.result
-    assert counters == {("toy", "read"): 7, ("toy", "kept"): 7, ("toy", "quarantined"): 0}
+            counters[counter.key.metric.namespace, counter.key.metric.name] = (
+                counter.result
+            )
+    assert counters == {
+        ("toy", "read"): 7,
+        ("toy", "kept"): 7,
+        ("toy", "quarantined"): 0,
+    }
 
 
 @pytest.mark.slow
 def test_beam_import_prints_nothing() -> None:
     code = "from gristmill.dataprep.jobs.runner import import_beam; import_beam()"
-    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
     assert (completed.returncode, completed.stderr) == (0, "")

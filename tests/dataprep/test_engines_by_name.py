@@ -1,4 +1,6 @@
-"""Flink, Spark and other engines by name: startup, results, counters, and failures before work begins."""
+"""Flink, Spark and other engines by name: startup, results, counters, and failures
+before work begins.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,29 @@ def context(work: Path, **settings: Any) -> Context:
 
 
 def square(out: Path, fatal: int | None, task: Task) -> Done:
-    """Write the square of a number; the process of the task `fatal` is killed the first time."""
+    """Write the square of a number; the process of the task `fatal` is killed the first
+    time.
+    """
     if task.payload["n"] == fatal and not (out / "died").exists():
         (out / "died").write_text(str(os.getpid()))
         os.kill(os.getpid(), signal.SIGKILL)
     with atomic_write(out / f"{task.name}.txt") as sink:
         sink.write(str(task.payload["n"] ** 2).encode())
     counts = {"read": 1, "kept": 1, "dropped": {"odd": task.payload["n"] % 2}}
-    return Done([out / f"{task.name}.txt"], {"counts": counts, "n": task.payload["n"], "pid": os.getpid()})
+    return Done(
+        [out / f"{task.name}.txt"],
+        {"counts": counts, "n": task.payload["n"], "pid": os.getpid()},
+    )
 
 
 def counters(result: Any) -> dict[str, int]:
     """Counters of the stage."""
     queried = result.metrics().query()["counters"]
-    return {each.key.metric.name: each.result or 0 for each in queried if each.key.metric.namespace == "toy"}
+    return {
+        each.key.metric.name: each.result or 0
+        for each in queried
+        if each.key.metric.namespace == "toy"
+    }
 
 
 @pytest.mark.slow
@@ -56,33 +67,57 @@ def counters(result: Any) -> dict[str, int]:
 def test_engine_processes_do_the_work_survive_a_kill_and_count(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Flink with workers that the engine starts (PROCESS) and with those of a pool (EXTERNAL)."""
+    """On Flink with workers that the engine starts (PROCESS) and with those of a pool
+    (EXTERNAL).
+    """
     pipeline_results: list[Any] = []
     monkeypatch.setattr(
-        cluster_retry, "run_there", lambda *job, **more: pipeline_results.append(run_there(*job, **more))
+        cluster_retry,
+        "run_there",
+        lambda *job, **more: pipeline_results.append(run_there(*job, **more)),
     )
     try:
         with running(name, tmp_path) as cluster:
             cluster.engine["worker_seconds"] = PATIENCE_SECONDS
             check_jobs(cluster.engine, tmp_path / "own", pipeline_results)
             if name != "spark":
-                pool = {"environment_type": "EXTERNAL", "environment_config": start_pool(cluster, tmp_path)}
+                pool = {
+                    "environment_type": "EXTERNAL",
+                    "environment_config": start_pool(cluster, tmp_path),
+                }
                 options = {**cluster.engine["options"], **pool}
-                check_jobs({**cluster.engine, "options": options}, tmp_path / "pool", pipeline_results)
+                check_jobs(
+                    {**cluster.engine, "options": options},
+                    tmp_path / "pool",
+                    pipeline_results,
+                )
     except MissingEngineError as error:
         pytest.skip(str(error))
 
 
-def check_jobs(engine: Mapping[str, Any], folder: Path, pipeline_results: list[Any]) -> None:
+def check_jobs(
+    engine: Mapping[str, Any], folder: Path, pipeline_results: list[Any]
+) -> None:
     """Run a job, one whose worker is killed, and one whose task raises."""
-    results = run_tasks("calm", TASKS, partial(square, folder, None), context(folder / "work", **engine))
+    results = run_tasks(
+        "calm", TASKS, partial(square, folder, None), context(folder / "work", **engine)
+    )
     assert [result["n"] for result in results] == list(range(6))
     assert os.getpid() not in {result["pid"] for result in results}
-    assert counters(pipeline_results[-1]) == {"read": 6, "kept": 6, "quarantined": 0, "odd": 3}
-    results = run_tasks("fatal", TASKS, partial(square, folder, 3), context(folder / "work", **engine))
+    assert counters(pipeline_results[-1]) == {
+        "read": 6,
+        "kept": 6,
+        "quarantined": 0,
+        "odd": 3,
+    }
+    results = run_tasks(
+        "fatal", TASKS, partial(square, folder, 3), context(folder / "work", **engine)
+    )
     assert [result["n"] for result in results] == list(range(6))
     assert (folder / "died").exists()
-    with pytest.raises(LookupError, match=r"^failing/t2: LookupError: two is not allowed"):
+    with pytest.raises(
+        LookupError, match=r"^failing/t2: LookupError: two is not allowed"
+    ):
         run_tasks("failing", TASKS, fail_on_two, context(folder / "work", **engine))
 
 
@@ -98,20 +133,30 @@ def test_pool_does_not_end_the_equally_named_worker_of_another_machine() -> None
     earlier_processes = multiprocessing.active_children()
 
     def start(name: str) -> None:
-        assert not pool.StartWorker(beam_fn_api_pb2.StartWorkerRequest(worker_id=name), None).error
+        assert not pool.StartWorker(
+            beam_fn_api_pb2.StartWorkerRequest(worker_id=name), None
+        ).error
 
     threads = [threading.Thread(target=start, args=("1-1",)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    namesakes = [process for process in multiprocessing.active_children() if process not in earlier_processes]
+    namesakes = [
+        process
+        for process in multiprocessing.active_children()
+        if process not in earlier_processes
+    ]
     start("2-1")
     single = pool.workers["2-1"]
     try:
         for name in ("1-1", "2-1"):
             pool.StopWorker(beam_fn_api_pb2.StopWorkerRequest(worker_id=name), None)
-        assert [process.is_alive() for process in (*namesakes, single)] == [True, True, False]
+        assert [process.is_alive() for process in (*namesakes, single)] == [
+            True,
+            True,
+            False,
+        ]
     finally:
         for process in (*namesakes, single):
             end_worker(process)
@@ -123,7 +168,9 @@ def fail_on_two(task: Task) -> Done:
     return Done()
 
 
-def test_flink_job_server_listens_on_the_loopback_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flink_job_server_listens_on_the_loopback_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commands: list[Sequence[str]] = []
 
     def job_server(name: str, command: Callable[[int, Path], Sequence[str]]) -> str:
@@ -136,7 +183,10 @@ def test_flink_job_server_listens_on_the_loopback_address(tmp_path: Path, monkey
     java.chmod(0o700)
     jar.touch()
     monkeypatch.setenv("PATH", str(tmp_path))
-    options = flink_options("flink:8081", {"flink_version": "2.1", "flink_job_server_jar": str(jar), "parallelism": 2})
+    options = flink_options(
+        "flink:8081",
+        {"flink_version": "2.1", "flink_job_server_jar": str(jar), "parallelism": 2},
+    )
     assert {name: options[name] for name in ("job_endpoint", "parallelism")} == {
         "job_endpoint": "127.0.0.1:8099",
         "parallelism": 2,
@@ -144,7 +194,11 @@ def test_flink_job_server_listens_on_the_loopback_address(tmp_path: Path, monkey
     assert set(options) & {"flink_version", "flink_job_server_jar"} == set()
     [command] = commands
     assert command[:4] == [str(java), "-Xmx512m", "-jar", str(jar)]
-    assert {"--flink-master=flink:8081", "--job-host=127.0.0.1", "--job-port=8099"} <= set(command)
+    assert {
+        "--flink-master=flink:8081",
+        "--job-host=127.0.0.1",
+        "--job-port=8099",
+    } <= set(command)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +209,10 @@ def test_flink_job_server_listens_on_the_loopback_address(tmp_path: Path, monkey
     ],
 )
 def test_missing_flink_job_server_is_named(
-    options: Mapping[str, Any], missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: Mapping[str, Any],
+    missing: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -163,11 +220,15 @@ def test_missing_flink_job_server_is_named(
         flink_options("flink:8081", options)
 
 
-def test_flink_job_server_needs_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flink_job_server_needs_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "server.jar").write_text("")
     with pytest.raises(MissingEngineError, match="Java"):
-        flink_options("flink:8081", {"flink_job_server_jar": str(tmp_path / "server.jar")})
+        flink_options(
+            "flink:8081", {"flink_job_server_jar": str(tmp_path / "server.jar")}
+        )
 
 
 @pytest.mark.slow
@@ -176,13 +237,17 @@ def test_spark_connections_do_not_share_environment_variables(tmp_path: Path) ->
     ours = ("PYSPARK_PYTHON", "SPARK_LOCAL_IP")
     before = [os.environ.get(name) for name in ours]
     another = tmp_path / "python"
-    another.write_text(f'#!/bin/sh\ntouch {tmp_path / "asked"}\nexec {sys.executable} "$@"\n')
+    another.write_text(
+        f'#!/bin/sh\ntouch {tmp_path / "asked"}\nexec {sys.executable} "$@"\n'
+    )
     another.chmod(another.stat().st_mode | stat.S_IXUSR)
     try:
         for options in ({}, {"spark.pyspark.python": str(another)}):
             session = spark.connect("local[1]", options, 60)
             assert [os.environ.get(name) for name in ours] == before
-            assert session.parallelize([2, 3], 1).map(lambda value: value * 2).collect() == [4, 6]
+            assert session.parallelize([2, 3], 1).map(
+                lambda value: value * 2
+            ).collect() == [4, 6]
             assert (tmp_path / "asked").exists() == bool(options)
     except MissingEngineError as error:
         pytest.skip(str(error))
@@ -205,7 +270,9 @@ def see_nothing(name: str, content: str, group: Any) -> Iterator[Mapping[str, An
 
 
 @pytest.mark.slow
-def test_job_ends_before_work_if_workers_do_not_see_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_ends_before_work_if_workers_do_not_see_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {"job_endpoint": "embed", "environment_type": "LOOPBACK"}
     monkeypatch.setattr(cluster_retry, "answer_probe", see_nothing)
     with pytest.raises(WorkerError, match=rf"^PortableRunner: .*{tmp_path}"):
@@ -229,14 +296,25 @@ class WaitingJob:
         self.cancelled = True
 
 
-def test_cluster_without_workers_is_named_with_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_without_workers_is_named_with_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = WaitingJob()
-    monkeypatch.setattr(cluster_retry, "run_there", lambda *told, seconds: wait_no_longer(job, seconds))
-    with pytest.raises(WorkerError, match=r"^flink at flink:8081: .* 0\.2 s \(engine\.worker_seconds\)"):
+    monkeypatch.setattr(
+        cluster_retry, "run_there", lambda *told, seconds: wait_no_longer(job, seconds)
+    )
+    with pytest.raises(
+        WorkerError, match=r"^flink at flink:8081: .* 0\.2 s \(engine\.worker_seconds\)"
+    ):
         run_tasks(
             "job",
             TASKS,
             partial(square, tmp_path, None),
-            context(tmp_path / "work", runner="flink", address="flink:8081", worker_seconds=0.2),
+            context(
+                tmp_path / "work",
+                runner="flink",
+                address="flink:8081",
+                worker_seconds=0.2,
+            ),
         )
     assert job.cancelled

@@ -1,4 +1,6 @@
-"""Conversations and preferences: every known form of record is normalised, and bad records are rejected with their place."""
+"""Conversations and preferences: every known form of record is normalised, and bad
+records are rejected with their place.
+"""
 
 import gzip
 import json
@@ -12,8 +14,16 @@ import pytest
 import gristmill.dataprep.reading.pythondocs as docquestions
 from benchmarks.checkout import data_folder
 from gristmill.dataprep.examples.conversations import sft_example
-from gristmill.dataprep.examples.read_examples import ExamplesError, examples_listing, read_examples, read_set
-from gristmill.dataprep.reading.pythondocs import MAX_ANSWER_CHARACTERS, standard_library_files
+from gristmill.dataprep.examples.read_examples import (
+    ExamplesError,
+    examples_listing,
+    read_examples,
+    read_set,
+)
+from gristmill.dataprep.reading.pythondocs import (
+    MAX_ANSWER_CHARACTERS,
+    standard_library_files,
+)
 
 
 def user(content: str) -> dict[str, str]:
@@ -25,11 +35,20 @@ def assistant(content: str) -> dict[str, str]:
 
 
 def write(path: Path, rows: list[Any]) -> str:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    path.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows)
+        + "\n"
+    )
     return str(path)
 
 
-CHAT = [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"), assistant("a2")]
+CHAT = [
+    {"role": "system", "content": "s"},
+    user("q"),
+    assistant("a"),
+    user("q2"),
+    assistant("a2"),
+]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +57,24 @@ CHAT = [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"
         ({"messages": CHAT, "extra": 1}, CHAT),
         ({"prompt": "q", "completion": "a"}, [user("q"), assistant("a")]),
         ({"prompt": "q", "response": "a"}, [user("q"), assistant("a")]),
-        ({"prompt": [user("q")], "completion": [assistant("a")]}, [user("q"), assistant("a")]),
-        ({"instruction": "do", "input": "this", "output": "a"}, [user("do\n\nthis"), assistant("a")]),
-        ({"instruction": "do", "input": "", "output": "a"}, [user("do"), assistant("a")]),
+        (
+            {"prompt": [user("q")], "completion": [assistant("a")]},
+            [user("q"), assistant("a")],
+        ),
+        (
+            {"instruction": "do", "input": "this", "output": "a"},
+            [user("do\n\nthis"), assistant("a")],
+        ),
+        (
+            {"instruction": "do", "input": "", "output": "a"},
+            [user("do"), assistant("a")],
+        ),
         ({"instruction": "do", "output": "a"}, [user("do"), assistant("a")]),
     ],
 )
-def test_instruction_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+def test_instruction_forms_become_messages(
+    tmp_path: Path, row: Any, messages: Any
+) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
     assert example["messages"] == messages
     assert set(example) == {"id", "messages"}
@@ -54,11 +84,21 @@ def test_instruction_forms_become_messages(tmp_path: Path, row: Any, messages: A
     "row",
     [
         {"prompt": "q", "chosen": "good", "rejected": "bad"},
-        {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assistant("bad")]},
-        {"prompt": "q", "chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]},
+        {
+            "prompt": [user("q")],
+            "chosen": [assistant("good")],
+            "rejected": [assistant("bad")],
+        },
+        {
+            "prompt": "q",
+            "chosen": [user("q"), assistant("good")],
+            "rejected": [user("q"), assistant("bad")],
+        },
     ],
 )
-def test_preference_forms_become_a_prompt_and_two_answers(tmp_path: Path, row: Any) -> None:
+def test_preference_forms_become_a_prompt_and_two_answers(
+    tmp_path: Path, row: Any
+) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
     assert example == {
         "id": example["id"],
@@ -103,7 +143,10 @@ def test_bad_rows_are_listed_with_file_line_and_reason(tmp_path: Path) -> None:
 
 
 def test_similar_rejections_are_one_line(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": f"robot {number}", "content": "x"}]} for number in range(300)]
+    rows = [
+        {"messages": [{"role": f"robot {number}", "content": "x"}]}
+        for number in range(300)
+    ]
     with pytest.raises(ExamplesError) as raised:
         read_examples(write(tmp_path / "a.jsonl", [{"text": "x"}, *rows, "bad"]), "sft")
     title, first, *other_lines = raised.value.args[0].splitlines()
@@ -112,7 +155,10 @@ def test_similar_rejections_are_one_line(tmp_path: Path) -> None:
     assert "'robot 0'" in first
     assert "299" in first
     assert "a.jsonl:3, a.jsonl:4, a.jsonl:5 ..." in first
-    assert [line.partition(": ")[0] for line in other_lines] == ["  a.jsonl:1", "  a.jsonl:302"]
+    assert [line.partition(": ")[0] for line in other_lines] == [
+        "  a.jsonl:1",
+        "  a.jsonl:302",
+    ]
 
 
 def test_at_most_ten_reasons_are_listed(tmp_path: Path) -> None:
@@ -128,17 +174,24 @@ def test_at_most_ten_reasons_are_listed(tmp_path: Path) -> None:
     [
         ({"prompt": "q", "chosen": "a"}, "rejected"),
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "chosen and rejected"),
-        ({"prompt": [user("q")], "chosen": [user("q")], "rejected": "a"}, "chosen .*prompt"),
+        (
+            {"prompt": [user("q")], "chosen": [user("q")], "rejected": "a"},
+            "chosen .*prompt",
+        ),
         ({"prompt": "q", "chosen": [user("x")], "rejected": "a"}, "assistant"),
     ],
 )
-def test_invalid_preference_is_rejected_with_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
+def test_invalid_preference_is_rejected_with_the_reason(
+    tmp_path: Path, row: Any, reason: str
+) -> None:
     with pytest.raises(ExamplesError, match=f"a.jsonl:1: .*{reason}"):
         read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
 def test_truncated_file_is_rejected_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "q", "completion": "a"}\n')[:-8])
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress(b'{"prompt": "q", "completion": "a"}\n')[:-8]
+    )
     with pytest.raises(ExamplesError, match=r"a\.jsonl\.gz:2: .*cut off"):
         read_examples(str(tmp_path / "a.jsonl.gz"), "sft")
 
@@ -150,7 +203,9 @@ def test_order_and_ids_follow_from_the_content(tmp_path: Path) -> None:
     write(tmp_path / "b2.jsonl", rows[:30])
     again = read_examples(str(tmp_path / "b*.jsonl"), "sft")
     assert once == again
-    assert [example["messages"][0]["content"] for example in once] != [row["prompt"] for row in rows]
+    assert [example["messages"][0]["content"] for example in once] != [
+        row["prompt"] for row in rows
+    ]
     assert read_examples(str(tmp_path / "b*.jsonl"), "sft", limit=7) == once[:7]
 
 
@@ -167,11 +222,16 @@ def test_listing_has_relative_paths(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{}])
     (entry,) = examples_listing(path)
     assert (entry["path"], entry["size"]) == ("a.jsonl", 3)
-    assert {entry["path"] for entry in examples_listing("python-docs://")} == {"python", "questions"}
+    assert {entry["path"] for entry in examples_listing("python-docs://")} == {
+        "python",
+        "questions",
+    }
 
 
 @pytest.mark.slow
-def test_python_docs_examples_pair_questions_with_docstrings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_docs_examples_pair_questions_with_docstrings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packages = ("json/", "email/", "logging/", "argparse")
     files = [item for item in standard_library_files() if item[0].startswith(packages)]
     monkeypatch.setattr(docquestions, "standard_library_files", lambda: files)
@@ -179,25 +239,43 @@ def test_python_docs_examples_pair_questions_with_docstrings(monkeypatch: pytest
     preferences = read_examples("python-docs://", "dpo")
     assert len(instructions) == len(preferences) > 200
     assert len({example["id"] for example in instructions}) == len(instructions)
-    answers = {example["messages"][0]["content"]: example["messages"][1]["content"] for example in instructions}
-    dumps = next(answer for question, answer in answers.items() if " json.dumps" in question)
+    answers = {
+        example["messages"][0]["content"]: example["messages"][1]["content"]
+        for example in instructions
+    }
+    dumps = next(
+        answer for question, answer in answers.items() if " json.dumps" in question
+    )
     assert dumps == "Serialize ``obj`` to a JSON formatted ``str``."
     assert max(map(len, answers.values())) <= MAX_ANSWER_CHARACTERS
     for example in preferences:
-        assert answers[example["prompt"][0]["content"]] == example["chosen"][0]["content"]
+        assert (
+            answers[example["prompt"][0]["content"]] == example["chosen"][0]["content"]
+        )
         assert example["rejected"] != example["chosen"]
         assert example["rejected"][0]["content"] in answers.values()
     assert read_examples("python-docs://", "dpo") == preferences
 
 
-def test_rejected_docstring_differs_from_the_chosen_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_docstring_differs_from_the_chosen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answers = ["The first of only two answers.", "The second of only two answers."]
-    (tmp_path / "two.py").write_text("".join(f'def f{n}():\n    """{answers[n % 2]}"""\n' for n in range(40)))
-    monkeypatch.setattr(docquestions, "standard_library_files", lambda: [("two.py", tmp_path / "two.py")])
+    (tmp_path / "two.py").write_text(
+        "".join(f'def f{n}():\n    """{answers[n % 2]}"""\n' for n in range(40))
+    )
+    monkeypatch.setattr(
+        docquestions,
+        "standard_library_files",
+        lambda: [("two.py", tmp_path / "two.py")],
+    )
     examples = read_examples("python-docs://", "dpo")
     assert len(examples) == 40
     for example in examples:
-        assert {example["chosen"][0]["content"], example["rejected"][0]["content"]} == set(answers)
+        assert {
+            example["chosen"][0]["content"],
+            example["rejected"][0]["content"],
+        } == set(answers)
 
 
 def test_parquet_and_json_lists_are_read_like_json_lines(tmp_path: Path) -> None:
@@ -208,10 +286,15 @@ def test_parquet_and_json_lists_are_read_like_json_lines(tmp_path: Path) -> None
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "d.parquet", row_group_size=2)
     for name in ("b.json", "c.json.gz", "d.parquet"):
         assert read_examples(str(tmp_path / name), "sft") == lines, name
-    chats = [{"messages": CHAT, "tools": None}, {"messages": [user("q"), assistant("a")], "tools": '[{"name": "f"}]'}]
+    chats = [
+        {"messages": CHAT, "tools": None},
+        {"messages": [user("q"), assistant("a")], "tools": '[{"name": "f"}]'},
+    ]
     pq.write_table(pa.Table.from_pylist(chats), tmp_path / "e.parquet")
     examples = read_examples(str(tmp_path / "e.parquet"), "sft")
-    assert {json.dumps(example["messages"]): example.get("tools") for example in examples} == {
+    assert {
+        json.dumps(example["messages"]): example.get("tools") for example in examples
+    } == {
         json.dumps(CHAT): None,
         json.dumps(chats[1]["messages"]): [{"name": "f"}],
     }
@@ -221,10 +304,15 @@ def test_folder_yields_its_json_and_parquet_files(tmp_path: Path) -> None:
     folder = tmp_path / "set"
     folder.mkdir()
     write(folder / "a.jsonl", [{"prompt": "q", "completion": "a"}])
-    pq.write_table(pa.table({"prompt": ["q2"], "completion": ["a2"]}), folder / "b.parquet")
+    pq.write_table(
+        pa.table({"prompt": ["q2"], "completion": ["a2"]}), folder / "b.parquet"
+    )
     (folder / "README.md").write_text("about")
     assert len(read_examples(str(folder), "sft")) == 2
-    assert [entry["path"] for entry in examples_listing(str(folder))] == ["a.jsonl", "b.parquet"]
+    assert [entry["path"] for entry in examples_listing(str(folder))] == [
+        "a.jsonl",
+        "b.parquet",
+    ]
 
 
 def test_damaged_parquet_file_is_rejected(tmp_path: Path) -> None:
@@ -237,10 +325,16 @@ def test_rejected_records_below_the_limit_are_counted(tmp_path: Path) -> None:
     rows = [{"prompt": f"q{number}", "completion": "a"} for number in range(8)]
     path = write(tmp_path / "a.jsonl", [*rows, {"text": "x"}, {"text": "y"}])
     example_set = read_set(path, "sft", limit=5, max_quarantined=0.2)
-    assert [record.place for record in example_set.quarantined] == ["a.jsonl:9", "a.jsonl:10"]
+    assert [record.place for record in example_set.quarantined] == [
+        "a.jsonl:9",
+        "a.jsonl:10",
+    ]
     counts = example_set.counts()
     assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
-    assert counts["records"] == len(example_set.examples) + counts["refused"] + counts["beyond_limit"]
+    assert (
+        counts["records"]
+        == len(example_set.examples) + counts["refused"] + counts["beyond_limit"]
+    )
     assert list(counts["refused_reasons"].values()) == [2]
     with pytest.raises(ExamplesError, match=r"2 of 10 .*max_quarantined .*0\.19"):
         read_set(path, "sft", max_quarantined=0.19)
@@ -256,9 +350,18 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
 @pytest.mark.parametrize(
     ("row", "messages"),
     [
-        ({"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": ""}, [user("q"), assistant("a")]),
         (
-            {"conversations": [human("q"), {"from": "gpt", "value": "a"}], "system": "s"},
+            {
+                "conversations": [human("q"), {"from": "gpt", "value": "a"}],
+                "system": "",
+            },
+            [user("q"), assistant("a")],
+        ),
+        (
+            {
+                "conversations": [human("q"), {"from": "gpt", "value": "a"}],
+                "system": "s",
+            },
             [{"role": "system", "content": "s"}, user("q"), assistant("a")],
         ),
         ({"conversations": [user("q"), assistant("a")]}, [user("q"), assistant("a")]),
@@ -266,18 +369,32 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
             {
                 "conversations": [
                     human("q"),
-                    {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                    {
+                        "from": "function_call",
+                        "value": '{"name": "f", "arguments": {"x": 1}}',
+                    },
                     {"from": "observation", "value": "1"},
                     {"from": "gpt", "value": "a"},
                 ]
             },
-            [user("q"), {**assistant(""), "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, assistant("a")],
+            [
+                user("q"),
+                {**assistant(""), "tool_calls": [CALL]},
+                {"role": "tool", "content": "1"},
+                assistant("a"),
+            ],
         ),
         (
             {
                 "messages": [
                     {"role": "developer", "content": "s"},
-                    {"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "text", "text": "?"}]},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "q"},
+                            {"type": "text", "text": "?"},
+                        ],
+                    },
                     assistant("a"),
                 ]
             },
@@ -291,7 +408,11 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
                         "role": "assistant",
                         "content": None,
                         "tool_calls": [
-                            {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+                            {
+                                "id": "c1",
+                                "type": "function",
+                                "function": {"name": "f", "arguments": '{"x": 1}'},
+                            }
                         ],
                     },
                     {"role": "tool", "tool_call_id": "c1", "content": "1"},
@@ -306,8 +427,19 @@ CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
             ],
         ),
         (
-            {"instruction": "q2", "output": "a2", "history": [["q", "a"]], "system": "s"},
-            [{"role": "system", "content": "s"}, user("q"), assistant("a"), user("q2"), assistant("a2")],
+            {
+                "instruction": "q2",
+                "output": "a2",
+                "history": [["q", "a"]],
+                "system": "s",
+            },
+            [
+                {"role": "system", "content": "s"},
+                user("q"),
+                assistant("a"),
+                user("q2"),
+                assistant("a2"),
+            ],
         ),
     ],
 )
@@ -319,16 +451,39 @@ def test_chat_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"conversations": [{"from": "bard", "value": "q"}]}, "message 1: .*'bard' .*system, human"),
-        ({"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]}, "value .*JSON"),
-        ({"messages": [user("q"), {"role": "user", "content": "x", "tool_calls": [CALL]}]}, "message 2: .*assistant"),
-        ({"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]}, "tool.* user.* assistant"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "message 1: .*'image_url'"),
+        (
+            {"conversations": [{"from": "bard", "value": "q"}]},
+            "message 1: .*'bard' .*system, human",
+        ),
+        (
+            {"conversations": [human("q"), {"from": "function_call", "value": "f(1)"}]},
+            "value .*JSON",
+        ),
         (
             {
                 "messages": [
                     user("q"),
-                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "["}}]},
+                    {"role": "user", "content": "x", "tool_calls": [CALL]},
+                ]
+            },
+            "message 2: .*assistant",
+        ),
+        (
+            {"messages": [user("q"), {"role": "tool", "content": "1"}, assistant("a")]},
+            "tool.* user.* assistant",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "message 1: .*'image_url'",
+        ),
+        (
+            {
+                "messages": [
+                    user("q"),
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"function": {"name": "f", "arguments": "["}}],
+                    },
                 ]
             },
             "arguments of f .*JSON",
@@ -336,7 +491,9 @@ def test_chat_forms_become_messages(tmp_path: Path, row: Any, messages: Any) -> 
         ({"prompt": "q", "completion": "a", "tools": "{}"}, "tools .*list"),
     ],
 )
-def test_invalid_chat_is_rejected_with_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
+def test_invalid_chat_is_rejected_with_the_reason(
+    tmp_path: Path, row: Any, reason: str
+) -> None:
     with pytest.raises(ExamplesError, match=reason):
         read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
 
@@ -345,7 +502,10 @@ def test_named_form_overrides_the_keys(tmp_path: Path) -> None:
     row = {"messages": [user("m"), assistant("m")], "instruction": "i", "output": "o"}
     path = write(tmp_path / "a.jsonl", [row])
     assert read_set(path, "sft").examples[0]["messages"][0] == user("m")
-    assert read_set(path, "sft", "instruction").examples[0]["messages"] == [user("i"), assistant("o")]
+    assert read_set(path, "sft", "instruction").examples[0]["messages"] == [
+        user("i"),
+        assistant("o"),
+    ]
     with pytest.raises(ExamplesError, match="prompt"):
         read_set(path, "sft", "completion")
 
@@ -368,8 +528,20 @@ def parts(text: str, **keys: Any) -> dict[str, Any]:
             [user("q"), assistant("a")],
         ),
         (
-            {"messages": [user("q"), {**assistant("no"), "weight": 0}, user("q2"), assistant("a")]},
-            [user("q"), {**assistant("no"), "trained": False}, user("q2"), assistant("a")],
+            {
+                "messages": [
+                    user("q"),
+                    {**assistant("no"), "weight": 0},
+                    user("q2"),
+                    assistant("a"),
+                ]
+            },
+            [
+                user("q"),
+                {**assistant("no"), "trained": False},
+                user("q2"),
+                assistant("a"),
+            ],
         ),
         (
             {
@@ -382,12 +554,17 @@ def parts(text: str, **keys: Any) -> dict[str, Any]:
             [user("q"), assistant("a"), user("thanks")],
         ),
         (
-            {"prompt": [{"from": "human", "value": "q"}], "completion": {"from": "gpt", "value": "a"}},
+            {
+                "prompt": [{"from": "human", "value": "q"}],
+                "completion": {"from": "gpt", "value": "a"},
+            },
             [user("q"), assistant("a")],
         ),
     ],
 )
-def test_content_parts_and_weights_become_messages(tmp_path: Path, row: Any, messages: Any) -> None:
+def test_content_parts_and_weights_become_messages(
+    tmp_path: Path, row: Any, messages: Any
+) -> None:
     (example,) = read_examples(write(tmp_path / "a.jsonl", [row]), "sft")
     assert example["messages"] == messages
 
@@ -400,33 +577,70 @@ def test_content_parts_and_weights_become_messages(tmp_path: Path, row: Any, mes
         ({"content": "a", "weight": 0.5}, r"weight .*0 or 1.*0\.5"),
     ],
 )
-def test_invalid_content_part_or_weight_is_rejected(tmp_path: Path, message: Any, reason: str) -> None:
+def test_invalid_content_part_or_weight_is_rejected(
+    tmp_path: Path, message: Any, reason: str
+) -> None:
     with pytest.raises(ExamplesError, match=reason):
-        read_examples(write(tmp_path / "a.jsonl", [{"messages": [user("q"), {"role": "assistant", **message}]}]), "sft")
+        read_examples(
+            write(
+                tmp_path / "a.jsonl",
+                [{"messages": [user("q"), {"role": "assistant", **message}]}],
+            ),
+            "sft",
+        )
 
 
 TALK = "\n\nHuman: q\n\nAssistant: a\n\nHuman: q2\n\nAssistant: "
 TOOL = {"name": "add", "description": "Add numbers", "parameters": {}}
-PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assistant("bad")]}
+PAIR = {
+    "prompt": [user("q")],
+    "chosen": [assistant("good")],
+    "rejected": [assistant("bad")],
+}
 
 
 @pytest.mark.parametrize(
     ("row", "pair"),
     [
-        ({"chosen": [user("q"), assistant("good")], "rejected": [user("q"), assistant("bad")]}, PAIR),
+        (
+            {
+                "chosen": [user("q"), assistant("good")],
+                "rejected": [user("q"), assistant("bad")],
+            },
+            PAIR,
+        ),
         (
             {"chosen": f"{TALK}good", "rejected": f"{TALK}bad"},
             {**PAIR, "prompt": [user("q"), assistant("a"), user("q2")]},
         ),
-        ({"prompt": "q", "responses": ["so", "good", "bad", "good again"], "scores": [2, 5, 1, 5]}, PAIR),
         (
             {
-                "instruction": "q",
-                "completions": [{"response": "bad", "overall_score": 1.5}, {"response": "good", "overall_score": 4}],
+                "prompt": "q",
+                "responses": ["so", "good", "bad", "good again"],
+                "scores": [2, 5, 1, 5],
             },
             PAIR,
         ),
-        ({"prompt": "q", "answers": [{"text": "good", "rating": 2}, {"text": "bad", "rating": 1}]}, PAIR),
+        (
+            {
+                "instruction": "q",
+                "completions": [
+                    {"response": "bad", "overall_score": 1.5},
+                    {"response": "good", "overall_score": 4},
+                ],
+            },
+            PAIR,
+        ),
+        (
+            {
+                "prompt": "q",
+                "answers": [
+                    {"text": "good", "rating": 2},
+                    {"text": "bad", "rating": 1},
+                ],
+            },
+            PAIR,
+        ),
         (
             {
                 "conversations": [{"from": "human", "value": "q"}],
@@ -435,12 +649,25 @@ PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assis
             },
             PAIR,
         ),
-        ({"messages": [user("q")], "chosen": assistant("good"), "rejected": assistant("bad")}, PAIR),
+        (
+            {
+                "messages": [user("q")],
+                "chosen": assistant("good"),
+                "rejected": assistant("bad"),
+            },
+            PAIR,
+        ),
         ({"instruction": "q", "input": "", "chosen": "good", "rejected": "bad"}, PAIR),
         (
             {
-                "chosen_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("good")}],
-                "rejected_messages": [{"role": "user", **parts("q")}, {"role": "assistant", **parts("bad")}],
+                "chosen_messages": [
+                    {"role": "user", **parts("q")},
+                    {"role": "assistant", **parts("good")},
+                ],
+                "rejected_messages": [
+                    {"role": "user", **parts("q")},
+                    {"role": "assistant", **parts("bad")},
+                ],
             },
             PAIR,
         ),
@@ -461,7 +688,11 @@ PAIR = {"prompt": [user("q")], "chosen": [assistant("good")], "rejected": [assis
                 "tools": json.dumps([TOOL]),
                 "system": "s",
             },
-            {**PAIR, "prompt": [{"role": "system", "content": "s"}, user("q")], "tools": [TOOL]},
+            {
+                **PAIR,
+                "prompt": [{"role": "system", "content": "s"}, user("q")],
+                "tools": [TOOL],
+            },
         ),
     ],
 )
@@ -474,9 +705,19 @@ def test_pair_forms_become_pairs(tmp_path: Path, row: Any, pair: Any) -> None:
     "row",
     [
         {"prompt": "q", "completion": "good", "label": True},
-        {"prompt": [user("q")], "response": [user("q"), assistant("good")], "label": True},
+        {
+            "prompt": [user("q")],
+            "response": [user("q"), assistant("good")],
+            "label": True,
+        },
         {"messages": [user("q"), assistant("good")], "label": True},
-        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "good"}], "kto_tag": True},
+        {
+            "conversations": [
+                {"from": "human", "value": "q"},
+                {"from": "gpt", "value": "good"},
+            ],
+            "kto_tag": True,
+        },
         {"instruction": "q", "input": "", "output": "good", "kto_tag": True},
     ],
 )
@@ -494,25 +735,44 @@ def test_labelled_answers_are_kept_as_such(tmp_path: Path, row: Any) -> None:
     ("row", "reason"),
     [
         ({"chosen": TALK, "rejected": f"{TALK}bad"}, r"chosen, turn 4 \(Assistant\)"),
-        ({"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"}, "turns 4 and 5 .*assistant"),
+        (
+            {"chosen": f"{TALK}a\n\nAssistant: b", "rejected": f"{TALK}bad"},
+            "turns 4 and 5 .*assistant",
+        ),
         ({"chosen": "good", "rejected": f"{TALK}bad"}, "chosen .*transcript"),
-        ({"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]}, "2 responses .*same score"),
-        ({"prompt": "q", "responses": ["a", "b"], "scores": [1]}, "2 responses.* 1 scores"),
+        (
+            {"prompt": "q", "responses": ["a", "b"], "scores": [1, 1]},
+            "2 responses .*same score",
+        ),
+        (
+            {"prompt": "q", "responses": ["a", "b"], "scores": [1]},
+            "2 responses.* 1 scores",
+        ),
         ({"prompt": "q", "responses": ["a", "b"]}, "responses, answer 1 .*score"),
         ({"prompt": "q", "completion": "a", "label": 1}, "label .*true or false.* 1"),
         ({"prompt": "q", "label": True}, "label.*completion, response, output"),
         ({"messages": [user("q")], "label": True}, "message .*answer"),
-        ({"messages": [user("q"), assistant("a"), user("q")], "label": True}, "assistant"),
+        (
+            {"messages": [user("q"), assistant("a"), user("q")], "label": True},
+            "assistant",
+        ),
         ({**PAIR, "tools": "none"}, "tools .*JSON"),
-        ({"prompt": [user("q")], "completion": [user("q")], "label": False}, "completion .*prompt"),
+        (
+            {"prompt": [user("q")], "completion": [user("q")], "label": False},
+            "completion .*prompt",
+        ),
     ],
 )
-def test_invalid_pair_is_rejected_with_the_reason(tmp_path: Path, row: Any, reason: str) -> None:
+def test_invalid_pair_is_rejected_with_the_reason(
+    tmp_path: Path, row: Any, reason: str
+) -> None:
     with pytest.raises(ExamplesError, match=reason):
         read_examples(write(tmp_path / "a.jsonl", [row]), "dpo")
 
 
-@pytest.mark.skipif(not data_folder().exists(), reason="the real data sets are not here")
+@pytest.mark.skipif(
+    not data_folder().exists(), reason="the real data sets are not here"
+)
 @pytest.mark.parametrize(
     ("file", "kind", "records", "refused"),
     [
@@ -522,9 +782,15 @@ def test_invalid_pair_is_rejected_with_the_reason(tmp_path: Path, row: Any, reas
         ("dpo/hh_harmless_base_test.jsonl.gz", "dpo", 2312, 13),
     ],
 )
-def test_real_sets_are_read_completely(file: str, kind: Any, records: int, refused: int) -> None:
+def test_real_sets_are_read_completely(
+    file: str, kind: Any, records: int, refused: int
+) -> None:
     example_set = read_set(str(data_folder() / file), kind, max_quarantined=0.01)
-    assert (example_set.records, len(example_set.quarantined), len(example_set.examples)) == (
+    assert (
+        example_set.records,
+        len(example_set.quarantined),
+        len(example_set.examples),
+    ) == (
         records,
         refused,
         records - refused,
@@ -532,20 +798,32 @@ def test_real_sets_are_read_completely(file: str, kind: Any, records: int, refus
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
-def test_truncated_file_is_rejected_despite_the_quarantine_limit(tmp_path: Path, name: str) -> None:
-    rows = [{"messages": [user(f"question {n}"), assistant(f"answer {n}")]} for n in range(500)]
+def test_truncated_file_is_rejected_despite_the_quarantine_limit(
+    tmp_path: Path, name: str
+) -> None:
+    rows = [
+        {"messages": [user(f"question {n}"), assistant(f"answer {n}")]}
+        for n in range(500)
+    ]
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
     if name == "a.parquet":
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / name)
         content = (tmp_path / name).read_bytes()
     else:
-        content = {"a.jsonl": lines, "a.jsonl.gz": gzip.compress(lines), "a.json": json.dumps(rows).encode()}[name]
+        content = {
+            "a.jsonl": lines,
+            "a.jsonl.gz": gzip.compress(lines),
+            "a.json": json.dumps(rows).encode(),
+        }[name]
     (tmp_path / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(ExamplesError, match=rf"{name}:\d+: "):
         read_set(str(tmp_path / name), "sft", max_quarantined=0.99)
 
 
-ANSWERED = [{"role": "user", "content": "q", "name": "Ann"}, {"role": "assistant", "content": "a"}]
+ANSWERED = [
+    {"role": "user", "content": "q", "name": "Ann"},
+    {"role": "assistant", "content": "a"},
+]
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
@@ -560,7 +838,13 @@ def test_reasoning_and_names_are_kept(key: str) -> None:
     [
         {"messages": ANSWERED, "images": ["a.png"]},
         {"messages": [{**ANSWERED[0], "images": ["a.png"]}, ANSWERED[1]]},
-        {"conversations": [{"from": "human", "value": "<image>q"}, {"from": "gpt", "value": "a"}], "image": "a.png"},
+        {
+            "conversations": [
+                {"from": "human", "value": "<image>q"},
+                {"from": "gpt", "value": "a"},
+            ],
+            "image": "a.png",
+        },
     ],
 )
 def test_images_are_rejected(row: dict[str, Any]) -> None:
@@ -572,11 +856,16 @@ def test_legacy_openai_function_keys_are_read() -> None:
     call = {"name": "add", "arguments": '{"a": 3}'}
     user = {"role": "user", "content": "q"}
     row = {
-        "messages": [user, {"role": "assistant", "content": None, "function_call": call}],
+        "messages": [
+            user,
+            {"role": "assistant", "content": None, "function_call": call},
+        ],
         "functions": [{"name": "add", "parameters": {}}],
     }
     example = sft_example(row)
     assert example["messages"][1]["tool_calls"] == [
         {"type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
     ]
-    assert example["tools"] == [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    assert example["tools"] == [
+        {"type": "function", "function": {"name": "add", "parameters": {}}}
+    ]

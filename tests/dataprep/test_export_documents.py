@@ -1,4 +1,6 @@
-"""Exported documents: each selected one once, in the order of the corpus, with the same bytes for any workers."""
+"""Exported documents: each selected one once, in the order of the corpus, with the same
+bytes for any workers.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,24 @@ from gristmill.dataprep.corpus import Corpus, UnknownColumnError
 from gristmill.dataprep.exporting import export_documents as exporting
 from gristmill.dataprep.exporting.croissant import data_type
 from gristmill.dataprep.exporting.dataset_card import hub_licence, size_category
-from gristmill.dataprep.exporting.export_documents import LIST, export_documents, plan_files, write_tasks
+from gristmill.dataprep.exporting.export_documents import (
+    LIST,
+    export_documents,
+    plan_files,
+    write_tasks,
+)
 from gristmill.mixtures.evaluation import Documents
 from tests.dataprep.test_corpus import judge, write_documents
 
 ABOUT: dict[str, Any] = {
     "name": "small",
-    "sources": [{"name": "web", "licence": "CC-BY-4.0"}, {"name": "books", "licence": None}],
-    "steps": [{"name": "filter", "stage": "filter", "settings": [["rules.x.min_words", 2]]}],
+    "sources": [
+        {"name": "web", "licence": "CC-BY-4.0"},
+        {"name": "books", "licence": None},
+    ],
+    "steps": [
+        {"name": "filter", "stage": "filter", "settings": [["rules.x.min_words", 2]]}
+    ],
     "manifest": "name: small\n",
     "code": [],
 }
@@ -40,11 +52,18 @@ SEED = 7
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Corpus:
-    """Six shards of up to 30 documents; `filter` drops texts without an e, in shard 2 all of them."""
+    """Six shards of up to 30 documents; `filter` drops texts without an e, in shard 2
+    all of them.
+    """
     rng = random.Random(SEED)
     for shard in range(6):
-        texts = ["".join(rng.choices("aé e|\n", k=rng.randint(0, 60))) for _ in range(rng.randint(1, 30))]
-        write_documents(tmp_path / "ingest", shard, ["aa", "bb"] if shard == 2 else texts)
+        texts = [
+            "".join(rng.choices("aé e|\n", k=rng.randint(0, 60)))
+            for _ in range(rng.randint(1, 30))
+        ]
+        write_documents(
+            tmp_path / "ingest", shard, ["aa", "bb"] if shard == 2 else texts
+        )
     inputs = {"ingest": tmp_path / "ingest"}
     judge(
         inputs,
@@ -59,7 +78,11 @@ def corpus(tmp_path: Path) -> Corpus:
 
 
 def written(out: Path) -> dict[str, bytes]:
-    return {path.relative_to(out).as_posix(): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(out).as_posix(): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
 
 
 def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
@@ -68,7 +91,12 @@ def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
         if name.endswith(".parquet"):
             rows += pq.read_table(out / name).to_pylist()
         else:
-            text = zstandard.ZstdDecompressor().stream_reader((out / name).open("rb")).read().decode()
+            text = (
+                zstandard.ZstdDecompressor()
+                .stream_reader((out / name).open("rb"))
+                .read()
+                .decode()
+            )
             rows += [json.loads(line) for line in text.split("\n")[:-1]]
     return rows
 
@@ -79,46 +107,85 @@ def rows_in(out: Path, listed: dict[str, Any]) -> list[dict[str, Any]]:
     [
         Documents(shard_bytes=700),
         Documents(format="jsonl", shard_bytes=300, dropped=True),
-        Documents(format="hf", shard_bytes=10**6, columns=("text", "original_text", "score"), where="language = 'de'"),
+        Documents(
+            format="hf",
+            shard_bytes=10**6,
+            columns=("text", "original_text", "score"),
+            where="language = 'de'",
+        ),
         Documents(columns=("id", "source"), where="false"),
         Documents(format="jsonl", where="score > 1e9"),
     ],
 )
 def test_selected_documents_are_written_in_the_order_of_the_corpus(
-    corpus: Corpus, section: Documents, tmp_path: Path, make_context: Callable[..., Context]
+    corpus: Corpus,
+    section: Documents,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
 ) -> None:
-    listing = export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
+    listing = export_documents(
+        corpus, section, ABOUT, tmp_path / "out", make_context("work")
+    )
     columns = section.columns or corpus.columns
     batches = corpus.batches(columns, not section.dropped, section.where)
     expected = [row for batch in batches for row in batch.to_pylist()]
     if section.format == "jsonl":
-        expected = [{**row, "score": None if row["score"] == float("inf") else row["score"]} for row in expected]
+        expected = [
+            {**row, "score": None if row["score"] == float("inf") else row["score"]}
+            for row in expected
+        ]
     assert rows_in(tmp_path / "out", listing) == expected
     assert listing["documents"] == len(expected)
     if "text" in columns:
-        assert listing["text_bytes"] == sum(len(row["text"].encode()) for row in expected)
+        assert listing["text_bytes"] == sum(
+            len(row["text"].encode()) for row in expected
+        )
     for name, entry in listing["files"].items():
         content = (tmp_path / "out" / name).read_bytes()
-        assert (entry["bytes"], entry["sha256"]) == (len(content), hashlib.sha256(content).hexdigest())
-    assert json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listing["files"]
+        assert (entry["bytes"], entry["sha256"]) == (
+            len(content),
+            hashlib.sha256(content).hexdigest(),
+        )
+    assert (
+        json.loads((tmp_path / "out" / LIST).read_bytes())["files"] == listing["files"]
+    )
 
 
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "hf"])
 def test_workers_and_tasks_do_not_change_the_bytes(
-    form: Any, corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    form: Any,
+    corpus: Corpus,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     section = Documents(format=form, shard_bytes=400)
-    for name, workers, task_bytes in (("one", 1, 10**9), ("many", 3, 1), ("some", 2, 1000)):
+    for name, workers, task_bytes in (
+        ("one", 1, 10**9),
+        ("many", 3, 1),
+        ("some", 2, 1000),
+    ):
         monkeypatch.setattr(exporting, "TASK_BYTES", task_bytes)
         export_documents(
-            corpus, section, ABOUT, tmp_path / name, make_context(f"work-{name}", workers=workers, mode="threads")
+            corpus,
+            section,
+            ABOUT,
+            tmp_path / name,
+            make_context(f"work-{name}", workers=workers, mode="threads"),
         )
     assert len(written(tmp_path / "one")) > 5
-    assert written(tmp_path / "one") == written(tmp_path / "many") == written(tmp_path / "some")
+    assert (
+        written(tmp_path / "one")
+        == written(tmp_path / "many")
+        == written(tmp_path / "some")
+    )
 
 
 def test_interrupted_export_is_resumed_and_writes_its_listing_last(
-    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     section, calls = Documents(shard_bytes=400), list[str]()
     export_documents(corpus, section, ABOUT, tmp_path / "whole", make_context("other"))
@@ -136,31 +203,57 @@ def test_interrupted_export_is_resumed_and_writes_its_listing_last(
         export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
     assert not (tmp_path / "out" / LIST).exists()
     export_documents(corpus, section, ABOUT, tmp_path / "out", make_context("work"))
-    assert sorted(calls) == sorted([*set(calls), calls[2]])  # each file once, the failed one twice
+    # each file once, the failed one twice
+    assert sorted(calls) == sorted([*set(calls), calls[2]])
     assert written(tmp_path / "out") == written(tmp_path / "whole")
 
 
 def test_lost_document_is_an_error(
-    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     places = exporting._places
-    monkeypatch.setattr(exporting, "_places", lambda cut, chosen: list(places(cut, chosen))[1:])
-    with pytest.raises(ConservationError, match=r"documents-00000-of-00001\.parquet .*\d+ documents"):
-        export_documents(corpus, Documents(), ABOUT, tmp_path / "out", make_context("work"))
+    monkeypatch.setattr(
+        exporting, "_places", lambda cut, chosen: list(places(cut, chosen))[1:]
+    )
+    with pytest.raises(
+        ConservationError, match=r"documents-00000-of-00001\.parquet .*\d+ documents"
+    ):
+        export_documents(
+            corpus, Documents(), ABOUT, tmp_path / "out", make_context("work")
+        )
     assert not (tmp_path / "out" / LIST).exists()
     with pytest.raises(UnknownColumnError, match="'langauge'"):
-        export_documents(corpus, Documents(columns=("langauge",)), ABOUT, tmp_path / "x", make_context("y"))
+        export_documents(
+            corpus,
+            Documents(columns=("langauge",)),
+            ABOUT,
+            tmp_path / "x",
+            make_context("y"),
+        )
 
 
-@given(st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=6), st.integers(1, 40))
-def test_files_hold_consecutive_documents_up_to_the_shard_size(lengths: list[list[int]], shard_bytes: int) -> None:
+@given(
+    st.lists(st.lists(st.integers(0, 30), max_size=8), max_size=6), st.integers(1, 40)
+)
+def test_files_hold_consecutive_documents_up_to_the_shard_size(
+    lengths: list[list[int]], shard_bytes: int
+) -> None:
     cuts = plan_files((np.array(shard, np.int64) for shard in lengths), shard_bytes)
-    flat = [(number, place) for number, shard in enumerate(lengths) for place in range(len(shard))]
+    flat = [
+        (number, place)
+        for number, shard in enumerate(lengths)
+        for place in range(len(shard))
+    ]
     written_places: list[tuple[int, int]] = []
     for cut in cuts:
         places = [
             (shard, begin + offset)
-            for shard, begin, length in exporting._places(cut, lambda n: len(lengths[n]))
+            for shard, begin, length in exporting._places(
+                cut, lambda n: len(lengths[n])
+            )
             for offset in range(length)
         ]
         sizes = [lengths[shard][place] for shard, place in places]
@@ -169,19 +262,29 @@ def test_files_hold_consecutive_documents_up_to_the_shard_size(lengths: list[lis
         written_places += places
     assert written_places == flat
     assert all(cut.documents for cut in cuts) or (len(cuts) == 1 and not flat)
-    assert [cut for task in write_tasks(cuts) for cut in task.payload["cuts"]] == [vars(cut) for cut in cuts]
+    assert [cut for task in write_tasks(cuts) for cut in task.payload["cuts"]] == [
+        vars(cut) for cut in cuts
+    ]
 
 
 def test_card_and_metadata_describe_the_export(
     corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    listing = export_documents(corpus, Documents(format="hf", shard_bytes=500), ABOUT, tmp_path, make_context("work"))
+    listing = export_documents(
+        corpus,
+        Documents(format="hf", shard_bytes=500),
+        ABOUT,
+        tmp_path,
+        make_context("work"),
+    )
     card = (tmp_path / "README.md").read_text()
     header = yaml.safe_load(card.split("---\n")[1])
     assert header["license"] == ["cc-by-4.0", "cc0-1.0", "unknown"]
     assert set(header["language"]) == {"de", "en"}
     assert header["size_categories"] == ["n<1K"]
-    assert header["configs"][0]["data_files"] == [{"split": "train", "path": "data/train-*.parquet"}]
+    assert header["configs"][0]["data_files"] == [
+        {"split": "train", "path": "data/train-*.parquet"}
+    ]
     total, kept = corpus.count_rows(kept=None), corpus.count_rows()
     assert f"| filter | {total} | {kept} | no_e {total - kept} |" in card
     assert "   - `rules.x.min_words`: `2`" in card
@@ -190,24 +293,44 @@ def test_card_and_metadata_describe_the_export(
     assert "```yaml\nname: small\n```" in card
     metadata = json.loads((tmp_path / "croissant.json").read_bytes())
     assert metadata["conformsTo"] == "http://mlcommons.org/croissant/1.0"
-    assert {item["@id"]: item["sha256"] for item in metadata["distribution"] if item["@type"] == "cr:FileObject"} == {
-        name: entry["sha256"] for name, entry in listing["files"].items()
-    }
-    assert [item["name"] for item in metadata["recordSet"][0]["field"]] == corpus.columns
+    assert {
+        item["@id"]: item["sha256"]
+        for item in metadata["distribution"]
+        if item["@type"] == "cr:FileObject"
+    } == {name: entry["sha256"] for name, entry in listing["files"].items()}
+    assert [
+        item["name"] for item in metadata["recordSet"][0]["field"]
+    ] == corpus.columns
 
 
 def test_hub_folder_loads_with_datasets(
-    corpus: Corpus, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    corpus: Corpus,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     datasets = pytest.importorskip("datasets")
-    export_documents(corpus, Documents(format="hf", shard_bytes=500), ABOUT, tmp_path / "out", make_context("work"))
-    loaded = datasets.load_dataset(str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache"))
-    assert loaded["text"][:] == [text for batch in corpus.batches(["text"]) for text in batch["text"].to_pylist()]
+    export_documents(
+        corpus,
+        Documents(format="hf", shard_bytes=500),
+        ABOUT,
+        tmp_path / "out",
+        make_context("work"),
+    )
+    loaded = datasets.load_dataset(
+        str(tmp_path / "out"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert loaded["text"][:] == [
+        text for batch in corpus.batches(["text"]) for text in batch["text"].to_pylist()
+    ]
     assert loaded.column_names == corpus.columns
 
 
 def test_licences_sizes_and_types_use_standard_vocabularies() -> None:
-    assert [hub_licence(value) for value in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)] == [
+    assert [
+        hub_licence(value)
+        for value in ("CC-BY-4.0", "CC0", "MIT", "Apache 2.0", "my own", None)
+    ] == [
         "cc-by-4.0",
         "cc0-1.0",
         "mit",
@@ -222,7 +345,14 @@ def test_licences_sizes_and_types_use_standard_vocabularies() -> None:
         "1M<n<10M",
         "n>1T",
     ]
-    kinds = [pa.int8(), pa.uint64(), pa.float64(), pa.float16(), pa.bool_(), pa.large_string()]
+    kinds = [
+        pa.int8(),
+        pa.uint64(),
+        pa.float64(),
+        pa.float16(),
+        pa.bool_(),
+        pa.large_string(),
+    ]
     assert [data_type(str(value)) for value in kinds] == [
         "sc:Integer",
         "sc:Integer",

@@ -6,7 +6,10 @@ from gristmill.dataprep.reading.charsets import UndecodableError
 from gristmill.dataprep.reading.extraction import EXTRACTORS, extract, find_extractor
 from gristmill.mixtures.sources import ExtractOptions
 
-PARAGRAPH = "The mill grinds slowly, yet it grinds exceedingly small, as the old saying of the poets has it. " * 3
+PARAGRAPH = (
+    "The mill grinds slowly, yet it grinds exceedingly small, as the old saying of "
+    "the poets has it. " * 3
+)
 PAGE = f"""<!DOCTYPE html><html lang="en-GB"><head><title>On  mills</title><meta charset="utf-8">
 <meta property="article:published_time" content="2019-10-31"></head><body>
 <nav><a href="/">Home</a> <a href="/all">All posts</a></nav>
@@ -17,7 +20,9 @@ PAGE = f"""<!DOCTYPE html><html lang="en-GB"><head><title>On  mills</title><meta
 <footer>Copyright notice</footer></body></html>"""
 
 
-def run(extractor: str, page: bytes = PAGE.encode(), **options: object) -> tuple[str, dict[str, object]]:
+def run(
+    extractor: str, page: bytes = PAGE.encode(), **options: object
+) -> tuple[str, dict[str, object]]:
     chosen = ExtractOptions.model_validate(options).model_dump()
     extracted = extract(page, "auto", "", EXTRACTORS[extractor], chosen)
     return extracted.text, dict(extracted.metadata)
@@ -28,7 +33,12 @@ def test_main_text_is_kept_without_boilerplate(extractor: str) -> None:
     text, metadata = run(extractor)
     assert PARAGRAPH.strip() in text
     assert "twelve sacks" in text
-    for boilerplate in ("All posts", "Copyright notice", "A reader's opinion", "https://mill.example/"):
+    for boilerplate in (
+        "All posts",
+        "Copyright notice",
+        "A reader's opinion",
+        "https://mill.example/",
+    ):
         assert boilerplate not in text
     assert metadata["title"] == "On mills"
     assert metadata["charset"] == "utf-8"
@@ -51,24 +61,40 @@ def test_favor_recall_keeps_boilerplate_of_resiliparse() -> None:
 
 
 @pytest.mark.parametrize("extractor", EXTRACTORS)
-@pytest.mark.parametrize("page", [b"<html></html>", b"<p></p>", b"  \n ", b"<body><script>x()</script></body>"])
+@pytest.mark.parametrize(
+    "page",
+    [b"<html></html>", b"<p></p>", b"  \n ", b"<body><script>x()</script></body>"],
+)
 def test_page_without_text_is_empty(extractor: str, page: bytes) -> None:
     assert run(extractor, page)[0] == ""
 
 
 @pytest.mark.parametrize("extractor", EXTRACTORS)
 def test_encoding_is_recorded_and_invalid_bytes_are_rejected(extractor: str) -> None:
-    page = PAGE.replace("utf-8", "latin1").replace("slowly", "très lentement").encode("latin-1")
+    page = (
+        PAGE.replace("utf-8", "latin1")
+        .replace("slowly", "très lentement")
+        .encode("latin-1")
+    )
     text, metadata = run(extractor, page)
     assert "très lentement" in text
     assert (metadata["encoding"], metadata["charset"]) == ("cp1252", "latin1")
     with pytest.raises(UndecodableError, match="UTF-8"):
-        extract(b"<p>\xff", "utf-8", "", EXTRACTORS[extractor], ExtractOptions().model_dump())
+        extract(
+            b"<p>\xff",
+            "utf-8",
+            "",
+            EXTRACTORS[extractor],
+            ExtractOptions().model_dump(),
+        )
 
 
 def test_custom_extractor_is_found_by_module_and_function() -> None:
     assert find_extractor("trafilatura") is EXTRACTORS["trafilatura"]
-    assert find_extractor("gristmill.dataprep.reading.extraction:with_resiliparse") is EXTRACTORS["resiliparse"]
+    assert (
+        find_extractor("gristmill.dataprep.reading.extraction:with_resiliparse")
+        is EXTRACTORS["resiliparse"]
+    )
 
 
 def test_trafilatura_text_is_nfc() -> None:

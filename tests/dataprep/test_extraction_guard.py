@@ -8,8 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.dataprep.reading.extraction_guard import ExtractorError, Guard, Limits, extract_pages
-from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.extraction_guard import (
+    ExtractorError,
+    Guard,
+    Limits,
+    extract_pages,
+)
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Page,
+    Read,
+    Reading,
+    Record,
+    Rejected,
+    Skipped,
+)
 from tests.dataprep.process_state import is_running
 from tests.servers import wait_for
 
@@ -50,7 +63,10 @@ def obey(html, options):
 @pytest.fixture
 def extractor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "obedient_extractor.py").write_text(EXTRACTOR)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    monkeypatch.setenv(
+        "PYTHONPATH",
+        os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    )
     return "obedient_extractor:obey"
 
 
@@ -59,18 +75,33 @@ def page(content: str | bytes, number: int = 1, **metadata: str) -> Page:
     return Page(number, f"url#{number}", encoded, "utf-8", metadata=metadata)
 
 
-def run(extractor: str, items: list[Read], limits: Limits = Limits(), reading: Reading | None = None) -> list[Read]:  # noqa: B008
+def run(
+    extractor: str,
+    items: list[Read],
+    limits: Limits = Limits(),  # noqa: B008
+    reading: Reading | None = None,
+) -> list[Read]:
     with Guard(extractor, {}, limits) as guard:
         return list(extract_pages(items, guard, reading or Reading()))
 
 
 def texts(records: list[Read]) -> list[str]:
-    return [item.text if isinstance(item, Record) else getattr(item, "error", "?") for item in records]
+    return [
+        item.text if isinstance(item, Record) else getattr(item, "error", "?")
+        for item in records
+    ]
 
 
 def test_pages_become_documents_in_place(extractor: str) -> None:
     document = Record(2, "b", "not a page", "{}")
-    items: list[Read] = [page("a", 1, url="u"), document, Skipped("x"), page("c", 3), Rejected(4, "bad"), page("", 5)]
+    items: list[Read] = [
+        page("a", 1, url="u"),
+        document,
+        Skipped("x"),
+        page("c", 3),
+        Rejected(4, "bad"),
+        page("", 5),
+    ]
     assert run(extractor, items) == [
         Record(1, "url#1", "A", '{"title": "T", "url": "u"}'),
         document,
@@ -79,9 +110,9 @@ def test_pages_become_documents_in_place(extractor: str) -> None:
         Rejected(4, "bad"),
         Dropped(5, "extract/empty", "url#5"),
     ]
-    assert run(extractor, [page("a", 1, url="u")], reading=Reading(metadata=("url",))) == [
-        Record(1, "url#1", "A", '{"url": "u"}')
-    ]
+    assert run(
+        extractor, [page("a", 1, url="u")], reading=Reading(metadata=("url",))
+    ) == [Record(1, "url#1", "A", '{"url": "u"}')]
 
 
 @pytest.mark.slow
@@ -98,9 +129,17 @@ def test_pages_become_documents_in_place(extractor: str) -> None:
         ("eat memory", "512 MiB"),
     ],
 )
-def test_failing_page_is_rejected_alone(extractor: str, bad: str | bytes, error: str) -> None:
+def test_failing_page_is_rejected_alone(
+    extractor: str, bad: str | bytes, error: str
+) -> None:
     limits = Limits(seconds=0.2, memory_bytes=512 << 20)
-    items: list[Read] = [page("a", 1), page("b", 2), page(bad, 3), page("d", 4), page("e", 5)]
+    items: list[Read] = [
+        page("a", 1),
+        page("b", 2),
+        page(bad, 3),
+        page("d", 4),
+        page("e", 5),
+    ]
     *before, rejected, fourth, fifth = run(extractor, items, limits)
     assert texts([*before, fourth, fifth]) == ["A", "B", "D", "E"]
     assert isinstance(rejected, Rejected)
@@ -110,13 +149,29 @@ def test_failing_page_is_rejected_alone(extractor: str, bad: str | bytes, error:
 
 @pytest.mark.slow
 def test_consecutive_failing_pages_keep_their_own_errors(extractor: str) -> None:
-    items: list[Read] = [page("crash"), page("spin"), page("exit"), page("a"), page("raise"), page("crash")]
-    facts = ["signal 11", "0.2 s", "status 3", "A", "ValueError: two lines", "signal 11"]
+    items: list[Read] = [
+        page("crash"),
+        page("spin"),
+        page("exit"),
+        page("a"),
+        page("raise"),
+        page("crash"),
+    ]
+    facts = [
+        "signal 11",
+        "0.2 s",
+        "status 3",
+        "A",
+        "ValueError: two lines",
+        "signal 11",
+    ]
     for text, fact in zip(texts(run(extractor, items, FAST)), facts, strict=True):
         assert fact in text
 
 
-def test_page_that_fails_after_others_is_retried_in_a_fresh_process(extractor: str) -> None:
+def test_page_that_fails_after_others_is_retried_in_a_fresh_process(
+    extractor: str,
+) -> None:
     items: list[Read] = [page("a"), page("b"), page("crash unless first"), page("seen")]
     assert texts(run(extractor, items)) == ["A", "B", "CRASH UNLESS FIRST", "2"]
 
@@ -124,7 +179,9 @@ def test_page_that_fails_after_others_is_retried_in_a_fresh_process(extractor: s
 def test_many_and_large_pages_keep_their_order(extractor: str) -> None:
     sizes = [10, 3_000_000, 5, 200_000, 9_000_000, *range(1, 200)]
     contents = [chr(97 + number % 26) * size for number, size in enumerate(sizes)]
-    records = run(extractor, [page(content, number) for number, content in enumerate(contents)])
+    records = run(
+        extractor, [page(content, number) for number, content in enumerate(contents)]
+    )
     assert texts(records) == [content.upper() for content in contents]
 
 
@@ -147,7 +204,9 @@ def test_no_process_starts_without_pages(monkeypatch: pytest.MonkeyPatch) -> Non
     assert run("resiliparse", [Skipped("x")]) == [Skipped("x")]
 
 
-def test_extractor_that_does_not_start_is_named(extractor: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_extractor_that_does_not_start_is_named(
+    extractor: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ExtractorError, match="'obedient_extractor:missing'"):
         run("obedient_extractor:missing", [page("a")])
     assert "has no attribute 'missing'" in capfd.readouterr().err
@@ -161,7 +220,9 @@ def test_guard_ends_its_process(extractor: str) -> None:
     assert not is_running(pid)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux ends children with their parent"
+)
 def test_extractor_ends_with_its_parent(extractor: str) -> None:
     code = f"""
 from gristmill.dataprep.reading.extraction_guard import Guard, Limits
@@ -171,7 +232,9 @@ guard.submit(Page(1, "l", b"spin", "utf-8"))
 print(guard._child.pid, flush=True)
 guard.collect()
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert is_running(pid)
@@ -180,7 +243,11 @@ guard.collect()
 
 
 def test_built_in_extractors_run_guarded() -> None:
-    html = b"<html><head><title>T</title></head><body><p>" + b"Some sentence of the text. " * 20 + b"</p></body></html>"
+    html = (
+        b"<html><head><title>T</title></head><body><p>"
+        + b"Some sentence of the text. " * 20
+        + b"</p></body></html>"
+    )
     options = {"favor": "balanced", "tables": True, "comments": False, "links": False}
     for extractor in ("resiliparse", "trafilatura"):
         with Guard(extractor, options) as guard:

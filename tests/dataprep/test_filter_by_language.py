@@ -22,8 +22,10 @@ from gristmill.mixtures.steps.filter import Filter
 
 SHARD = "part-00000.parquet"
 WORDS = {
-    "en": "the river of and stone table under morning to letter garden with #tag 17 a-very-long-compound-word".split(),
-    "de": "der Fluss und die Steine von Tisch unter dem Morgen ein Brief Garten mit 17 Donaudampfschifffahrt".split(),
+    "en": "the river of and stone table under morning to letter garden with #tag 17 "
+    "a-very-long-compound-word".split(),
+    "de": "der Fluss und die Steine von Tisch unter dem Morgen ein Brief Garten mit "
+    "17 Donaudampfschifffahrt".split(),
     "th": ["ทุกคนมีสิทธิในชีวิต", "เสรีภาพและความมั่นคง", "แห่งตัวตน", "การกระทำ"],
 }
 LANGUAGES: list[tuple[str | None, str | None]] = [
@@ -42,7 +44,11 @@ CONFIG = {
     ],
     "by_language": {
         "de": {
-            "gopher_quality": {"min_words": 60, "max_mean_word_length": 15.0, "stop_words": ["der", "Fluss"]},
+            "gopher_quality": {
+                "min_words": 60,
+                "max_mean_word_length": 15.0,
+                "stop_words": ["der", "Fluss"],
+            },
             "fineweb": None,
         },
         "tha_Thai": {"gopher_repetition": None, "c4": {"min_sentences": 1}},
@@ -86,7 +92,11 @@ def merged(entry: str) -> Filter:
         "general": general,
         "de": {
             **general,
-            "gopher_quality": {"min_words": 60, "max_mean_word_length": 15.0, "stop_words": ["der", "Fluss"]},
+            "gopher_quality": {
+                "min_words": 60,
+                "max_mean_word_length": 15.0,
+                "stop_words": ["der", "Fluss"],
+            },
             "fineweb": None,
         },
         "tha_Thai": {**general, "gopher_repetition": None, "c4": {"min_sentences": 1}},
@@ -99,32 +109,51 @@ def merged(entry: str) -> Filter:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_document_is_judged_by_the_rules_of_its_language(seed: int) -> None:
     rows = texts(seed, 60)
-    entries = {("de", "Latn"): "de", ("th", "Thai"): "tha_Thai", ("zh", "Hans"): "zh_Hans"}
+    entries = {
+        ("de", "Latn"): "de",
+        ("th", "Thai"): "tha_Thai",
+        ("zh", "Hans"): "zh_Hans",
+    }
     judged = judge(table(rows), Filter.model_validate(CONFIG))
-    assert set(judged.entries) == {"general", *entries.values()}, f"seed {seed} has too few languages"
+    assert set(judged.entries) == {"general", *entries.values()}, (
+        f"seed {seed} has too few languages"
+    )
     for place, (text, code, script) in enumerate(rows):
         entry = entries.get((code, script), "general")
         alone = judge(table([(text, code, script)]), merged(entry))
         prefix = "" if entry == "general" else f"{entry}/"
         reason = None if alone.reasons[0] is None else prefix + alone.reasons[0]
-        assert (judged.entries[place], judged.reasons[place]) == (entry, reason), f"seed {seed}, document {place}"
+        assert (judged.entries[place], judged.reasons[place]) == (entry, reason), (
+            f"seed {seed}, document {place}"
+        )
         for name, values in judged.statistics.items():
             expected = alone.statistics[name][0] if name in alone.statistics else np.nan
-            np.testing.assert_equal(values[place], expected, f"seed {seed}, document {place}: {name}")
-    assert {reason.rpartition("/")[0] for reason in judged.reasons if reason} >= {"gopher_quality", "de/gopher_quality"}
+            np.testing.assert_equal(
+                values[place], expected, f"seed {seed}, document {place}: {name}"
+            )
+    assert {reason.rpartition("/")[0] for reason in judged.reasons if reason} >= {
+        "gopher_quality",
+        "de/gopher_quality",
+    }
 
 
 def test_order_of_documents_does_not_change_verdicts() -> None:
     rows, section = texts(3, 40), Filter.model_validate(CONFIG)
     order = np.random.default_rng(3).permutation(len(rows))
     shuffled = judge(table([rows[place] for place in order]), section)
-    assert [judge(table(rows), section).reasons[place] for place in order] == shuffled.reasons
+    assert [
+        judge(table(rows), section).reasons[place] for place in order
+    ] == shuffled.reasons
 
 
 @pytest.mark.parametrize(
     ("unlisted", "reasons", "entries"),
     [
-        ("general", [None, "gopher_quality/min_words", "gopher_quality/min_words"], ["de", "general", "general"]),
+        (
+            "general",
+            [None, "gopher_quality/min_words", "gopher_quality/min_words"],
+            ["de", "general", "general"],
+        ),
         ("keep", [None, None, None], ["de", None, None]),
         ("drop", [None, "unlisted_language", "unlisted_language"], ["de", None, None]),
     ],
@@ -136,27 +165,58 @@ def test_unlisted_languages_are_judged_kept_or_dropped(
         {
             "rules": ["gopher_quality"],
             "unlisted": unlisted,
-            "by_language": {"de": {"gopher_quality": {"min_words": 1, "min_stop_words": 0}}},
+            "by_language": {
+                "de": {"gopher_quality": {"min_words": 1, "min_stop_words": 0}}
+            },
         }
     )
-    judged = judge(table([("kurz und gut", "de", "Latn"), ("court", "fr", "Latn"), ("short", None, None)]), section)
+    judged = judge(
+        table(
+            [
+                ("kurz und gut", "de", "Latn"),
+                ("court", "fr", "Latn"),
+                ("short", None, None),
+            ]
+        ),
+        section,
+    )
     assert (judged.reasons, judged.entries) == (reasons, entries)
-    assert np.isnan(judged.statistics["words"]).tolist() == [False, unlisted != "general", unlisted != "general"]
+    assert np.isnan(judged.statistics["words"]).tolist() == [
+        False,
+        unlisted != "general",
+        unlisted != "general",
+    ]
 
 
 def test_script_takes_precedence_over_its_language() -> None:
     section = Filter.model_validate(
-        {"rules": ["gopher_quality"], "by_language": {"sr": None, "srp_Cyrl": None, "deu_Latn": None}}
+        {
+            "rules": ["gopher_quality"],
+            "by_language": {"sr": None, "srp_Cyrl": None, "deu_Latn": None},
+        }
     )
-    rows = [("a", "sr", "Latn"), ("a", "sr", "Cyrl"), ("a", "de", "Latn"), ("a", "de", None)]
-    assert judge(table(rows), section).entries == ["sr", "srp_Cyrl", "deu_Latn", "general"]
+    rows = [
+        ("a", "sr", "Latn"),
+        ("a", "sr", "Cyrl"),
+        ("a", "de", "Latn"),
+        ("a", "de", None),
+    ]
+    assert judge(table(rows), section).entries == [
+        "sr",
+        "srp_Cyrl",
+        "deu_Latn",
+        "general",
+    ]
 
 
 @pytest.mark.parametrize("context", [None, RECIPE])
 def test_section_round_trips(context: str | None) -> None:
     config = {
         **CONFIG,
-        "rules": [{"gopher_quality": {"stop_words": ["a"]}}, {"fineweb": {"constants": "datatrove"}}],
+        "rules": [
+            {"gopher_quality": {"stop_words": ["a"]}},
+            {"fineweb": {"constants": "datatrove"}},
+        ],
         "unlisted": "drop",
     }
     config["by_language"] = {
@@ -195,10 +255,17 @@ def test_errors_name_their_location_once() -> None:
 
 
 @pytest.fixture
-def filtered(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Run the stage after a table of languages: (settings, name) -> summary; the output is `tmp_path / name`."""
+def filtered(
+    write_ingest: Callable, make_context: Callable, tmp_path: Path
+) -> Callable[..., dict[str, Any]]:
+    """Run the stage after a table of languages: (settings, name) -> summary; the output
+    is `tmp_path / name`.
+    """
     rows = texts(5, 80)
-    ingest = write_ingest("ingest", [[("web", str(number), text) for number, (text, _, _) in enumerate(rows)]])
+    ingest = write_ingest(
+        "ingest",
+        [[("web", str(number), text) for number, (text, _, _) in enumerate(rows)]],
+    )
     ids = pq.read_table(ingest / SHARD)["id"]
     write_table(
         tmp_path / "langid" / SHARD,
@@ -215,57 +282,98 @@ def filtered(write_ingest: Callable, make_context: Callable, tmp_path: Path) -> 
     )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
 
-    def run(config: dict[str, Any], name: str = "filter", **fields: Any) -> dict[str, Any]:
+    def run(
+        config: dict[str, Any], name: str = "filter", **fields: Any
+    ) -> dict[str, Any]:
         settings = Filter.model_validate(config).model_dump(mode="json")
-        return filter_stage.run(inputs, settings, tmp_path / name, make_context(f"work-{name}", **fields))
+        return filter_stage.run(
+            inputs, settings, tmp_path / name, make_context(f"work-{name}", **fields)
+        )
 
     return run
 
 
-def test_counts_by_language_equal_those_of_the_table(filtered: Callable, tmp_path: Path) -> None:
+def test_counts_by_language_equal_those_of_the_table(
+    filtered: Callable, tmp_path: Path
+) -> None:
     summary = filtered({**CONFIG, "unlisted": "drop"})
     written = pq.read_table(tmp_path / "filter" / SHARD).to_pylist()
     expected: dict[str, dict[str, int]] = {}
     for row in written:
-        counts = expected.setdefault(row["rules_language"] or "unlisted_language", {"read": 0, "kept": 0})
+        counts = expected.setdefault(
+            row["rules_language"] or "unlisted_language", {"read": 0, "kept": 0}
+        )
         counts["read"] += 1
         counts["kept"] += row["keep"]
     assert summary["by_language"] == expected
-    assert summary["counts"]["dropped"]["unlisted_language"] == expected["unlisted_language"]["read"]
-    failing = sum(row["rules_language"] == "de" and row["words"] < 60 for row in written)
+    assert (
+        summary["counts"]["dropped"]["unlisted_language"]
+        == expected["unlisted_language"]["read"]
+    )
+    failing = sum(
+        row["rules_language"] == "de" and row["words"] < 60 for row in written
+    )
     assert summary["rules"]["de/gopher_quality/min_words"]["failing"] == failing > 0
 
 
-def test_replayed_bounds_of_one_language_equal_a_run(filtered: Callable, tmp_path: Path) -> None:
-    german = {**CONFIG["by_language"]["de"]["gopher_quality"], "min_words": 10, "max_mean_word_length": 6.0}
+def test_replayed_bounds_of_one_language_equal_a_run(
+    filtered: Callable, tmp_path: Path
+) -> None:
+    german = {
+        **CONFIG["by_language"]["de"]["gopher_quality"],
+        "min_words": 10,
+        "max_mean_word_length": 6.0,
+    }
     changed = {
         **CONFIG,
-        "by_language": {**CONFIG["by_language"], "de": {**CONFIG["by_language"]["de"], "gopher_quality": german}},
+        "by_language": {
+            **CONFIG["by_language"],
+            "de": {**CONFIG["by_language"]["de"], "gopher_quality": german},
+        },
     }
     sections = [Filter.model_validate(config) for config in (CONFIG, changed)]
     filtered(CONFIG)
     filtered(changed, "truth")
     truth = pq.read_table(tmp_path / "truth" / SHARD)
-    inputs = {"ingest": tmp_path / "ingest", "langid": tmp_path / "langid", "filter": tmp_path / "filter"}
+    inputs = {
+        "ingest": tmp_path / "ingest",
+        "langid": tmp_path / "langid",
+        "filter": tmp_path / "filter",
+    }
     columns = pq.read_table(tmp_path / "filter" / SHARD).column_names
-    rules = [rules_of(filter_stage.rules, "filter", section, columns) for section in sections]
+    rules = [
+        rules_of(filter_stage.rules, "filter", section, columns) for section in sections
+    ]
     old, new = judge_shard(inputs, SHARD, "filter", *rules)
     assert new.keep.tolist() == truth["keep"].to_pylist()
     assert old.keep.tolist() != new.keep.tolist()
     keys = {rule.key: rule.name for rule in rules[0]}
-    assert keys["filter.by_language.de.gopher_quality.min_words"] == "de/gopher_quality/min_words"
+    assert (
+        keys["filter.by_language.de.gopher_quality.min_words"]
+        == "de/gopher_quality/min_words"
+    )
     assert keys["filter.rules.gopher_quality.min_words"] == "gopher_quality/min_words"
     assert len({rule.label for rule in rules[0]}) == len(rules[0])
 
 
 def test_workers_do_not_change_a_byte(filtered: Callable, tmp_path: Path) -> None:
     assert filtered(CONFIG, "one") == filtered(CONFIG, "two", workers=2)
-    assert (tmp_path / "one" / SHARD).read_bytes() == (tmp_path / "two" / SHARD).read_bytes()
-    assert read_documents({"ingest": tmp_path / "ingest", "filter": tmp_path / "one"}, SHARD).num_rows == 80
+    assert (tmp_path / "one" / SHARD).read_bytes() == (
+        tmp_path / "two" / SHARD
+    ).read_bytes()
+    assert (
+        read_documents(
+            {"ingest": tmp_path / "ingest", "filter": tmp_path / "one"}, SHARD
+        ).num_rows
+        == 80
+    )
 
 
 def test_short_rule_name_has_its_language() -> None:
-    assert [short_name(name) for name in ("language", "c4/max_x", "de/c4/max_x", "strict: de/c4/max_x")] == [
+    assert [
+        short_name(name)
+        for name in ("language", "c4/max_x", "de/c4/max_x", "strict: de/c4/max_x")
+    ] == [
         "language",
         "max_x",
         "max_x (de)",

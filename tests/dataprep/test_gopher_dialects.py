@@ -1,4 +1,6 @@
-"""Gopher dialects: kernels agree with the plain definitions and with values derived by hand."""
+"""Gopher dialects: kernels agree with the plain definitions and with values derived by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ from hypothesis import strategies as st
 from gristmill.dataprep.filtering import gopher
 from gristmill.dataprep.thresholds import failures
 from gristmill.dataprep.words import spacy_words
-from gristmill.mixtures.steps.rules import GopherQuality, GopherRepetition, GopherRules, Rules
+from gristmill.mixtures.steps.rules import (
+    GopherQuality,
+    GopherRepetition,
+    GopherRules,
+    Rules,
+)
 from tests.dataprep import gopher_reference
 
 PIECES = [
@@ -94,28 +101,54 @@ PIECES = [
 ]
 any_text = st.text(st.characters(codec="utf-8"), max_size=60)
 pieces = st.lists(st.sampled_from(PIECES), max_size=80)
-few_words = st.lists(st.sampled_from(["a", "b", "ab", "cc", "bcc", "\n", "\n\n"]), max_size=120)
-texts_of_all_kinds = st.lists(
-    st.one_of(any_text, pieces.map("".join), pieces.map(" ".join), few_words.map(" ".join)), max_size=4
+few_words = st.lists(
+    st.sampled_from(["a", "b", "ab", "cc", "bcc", "\n", "\n\n"]), max_size=120
 )
-EDGES = ["", " ", "\n", "\n\n\n", "\n \n\n \n", "\u3000", "word", "a\n", "\na", "a\n\n", "a\n\n\na", "東京", "#"]
+texts_of_all_kinds = st.lists(
+    st.one_of(
+        any_text, pieces.map("".join), pieces.map(" ".join), few_words.map(" ".join)
+    ),
+    max_size=4,
+)
+EDGES = [
+    "",
+    " ",
+    "\n",
+    "\n\n\n",
+    "\n \n\n \n",
+    "\u3000",
+    "word",
+    "a\n",
+    "\na",
+    "a\n\n",
+    "a\n\n\na",
+    "東京",
+    "#",
+]
 
 
 def measured(texts: list[str], dialect: str, **options: Any) -> list[dict[str, float]]:
     counting = GopherRules.model_validate({"dialect": dialect, **options})
     columns = gopher.statistics(pa.array(texts, pa.large_string()), counting)
-    return [{name: values[row].item() for name, values in columns.items()} for row in range(len(texts))]
+    return [
+        {name: values[row].item() for name, values in columns.items()}
+        for row in range(len(texts))
+    ]
 
 
 def same(left: dict[str, float], right: dict[str, float]) -> bool:
     pairs = [(left[name], right[name]) for name in left]
-    return list(left) == list(right) and all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+    return list(left) == list(right) and all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs
+    )
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
 @settings(max_examples=60, deadline=None)
 @given(texts=texts_of_all_kinds)
-def test_kernels_agree_exactly_with_the_plain_definitions(dialect: str, texts: list[str]) -> None:
+def test_kernels_agree_exactly_with_the_plain_definitions(
+    dialect: str, texts: list[str]
+) -> None:
     for text, values in zip(texts, measured(texts, dialect), strict=True):
         assert same(values, gopher_reference.all_statistics(text, dialect))
 
@@ -127,15 +160,17 @@ def test_empty_and_tiny_texts_are_measured(dialect: str) -> None:
 
 
 TEXT = "The cat ... sat # on\n  • THE mat…\n\n- 42 to be...\n"
-# Whitespace words, 13 of 33 code points: The cat ... sat # on | • THE mat… | - 42 to be...
-# With marks taken off, 15: The cat ... sat # on | • THE mat … | - 42 to be ...
+# Whitespace words, 13 of 33 code points: The cat ... sat # on | • THE mat… | - 42 to
+# be... With marks taken off, 15: The cat ... sat # on | • THE mat … | - 42 to be ...
 # RedPajama's normalised ones, 10 of 25 code points: the cat sat on • the mat… 42 to be
 BY_HAND = {
     # Of the 13 words 9 begin with a letter or digit.
     "dclm": (9, 33 / 13, 4 / 13, 2 / 3, 2 / 3, 8 / 13, 3),
-    # All but ... # … - ... are words, of 24 code points. Three ellipses outnumber one hash. Four lines, one empty.
+    # All but ... # … - ... are words, of 24 code points. Three ellipses outnumber one
+    # hash. Four lines, one empty.
     "datatrove": (10, 24 / 10, 3 / 15, 2 / 4, 2 / 4, 8 / 15, 2),
-    # The median length is 3; `#` and `mat…` have symbols; five lines, of which one begins with `-` and one ends in `…`.
+    # The median length is 3; `#` and `mat…` have symbols; five lines, of which one
+    # begins with `-` and one ends in `…`.
     "dolma": (13, 3.0, 2 / 13, 1 / 5, 1 / 5, 8 / 13, 1),
     # `...` and `#` are marks; of three lines one begins with `•`, and `-` is no bullet.
     "curator": (13, 33 / 13, 2 / 13, 1 / 3, 2 / 3, 8 / 13, 1),
@@ -152,28 +187,51 @@ def test_quality_statistics_counted_by_hand(dialect: str) -> None:
 def distinct_words(lengths: list[int]) -> list[str]:
     """Different words of the given lengths, which share no prefix."""
     combinations = ("".join(letters) for letters in product(ascii_lowercase, repeat=4))
-    return [code + "x" * (length - 4) for code, length in zip(islice(combinations, 7, None), lengths, strict=False)]
+    return [
+        code + "x" * (length - 4)
+        for code, length in zip(islice(combinations, 7, None), lengths, strict=False)
+    ]
 
 
 def block_twice(words: int, block: int, block_chars: int, chars: int) -> str:
-    """Text of `words` words and `chars` letters in which one block of words occurs twice."""
+    """Text of `words` words and `chars` letters in which one block of words occurs
+    twice.
+    """
     fillers, filler_chars = words - 2 * block, chars - 2 * block_chars
-    extra_in_block, extra_in_fillers = block_chars - 4 * block, filler_chars - 4 * fillers
-    lengths = [4 + extra_in_block * (step + 1) // block - extra_in_block * step // block for step in range(block)]
+    extra_in_block, extra_in_fillers = (
+        block_chars - 4 * block,
+        filler_chars - 4 * fillers,
+    )
+    lengths = [
+        4 + extra_in_block * (step + 1) // block - extra_in_block * step // block
+        for step in range(block)
+    ]
     lengths += [
-        4 + extra_in_fillers * (step + 1) // fillers - extra_in_fillers * step // fillers for step in range(fillers)
+        4
+        + extra_in_fillers * (step + 1) // fillers
+        - extra_in_fillers * step // fillers
+        for step in range(fillers)
     ]
     distinct = distinct_words(lengths)
     copied, unique = distinct[:block], distinct[block:]
     third = fillers // 3
-    return " ".join([*unique[:third], *copied, *unique[third : 2 * third], *copied, *unique[2 * third :]])
+    return " ".join(
+        [
+            *unique[:third],
+            *copied,
+            *unique[third : 2 * third],
+            *copied,
+            *unique[2 * third :],
+        ]
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "shares"),
     [
-        # 100 words of 546 letters twice in 600 words of 3330, with 599 spaces. datatrove counts the second copy in the
-        # whole text, DCLM both in the letters, Curator the second with its 99 spaces. Dolma: of 596 5-grams 2 x 96.
+        # 100 words of 546 letters twice in 600 words of 3330, with 599 spaces.
+        # datatrove counts the second copy in the whole text, DCLM both in the letters,
+        # Curator the second with its 99 spaces. Dolma: of 596 5-grams 2 x 96.
         (
             block_twice(600, 100, 546, 3330),
             {
@@ -197,14 +255,22 @@ def block_twice(words: int, block: int, block_chars: int, chars: int) -> str:
         ),
     ],
 )
-def test_one_repeated_block_has_five_shares(text: str, shares: dict[str, float]) -> None:
-    assert {dialect: measured([text], dialect)[0]["duplicate_5gram_char_ratio"] for dialect in shares} == shares
+def test_one_repeated_block_has_five_shares(
+    text: str, shares: dict[str, float]
+) -> None:
+    assert {
+        dialect: measured([text], dialect)[0]["duplicate_5gram_char_ratio"]
+        for dialect in shares
+    } == shares
 
 
 def test_verdict_on_a_repeated_block_depends_on_the_dialect() -> None:
     large, small = block_twice(600, 100, 546, 3330), block_twice(540, 60, 293, 2790)
     shares = {
-        dialect: [round(row["duplicate_5gram_char_ratio"], 3) for row in measured([large, small], dialect)]
+        dialect: [
+            round(row["duplicate_5gram_char_ratio"], 3)
+            for row in measured([large, small], dialect)
+        ]
         for dialect in gopher.DIALECTS
     }
     assert shares == {
@@ -215,7 +281,9 @@ def test_verdict_on_a_repeated_block_depends_on_the_dialect() -> None:
         "curator": [0.164, 0.106],
     }
     kept = {
-        dialect: [share <= GopherRepetition().max_duplicate_5gram_char_ratio for share in row]
+        dialect: [
+            share <= GopherRepetition().max_duplicate_5gram_char_ratio for share in row
+        ]
         for dialect, row in shares.items()
     }
     assert kept == {
@@ -233,7 +301,9 @@ def test_datatrove_compares_joined_words() -> None:
     # "today we walk along the" differs from "to day we walk along": not a copy.
     assert share == 0.0
     text = "to day we walk along and today we walk al ong"
-    assert measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"] == len("todaywewalkalong") / len(text)
+    assert measured([text], "datatrove")[0]["duplicate_5gram_char_ratio"] == len(
+        "todaywewalkalong"
+    ) / len(text)
     assert measured([text], "dclm")[0]["duplicate_5gram_char_ratio"] == 0.0
 
 
@@ -242,7 +312,8 @@ def test_dclm_ngrams_ignore_punctuation() -> None:
     text = f"({block}) and then, again, \u201c{block}\u201d!"
     measures = measured([text], "dclm")[0]
     assert measures["duplicate_7gram_char_ratio"] == 2 * 31 / (2 * 31 + 12)
-    assert measures["words"] == 15  # tokens: all but (we and \u201cwe begin with a letter or digit
+    # tokens: all but (we and \u201cwe begin with a letter or digit
+    assert measures["words"] == 15
 
 
 def test_spaced_dots_are_symbols_only_in_dclm() -> None:
@@ -257,14 +328,25 @@ def test_ngrams_of_a_text_of_four_words() -> None:
     rows = {dialect: measured([text], dialect)[0] for dialect in gopher.DIALECTS}
     top = {dialect: row["top_4gram_char_ratio"] for dialect, row in rows.items()}
     assert top == {"dclm": 0, "datatrove": 1, "dolma": 1, "curator": 1, "redpajama": 0}
-    duplicate = {dialect: row["duplicate_5gram_char_ratio"] for dialect, row in rows.items()}
-    assert duplicate == {"dclm": 0, "datatrove": 0, "dolma": 0, "curator": 1, "redpajama": 0}
+    duplicate = {
+        dialect: row["duplicate_5gram_char_ratio"] for dialect, row in rows.items()
+    }
+    assert duplicate == {
+        "dclm": 0,
+        "datatrove": 0,
+        "dolma": 0,
+        "curator": 1,
+        "redpajama": 0,
+    }
 
 
 def test_ties_of_top_ngrams_go_to_the_longest_in_dclm_and_the_first_elsewhere() -> None:
     text = "a b x long longer y a b z long longer"
     chars = len(text.replace(" ", ""))
-    shares = {dialect: measured([text], dialect)[0]["top_2gram_char_ratio"] for dialect in gopher.DIALECTS}
+    shares = {
+        dialect: measured([text], dialect)[0]["top_2gram_char_ratio"]
+        for dialect in gopher.DIALECTS
+    }
     assert shares == {
         "dclm": 2 * 10 / chars,
         "datatrove": 2 * 3 / len(text),
@@ -280,7 +362,9 @@ def test_rules_that_a_dialect_lacks_pass() -> None:
         dialect: {
             rule.split("/")[1]
             for rule, mask in failures(
-                gopher.statistics(pa.array([text]), GopherRules.model_validate({"dialect": dialect})),
+                gopher.statistics(
+                    pa.array([text]), GopherRules.model_validate({"dialect": dialect})
+                ),
                 {"gopher_repetition": GopherRepetition()},
             ).items()
             if mask[0] and "gram" not in rule
@@ -305,15 +389,25 @@ def test_long_pattern_that_almost_repeats_takes_linear_time() -> None:
 
 def test_rule_sets_can_have_different_dialects() -> None:
     rows = pa.table({"text": [TEXT, TEXT * 3], "language": pa.nulls(2, pa.string())})
-    rules = Rules(gopher_quality=GopherQuality(dialect="dolma"), gopher_repetition=GopherRepetition(dialect="curator"))
+    rules = Rules(
+        gopher_quality=GopherQuality(dialect="dolma"),
+        gopher_repetition=GopherRepetition(dialect="curator"),
+    )
     columns = gopher.measure(rows, rules)
     for row, text in enumerate([TEXT, TEXT * 3]):
-        expected = {**gopher_reference.quality(text, "dolma"), **gopher_reference.repetition(text, "curator")}
-        assert {name: values[row].item() for name, values in columns.items()} == expected
+        expected = {
+            **gopher_reference.quality(text, "dolma"),
+            **gopher_reference.repetition(text, "curator"),
+        }
+        assert {
+            name: values[row].item() for name, values in columns.items()
+        } == expected
 
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
-def test_batches_do_not_change_statistics(dialect: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_do_not_change_statistics(
+    dialect: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = [TEXT * times for times in (1, 0, 5, 2, 9, 0)]
     unbatched = measured(texts, dialect)
     monkeypatch.setattr(gopher, "BATCH_BYTES", 1)
@@ -334,9 +428,14 @@ def test_exact_words_need_spacy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dialect", gopher.DIALECTS)
 def test_one_rule_set_is_measured_like_both(dialect: str) -> None:
-    texts, counting = pa.array([TEXT, "", TEXT * 4]), GopherRules.model_validate({"dialect": dialect})
+    texts, counting = (
+        pa.array([TEXT, "", TEXT * 4]),
+        GopherRules.model_validate({"dialect": dialect}),
+    )
     joint = gopher.statistics(texts, counting)
-    separate = gopher.statistics(texts, counting, repetition=False) | gopher.statistics(texts, counting, quality=False)
+    separate = gopher.statistics(texts, counting, repetition=False) | gopher.statistics(
+        texts, counting, quality=False
+    )
     assert list(joint) == list(separate)
     for name, values in joint.items():
         np.testing.assert_array_equal(values, separate[name])

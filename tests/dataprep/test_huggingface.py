@@ -1,4 +1,6 @@
-"""Hugging Face datasets on disk and in the hub's layout: splits, damage, incomplete folders."""
+"""Hugging Face datasets on disk and in the hub's layout: splits, damage, incomplete
+folders.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +18,10 @@ from gristmill.dataprep.reading.sources import SourceError, find_files
 
 def split(files: Mapping[str, str], name: str = "train") -> list[str]:
     return split_files(
-        list(files), lambda file: files[file].encode(), name, lambda file: file.endswith((".parquet", ".jsonl", ".csv"))
+        list(files),
+        lambda file: files[file].encode(),
+        name,
+        lambda file: file.endswith((".parquet", ".jsonl", ".csv")),
     )
 
 
@@ -28,28 +33,49 @@ def save_to_disk(folder: Path, texts: list[str], shards: int = 2) -> None:
         shard_texts = texts[n::shards]
         batches = [
             pa.record_batch(
-                {"text": shard_texts[at : at + 2], "meta": [{"url": text} for text in shard_texts[at : at + 2]]}
+                {
+                    "text": shard_texts[at : at + 2],
+                    "meta": [{"url": text} for text in shard_texts[at : at + 2]],
+                }
             )
             for at in range(0, len(shard_texts), 2)
         ]
-        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        with (
+            pa.OSFile(str(folder / name), "wb") as sink,
+            pa.ipc.new_stream(sink, batches[0].schema) as writer,
+        ):
             for batch in batches:
                 writer.write_batch(batch)
-    state = {"_data_files": [{"filename": name} for name in names], "_split": "train", "_format_type": None}
+    state = {
+        "_data_files": [{"filename": name} for name in names],
+        "_split": "train",
+        "_format_type": None,
+    }
     (folder / "state.json").write_text(json.dumps(state))
     (folder / "dataset_info.json").write_text(json.dumps({"features": {}}))
 
 
 def texts_of(path: Path, reading: Reading | None = None, **keys: str) -> list[str]:
     files = find_files("s", {"path": str(path), "format": "hf", **keys}).files
-    records = [record for file in files for record in read_records(file, reading or Reading())]
-    return [record.text if isinstance(record, Record) else repr(record) for record in records]
+    records = [
+        record for file in files for record in read_records(file, reading or Reading())
+    ]
+    return [
+        record.text if isinstance(record, Record) else repr(record)
+        for record in records
+    ]
 
 
 def test_saved_dataset_is_read_from_its_arrow_streams(tmp_path: Path) -> None:
     save_to_disk(tmp_path / "set", ["a", "b", "c", "d", "e"])
     assert texts_of(tmp_path / "set") == ["a", "c", "e", "b", "d"]
-    assert texts_of(tmp_path / "set", Reading(text="meta.url")) == ["a", "c", "e", "b", "d"]
+    assert texts_of(tmp_path / "set", Reading(text="meta.url")) == [
+        "a",
+        "c",
+        "e",
+        "b",
+        "d",
+    ]
     with pytest.raises(SourceError, match=r"source 's': .*'test'.*train"):
         texts_of(tmp_path / "set", split="test")
 
@@ -58,7 +84,10 @@ def test_saved_dataset_dict_has_a_folder_per_split(tmp_path: Path) -> None:
     save_to_disk(tmp_path / "set/train", ["a"], 1)
     save_to_disk(tmp_path / "set/test", ["b"], 1)
     (tmp_path / "set/dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    assert (texts_of(tmp_path / "set"), texts_of(tmp_path / "set", split="test")) == (["a"], ["b"])
+    assert (texts_of(tmp_path / "set"), texts_of(tmp_path / "set", split="test")) == (
+        ["a"],
+        ["b"],
+    )
     with pytest.raises(SourceError, match=r"'dev'.*train, test"):
         texts_of(tmp_path / "set", split="dev")
     (tmp_path / "set/train/data-00000-of-00001.arrow").unlink()
@@ -70,7 +99,11 @@ def test_hub_splits_follow_from_file_names(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# A dataset\n")
     (tmp_path / "load.py").write_text("raise SystemExit('code of a dataset was run')")
-    for name, text in (("train-00000-of-00002", "a"), ("train-00001-of-00002", "b"), ("validation-00000", "c")):
+    for name, text in (
+        ("train-00000-of-00002", "a"),
+        ("train-00001-of-00002", "b"),
+        ("validation-00000", "c"),
+    ):
         pq.write_table(pa.table({"text": [text]}), tmp_path / f"data/{name}.parquet")
     assert texts_of(tmp_path) == ["a", "b"]
     assert texts_of(tmp_path, split="validation") == ["c"]
@@ -79,7 +112,10 @@ def test_hub_splits_follow_from_file_names(tmp_path: Path) -> None:
 
 
 def test_split_words_need_punctuation_around_them() -> None:
-    files = dict.fromkeys(["a/trainer.jsonl", "dev.jsonl", "my-training_1.jsonl", "train2.csv", "x.py"], "")
+    files = dict.fromkeys(
+        ["a/trainer.jsonl", "dev.jsonl", "my-training_1.jsonl", "train2.csv", "x.py"],
+        "",
+    )
     assert split(files) == ["my-training_1.jsonl", "train2.csv"]
     assert split(files, "validation") == ["dev.jsonl"]
     assert split(dict.fromkeys(["b.jsonl", "a.jsonl"], "")) == ["a.jsonl", "b.jsonl"]
@@ -97,13 +133,21 @@ configs:
   - {split: test, path: none.jsonl}
 ---
 """
-    files = {"README.md": card, "s.jsonl": "", "one/a.jsonl": "", "one/b.csv": "", "two.jsonl": ""}
+    files = {
+        "README.md": card,
+        "s.jsonl": "",
+        "one/a.jsonl": "",
+        "one/b.csv": "",
+        "two.jsonl": "",
+    }
     assert split(files) == ["one/a.jsonl", "two.jsonl"]
     with pytest.raises(NoSplitError, match=r"'dev'.*README\.md.*train, test"):
         split(files, "dev")
     with pytest.raises(NoSplitError, match=r"'test'.*none\.jsonl"):
         split(files, "test")
-    assert split({**files, "README.md": "---\nconfigs:\n- data_files: s.*\n---\n"}) == ["s.jsonl"]
+    assert split({**files, "README.md": "---\nconfigs:\n- data_files: s.*\n---\n"}) == [
+        "s.jsonl"
+    ]
     by_split = "---\nconfigs:\n- data_files: {train: two.jsonl, dev: [s.jsonl]}\n---\n"
     assert split({**files, "README.md": by_split}, "dev") == ["s.jsonl"]
     for odd in ("[3]", "7", "[{data_files: [{split: train}]}]", "[{data_files: 7}]"):
@@ -124,9 +168,13 @@ configs:
         ({"dataset_dict.json": '{"splits": ["train"]}'}, r"train/state\.json"),
     ],
 )
-def test_folder_that_is_not_a_dataset_is_rejected_with_the_reason(files: dict[str, str], message: str) -> None:
+def test_folder_that_is_not_a_dataset_is_rejected_with_the_reason(
+    files: dict[str, str], message: str
+) -> None:
     with pytest.raises(NoSplitError, match=message):
-        split_files(list(files), lambda name: _content(files, name), "train", lambda name: False)
+        split_files(
+            list(files), lambda name: _content(files, name), "train", lambda name: False
+        )
 
 
 def _content(files: dict[str, str], name: str) -> bytes:
@@ -162,7 +210,9 @@ def test_damaged_arrow_file_yields_the_rows_before_the_damage(tmp_path: Path) ->
     path.write_bytes(content[:third])
     (file,) = find_files("s", {"path": str(path)}).files
     records = list(read_records(file, Reading()))
-    assert [record.text for record in records if isinstance(record, Record)] == [f"text {n}" for n in range(4)]
+    assert [record.text for record in records if isinstance(record, Record)] == [
+        f"text {n}" for n in range(4)
+    ]
     assert isinstance(records[-1], Rejected)
     assert records[-1].number == 5
     assert "Arrow" in records[-1].error
@@ -170,7 +220,10 @@ def test_damaged_arrow_file_yields_the_rows_before_the_damage(tmp_path: Path) ->
 
 def test_arrow_file_format_is_read(tmp_path: Path) -> None:
     table = pa.table({"text": ["a", "b"], "n": [1, 2]})
-    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+    with (
+        pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
         writer.write_table(table)
     (file,) = find_files("s", {"path": str(tmp_path / "a.arrow")}).files
     assert list(read_records(file, Reading())) == [

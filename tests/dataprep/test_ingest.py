@@ -27,31 +27,45 @@ MakeContext = Callable[..., Context]
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Three formats with planted damage: 40 text files, one large JSONL with bad lines, one truncated gzip."""
+    """Three formats with planted damage: 40 text files, one large JSONL with bad lines,
+    one truncated gzip.
+    """
     root = tmp_path / "corpus"
     (root / "text").mkdir(parents=True)
     for number in range(40):
-        (root / "text" / f"{number:02d}.txt").write_text(f"document {number} " * (number + 1))
+        (root / "text" / f"{number:02d}.txt").write_text(
+            f"document {number} " * (number + 1)
+        )
     (root / "text" / "empty.txt").write_bytes(b"")
     (root / "text" / "latin.txt").write_bytes("é".encode("latin-1"))
-    lines = [json.dumps({"text": f"record {number} " * 5, "n": number}) for number in range(300)]
+    lines = [
+        json.dumps({"text": f"record {number} " * 5, "n": number})
+        for number in range(300)
+    ]
     lines[10], lines[20] = "{not json", json.dumps({"texts": "x"})
     (root / "big.jsonl").write_text("\n".join(lines) + "\n")
     packed = gzip.compress(("\n".join(lines[30:60]) + "\n").encode())
-    (root / "cut.jsonl.gz").write_bytes(packed + gzip.compress(b'{"text": "last"}\n')[:-4])
+    (root / "cut.jsonl.gz").write_bytes(
+        packed + gzip.compress(b'{"text": "last"}\n')[:-4]
+    )
     (root / "none.jsonl").write_bytes(b"")
     return root
 
 
 def configure(corpus: Path, **section: Any) -> dict[str, Any]:
     return {
-        "sources": {"prose": {"path": str(corpus / "text")}, "web": {"path": str(corpus / "*.json*")}},
+        "sources": {
+            "prose": {"path": str(corpus / "text")},
+            "web": {"path": str(corpus / "*.json*")},
+        },
         "ingest": {"shard_bytes": 4000, "max_quarantined": 0.5, **section},
     }
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
+    return [
+        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
+    ]
 
 
 def test_every_record_is_kept_or_quarantined_with_its_place(
@@ -60,7 +74,8 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
     out = tmp_path / "out"
     summary = ingest.run({}, configure(corpus), out, make_context("work"))
     counts = summary["counts"]
-    # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum, which counts as one bad record.
+    # 42 text files; 300 lines; 31 lines of a file that lacks only its last checksum,
+    # which counts as one bad record.
     assert counts["sources"]["prose"]["read"] == 42
     assert counts["sources"]["prose"]["quarantined"] == 2
     assert counts["sources"]["web"]["read"] == 300 + 31 + 1
@@ -68,7 +83,11 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
     documents = rows(out)
     assert len(documents) == counts["kept"] == 40 + 298 + 31
     assert counts["bytes_kept"] == sum(len(row["text"].encode()) for row in documents)
-    bad = [row for path in sorted((out / "quarantine").iterdir()) for row in read_table(path).to_pylist()]
+    bad = [
+        row
+        for path in sorted((out / "quarantine").iterdir())
+        for row in read_table(path).to_pylist()
+    ]
     assert len(bad) == counts["quarantined"] == 5
     assert [(row["source"], row["file"], row["record"]) for row in bad] == [
         ("prose", "empty.txt", 1),
@@ -77,7 +96,9 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
         ("web", "big.jsonl", 21),
         ("web", "cut.jsonl.gz", 32),
     ]
-    assert summary["quarantined"] == [{key: row[key] for key in ("source", "file", "record", "error")} for row in bad]
+    assert summary["quarantined"] == [
+        {key: row[key] for key in ("source", "file", "record", "error")} for row in bad
+    ]
     empty_file, truncated_file = summary["warnings"]
     assert empty_file.startswith("source 'web': none.jsonl ")
     assert truncated_file.startswith("source 'web': cut.jsonl.gz ")
@@ -88,10 +109,15 @@ def test_every_record_is_kept_or_quarantined_with_its_place(
     assert documents[-1]["locator"] == "cut.jsonl.gz#31"
 
 
-def test_shards_are_bounded_and_hold_one_source(corpus: Path, tmp_path: Path, make_context: MakeContext) -> None:
+def test_shards_are_bounded_and_hold_one_source(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
     out = tmp_path / "out"
     ingest.run({}, configure(corpus), out, make_context("work"))
-    tables = {shard: read_table(out / shard, ["source", "text"]).to_pylist() for shard in shard_names(out)}
+    tables = {
+        shard: read_table(out / shard, ["source", "text"]).to_pylist()
+        for shard in shard_names(out)
+    }
     tasks = {shard.split("-")[1] for shard in tables}
     assert len(tables) > len(tasks) > 2
     for table in tables.values():
@@ -100,10 +126,15 @@ def test_shards_are_bounded_and_hold_one_source(corpus: Path, tmp_path: Path, ma
 
 
 def test_workers_and_listing_order_do_not_change_a_byte(
-    corpus: Path, tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    make_context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first_out, second_out = tmp_path / "once", tmp_path / "again"
-    first = ingest.run({}, configure(corpus), first_out, make_context("work1", workers=1))
+    first = ingest.run(
+        {}, configure(corpus), first_out, make_context("work1", workers=1)
+    )
     original = sources.find
 
     def shuffled(path: str) -> Any:
@@ -111,13 +142,18 @@ def test_workers_and_listing_order_do_not_change_a_byte(
         return kind, random.Random(5).sample(files, len(files))
 
     monkeypatch.setattr(sources, "find", shuffled)
-    second = ingest.run({}, configure(corpus), second_out, make_context("work2", workers=2))
+    second = ingest.run(
+        {}, configure(corpus), second_out, make_context("work2", workers=2)
+    )
     assert file_contents(first_out) == file_contents(second_out)
     assert first == second
 
 
 def test_resumed_run_writes_the_same_bytes(
-    corpus: Path, tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+    corpus: Path,
+    tmp_path: Path,
+    make_context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     undisturbed, out = tmp_path / "undisturbed", tmp_path / "out"
     expected = ingest.run({}, configure(corpus), undisturbed, make_context("work1"))
@@ -137,7 +173,9 @@ def test_resumed_run_writes_the_same_bytes(
     assert finished
     assert ingest.run({}, configure(corpus), out, make_context("work2")) == expected
     assert file_contents(out) == file_contents(undisturbed)
-    assert {path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")} == finished
+    assert {
+        path.name: path.stat().st_mtime_ns for path in out.glob("part-00000-*")
+    } == finished
 
 
 def test_limit_takes_the_first_documents_of_the_listing(
@@ -146,7 +184,9 @@ def test_limit_takes_the_first_documents_of_the_listing(
     config = configure(corpus)
     config["sources"] = {"prose": {"path": str(corpus / "text"), "limit": 7}}
     ingest.run({}, config, tmp_path / "out", make_context("work", workers=2))
-    assert [row["locator"] for row in rows(tmp_path / "out")] == [f"{number:02d}.txt" for number in range(7)]
+    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+        f"{number:02d}.txt" for number in range(7)
+    ]
 
 
 def test_limit_counts_documents_and_can_end_within_a_file(
@@ -165,21 +205,41 @@ def test_quarantine_above_the_limit_fails_the_stage_and_names_the_tables(
     corpus: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     with pytest.raises(QuarantineError, match=r"5 of 374 .*268 ") as raised:
-        ingest.run({}, configure(corpus, max_quarantined=0.01), tmp_path / "out", make_context("work"))
+        ingest.run(
+            {},
+            configure(corpus, max_quarantined=0.01),
+            tmp_path / "out",
+            make_context("work"),
+        )
     assert f"`error` of {tmp_path / 'out' / 'quarantine'}/*.parq" in str(raised.value)
     assert list((tmp_path / "out" / "quarantine").glob("*.parquet"))
 
 
-REPEATING = [{"text": "same", "key": 1}, {"text": "other", "key": 1}, {"text": "same", "key": 1}]
+REPEATING = [
+    {"text": "same", "key": 1},
+    {"text": "other", "key": 1},
+    {"text": "same", "key": 1},
+]
 
 
-def test_repeated_record_is_dropped_and_counted(tmp_path: Path, make_context: MakeContext) -> None:
+def test_repeated_record_is_dropped_and_counted(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key"}
-    summary = ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
-    assert [(row["locator"], row["text"]) for row in rows(tmp_path / "out")] == [("1", "same"), ("1", "other")]
+    summary = ingest.run(
+        {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
+    )
+    assert [(row["locator"], row["text"]) for row in rows(tmp_path / "out")] == [
+        ("1", "same"),
+        ("1", "other"),
+    ]
     for counts in (summary["counts"], summary["counts"]["sources"]["web"]):
-        assert (counts["read"], counts["kept"], counts["dropped"]) == (3, 2, {"ingest/repeated": 1})
+        assert (counts["read"], counts["kept"], counts["dropped"]) == (
+            3,
+            2,
+            {"ingest/repeated": 1},
+        )
         assert (counts["bytes_read"], counts["bytes_kept"]) == (13, 9)
     check_conservation(summary["counts"], "ingest")
     (warning,) = summary["warnings"]
@@ -187,15 +247,25 @@ def test_repeated_record_is_dropped_and_counted(tmp_path: Path, make_context: Ma
     assert "'1'" in warning
     assert "`on_repeat: fail`" in warning
     assert read_table(tmp_path / "out/dropped/repeated-00000.parquet").to_pylist() == [
-        {"source": "web", "file": "", "record": 0, "locator": "1", "reason": "ingest/repeated"}
+        {
+            "source": "web",
+            "file": "",
+            "record": 0,
+            "locator": "1",
+            "reason": "ingest/repeated",
+        }
     ]
 
 
-def test_repeated_record_is_an_error_with_on_repeat_fail(tmp_path: Path, make_context: MakeContext) -> None:
+def test_repeated_record_is_an_error_with_on_repeat_fail(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, REPEATING)) + "\n")
     source = {"path": str(tmp_path / "a.jsonl"), "id_field": "key", "on_repeat": "fail"}
     with pytest.raises(DuplicateIdError, match=r"source 'web': 1 records .*'1'"):
-        ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
+        ingest.run(
+            {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
+        )
 
 
 def test_kept_repeat_depends_on_the_listing_alone(
@@ -206,33 +276,48 @@ def test_kept_repeat_depends_on_the_listing_alone(
     folder.mkdir()
     expected = []
     for file in range(6):
-        records = [{"text": f"text {rng.randrange(60)} " * 9, "file": file} for _ in range(40)]
+        records = [
+            {"text": f"text {rng.randrange(60)} " * 9, "file": file} for _ in range(40)
+        ]
         for record in records:
             record["key"] = str(record["text"]).split()[1]
             if record["text"] not in [text for _, text in expected]:
                 expected.append((file, record["text"]))
-        (folder / f"{file}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    (folder / "7.jsonl").write_bytes((folder / "0.jsonl").read_bytes())  # whose shards become empty
+        (folder / f"{file}.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
+    # whose shards become empty
+    (folder / "7.jsonl").write_bytes((folder / "0.jsonl").read_bytes())
     config = {
-        "sources": {"web": {"path": str(folder), "id_field": "key", "metadata_fields": ["file"]}},
+        "sources": {
+            "web": {"path": str(folder), "id_field": "key", "metadata_fields": ["file"]}
+        },
         "ingest": {"shard_bytes": 3000},
     }
     first_out, second_out = tmp_path / "once", tmp_path / "again"
     first = ingest.run({}, config, first_out, make_context("work1", workers=1))
     # Ids in many partitions, several tasks that compare them, shards in three groups.
-    for name, value in (("SORTED_BYTES", 50 * duplicate_records.NOTE_BYTES), ("MOST_GROUPS", 3)):
+    for name, value in (
+        ("SORTED_BYTES", 50 * duplicate_records.NOTE_BYTES),
+        ("MOST_GROUPS", 3),
+    ):
         monkeypatch.setattr(duplicate_records, name, value)
     monkeypatch.setattr(duplicate_records, "ROW_GROUP_ROWS", 7)
     monkeypatch.setattr(duplicate_records, "PROCESS_BYTES", 0)
     second = ingest.run({}, config, second_out, make_context("work2", workers=2))
     assert len(list((tmp_path / "work2" / "repeats-00000").iterdir())) == 280 // 50 + 1
     assert len(list((tmp_path / "work2" / "repeats-00000-dropped").iterdir())) == 3
-    ledgers = [folder / "dropped" / "repeated-00000.parquet" for folder in (first_out, second_out)]
+    ledgers = [
+        folder / "dropped" / "repeated-00000.parquet"
+        for folder in (first_out, second_out)
+    ]
     assert read_table(ledgers[0]) == read_table(ledgers[1])
     ledgers[1].write_bytes(ledgers[0].read_bytes())  # which has smaller row groups
     assert file_contents(first_out) == file_contents(second_out)
     assert first == second
-    assert [(json.loads(row["metadata"])["file"], row["text"]) for row in rows(first_out)] == expected
+    assert [
+        (json.loads(row["metadata"])["file"], row["text"]) for row in rows(first_out)
+    ] == expected
     assert first["counts"]["kept"] == len(expected)
     assert first["counts"]["dropped"] == {"ingest/repeated": 7 * 40 - len(expected)}
     assert first["sources"]["web"]["shards"] == len(shard_names(first_out))
@@ -243,7 +328,10 @@ def test_resumed_dropping_of_repeats_writes_the_same_bytes(
 ) -> None:
     for file in range(3):
         (tmp_path / f"{file}.jsonl").write_text(
-            "".join(json.dumps({"text": f"t {n} " * 40, "key": n}) + "\n" for n in range(20 * file, 20 * file + 35))
+            "".join(
+                json.dumps({"text": f"t {n} " * 40, "key": n}) + "\n"
+                for n in range(20 * file, 20 * file + 35)
+            )
         )
     config = {
         "sources": {"web": {"path": str(tmp_path / "*.jsonl"), "id_field": "key"}},
@@ -266,17 +354,23 @@ def test_resumed_dropping_of_repeats_writes_the_same_bytes(
     assert file_contents(tmp_path / "out") == file_contents(tmp_path / "undisturbed")
 
 
-def test_file_changed_since_the_plan_is_an_error(corpus: Path, tmp_path: Path, make_context: MakeContext) -> None:
+def test_file_changed_since_the_plan_is_an_error(
+    corpus: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
     config = configure(corpus)
     for name, source in config["sources"].items():
         source["listing"] = listing(name, source)
     ingest.run({}, config, tmp_path / "out", make_context("work"))
     (corpus / "text" / "03.txt").write_text("changed")
-    with pytest.raises(ingest.ChangedInputError, match=r"source 'prose': 1 files .*03\.txt"):
+    with pytest.raises(
+        ingest.ChangedInputError, match=r"source 'prose': 1 files .*03\.txt"
+    ):
         ingest.run({}, config, tmp_path / "out2", make_context("work2"))
 
 
-def test_remote_sources_and_outputs_are_read_and_written(tmp_path: Path, make_context: MakeContext) -> None:
+def test_remote_sources_and_outputs_are_read_and_written(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     from upath import UPath
 
     path = UPath("memory://ingest-test/in/a.jsonl.gz")
@@ -294,7 +388,10 @@ def test_summary_lists_at_most_twenty_quarantined_records(
     monkeypatch.setattr(sharding, "MAX_QUARANTINE_ROWS", 8)
     lines = ["bad"] * 30 + ['{"text": "good"}'] * 30
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    config = {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 0.5}}
+    config = {
+        "sources": {"web": {"path": str(tmp_path / "a.jsonl")}},
+        "ingest": {"max_quarantined": 0.5},
+    }
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert [row["record"] for row in summary["quarantined"]] == list(range(1, 21))
     bad = [
@@ -306,7 +403,8 @@ def test_summary_lists_at_most_twenty_quarantined_records(
 
 
 @pytest.mark.parametrize(
-    ("content", "facts"), [("", "no records"), ("{}\n[]\n", r"2 of 2 .*a\.jsonl, record 1: .*'text'")]
+    ("content", "facts"),
+    [("", "no records"), ("{}\n[]\n", r"2 of 2 .*a\.jsonl, record 1: .*'text'")],
 )
 def test_source_without_documents_is_an_error_with_the_first_reason(
     content: str, facts: str, tmp_path: Path, make_context: MakeContext
@@ -316,24 +414,38 @@ def test_source_without_documents_is_an_error_with_the_first_reason(
     with pytest.raises(SourceError, match=f"source 'web': .*{path}.*{facts}"):
         ingest.run(
             {},
-            {"sources": {"web": {"path": str(tmp_path / "a.jsonl")}}, "ingest": {"max_quarantined": 1.0}},
+            {
+                "sources": {"web": {"path": str(tmp_path / "a.jsonl")}},
+                "ingest": {"max_quarantined": 1.0},
+            },
             tmp_path / "out",
             make_context("work"),
         )
 
 
-def test_bad_bytes_are_replaced_or_quarantined(tmp_path: Path, make_context: MakeContext) -> None:
+def test_bad_bytes_are_replaced_or_quarantined(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     text = b"The mill grinds what the river brings. " * 9
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "a.txt").write_bytes(text + b"\xff")
-    (folder / "b.jsonl").write_bytes(b'{"text": "%s\xff"}\n{"text": "good"}\n{"text": "bad \xff"}\n' % text)
+    (folder / "b.jsonl").write_bytes(
+        b'{"text": "%s\xff"}\n{"text": "good"}\n{"text": "bad \xff"}\n' % text
+    )
     (folder / "c.csv").write_bytes(b"text,n\n%s\xff,1\ngood,2\nbad \xff,3\n" % text)
-    (folder / "d.html").write_bytes(b"<meta charset=utf-8><p>" + ("é".encode() + text + b"\xff") * 2)
-    config = {"sources": {"web": {"path": str(folder)}}, "ingest": {"max_quarantined": 1.0}}
+    (folder / "d.html").write_bytes(
+        b"<meta charset=utf-8><p>" + ("é".encode() + text + b"\xff") * 2
+    )
+    config = {
+        "sources": {"web": {"path": str(folder)}},
+        "ingest": {"max_quarantined": 1.0},
+    }
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert summary["sources"]["web"]["replaced"] == {"records": 4, "places": 5}
-    assert [row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")] == [
+    assert [
+        row["locator"] for row in rows(tmp_path / "out") if row["text"].count("\ufffd")
+    ] == [
         "a.txt",
         "b.jsonl#1",
         "c.csv#1",
@@ -341,32 +453,52 @@ def test_bad_bytes_are_replaced_or_quarantined(tmp_path: Path, make_context: Mak
     ]
     assert [row["file"] for row in summary["quarantined"]] == ["b.jsonl", "c.csv"]
     (warning,) = summary["warnings"]
-    assert re.search(r"source 'web': 4 records .*\b5 .*U\+FFFD.*`encoding_errors: strict`", warning)
+    assert re.search(
+        r"source 'web': 4 records .*\b5 .*U\+FFFD.*`encoding_errors: strict`", warning
+    )
     config["sources"]["web"]["encoding_errors"] = "strict"
     summary = ingest.run({}, config, tmp_path / "strict", make_context("work2"))
     assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (2, 6)
     assert summary["sources"]["web"]["replaced"] == {"records": 0, "places": 0}
 
 
-def test_oversized_document_is_quarantined_in_every_format(tmp_path: Path, make_context: MakeContext) -> None:
+def test_oversized_document_is_quarantined_in_every_format(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     fits, beyond = "é" * 500, "é" * 501  # two bytes each
     folder = tmp_path / "corpus"
     folder.mkdir()
     (folder / "a.txt").write_text(beyond)
-    (folder / "b.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("x", beyond, fits)))
+    (folder / "b.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in ("x", beyond, fits))
+    )
     (folder / "c.csv").write_text(f"text\n{fits}\n{beyond}\n")
     pq.write_table(pa.table({"text": [beyond, fits]}), folder / "d.parquet")
     with zipfile.ZipFile(folder / "e.zip", "w") as archive:
         archive.writestr("in/a.txt", beyond)
     (folder / "f.html").write_text("<meta charset=utf-8>" + f"<p>{'é mill ' * 200}</p>")
-    config = {"sources": {"web": {"path": str(folder)}}, "ingest": {"max_document_bytes": 1000, "max_quarantined": 1.0}}
+    config = {
+        "sources": {"web": {"path": str(folder)}},
+        "ingest": {"max_document_bytes": 1000, "max_quarantined": 1.0},
+    }
     out = tmp_path / "out"
     summary = ingest.run({}, config, out, make_context("work"))
     check_conservation(summary["counts"], "ingest")
-    assert sorted(row["locator"] for row in rows(out)) == ["b.jsonl#1", "b.jsonl#3", "c.csv#1", "d.parquet#2"]
+    assert sorted(row["locator"] for row in rows(out)) == [
+        "b.jsonl#1",
+        "b.jsonl#3",
+        "c.csv#1",
+        "d.parquet#2",
+    ]
     assert (summary["counts"]["read"], summary["counts"]["quarantined"]) == (10, 6)
-    bad = [row for path in sorted((out / "quarantine").iterdir()) for row in read_table(path).to_pylist()]
-    assert sorted((row["file"], row["record"], row["error"].partition(":")[0]) for row in bad) == [
+    bad = [
+        row
+        for path in sorted((out / "quarantine").iterdir())
+        for row in read_table(path).to_pylist()
+    ]
+    assert sorted(
+        (row["file"], row["record"], row["error"].partition(":")[0]) for row in bad
+    ) == [
         ("a.txt", 1, "a.txt"),
         ("b.jsonl", 2, "b.jsonl#2"),
         ("c.csv", 2, "c.csv#2"),
@@ -374,11 +506,20 @@ def test_oversized_document_is_quarantined_in_every_format(tmp_path: Path, make_
         ("e.zip", 1, "e.zip/in/a.txt"),
         ("f.html", 1, "f.html"),
     ]
-    assert re.match(r"a\.txt: .*1,002 bytes.*ingest\.max_document_bytes = 1,000", summary["quarantined"][0]["error"])
+    assert re.match(
+        r"a\.txt: .*1,002 bytes.*ingest\.max_document_bytes = 1,000",
+        summary["quarantined"][0]["error"],
+    )
     assert all(row["excerpt"] for row in bad)
-    size = sum(int(row["error"].partition("has ")[2].split()[0].replace(",", "")) for row in bad)
+    size = sum(
+        int(row["error"].partition("has ")[2].split()[0].replace(",", ""))
+        for row in bad
+    )
     (warning,) = summary["warnings"]
-    assert re.match(rf"source 'web': .*ingest\.max_document_bytes = 1,000: 6, .*{size:,} bytes", warning)
+    assert re.match(
+        rf"source 'web': .*ingest\.max_document_bytes = 1,000: 6, .*{size:,} bytes",
+        warning,
+    )
 
 
 def test_small_json_is_read_by_threads_and_anything_else_by_processes(
@@ -403,5 +544,10 @@ def test_small_json_is_read_by_threads_and_anything_else_by_processes(
     for number, (name, workers, most, keys) in enumerate(cases):
         monkeypatch.setattr(ingest, "THREAD_BYTES", most)
         config = {"sources": {"s": {"path": str(tmp_path / name), **keys}}}
-        ingest.run({}, config, tmp_path / str(number), make_context(f"work{number}", workers=workers))
+        ingest.run(
+            {},
+            config,
+            tmp_path / str(number),
+            make_context(f"work{number}", workers=workers),
+        )
     assert held == [False, True, True, True, True]

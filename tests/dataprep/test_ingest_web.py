@@ -25,7 +25,9 @@ MakeContext = Callable[..., Context]
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
+    return [
+        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
+    ]
 
 
 def html(number: int) -> bytes:
@@ -35,15 +37,22 @@ def html(number: int) -> bytes:
 
 @pytest.fixture
 def web(tmp_path: Path) -> Path:
-    """WARC file with 20 pages (one empty, one in no encoding, two captures of one address) among other records."""
+    """WARC file with 20 pages (one empty, one in no encoding, two captures of one
+    address) among other records.
+    """
     parts = [record("warcinfo", b"software: test")]
     for number in range(20):
-        body = {7: b"<html></html>", 9: b"\x00\x81\xff\x90\x9d" * 9}.get(number, html(0 if number == 1 else number))
+        body = {7: b"<html></html>", 9: b"\x00\x81\xff\x90\x9d" * 9}.get(
+            number, html(0 if number == 1 else number)
+        )
         url = f"http://a.example/{0 if number == 1 else number}"
         kind = "text/html; charset=euc-jp" if number == 9 else "text/html"
         parts.append(record("request", b"GET / HTTP/1.1\r\n\r\n"))
         parts.append(record("response", http(body, content_type=kind), number, url))
-    parts += [record("response", http(b"", "404 Not Found")), record("response", http(b"x", content_type="image/png"))]
+    parts += [
+        record("response", http(b"", "404 Not Found")),
+        record("response", http(b"x", content_type="image/png")),
+    ]
     (tmp_path / "crawl").mkdir()
     (tmp_path / "crawl/a.warc.gz").write_bytes(b"".join(map(gzip.compress, parts)))
     (tmp_path / "crawl/page.html").write_bytes(html(99))
@@ -56,15 +65,25 @@ def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
     web: Path, tmp_path: Path, make_context: MakeContext
 ) -> None:
     out = tmp_path / "out"
-    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.5}}
+    config = {
+        "sources": {"web": {"path": str(web)}},
+        "ingest": {"max_quarantined": 0.5},
+    }
     summary = ingest.run({}, config, out, make_context("work"))
     counts = summary["counts"]
     assert (counts["read"], counts["kept"], counts["quarantined"]) == (23, 20, 2)
-    assert counts["dropped"] == counts["sources"]["web"]["dropped"] == {"extract/empty": 1}
+    assert (
+        counts["dropped"] == counts["sources"]["web"]["dropped"] == {"extract/empty": 1}
+    )
     assert (
         summary["skipped"]
         == summary["sources"]["web"]["skipped"]
-        == {"HTTP status 404": 1, "content type image/png": 1, "request record": 20, "warcinfo record": 1}
+        == {
+            "HTTP status 404": 1,
+            "content type image/png": 1,
+            "request record": 20,
+            "warcinfo record": 1,
+        }
     )
     documents = rows(out)
     assert documents[-1]["locator"] == "page.html"
@@ -79,23 +98,41 @@ def test_crawl_records_are_kept_dropped_quarantined_or_skipped(
     assert len({row["text"] for row in captures}) == 1
     assert len({row["id"] for row in captures}) == len(captures) == 2
     (dropped,) = read_table(out / "dropped/00000-000.parquet").to_pylist()
-    assert (dropped["file"], dropped["record"], dropped["reason"]) == ("a.warc.gz", 17, "extract/empty")
+    assert (dropped["file"], dropped["record"], dropped["reason"]) == (
+        "a.warc.gz",
+        17,
+        "extract/empty",
+    )
     assert dropped["locator"].startswith("http://a.example/7#")
     bad = read_table(out / "quarantine/00000-000.parquet").to_pylist()
-    assert [(row["file"], row["record"]) for row in bad] == [("a.warc.gz", 21), ("cut.warc", 2)]
+    assert [(row["file"], row["record"]) for row in bad] == [
+        ("a.warc.gz", 21),
+        ("cut.warc", 2),
+    ]
     assert "encoding" in bad[0]["error"]
 
 
-def test_workers_do_not_change_the_extracted_bytes(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
-    config = {"sources": {"web": {"path": str(web)}}, "ingest": {"max_quarantined": 0.5, "shard_bytes": 2000}}
+def test_workers_do_not_change_the_extracted_bytes(
+    web: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
+    config = {
+        "sources": {"web": {"path": str(web)}},
+        "ingest": {"max_quarantined": 0.5, "shard_bytes": 2000},
+    }
     first = ingest.run({}, config, tmp_path / "once", make_context("work1", workers=1))
-    second = ingest.run({}, config, tmp_path / "again", make_context("work2", workers=2))
+    second = ingest.run(
+        {}, config, tmp_path / "again", make_context("work2", workers=2)
+    )
     assert file_contents(tmp_path / "once") == file_contents(tmp_path / "again")
     assert first == second
 
 
-def test_mostly_skipped_source_is_warned_about(tmp_path: Path, make_context: MakeContext) -> None:
-    errors = [record("response", http(b"x", "404 Not Found"), number) for number in range(5)]
+def test_mostly_skipped_source_is_warned_about(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    errors = [
+        record("response", http(b"x", "404 Not Found"), number) for number in range(5)
+    ]
     requests = [record("request", b"GET / HTTP/1.1\r\n\r\n")] * 9
     good = [record("response", http(html(number)), 10 + number) for number in range(4)]
     (tmp_path / "a.warc").write_bytes(b"".join([*requests, *good, *errors]))
@@ -109,34 +146,69 @@ def test_mostly_skipped_source_is_warned_about(tmp_path: Path, make_context: Mak
     assert summary["warnings"] == []
 
 
-def test_limit_holds_for_pages_read_ahead(web: Path, tmp_path: Path, make_context: MakeContext) -> None:
+def test_limit_holds_for_pages_read_ahead(
+    web: Path, tmp_path: Path, make_context: MakeContext
+) -> None:
     config = {"sources": {"web": {"path": str(web), "limit": 3}}}
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert summary["counts"]["read"] == summary["counts"]["kept"] == 3
     assert summary["skipped"] == {"request record": 3, "warcinfo record": 1}
 
 
-def test_html_field_is_extracted_if_an_extractor_is_named(tmp_path: Path, make_context: MakeContext) -> None:
-    lines = [{"page": {"html": html(n).decode(), "url": f"u{n}"}, "n": n} for n in range(2)]
+def test_html_field_is_extracted_if_an_extractor_is_named(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    lines = [
+        {"page": {"html": html(n).decode(), "url": f"u{n}"}, "n": n} for n in range(2)
+    ]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    source = {"path": str(tmp_path / "a.jsonl"), "text_field": "page.html", "id_field": "page.url"}
-    ingest.run({}, {"sources": {"web": source}}, tmp_path / "raw", make_context("work1"))
+    source = {
+        "path": str(tmp_path / "a.jsonl"),
+        "text_field": "page.html",
+        "id_field": "page.url",
+    }
+    ingest.run(
+        {}, {"sources": {"web": source}}, tmp_path / "raw", make_context("work1")
+    )
     assert rows(tmp_path / "raw")[1]["text"] == html(1).decode()
-    ingest.run({}, {"sources": {"web": {**source, "extract": "trafilatura"}}}, tmp_path / "out", make_context("work2"))
+    ingest.run(
+        {},
+        {"sources": {"web": {**source, "extract": "trafilatura"}}},
+        tmp_path / "out",
+        make_context("work2"),
+    )
     (_, second) = rows(tmp_path / "out")
-    assert second["text"] == ("Page 1 tells of the mill and of what it grinds. " * 8).strip()
+    assert (
+        second["text"]
+        == ("Page 1 tells of the mill and of what it grinds. " * 8).strip()
+    )
     assert second["locator"] == "u1"
     assert json.loads(second["metadata"]) == {"n": 1, "title": "Page 1"}
 
 
-def test_crawl_without_documents_is_an_error_with_its_counts(tmp_path: Path, make_context: MakeContext) -> None:
-    (tmp_path / "a.warc").write_bytes(record("metadata", b"x") + record("response", http(b"<html></html>")))
+def test_crawl_without_documents_is_an_error_with_its_counts(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    (tmp_path / "a.warc").write_bytes(
+        record("metadata", b"x") + record("response", http(b"<html></html>"))
+    )
     with pytest.raises(SourceError, match=r"1 pages .*1 x metadata record"):
-        ingest.run({}, {"sources": {"web": {"path": str(tmp_path / "a.warc")}}}, tmp_path / "out", make_context("work"))
+        ingest.run(
+            {},
+            {"sources": {"web": {"path": str(tmp_path / "a.warc")}}},
+            tmp_path / "out",
+            make_context("work"),
+        )
 
 
 GOOD_AND_BAD = {
-    "jsonl": [b'{"text": "good"}', b"{bad", b'{"text": ""}', b'{"text": "\xff"}', b"  "],
+    "jsonl": [
+        b'{"text": "good"}',
+        b"{bad",
+        b'{"text": ""}',
+        b'{"text": "\xff"}',
+        b"  ",
+    ],
     "csv": [b"good,1", b"bad", b",1", b"\xff,1", b""],
     "warc": [
         record("conversion", b"good"),
@@ -150,7 +222,11 @@ GOOD_AND_BAD = {
 
 @given(
     files=st.lists(
-        st.tuples(st.sampled_from(sorted(GOOD_AND_BAD)), st.lists(st.integers(0, 4), max_size=12), st.integers(0, 30)),
+        st.tuples(
+            st.sampled_from(sorted(GOOD_AND_BAD)),
+            st.lists(st.integers(0, 4), max_size=12),
+            st.integers(0, 30),
+        ),
         min_size=1,
         max_size=4,
     )
@@ -163,8 +239,14 @@ def test_any_mixture_of_good_and_bad_records_is_accounted_for(
     good = 0
     for number, (form, kinds, cut) in enumerate(files):
         parts = [GOOD_AND_BAD[form][kind] for kind in kinds]
-        content = b"".join(parts) if form == "warc" else b"\n".join([*([b"text,n"] if form == "csv" else []), *parts])
-        (root / f"{number}.{form}.gz").write_bytes(gzip.compress(content)[: -cut or None])
+        content = (
+            b"".join(parts)
+            if form == "warc"
+            else b"\n".join([*([b"text,n"] if form == "csv" else []), *parts])
+        )
+        (root / f"{number}.{form}.gz").write_bytes(
+            gzip.compress(content)[: -cut or None]
+        )
         good += kinds.count(0)
     listing_of_source = sources.find_files("s", {"path": str(root)})
     task = Task(
@@ -177,16 +259,28 @@ def test_any_mixture_of_good_and_bad_records_is_accounted_for(
             "limit": None,
         },
     )
-    result = ingest.ingest_task(str(root / "out"), Ingest(shard_bytes=1000), task).result
+    result = ingest.ingest_task(
+        str(root / "out"), Ingest(shard_bytes=1000), task
+    ).result
     counts = result["counts"]
-    assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
+    assert (
+        counts["read"]
+        == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
+    )
     assert counts["kept"] <= good
-    assert counts["kept"] == sum(len(read_table(path)) for path in (root / "out").glob("part-*"))
-    assert counts["quarantined"] == sum(len(read_table(path)) for path in (root / "out").glob("quarantine/*"))
+    assert counts["kept"] == sum(
+        len(read_table(path)) for path in (root / "out").glob("part-*")
+    )
+    assert counts["quarantined"] == sum(
+        len(read_table(path)) for path in (root / "out").glob("quarantine/*")
+    )
     if all(cut == 0 for _, _, cut in files):
         assert counts["kept"] == good
         assert counts["read"] + sum(result["skipped"].values()) == sum(
-            1 for form, kinds, _ in files for kind in kinds if kind < 4 or form == "warc"
+            1
+            for form, kinds, _ in files
+            for kind in kinds
+            if kind < 4 or form == "warc"
         )
 
 
@@ -198,17 +292,37 @@ def test_crawl_is_read_from_any_store(make_context: MakeContext) -> None:
     for number in range(2):
         packed = gzip.compress(record("response", http(html(number)), number))
         (root / "in" / f"{number}.warc.gz").write_bytes(packed)
-    summary = ingest.run({}, {"sources": {"web": {"path": f"{root}/in/*.warc.gz"}}}, root / "out", make_context("work"))
+    summary = ingest.run(
+        {},
+        {"sources": {"web": {"path": f"{root}/in/*.warc.gz"}}},
+        root / "out",
+        make_context("work"),
+    )
     assert summary["counts"]["kept"] == 2
-    assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == ["Page 0", "Page 1"]
+    assert [row["text"].partition(" tells")[0] for row in rows(root / "out")] == [
+        "Page 0",
+        "Page 1",
+    ]
 
 
-def test_crawl_listed_twice_is_read_once_or_rejected(tmp_path: Path, make_context: MakeContext) -> None:
+def test_crawl_listed_twice_is_read_once_or_rejected(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     content = record("response", http(html(1)), 1)
     (tmp_path / "a.warc").write_bytes(content)
     (tmp_path / "a.warc.gz").write_bytes(gzip.compress(content))
     source = {"path": str(tmp_path / "a.warc*")}
-    summary = ingest.run({}, {"sources": {"web": source}}, tmp_path / "out", make_context("work"))
-    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (1, {"ingest/repeated": 1})
+    summary = ingest.run(
+        {}, {"sources": {"web": source}}, tmp_path / "out", make_context("work")
+    )
+    assert (summary["counts"]["kept"], summary["counts"]["dropped"]) == (
+        1,
+        {"ingest/repeated": 1},
+    )
     with pytest.raises(DuplicateIdError, match=r"1 records .*a\.example/#.*WARC"):
-        ingest.run({}, {"sources": {"web": {**source, "on_repeat": "fail"}}}, tmp_path / "out2", make_context("work2"))
+        ingest.run(
+            {},
+            {"sources": {"web": {**source, "on_repeat": "fail"}}},
+            tmp_path / "out2",
+            make_context("work2"),
+        )

@@ -30,7 +30,9 @@ with socket.create_server(("127.0.0.1", port)) as ending:
     open(closed, "w").close()
     ending.accept()
 """
-"""Server that closes its connections on SIGUSR1 and accepts one more before it ends, as the kernel may do."""
+"""Server that closes its connections on SIGUSR1 and accepts one more before it ends, as
+the kernel may do.
+"""
 
 
 @pytest.fixture
@@ -58,7 +60,10 @@ def test_job_server_that_is_ending_is_replaced(name: str, tmp_path: Path) -> Non
 
 
 def test_job_server_that_ends_at_once_is_reported_with_its_output(name: str) -> None:
-    program = "raise SystemExit('Caused by: no such port\\n\\tat Server.java:41\\n\\t... 1 more')"
+    program = (
+        "raise SystemExit('Caused by: no such port\\n\\tat "
+        "Server.java:41\\n\\t... 1 more')"
+    )
     with pytest.raises(WorkerError, match=r"toy .*Caused by: no such port$"):
         job_server(name, lambda port, folder: [sys.executable, "-c", program])
     assert name not in servers._running

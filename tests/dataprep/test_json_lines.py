@@ -1,4 +1,6 @@
-"""JSON lines read by orjson give the records of Python's json, most of them as columns."""
+"""JSON lines read by orjson give the records of Python's json, most of them as
+columns.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from gristmill.dataprep.reading import compression, json_array, json_lines
 from gristmill.dataprep.reading.document_shards import ShardWriter
 from gristmill.dataprep.reading.json_lines import read_jsonl
 from gristmill.dataprep.reading.readers import one_by_one, read_records
-from gristmill.dataprep.reading.records import Input, Read, Reading, Record, Records, Rejected
+from gristmill.dataprep.reading.records import (
+    Input,
+    Read,
+    Reading,
+    Record,
+    Records,
+    Rejected,
+)
 from gristmill.dataprep.reading.sources import find_files
 
 READINGS = (
@@ -35,10 +44,14 @@ CERTAIN = [
     '{"text": "a", "n": -12, "z": 0, "b": -1}',
     '{"text": "aé漢😀\x7f", "é漢": "é😀"}',
     '{"text": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u00e9\\uD83D\\uDE00"}',
-    '{"z": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\u001F\\u007f\\u00e9\\ud83d\\ude00", "text": "x"}',
-    '{"text": "x", "n": 1.5, "m": -0.0, "o": 0.0001, "p": 123456789012.125, "q": 0.12345678901234, "r": 5.0}',
-    '{"text": "x", "n": 0.1234567890123456, "m": 1e+16, "o": 1.2345e-05, "p": 1e-05, "q": 0.8999999999999999}',
-    '{"text": "x", "n": null, "m": true, "o": false, "p": [], "q": {}, "r": [{"a": [1, "\\u00e9\\udfff", null]}, {}]}',
+    '{"z": "\\"\\\\\\/\\b\\f\\n\\r\\t\\u0000\\u001F\\u007f\\u00e9\\ud83d\\ude00", '
+    '"text": "x"}',
+    '{"text": "x", "n": 1.5, "m": -0.0, "o": 0.0001, "p": 123456789012.125, "q": '
+    '0.12345678901234, "r": 5.0}',
+    '{"text": "x", "n": 0.1234567890123456, "m": 1e+16, "o": 1.2345e-05, "p": 1e-05, '
+    '"q": 0.8999999999999999}',
+    '{"text": "x", "n": null, "m": true, "o": false, "p": [], "q": {}, "r": [{"a": '
+    '[1, "\\u00e9\\udfff", null]}, {}]}',
     '{"text": "x", "": 1, "a": 2, "aa": 3, "Z": 4, "ab": 5, "é": 6, "\x7f": 7}',
     '{"text": "x", "n": ' + "9" * 4000 + "}",
     json.dumps({"text": "x", **{f"key {number}": number for number in range(63)}}),
@@ -126,7 +139,9 @@ OTHERS = [
 
 
 def read_both_ways(path: Path, reading: Reading) -> tuple[list[Read], int]:
-    """Records read by orjson, equal to those of Python's json, and the number of documents in columns."""
+    """Records read by orjson, equal to those of Python's json, and the number of
+    documents in columns.
+    """
     items = list(read_jsonl(Input("a.jsonl", path), reading))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_lines, "_exact_row", lambda line, reading: None)
@@ -142,17 +157,28 @@ def write(path: Path, lines: list[bytes]) -> Path:
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=str)
-def test_every_kind_of_line_reads_the_same_in_columns(tmp_path: Path, reading: Reading) -> None:
-    lines = [line.encode("utf-8", "surrogatepass") for pair in zip(OTHERS, CERTAIN * 9, strict=False) for line in pair]
+def test_every_kind_of_line_reads_the_same_in_columns(
+    tmp_path: Path, reading: Reading
+) -> None:
+    lines = [
+        line.encode("utf-8", "surrogatepass")
+        for pair in zip(OTHERS, CERTAIN * 9, strict=False)
+        for line in pair
+    ]
     read_both_ways(write(tmp_path / "a.jsonl", lines), reading)
     for line in lines:
         read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
 
 
 def test_documents_are_read_as_columns(tmp_path: Path) -> None:
-    records, in_columns = read_both_ways(write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading())
+    records, in_columns = read_both_ways(
+        write(tmp_path / "a.jsonl", [line.encode() for line in CERTAIN]), Reading()
+    )
     assert in_columns == len(records) == len(CERTAIN)
-    named = [json.dumps({"text": "t", "id": key, "n": 1}).encode() for key in ("a/é", 17, -3, "é\n\\")]
+    named = [
+        json.dumps({"text": "t", "id": key, "n": 1}).encode()
+        for key in ("a/é", 17, -3, "é\n\\")
+    ]
     for reading in (Reading(id="id"), Reading(metadata=("n", "id"))):
         assert read_both_ways(write(tmp_path / "a.jsonl", named), reading)[1] == 4
 
@@ -166,23 +192,44 @@ def test_documents_are_read_as_columns(tmp_path: Path) -> None:
         ({"outer": {"n": 1}}, Reading(metadata=("outer.n", "n"))),
     ],
 )
-def test_numbers_keep_all_digits(tmp_path: Path, number: float, row: dict[str, object], reading: Reading) -> None:
+def test_numbers_keep_all_digits(
+    tmp_path: Path, number: float, row: dict[str, object], reading: Reading
+) -> None:
     line = json.dumps({"text": "a", "n": number, **row}).encode()
     records, _ = read_both_ways(write(tmp_path / "a.jsonl", [line]), reading)
     (record,) = records
     assert isinstance(record, Record)
     assert json.loads(record.metadata)["n"] == number
-    nested = json.dumps({"text": "a", "list": [number], "outer": {"n": number}}).encode()
+    nested = json.dumps(
+        {"text": "a", "list": [number], "outer": {"n": number}}
+    ).encode()
     read_both_ways(write(tmp_path / "a.jsonl", [nested]), reading)
 
 
-def test_byte_order_marks_and_invalid_bytes_read_the_same_in_columns(tmp_path: Path) -> None:
-    good, bad = b'{"text": "' + b"x" * 400 + b'"}', b'{"text": "' + b"x" * 400 + b'\xff"}'
-    for lines in ([b"\xef\xbb\xbf" + good, good], [b"", b"\xef\xbb\xbf" + good], [good, bad, good]):
+def test_byte_order_marks_and_invalid_bytes_read_the_same_in_columns(
+    tmp_path: Path,
+) -> None:
+    good, bad = (
+        b'{"text": "' + b"x" * 400 + b'"}',
+        b'{"text": "' + b"x" * 400 + b'\xff"}',
+    )
+    for lines in (
+        [b"\xef\xbb\xbf" + good, good],
+        [b"", b"\xef\xbb\xbf" + good],
+        [good, bad, good],
+    ):
         for reading in READINGS:
             read_both_ways(write(tmp_path / "a.jsonl", lines), reading)
     path = tmp_path / "a.jsonl"
-    for content in (good, good + b"\n" + good, good + b"\n" + good[:-9], b"\xef\xbb\xbf" + good, b"\n\n", b"", b" "):
+    for content in (
+        good,
+        good + b"\n" + good,
+        good + b"\n" + good[:-9],
+        b"\xef\xbb\xbf" + good,
+        b"\n\n",
+        b"",
+        b" ",
+    ):
         path.write_bytes(content)
         read_both_ways(path, Reading())
 
@@ -194,13 +241,20 @@ VALUES = st.recursive(
     | st.floats()
     | st.text(max_size=12)
     | st.floats(0, 1).map(lambda value: round(value, 4)),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=4,
 )
 ROWS = st.builds(
     lambda text, others, name: {**others, "text": text, name: 1},
     st.text(min_size=1, max_size=40),
-    st.dictionaries(st.sampled_from(["id", "n", "é", "tags", "z"]) | st.text(max_size=3), VALUES, max_size=5),
+    st.dictionaries(
+        st.sampled_from(["id", "n", "é", "tags", "z"]) | st.text(max_size=3),
+        VALUES,
+        max_size=5,
+    ),
     st.text(max_size=2),
 )
 
@@ -210,24 +264,36 @@ def spoiled_lines(draw: st.DrawFn) -> bytes:
     """A line of JSON in the style of some writer, perhaps with a few bytes replaced."""
     separators = draw(st.sampled_from([None, (",", ":"), (" ,", "\t: ")]))
     line = bytearray(
-        json.dumps(draw(ROWS), ensure_ascii=draw(st.booleans()), separators=separators).encode("utf-8", "surrogatepass")
+        json.dumps(
+            draw(ROWS), ensure_ascii=draw(st.booleans()), separators=separators
+        ).encode("utf-8", "surrogatepass")
     )
     for _ in range(draw(st.integers(0, 2))):
-        line[draw(st.integers(0, len(line) - 1))] = draw(st.sampled_from(list(b'"\\{}[]:,0.-eu \x00\x80')))
+        line[draw(st.integers(0, len(line) - 1))] = draw(
+            st.sampled_from(list(b'"\\{}[]:,0.-eu \x00\x80'))
+        )
     return bytes(line.replace(b"\n", b""))
 
 
 @pytest.mark.slow
 @given(lines=st.lists(spoiled_lines(), max_size=8), reading=st.sampled_from(READINGS))
-@example(lines=[b'{"text":"a","n":1}', b'{"n":1,"text":"a"}', b'{"n":1,"text":"a"}'], reading=READINGS[0])
+@example(
+    lines=[b'{"text":"a","n":1}', b'{"n":1,"text":"a"}', b'{"n":1,"text":"a"}'],
+    reading=READINGS[0],
+)
 def test_lines_of_any_writer_read_the_same_in_columns(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], reading: Reading
 ) -> None:
-    read_both_ways(write(tmp_path_factory.getbasetemp() / "lines.jsonl", lines), reading)
+    read_both_ways(
+        write(tmp_path_factory.getbasetemp() / "lines.jsonl", lines), reading
+    )
 
 
 def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": "word " * (1 + number % 7), "n": number}).encode() for number in range(60)]
+    lines = [
+        json.dumps({"text": "word " * (1 + number % 7), "n": number}).encode()
+        for number in range(60)
+    ]
     lines[20], lines[40] = b"{", json.dumps({"text": "long " * 50}).encode()
     path = write(tmp_path / "a.jsonl", lines)
     (file,) = find_files("s", {"path": str(path)}).files
@@ -237,14 +303,21 @@ def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> 
             ("together", read_jsonl(Input(file.name, path), Reading())),
             ("alone", read_records(file, Reading())),
         ):
-            writer = ShardWriter(tmp_path / name / str(limit), "00000", "s", 100, 200, limit)
+            writer = ShardWriter(
+                tmp_path / name / str(limit), "00000", "s", 100, 200, limit
+            )
             for record in read:
                 writer.add(file.name, record)
             writer.close()
-            counts.append((writer.counts(), writer.shown, writer.too_long, writer.shards))
+            counts.append(
+                (writer.counts(), writer.shown, writer.too_long, writer.shards)
+            )
         assert counts[0] == counts[1]
         files = {
-            name: {path.name: path.read_bytes() for path in (tmp_path / name / str(limit)).rglob("*.parquet")}
+            name: {
+                path.name: path.read_bytes()
+                for path in (tmp_path / name / str(limit)).rglob("*.parquet")
+            }
             for name in ("together", "alone")
         }
         assert files["together"] == files["alone"]
@@ -255,7 +328,9 @@ def test_shards_are_the_same_from_columns_and_single_records(tmp_path: Path) -> 
 def test_ids_of_a_column_equal_single_ids(rows: list[tuple[str, str]]) -> None:
     locators, texts = (
         pa.array(column, type)
-        for column, type in zip(zip(*rows, strict=True), (pa.string(), pa.large_string()), strict=True)
+        for column, type in zip(
+            zip(*rows, strict=True), (pa.string(), pa.large_string()), strict=True
+        )
     )
     ids = hash_documents("é".encode(), locators, texts).to_pylist()
     assert ids == [document_id("é", *row) for row in rows]
@@ -268,65 +343,108 @@ def test_blocks_hold_complete_lines_and_the_bytes_before_damage(
     monkeypatch.setattr(compression, "READ_BYTES", 7)
     monkeypatch.setattr(compression, "BLOCK_BYTES", 20)
     monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 40)
-    content = b"".join(b"x" * size + b"\n" for size in (0, 3, 19, 40, 41, 5, 60, 0, 1)) + b"end"
+    content = (
+        b"".join(b"x" * size + b"\n" for size in (0, 3, 19, 40, 41, 5, 60, 0, 1))
+        + b"end"
+    )
     (tmp_path / "a").write_bytes(content)
     blocks = list(compression.read_blocks(tmp_path / "a", ""))
     kept = b"".join(block for block in blocks if isinstance(block, bytes))
-    assert kept == content.replace(b"x" * 60 + b"\n", b"").replace(b"x" * 41 + b"\n", b"")
-    assert sum(isinstance(block, compression.RecordTooLongError) for block in blocks) == 2
+    assert kept == content.replace(b"x" * 60 + b"\n", b"").replace(
+        b"x" * 41 + b"\n", b""
+    )
+    assert (
+        sum(isinstance(block, compression.RecordTooLongError) for block in blocks) == 2
+    )
     assert isinstance(blocks[-1], compression.Unended)
     assert blocks[-1] == b"end"
-    assert all(block.endswith(b"\n") for block in blocks[:-1] if isinstance(block, bytes))
+    assert all(
+        block.endswith(b"\n") for block in blocks[:-1] if isinstance(block, bytes)
+    )
     assert len(blocks) > 5
 
 
-ELEMENTS = [{"text": 'one } ] " two'}, {"text": "a\nb", "n": 2, "list": [{"x": ["]"]}]}, {"text": "é😀", "n": 3}]
+ELEMENTS = [
+    {"text": 'one } ] " two'},
+    {"text": "a\nb", "n": 2, "list": [{"x": ["]"]}]},
+    {"text": "é😀", "n": 3},
+]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
-def test_array_elements_are_numbered_records(tmp_path: Path, indent: int | None) -> None:
-    write(tmp_path / "a.json", [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()])
+def test_array_elements_are_numbered_records(
+    tmp_path: Path, indent: int | None
+) -> None:
+    write(
+        tmp_path / "a.json",
+        [b"\xef\xbb\xbf \n" + json.dumps(ELEMENTS, indent=indent).encode()],
+    )
     (file,) = find_files("s", {"path": str(tmp_path / "a.json")}).files
     records = list(read_records(file, Reading()))
     assert [record.text for record in records] == [row["text"] for row in ELEMENTS]
-    assert [record.locator for record in records] == ["a.json#1", "a.json#2", "a.json#3"]
+    assert [record.locator for record in records] == [
+        "a.json#1",
+        "a.json#2",
+        "a.json#3",
+    ]
     assert json.loads(records[1].metadata) == {"n": 2}
 
 
-def test_array_reads_the_same_for_any_read_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_array_reads_the_same_for_any_read_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = [*ELEMENTS, {"text": "long " * 500}, *ELEMENTS]
-    path = write(tmp_path / "a.json", [json.dumps(rows, ensure_ascii=False, indent=1).encode()])
+    path = write(
+        tmp_path / "a.json", [json.dumps(rows, ensure_ascii=False, indent=1).encode()]
+    )
     monkeypatch.setattr(json_array, "BLOCK_BYTES", 1)
     for size in (1, 7, 64, 4096):
         monkeypatch.setattr(compression, "READ_BYTES", size)
         blocks = list(json_array.json_blocks(path, ""))
-        assert [json.loads(line)["text"] for block in blocks for line in block.split(b"\n") if line] == [
-            row["text"] for row in rows
-        ]
+        assert [
+            json.loads(line)["text"]
+            for block in blocks
+            for line in block.split(b"\n")
+            if line
+        ] == [row["text"] for row in rows]
         assert len(blocks) > 1
 
 
 def test_bad_array_elements_are_rejected_alone(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "a.json", [b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}, {"text": "c"}]']
+        tmp_path / "a.json",
+        [
+            b'[{"text": "a"}, 7, {"text": b}, {"text": "line\nbreak"}, {"x": 1}, {"text": "c"}]'
+        ],
     )
     records = list(one_by_one(read_jsonl(Input("a.json", path), Reading())))
     assert [record.number for record in records] == [1, 2, 3, 4, 5, 6]
-    assert [record.number for record in records if isinstance(record, Rejected)] == [2, 3, 4, 5]
+    assert [record.number for record in records if isinstance(record, Rejected)] == [
+        2,
+        3,
+        4,
+        5,
+    ]
 
 
 @pytest.mark.parametrize("cut", [1, 20, 40])
-def test_truncated_array_keeps_the_elements_before_the_end(tmp_path: Path, cut: int) -> None:
+def test_truncated_array_keeps_the_elements_before_the_end(
+    tmp_path: Path, cut: int
+) -> None:
     content = json.dumps([{"text": f"text {number}"} for number in range(9)]).encode()
     path = write(tmp_path / "a.json", [content[:-cut]])
     *records, end = one_by_one(read_jsonl(Input("a.json", path), Reading()))
-    assert [record.text for record in records] == [f"text {number}" for number in range(len(records))]
+    assert [record.text for record in records] == [
+        f"text {number}" for number in range(len(records))
+    ]
     assert len(records) == content[:-cut].count(b"}")
     assert isinstance(end, Rejected)
     assert end.lost is None
     compressed = tmp_path / "b.json.gz"
     compressed.write_bytes(gzip.compress(content)[:-9])
-    *records, end = one_by_one(read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading()))
+    *records, end = one_by_one(
+        read_jsonl(Input("b.json.gz", compressed, ".gz"), Reading())
+    )
     assert (len(records), end.lost) == (9, None)
 
 

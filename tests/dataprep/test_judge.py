@@ -1,4 +1,6 @@
-"""The step `judge`: scores and reasons are columns, thresholds decide, and no answer is lost to kills or faults."""
+"""The step `judge`: scores and reasons are columns, thresholds decide, and no answer is
+lost to kills or faults.
+"""
 
 from __future__ import annotations
 
@@ -51,10 +53,16 @@ RunJudge = Callable[..., tuple[dict[str, Any], list[Any]]]
 
 
 @pytest.fixture
-def run_judge(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]) -> RunJudge:
-    """Judge documents: (shards, copies, name of the work folder, **settings) -> summary, rows."""
+def run_judge(
+    endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]
+) -> RunJudge:
+    """Judge documents: (shards, copies, name of the work folder, **settings) ->
+    summary, rows.
+    """
 
-    def run(shards: int = 2, copies: int = 1, work: str = "out/work", **settings: Any) -> tuple[dict[str, Any], list]:
+    def run(
+        shards: int = 2, copies: int = 1, work: str = "out/work", **settings: Any
+    ) -> tuple[dict[str, Any], list]:
         documents = tmp_path / f"ingest-{shards}-{copies}"
         if not documents.exists():
             write_documents(documents, shards, copies)
@@ -71,13 +79,24 @@ def run_judge(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Co
     return run
 
 
-def test_scores_and_reasons_are_columns_and_thresholds_decide(run_judge: RunJudge) -> None:
+def test_scores_and_reasons_are_columns_and_thresholds_decide(
+    run_judge: RunJudge,
+) -> None:
     summary, rows = run_judge(min={"judge_score": 3}, max={"judge_score": 4})
     words = [len(text.split()) for text in TEXTS]
-    assert [row["judge_score"] for row in rows] == [float(min(number, 5)) for number in words] * 2
-    assert [row["judge_reason"] for row in rows] == [f"it has {number} words" for number in words] * 2
+    assert [row["judge_score"] for row in rows] == [
+        float(min(number, 5)) for number in words
+    ] * 2
+    assert [row["judge_reason"] for row in rows] == [
+        f"it has {number} words" for number in words
+    ] * 2
     assert [row["reason"] for row in rows] == [
-        "judge/min_judge_score" if number < 3 else "judge/max_judge_score" if number > 4 else None for number in words
+        "judge/min_judge_score"
+        if number < 3
+        else "judge/max_judge_score"
+        if number > 4
+        else None
+        for number in words
     ] * 2
     assert summary["counts"]["read"] == 10
     assert sum(summary["counts"]["dropped"].values()) + summary["counts"]["kept"] == 10
@@ -85,57 +104,104 @@ def test_scores_and_reasons_are_columns_and_thresholds_decide(run_judge: RunJudg
     assert [summary["asked"][0][key] for key in ("asked", "unusable")] == [5, 0]
 
 
-def test_custom_template_and_answer_schema(run_judge: RunJudge, endpoint: Endpoint, tmp_path: Path) -> None:
-    (tmp_path / "mine.j2").write_text("{{ source }} at {{ metadata.place }}: {{ text|upper }} {{ url }}")
-    endpoint.behaviour = lambda asked, before: json.dumps({"is_loud": asked.isupper(), "first": asked[:3], "n": 1})
+def test_custom_template_and_answer_schema(
+    run_judge: RunJudge, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.j2").write_text(
+        "{{ source }} at {{ metadata.place }}: {{ text|upper }} {{ url }}"
+    )
+    endpoint.behaviour = lambda asked, before: json.dumps(
+        {"is_loud": asked.isupper(), "first": asked[:3], "n": 1}
+    )
     answer = {
         "type": "object",
         "required": ["is_loud"],
-        "properties": {"is_loud": {"type": "boolean"}, "first": {"type": "string"}, "n": {"type": "integer"}},
+        "properties": {
+            "is_loud": {"type": "boolean"},
+            "first": {"type": "string"},
+            "n": {"type": "integer"},
+        },
     }
-    summary, rows = run_judge(template=str(tmp_path / "mine.j2"), answer=answer, max={"judge_is_loud": 0}, characters=7)
-    messages = [{"role": "user", "content": "web at 0: XYZZY A https://example.org/0/0/0"}]
+    summary, rows = run_judge(
+        template=str(tmp_path / "mine.j2"),
+        answer=answer,
+        max={"judge_is_loud": 0},
+        characters=7,
+    )
+    messages = [
+        {"role": "user", "content": "web at 0: XYZZY A https://example.org/0/0/0"}
+    ]
     assert messages in [body["messages"] for body in endpoint.bodies]
-    assert (rows[0]["judge_is_loud"], rows[0]["judge_first"], rows[0]["judge_n"]) == (False, "web", 1.0)
+    assert (rows[0]["judge_is_loud"], rows[0]["judge_first"], rows[0]["judge_n"]) == (
+        False,
+        "web",
+        1.0,
+    )
     assert summary["counts"]["kept"] == 10
 
 
-def test_document_without_a_usable_answer_is_quarantined_or_passes(run_judge: RunJudge, endpoint: Endpoint) -> None:
+def test_document_without_a_usable_answer_is_quarantined_or_passes(
+    run_judge: RunJudge, endpoint: Endpoint
+) -> None:
     endpoint.behaviour = lambda asked, before: (
-        "I cannot say." if "nothing here" in asked or "cannot" in asked else (scored(asked))
+        "I cannot say."
+        if "nothing here" in asked or "cannot" in asked
+        else (scored(asked))
     )
     with pytest.raises(QuarantineError, match=r"2 of 10 .*JSON object.*I cannot say"):
         run_judge(work="one/work")
     summary, rows = run_judge(max_quarantined=0.5)
     assert [row["reason"] for row in rows].count("quarantine") == 2
-    assert (summary["counts"]["quarantined"], summary["counts"]["kept"], summary["unusable"]) == (2, 8, 2)
+    assert (
+        summary["counts"]["quarantined"],
+        summary["counts"]["kept"],
+        summary["unusable"],
+    ) == (2, 8, 2)
     summary, rows = run_judge(work="two/work", unusable="pass", min={"judge_score": 0})
-    assert (summary["counts"]["quarantined"], summary["counts"]["kept"], summary["unusable"]) == (0, 10, 2)
+    assert (
+        summary["counts"]["quarantined"],
+        summary["counts"]["kept"],
+        summary["unusable"],
+    ) == (0, 10, 2)
     assert [row["judge_score"] for row in rows].count(None) == 2
 
 
-def test_agreement_of_two_judges_is_measured(run_judge: RunJudge, endpoint: Endpoint) -> None:
+def test_agreement_of_two_judges_is_measured(
+    run_judge: RunJudge, endpoint: Endpoint
+) -> None:
     def strict(asked: str, before: int) -> str:
         less = endpoint.bodies[-1]["model"] == "strict"
         return json.dumps({"score": max(0, json.loads(scored(asked))["score"] - less)})
 
     endpoint.behaviour = strict
-    summary, rows = run_judge(second={"endpoint": endpoint.url, "model": "strict"}, max={"second_score": 3})
-    assert [row["second_score"] for row in rows] == [max(row["judge_score"] - 1, 0) for row in rows]
+    summary, rows = run_judge(
+        second={"endpoint": endpoint.url, "model": "strict"}, max={"second_score": 3}
+    )
+    assert [row["second_score"] for row in rows] == [
+        max(row["judge_score"] - 1, 0) for row in rows
+    ]
     score_agreement = summary["agreement"]["score"]
-    assert (score_agreement["documents"], score_agreement["same"], score_agreement["difference"]) == (10, 0.0, 1.0)
+    assert (
+        score_agreement["documents"],
+        score_agreement["same"],
+        score_agreement["difference"],
+    ) == (10, 0.0, 1.0)
     assert score_agreement["correlation"] == pytest.approx(1.0)
     assert [usage["model"] for usage in summary["asked"]] == ["small", "strict"]
 
 
 def test_agreement_equals_the_textbook_and_adds_up_over_parts() -> None:
-    """Cohen (1960): po 0.7, pe 0.5 -> kappa 0.4; with scores of 0 and 1 the weighted one is the same."""
+    """Cohen (1960): po 0.7, pe 0.5 -> kappa 0.4; with scores of 0 and 1 the weighted
+    one is the same.
+    """
     first = np.array([1.0] * 25 + [0.0] * 25)
     second = np.array([1.0] * 20 + [0.0] * 5 + [1.0] * 10 + [0.0] * 15)
     expected = agreement(count_pairs(first, second))
     assert expected["kappa"] == pytest.approx(0.4)
     assert expected["weighted_kappa"] == pytest.approx(0.4)
-    assert expected["correlation"] == pytest.approx(float(np.corrcoef(first, second)[0, 1]))
+    assert expected["correlation"] == pytest.approx(
+        float(np.corrcoef(first, second)[0, 1])
+    )
     parts = [count_pairs(first[at::3], second[at::3]) for at in range(3)]
     assert agreement(add_counts(parts)) == pytest.approx(expected)
     with_nan = count_pairs(np.append(first, np.nan), np.append(second, 1.0))
@@ -144,7 +210,9 @@ def test_agreement_equals_the_textbook_and_adds_up_over_parts() -> None:
     assert agreement(count_pairs(np.zeros(0), np.zeros(0)))["documents"] == 0
 
 
-def test_stage_resumes_with_a_larger_budget(run_judge: RunJudge, endpoint: Endpoint) -> None:
+def test_stage_resumes_with_a_larger_budget(
+    run_judge: RunJudge, endpoint: Endpoint
+) -> None:
     model = {"endpoint": endpoint.url, "model": "small", "concurrency": 1}
     with pytest.raises(BudgetSpentError, match=r"judge: .*3 requests"):
         run_judge(model={**model, "budget": {"requests": 3}})
@@ -157,7 +225,15 @@ def unreliable(seed: int) -> Callable[[str, int], Does]:
     rng = random.Random(seed)
 
     def behave(asked: str, before: int) -> Does:
-        faults: list[Does] = [Drop(), Refuse(500), Refuse(429), Cut("half"), Raw(b"oops"), '{"score": ', "nonsense"]
+        faults: list[Does] = [
+            Drop(),
+            Refuse(500),
+            Refuse(429),
+            Cut("half"),
+            Raw(b"oops"),
+            '{"score": ',
+            "nonsense",
+        ]
         return rng.choice(faults) if rng.random() < 0.3 else json.dumps({"score": 3})
 
     return behave
@@ -179,7 +255,11 @@ def test_kills_and_faults_lose_and_repeat_no_answer(
     behave, rng = unreliable(kills), random.Random(kills)
     (tmp_path / "own.j2").write_text("{{ locator }}: {{ text }}")
     distinct = {
-        "model": {"endpoint": endpoint.url, "model": "small", "concurrency": concurrency},
+        "model": {
+            "endpoint": endpoint.url,
+            "model": "small",
+            "concurrency": concurrency,
+        },
         "template": str(tmp_path / "own.j2"),
         "max_quarantined": 1.0,
     }
@@ -207,7 +287,12 @@ def test_kills_and_faults_lose_and_repeat_no_answer(
     child = 0
     summary, rows = run_judge(6, copies, **distinct)
     counts = summary["counts"]
-    assert counts["read"] == len(rows) == 30 * copies == counts["kept"] + counts["quarantined"]
+    assert (
+        counts["read"]
+        == len(rows)
+        == 30 * copies
+        == counts["kept"] + counts["quarantined"]
+    )
     assert counts["quarantined"] == summary["unusable"]
     assert killed_runs > kills // 4
     assert len(endpoint.answered) >= 30 * copies
@@ -221,24 +306,49 @@ def test_kills_and_faults_lose_and_repeat_no_answer(
         ({"min": {"judge_scor": 3}}, "did you mean 'judge_score'"),
         ({"min": {"second_score": 3}}, "'second_score'"),
         ({"answer": {"type": "array"}}, "`type: object` and `properties`"),
-        ({"answer": {"type": "object", "properties": {"score": {}}}}, r"answer\.properties\.score: .*`type`"),
+        (
+            {"answer": {"type": "object", "properties": {"score": {}}}},
+            r"answer\.properties\.score: .*`type`",
+        ),
         ({"model": {"model": "m"}}, "`endpoint`.*`folder`"),
         ({"model": {"endpoint": "localhost:8000", "model": "m"}}, "'localhost:8000'"),
         ({"model": {"endpoint": "http://h/v1"}}, "`model`"),
-        ({"model": {"folder": "m", "server_options": ["--port"]}}, "`server_options`.*`server: vllm`"),
-        ({"model": {"folder": "m", "body": {"stop": "."}}}, "`body`.*`server: vllm`"),
-        ({"model": {"folder": "m", "response_format": "json_schema"}}, "`response_format`"),
         (
-            {"model": {"endpoint": "http://h/v1", "model": "m", "budget": {"money": 3}}},
+            {"model": {"folder": "m", "server_options": ["--port"]}},
+            "`server_options`.*`server: vllm`",
+        ),
+        ({"model": {"folder": "m", "body": {"stop": "."}}}, "`body`.*`server: vllm`"),
+        (
+            {"model": {"folder": "m", "response_format": "json_schema"}},
+            "`response_format`",
+        ),
+        (
+            {
+                "model": {
+                    "endpoint": "http://h/v1",
+                    "model": "m",
+                    "budget": {"money": 3},
+                }
+            },
             r"budget\.money .*`prompt_price`",
         ),
-        ({"model": {"endpoint": "http://h/v1", "model": "m", "body": {"n": 2}}}, r"body\.n"),
-        ({"model": {"endpoint": "http://h/v1", "model": "m", "api_key_env": "sk-1"}}, "api_key_env"),
+        (
+            {"model": {"endpoint": "http://h/v1", "model": "m", "body": {"n": 2}}},
+            r"body\.n",
+        ),
+        (
+            {"model": {"endpoint": "http://h/v1", "model": "m", "api_key_env": "sk-1"}},
+            "api_key_env",
+        ),
     ],
 )
-def test_invalid_judge_settings_are_rejected(settings: dict[str, Any], facts: str) -> None:
+def test_invalid_judge_settings_are_rejected(
+    settings: dict[str, Any], facts: str
+) -> None:
     with pytest.raises(ValidationError, match=facts):
-        Judge.model_validate({"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}, **settings})
+        Judge.model_validate(
+            {"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "m"}, **settings}
+        )
 
 
 @pytest.mark.parametrize(
@@ -246,7 +356,10 @@ def test_invalid_judge_settings_are_rejected(settings: dict[str, Any], facts: st
     [
         ("{{ txt }}", r"mine.j2: .*'txt', did you mean 'text'\?"),
         ("a\n{% if %}", "mine.j2, line 2: Expected an expression"),
-        ("{{ metadata.nothing }}", "UndefinedError: 'dict object' has no attribute 'nothing'"),
+        (
+            "{{ metadata.nothing }}",
+            "UndefinedError: 'dict object' has no attribute 'nothing'",
+        ),
         ("{{ text.__class__.__mro__ }}", "SecurityError|UndefinedError"),
         ("{{ metadata.update({}) }}", "SecurityError"),
     ],

@@ -1,4 +1,6 @@
-"""The step `judge_pairs`: pairs are compared in both orders, and position and length biases are measured."""
+"""The step `judge_pairs`: pairs are compared in both orders, and position and length
+biases are measured.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.chat_endpoint import Drop, Endpoint
 
 SHOWN = re.compile(r"<first>\n(.*)\n</first>", re.DOTALL)
 PAIRS = [
-    *(("good " * (2 + at), f"bad {at}") for at in range(6)),  # the chosen answer is better and longer
+    # the chosen answer is better and longer
+    *(("good " * (2 + at), f"bad {at}") for at in range(6)),
     *((f"bad {at}", "good " * (2 + at)) for at in range(6, 9)),  # swapped
     ("even, yes", "even, no"),
     ("shrug one", "shrug two"),
@@ -34,7 +37,9 @@ PAIRS = [
 
 
 def compare(prompt: str, before: int) -> str:
-    """A judge that prefers good answers, the first of even ones, and neither if it shrugs."""
+    """A judge that prefers good answers, the first of even ones, and neither if it
+    shrugs.
+    """
     match = SHOWN.search(prompt)
     assert match is not None
     first = match[1]
@@ -52,12 +57,20 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 @pytest.fixture
-def prepared(endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]) -> Callable[..., dict[str, Any]]:
+def prepared(
+    endpoint: Endpoint, tmp_path: Path, make_context: Callable[..., Context]
+) -> Callable[..., dict[str, Any]]:
     rows = [
-        {"prompt": f"question {at}", "chosen": chosen.strip(), "rejected": rejected.strip()}
+        {
+            "prompt": f"question {at}",
+            "chosen": chosen.strip(),
+            "rejected": rejected.strip(),
+        }
         for at, (chosen, rejected) in enumerate(PAIRS)
     ]
-    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
 
     def prepare(out: str = "out", **settings: Any) -> dict[str, Any]:
         model = {"endpoint": endpoint.url, "model": "one"}
@@ -87,12 +100,20 @@ def test_pairs_confirmed_in_both_orders_are_kept_and_biases_measured(
 ) -> None:
     summary = prepared()
     assert kept_answers(tmp_path) == {chosen.strip() for chosen, _ in PAIRS[:6]}
-    assert summary["sets"][0]["dropped"] == {"judge_pairs/rejected": 3, "judge_pairs/undecided": 2}
+    assert summary["sets"][0]["dropped"] == {
+        "judge_pairs/rejected": 3,
+        "judge_pairs/undecided": 2,
+    }
     (step,) = summary["steps"]
     (biases,) = step["biases"]
     assert endpoint.asked.total() == 22 == step["asked"][0]["asked"]
-    assert (biases["pairs"], biases["decided"], biases["confirmed"]) == (11, 9 / 11, 6 / 9)
-    assert biases["first_taken"] == 11 / 20  # one of two orders for nine pairs, both for the even one
+    assert (biases["pairs"], biases["decided"], biases["confirmed"]) == (
+        11,
+        9 / 11,
+        6 / 9,
+    )
+    # one of two orders for nine pairs, both for the even one
+    assert biases["first_taken"] == 11 / 20
     assert (biases["longer_taken"], biases["longer_chosen"]) == (1.0, 6 / 9)
     _, table, *_ = comparisons(step)
     assert isinstance(table, Table)
@@ -103,10 +124,17 @@ def test_two_judges_are_compared_and_nothing_is_dropped_without_drop(
     prepared: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     with Endpoint(lambda prompt, before: '{"better": "first"}') as second_endpoint:
-        summary = prepared(second={"endpoint": second_endpoint.url, "model": "always-first"}, drop=[])
+        summary = prepared(
+            second={"endpoint": second_endpoint.url, "model": "always-first"}, drop=[]
+        )
     assert len(kept_answers(tmp_path)) == 11
     first, second = summary["steps"][0]["biases"]
-    assert (first["first_taken"], second["first_taken"], second["decided"], second["longer_taken"]) == (
+    assert (
+        first["first_taken"],
+        second["first_taken"],
+        second["decided"],
+        second["longer_taken"],
+    ) == (
         11 / 20,
         1.0,
         0.0,
@@ -114,7 +142,9 @@ def test_two_judges_are_compared_and_nothing_is_dropped_without_drop(
     )
     assert summary["steps"][0]["agreement"]["documents"] == 11
     assert summary["steps"][0]["agreement"]["same"] == 2 / 11
-    notes = [part.text for part in comparisons(summary["steps"][0]) if isinstance(part, Note)]
+    notes = [
+        part.text for part in comparisons(summary["steps"][0]) if isinstance(part, Note)
+    ]
     assert any("18.2%" in text for text in notes)
 
 
@@ -127,15 +157,28 @@ def test_each_pair_has_one_principle_in_both_orders(
     for prompt in endpoint.asked:
         question = re.search(r"question \d+", prompt)
         assert question is not None
-        drawn.setdefault(question[0], set()).add("Be kind." if "Be kind." in prompt else "Do no harm.")
+        drawn.setdefault(question[0], set()).add(
+            "Be kind." if "Be kind." in prompt else "Do no harm."
+        )
     assert all(len(of_pair) == 1 for of_pair in drawn.values())
     assert set.union(*drawn.values()) == {"Be kind.", "Do no harm."}
 
 
-def test_answers_before_a_failure_are_reused(prepared: Callable[..., dict[str, Any]], endpoint: Endpoint) -> None:
-    endpoint.behaviour = lambda prompt, before: compare(prompt, before) if endpoint.answered.total() < 9 else Drop()
+def test_answers_before_a_failure_are_reused(
+    prepared: Callable[..., dict[str, Any]], endpoint: Endpoint
+) -> None:
+    endpoint.behaviour = lambda prompt, before: (
+        compare(prompt, before) if endpoint.answered.total() < 9 else Drop()
+    )
     with pytest.raises(llm_client.AskingError):
-        prepared(model={"endpoint": endpoint.url, "model": "one", "patience_seconds": 0.05, "concurrency": 1})
+        prepared(
+            model={
+                "endpoint": endpoint.url,
+                "model": "one",
+                "patience_seconds": 0.05,
+                "concurrency": 1,
+            }
+        )
     endpoint.behaviour = compare
     prepared()
     assert set(endpoint.answered.values()) == {1}
@@ -144,7 +187,12 @@ def test_answers_before_a_failure_are_reused(prepared: Callable[..., dict[str, A
 
 @pytest.mark.parametrize(
     ("verdicts", "score"),
-    [(("first", "second"), 1), (("second", "first"), -1), (("first", "first"), 0), (("same", "second"), 0)],
+    [
+        (("first", "second"), 1),
+        (("second", "first"), -1),
+        (("first", "first"), 0),
+        (("same", "second"), 0),
+    ],
 )
 def test_answer_must_win_in_both_orders(verdicts: tuple[str, str], score: int) -> None:
     assert score_of(*verdicts) == score
@@ -154,11 +202,24 @@ def test_biases_without_pairs_are_zero_or_none() -> None:
     assert set(biases_of({}).values()) == {0, None}
 
 
-def test_judge_pairs_rejects_conversations_and_invalid_templates(tmp_path: Path) -> None:
-    step = {"judge_pairs": {"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "one"}}}
+def test_judge_pairs_rejects_conversations_and_invalid_templates(
+    tmp_path: Path,
+) -> None:
+    step = {
+        "judge_pairs": {"model": {"endpoint": "http://127.0.0.1:1/v1", "model": "one"}}
+    }
     with pytest.raises(ValidationError, match=r"dpo\.prepare"):
-        Sft.model_validate({"data": [{"path": "x.jsonl"}], "steps": 1, "global_batch_size": 1, "prepare": [step]})
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+        Sft.model_validate(
+            {
+                "data": [{"path": "x.jsonl"}],
+                "steps": 1,
+                "global_batch_size": 1,
+                "prepare": [step],
+            }
+        )
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n"
+    )
     (tmp_path / "web.jsonl").write_text('{"text": "some words"}\n')
     (tmp_path / "ask.j2").write_text("{{ promt }}")
     step["judge_pairs"]["template"] = "ask.j2"
@@ -170,8 +231,17 @@ def test_judge_pairs_rejects_conversations_and_invalid_templates(tmp_path: Path)
                 "sources": {"web": {"path": "web.jsonl"}},
                 "tokenizer": {},
                 "mix": {"tokens": 1000, "sequence_length": 64},
-                "pretrain": {"model": {"layers": 1, "width": 16, "heads": 2}, "steps": 1, "global_batch_size": 1},
-                "dpo": {"data": [{"path": "pairs.jsonl"}], "prepare": [step], "steps": 1, "global_batch_size": 1},
+                "pretrain": {
+                    "model": {"layers": 1, "width": 16, "heads": 2},
+                    "steps": 1,
+                    "global_batch_size": 1,
+                },
+                "dpo": {
+                    "data": [{"path": "pairs.jsonl"}],
+                    "prepare": [step],
+                    "steps": 1,
+                    "global_batch_size": 1,
+                },
             }
         )
     )

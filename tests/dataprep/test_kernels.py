@@ -17,12 +17,20 @@ from gristmill.dataprep.text.hashing import equal_bytes
 from gristmill.dataprep.text.kernels import text_buffers
 
 
-def test_machine_code_of_changed_kernels_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_of_changed_kernels_is_not_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sources = Path(kernels.__file__).parents[2]
-    for name in ("dataprep/text/kernels.py", "dataprep/text/hashing.py", "tokenize/encoding/utf8_counts.py"):
+    for name in (
+        "dataprep/text/kernels.py",
+        "dataprep/text/hashing.py",
+        "tokenize/encoding/utf8_counts.py",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(sources / name, tmp_path / name)
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "dataprep" / "text" / "kernels.py"))
+    monkeypatch.setattr(
+        kernels, "__file__", str(tmp_path / "dataprep" / "text" / "kernels.py")
+    )
     before = kernels.cache_folder()
     (tmp_path / "dataprep" / "unrelated.py").write_text("x = 1\n")
     assert kernels.cache_folder() == before
@@ -35,7 +43,9 @@ def test_machine_code_of_changed_kernels_is_not_reused(tmp_path: Path, monkeypat
     assert kernels.cache_folder() not in (before, changed)
 
 
-def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     assert kernels.cache_folder().parent == tmp_path
 
@@ -50,19 +60,30 @@ def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytes
         pa.array([], pa.string()),
         pa.chunked_array([["grain", ""], ["flour"]]),
         pa.LargeStringArray.from_buffers(
-            3, pa.py_buffer(np.array([0, 5, 5, 10])), pa.py_buffer(np.frombuffer(b"grainflour", np.uint8).copy())
+            3,
+            pa.py_buffer(np.array([0, 5, 5, 10])),
+            pa.py_buffer(np.frombuffer(b"grainflour", np.uint8).copy()),
         ),
     ],
 )
-def test_text_buffers_are_read_only_so_that_no_kernel_compiles_twice(texts: pa.Array | pa.ChunkedArray) -> None:
+def test_text_buffers_are_read_only_so_that_no_kernel_compiles_twice(
+    texts: pa.Array | pa.ChunkedArray,
+) -> None:
     data, offsets = text_buffers(texts)
-    assert (data.dtype, offsets.dtype, data.flags.writeable, offsets.flags.writeable) == (
+    assert (
+        data.dtype,
+        offsets.dtype,
+        data.flags.writeable,
+        offsets.flags.writeable,
+    ) == (
         np.uint8,
         np.int64,
         False,
         False,
     )
-    assert [data[begin:end].tobytes().decode() for begin, end in pairwise(offsets.tolist())] == texts.to_pylist()
+    assert [
+        data[begin:end].tobytes().decode() for begin, end in pairwise(offsets.tolist())
+    ] == texts.to_pylist()
 
 
 def test_inner_kernels_count_no_references() -> None:

@@ -1,4 +1,6 @@
-"""Engine processes killed in the middle of a job: it completes, or ends with one error."""
+"""Engine processes killed in the middle of a job: it completes, or ends with one
+error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ MOST_SECONDS = 120.0
 
 
 def square(out: Path, task: Task) -> Done:
-    """Write the square of a number; the third task waits until a process has been killed."""
+    """Write the square of a number; the third task waits until a process has been
+    killed.
+    """
     if task.payload["n"] == 3:
         (out / "reached").touch()
         deadline = time.monotonic() + MOST_SECONDS
@@ -76,7 +80,12 @@ def do(cluster: Cluster, out: Path, find: Callable[[], int]) -> list[Any]:
                 "job",
                 TASKS,
                 partial(square, out),
-                Context(work=out / "work", stage="toy", emit=lambda event: None, **cluster.engine),
+                Context(
+                    work=out / "work",
+                    stage="toy",
+                    emit=lambda event: None,
+                    **cluster.engine,
+                ),
             )
         )
 
@@ -100,7 +109,9 @@ def clusters(tmp_path: Path) -> Callable[[str], Any]:
 
 def check(results: list[Any], out: Path) -> None:
     assert [result["n"] for result in results] == list(range(6))
-    assert [(out / f"t{n}.txt").read_text() for n in range(6)] == [str(n * n) for n in range(6)]
+    assert [(out / f"t{n}.txt").read_text() for n in range(6)] == [
+        str(n * n) for n in range(6)
+    ]
 
 
 @pytest.mark.slow
@@ -110,16 +121,28 @@ def test_spark_completes_without_an_executor_a_worker_and_its_master(
 ) -> None:
     def find(killed: str) -> int:
         pids = [pid for process in cluster.processes for pid in process_tree(process)]
-        return next(pid for pid in pids if killed.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return next(
+            pid
+            for pid in pids
+            if killed.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
 
     with clusters("spark") as cluster:
-        for killed in ("CoarseGrainedExecutorBackend", "deploy.worker.Worker", "deploy.master.Master"):
-            check(do(cluster, tmp_path / killed, partial(find, killed)), tmp_path / killed)
+        for killed in (
+            "CoarseGrainedExecutorBackend",
+            "deploy.worker.Worker",
+            "deploy.master.Master",
+        ):
+            check(
+                do(cluster, tmp_path / killed, partial(find, killed)), tmp_path / killed
+            )
 
 
 def process_tree(process: subprocess.Popen[bytes]) -> list[int]:
     """Ids of a process and its descendants; empty if it has ended."""
-    return [] if process.poll() is not None else [process.pid, *descendants(process.pid)]
+    return (
+        [] if process.poll() is not None else [process.pid, *descendants(process.pid)]
+    )
 
 
 WAITING = """
@@ -141,7 +164,10 @@ def test_interrupted_spark_run_ends_its_processes_and_prints_the_resume_command(
     (tmp_path / "docs.jsonl").write_text('{"text": "one"}\n')
     (tmp_path / "steps.py").write_text(WAITING)
     with clusters("spark") as cluster:
-        options = {**cluster.engine["options"], "spark.executorEnv.PAUSED": str(tmp_path)}
+        options = {
+            **cluster.engine["options"],
+            "spark.executorEnv.PAUSED": str(tmp_path),
+        }
         (tmp_path / "m.yaml").write_text(
             json.dumps(
                 {
@@ -168,14 +194,20 @@ def test_interrupted_spark_run_ends_its_processes_and_prints_the_resume_command(
             text=True,
             start_new_session=True,
         ) as run:
-            wait_for(lambda: (tmp_path / "reached").exists() or run.poll() is not None, "the step on Spark")
+            wait_for(
+                lambda: (tmp_path / "reached").exists() or run.poll() is not None,
+                "the step on Spark",
+            )
             children = list(descendants(run.pid))
             run.send_signal(number)
             output = run.communicate(timeout=120)[0]
         assert run.returncode == 130, output
         assert "interrupted; resume with: " in output
         assert "Traceback" not in output
-        wait_for(lambda: not any(map(is_running, children)), "the end of what the run had started")
+        wait_for(
+            lambda: not any(map(is_running, children)),
+            "the end of what the run had started",
+        )
 
 
 @pytest.mark.slow
@@ -184,13 +216,22 @@ def test_flink_completes_without_its_job_server_and_a_taskmanager(
     clusters: Callable[[str], Any], tmp_path: Path
 ) -> None:
     def find_server() -> int:
-        return next(server.process.pid for name, server in servers._running.items() if name.startswith("Flink "))
+        return next(
+            server.process.pid
+            for name, server in servers._running.items()
+            if name.startswith("Flink ")
+        )
 
     def find_taskmanager() -> int:
-        return next(process.pid for process in cluster.processes if any(descendants(process.pid)))
+        return next(
+            process.pid
+            for process in cluster.processes
+            if any(descendants(process.pid))
+        )
 
     with clusters("flink") as cluster:
-        cluster.engine["options"]["parallelism"] = 1  # so that there is a TaskManager to spare
+        # so that there is a TaskManager to spare
+        cluster.engine["options"]["parallelism"] = 1
         cluster.engine["worker_seconds"] = PATIENCE_SECONDS
         for name, find in (("server", find_server), ("taskmanager", find_taskmanager)):
             check(do(cluster, tmp_path / name, find), tmp_path / name)
@@ -198,8 +239,13 @@ def test_flink_completes_without_its_job_server_and_a_taskmanager(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_job_resumes_on_another_dask_scheduler(clusters: Callable[[str], Any], tmp_path: Path) -> None:
-    with clusters("dask") as cluster, pytest.raises(WorkerError, match="Dask scheduler"):
+def test_job_resumes_on_another_dask_scheduler(
+    clusters: Callable[[str], Any], tmp_path: Path
+) -> None:
+    with (
+        clusters("dask") as cluster,
+        pytest.raises(WorkerError, match="Dask scheduler"),
+    ):
         do(cluster, tmp_path, lambda: cluster.processes[0].pid)
     (tmp_path / "scheduler.json").unlink()
     with clusters("dask") as cluster:
@@ -209,7 +255,12 @@ def test_job_resumes_on_another_dask_scheduler(clusters: Callable[[str], Any], t
                     "job",
                     TASKS,
                     partial(square, tmp_path),
-                    Context(work=tmp_path / "work", stage="toy", emit=lambda event: None, **cluster.engine),
+                    Context(
+                        work=tmp_path / "work",
+                        stage="toy",
+                        emit=lambda event: None,
+                        **cluster.engine,
+                    ),
                 )
             ),
             tmp_path,

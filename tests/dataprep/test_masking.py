@@ -36,19 +36,24 @@ MASKED = {
     "from 2607:f8b0:4004:0c07:0000:0000:0000:008a:": "from <IP>:",
     "IBAN DE89 3704 0044 0532 0130 00, GB82WEST12345698765432": "IBAN <IBAN>, <IBAN>",
     "FR14-2004-1010-0505-0001-3M02-606.": "<IBAN>.",
-    "4111 1111 1111 1111, 5500-0055-5555-5559 and 378282246310005": "<CARD>, <CARD> and <CARD>",
+    "4111 1111 1111 1111, 5500-0055-5555-5559 and 378282246310005": "<CARD>, <CARD> "
+    "and <CARD>",
     "3782 822463 10005": "<CARD>",
     "+49 30 901820, +4915112345678, +44 (0)20 7946 1234": "<PHONE>, <PHONE>, <PHONE>",
     "+1 212-555-2368, +1 (212) 555-2368": "<PHONE>, <PHONE>",
-    "(212) 555-2368, 212-555-2368, 212.555.2368, 1-212-555-2368": "<PHONE>, <PHONE>, <PHONE>, <PHONE>",
-    "Tel.: 030 / 123 45 67, Fax: 030 123456, mobile 07700 900123": "Tel.: <PHONE>, Fax: <PHONE>, mobile <PHONE>",
+    "(212) 555-2368, 212-555-2368, 212.555.2368, 1-212-555-2368": "<PHONE>, <PHONE>, "
+    "<PHONE>, <PHONE>",
+    "Tel.: 030 / 123 45 67, Fax: 030 123456, mobile 07700 900123": "Tel.: <PHONE>, "
+    "Fax: <PHONE>, "
+    "mobile <PHONE>",
     "Call us at 212 555 2368 now": "Call us at <PHONE> now",
     "тел. 8 (495) 123-45-67 电话：010-12345678": "тел. <PHONE> 电话：<PHONE>",
     "Téléphone : 01 23 45 67 89": "Téléphone : <PHONE>",
     "020 7123 4567, (020) 7123 4567, 0161 234 5678, (0113)234 5678": "<PHONE>, <PHONE>, <PHONE>, <PHONE>",
     "01234 567890, (01234) 567 890; 07911 123456 or 07911 123 456.": "<PHONE>, <PHONE>; <PHONE> or <PHONE>.",
     "0345 123 4567, 0800 123 4567": "<PHONE>, <PHONE>",
-    "(02) 9123 4567, 03 9123 4567, 0412 345 678, 0412-345-678": "<PHONE>, <PHONE>, <PHONE>, <PHONE>",
+    "(02) 9123 4567, 03 9123 4567, 0412 345 678, 0412-345-678": "<PHONE>, <PHONE>, "
+    "<PHONE>, <PHONE>",
     "git@mail.org's friend is gitte@mail.org": "git@mail.org's friend is <EMAIL>",
 }
 
@@ -164,7 +169,10 @@ def test_lookalikes_of_personal_data_stay(text: str) -> None:
 def test_only_configured_kinds_are_masked() -> None:
     text = "bob@mail.org 31.13.24.5 +49 30 901820"
     assert masked(text, Mask(style="tag")) == "<EMAIL> <IP> +49 30 901820"
-    assert masked(text, Mask(kinds=("phone",), style="tag")) == "bob@mail.org 31.13.24.5 <PHONE>"
+    assert (
+        masked(text, Mask(kinds=("phone",), style="tag"))
+        == "bob@mail.org 31.13.24.5 <PHONE>"
+    )
     section = Clean.model_validate({"mask": ["email", "card"]})
     assert section.mask == Mask(kinds=("email", "card"))
     for bad in ([], ["email", "email"], ["name"]):
@@ -231,7 +239,9 @@ PIECES = [
     "mail.org",
     "31.13.",
 ]
-texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=8).map("".join)
+texts = st.lists(
+    st.one_of(st.sampled_from(PIECES), st.text(max_size=4)), max_size=8
+).map("".join)
 
 
 @pytest.mark.slow
@@ -242,7 +252,9 @@ def test_fast_pass_finds_every_place(text: str) -> None:
     everywhere = [(at, kind) for kind in range(len(KINDS)) for at in range(len(data))]
     matches = find_pii(data, everywhere)
     edits = mask(pa.array([text], pa.large_string()), ALL)[0].to_pylist()[0]
-    assert [(edit["begin"], edit["end"]) for edit in edits] == [(begin, end) for begin, end, _ in matches]
+    assert [(edit["begin"], edit["end"]) for edit in edits] == [
+        (begin, end) for begin, end, _ in matches
+    ]
     for begin, end, _ in matches:
         data[begin:end].decode()
 
@@ -310,5 +322,10 @@ def test_hostile_text_is_masked_in_linear_time(unit: str) -> None:
 def test_tables_meet_the_assumptions_of_the_matchers() -> None:
     assert all(len(country) == 2 and country.isupper() for country in IBAN_LENGTHS)
     assert all(15 <= length <= 33 for length in IBAN_LENGTHS.values())
-    assert all(len(str(first)) == len(str(last)) and first <= last for first, last, _ in CARD_PREFIXES)
-    assert all(13 <= length <= 19 for _, _, lengths in CARD_PREFIXES for length in lengths)
+    assert all(
+        len(str(first)) == len(str(last)) and first <= last
+        for first, last, _ in CARD_PREFIXES
+    )
+    assert all(
+        13 <= length <= 19 for _, _, lengths in CARD_PREFIXES for length in lengths
+    )

@@ -23,7 +23,9 @@ pytest.importorskip("sympy", reason="sympy comes with torch")
         ("1 + 1 = 1 * 2 = 2", "2"),
     ],
 )
-def test_final_answer_is_boxed_marked_or_on_the_last_line(text: str, answer: str) -> None:
+def test_final_answer_is_boxed_marked_or_on_the_last_line(
+    text: str, answer: str
+) -> None:
     assert final_answer(text) == answer
 
 
@@ -96,7 +98,9 @@ def test_answers_of_different_value_differ(answer: str, reference: str) -> None:
         "x if x else 1",
     ],
 )
-def test_hostile_answers_are_neither_run_nor_evaluated_without_bounds(answer: str) -> None:
+def test_hostile_answers_are_neither_run_nor_evaluated_without_bounds(
+    answer: str,
+) -> None:
     assert not same_answer(f"\\boxed{{{answer}}}", "123456789")
 
 
@@ -104,4 +108,7 @@ def test_math_reward_compares_with_the_prompts_answer() -> None:
     reward = Mathematics(kind="math")
     assert wants_answer(reward)
     check = verifier_of(reward)
-    assert [check(Answer(text, 5, r"\frac{3}{4}")) for text in ("so it is 0.75", "so it is 0.7")] == [1.0, 0.0]
+    assert [
+        check(Answer(text, 5, r"\frac{3}{4}"))
+        for text in ("so it is 0.75", "so it is 0.7")
+    ] == [1.0, 0.0]

@@ -17,8 +17,14 @@ from gristmill.mixtures.prepare import STEP_SECTIONS, Step
 from tests.chat_endpoint import Endpoint
 from tests.dataprep.small_models import write_word_vectors
 
-PROSE = "The river carried its silt slowly toward the quiet sea while old stories were told by those who stayed. "
-ITEM = "which of these seven rivers carried the most silt toward the quiet northern sea in that long year of floods"
+PROSE = (
+    "The river carried its silt slowly toward the quiet sea while old stories "
+    "were told by those who stayed. "
+)
+ITEM = (
+    "which of these seven rivers carried the most silt toward the quiet northern "
+    "sea in that long year of floods"
+)
 COUNT = """
 def count(text: str) -> dict:
     return {"commas": text.count(","), "begins": text[:4]}
@@ -36,8 +42,27 @@ STEPS: list[dict[str, Any]] = [
             "mask": ["email", "ip", "phone", "iban", "card"],
         }
     },
-    {"filter": {"rules": ["gopher_quality", "gopher_repetition", "c4", "mc4", "fineweb", "curator", "code"]}},
-    {"filter": {"rules": [{"gopher_quality": {"dialect": "dolma"}}, {"gopher_repetition": {"dialect": "curator"}}]}},
+    {
+        "filter": {
+            "rules": [
+                "gopher_quality",
+                "gopher_repetition",
+                "c4",
+                "mc4",
+                "fineweb",
+                "curator",
+                "code",
+            ]
+        }
+    },
+    {
+        "filter": {
+            "rules": [
+                {"gopher_quality": {"dialect": "dolma"}},
+                {"gopher_repetition": {"dialect": "curator"}},
+            ]
+        }
+    },
     {"dedup": {"url": True, "minhash": {"threshold": 0.8}}},
     {"dedup_lines": {}},
     {"dedup_substrings": {}},
@@ -47,15 +72,33 @@ STEPS: list[dict[str, Any]] = [
     {"quality": {"perplexity": {"ngram": {"sources": ["web"]}, "buckets": [0.3, 0.6]}}},
     {"decontaminate": {"against": ["items.jsonl"]}},
     {"decontaminate": {"against": ["items.jsonl"], "action": "excise"}},
-    {"annotate": {"use": {"function": "steps:count", "files": {"steps.py": COUNT}, "distribution": ""}}},
+    {
+        "annotate": {
+            "use": {
+                "function": "steps:count",
+                "files": {"steps.py": COUNT},
+                "distribution": "",
+            }
+        }
+    },
     {"dedup_semantic": {}},
     {"cluster": {"k": 3}},
     {"judge": {}},
-    {"edit": {"use": {"function": "steps:shorten", "files": {"steps.py": COUNT}, "distribution": ""}}},
+    {
+        "edit": {
+            "use": {
+                "function": "steps:shorten",
+                "files": {"steps.py": COUNT},
+                "distribution": "",
+            }
+        }
+    },
 ]
 
 
-def complete_step(step: dict[str, Any], endpoint: Endpoint, folder: Path) -> dict[str, Any]:
+def complete_step(
+    step: dict[str, Any], endpoint: Endpoint, folder: Path
+) -> dict[str, Any]:
     """Complete a step with the files that it names and the endpoint that it asks."""
     [(name, section)] = step.items()
     match name:
@@ -64,9 +107,13 @@ def complete_step(step: dict[str, Any], endpoint: Endpoint, folder: Path) -> dic
             return {name: {**section, "against": [str(folder / "items.jsonl")]}}
         case "dedup_semantic" | "cluster":
             (folder / "words").mkdir()
-            return {name: {**section, "model": str(write_word_vectors(folder / "words"))}}
+            return {
+                name: {**section, "model": str(write_word_vectors(folder / "words"))}
+            }
         case "judge":
-            return {name: {**section, "model": {"endpoint": endpoint.url, "model": "small"}}}
+            return {
+                name: {**section, "model": {"endpoint": endpoint.url, "model": "small"}}
+            }
     return step
 
 
@@ -77,15 +124,31 @@ def test_every_stage_of_prepare_is_covered() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: next(iter(step)))
 def test_stage_writes_only_announced_columns(
-    step: dict[str, Any], write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    step: dict[str, Any],
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
-    texts = [PROSE * 3, PROSE * 3, PROSE + ITEM, *(f"{PROSE}\nNumber {number}.\n" * 4 for number in range(20))]
-    inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text) for row, text in enumerate(texts)]])}
+    texts = [
+        PROSE * 3,
+        PROSE * 3,
+        PROSE + ITEM,
+        *(f"{PROSE}\nNumber {number}.\n" * 4 for number in range(20)),
+    ]
+    inputs = {
+        "ingest": write_ingest(
+            "ingest", [[("web", str(row), text) for row, text in enumerate(texts)]]
+        )
+    }
     out = tmp_path / "out"
     with Endpoint(lambda prompt, before: '{"score": 3, "reason": "plain"}') as endpoint:
         parsed = Step.model_validate(complete_step(step, endpoint, tmp_path))
-        imported(STAGES[parsed.stage].run)(inputs, parsed.config.model_dump(mode="json"), out, make_context("work"))
-    written = set(column_names(out / shard_names(inputs["ingest"])[0])) - set(JUDGEMENT_COLUMNS)
+        imported(STAGES[parsed.stage].run)(
+            inputs, parsed.config.model_dump(mode="json"), out, make_context("work")
+        )
+    written = set(column_names(out / shard_names(inputs["ingest"])[0])) - set(
+        JUDGEMENT_COLUMNS
+    )
 
     assert written
     assert written <= set(measured_by(parsed))

@@ -15,7 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.duplicates.minhash import band_keys, signatures
-from gristmill.dataprep.duplicates.shingles import ShingleSets, shingle_sets, similarities
+from gristmill.dataprep.duplicates.shingles import (
+    ShingleSets,
+    shingle_sets,
+    similarities,
+)
 from gristmill.dataprep.text.blake2b import BLOCK_BYTES, digest_texts
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import UNSPACED_RANGES
@@ -31,7 +35,11 @@ def words_of(text: str) -> list[str]:
     """Words of a text by a regular expression, as `shingles` defines them."""
     alone = "".join(f"{chr(first)}-{chr(last)}" for first, last in UNSPACED_RANGES)
     lowered = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
-    return [word for word in re.findall(f"[{alone}]|[^\\W{alone}]+", lowered) if re.match(r"\w", word)]
+    return [
+        word
+        for word in re.findall(f"[{alone}]|[^\\W{alone}]+", lowered)
+        if re.match(r"\w", word)
+    ]
 
 
 def mix(value: int) -> int:
@@ -73,18 +81,31 @@ def perturbed(seed: int, words: int = 400) -> tuple[str, str]:
     rng = random.Random(seed)
     first = [str(rng.randrange(10_000)) for _ in range(words)]
     share = rng.random() ** 2 / 4
-    second = [str(rng.randrange(10_000)) if rng.random() < share else word for word in first]
+    second = [
+        str(rng.randrange(10_000)) if rng.random() < share else word for word in first
+    ]
     return " ".join(first), " ".join(second)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.one_of(any_text, wordy_text), min_size=1, max_size=4), st.integers(1, 6))
-def test_shingles_agree_exactly_with_the_plain_definition(texts: list[str], ngram: int) -> None:
-    assert as_lists(shingle_sets(pa.array(texts), ngram)) == [shingles_of(text, ngram) for text in texts]
+@given(
+    st.lists(st.one_of(any_text, wordy_text), min_size=1, max_size=4), st.integers(1, 6)
+)
+def test_shingles_agree_exactly_with_the_plain_definition(
+    texts: list[str], ngram: int
+) -> None:
+    assert as_lists(shingle_sets(pa.array(texts), ngram)) == [
+        shingles_of(text, ngram) for text in texts
+    ]
 
 
 def test_case_punctuation_and_spacing_are_ignored() -> None:
-    texts = ["The quick, brown FOX -- jumps!", "the\nquick brown   fox.jumps", "ÀÉÎ Straße Ωμέγα", "àéî straße ωμέγα"]
+    texts = [
+        "The quick, brown FOX -- jumps!",
+        "the\nquick brown   fox.jumps",
+        "ÀÉÎ Straße Ωμέγα",
+        "àéî straße ωμέγα",
+    ]
     sets = as_lists(shingle_sets(pa.array(texts), 2))
     assert sets[0] == sets[1]
     assert sets[2] == sets[3]
@@ -98,7 +119,9 @@ def test_each_character_of_an_unspaced_script_is_a_word() -> None:
 
 
 def test_short_text_has_one_shingle_and_wordless_text_none() -> None:
-    sets = as_lists(shingle_sets(pa.array(["one two", "One... two?", "two one", "", "?!"]), 5))
+    sets = as_lists(
+        shingle_sets(pa.array(["one two", "One... two?", "two one", "", "?!"]), 5)
+    )
     assert [len(shingles) for shingles in sets] == [1, 1, 1, 0, 0]
     assert sets[0] == sets[1] != sets[2]
 
@@ -106,12 +129,18 @@ def test_short_text_has_one_shingle_and_wordless_text_none() -> None:
 @pytest.mark.parametrize("num_permutations", [112, 128])
 @pytest.mark.parametrize("seed", [1, 42])
 def test_signatures_equal_datasketch(num_permutations: int, seed: int) -> None:
-    texts = [text for pair in range(20) for text in perturbed(pair)] + ["", "one", "..."]
+    texts = [text for pair in range(20) for text in perturbed(pair)] + [
+        "",
+        "one",
+        "...",
+    ]
     sets = shingle_sets(pa.array(texts), 5)
     ours = signatures(sets, num_permutations, seed)
     assert ours.dtype == np.uint32
     for row, shingles in zip(ours, as_lists(sets), strict=True):
-        theirs = MinHash(num_permutations, seed, scheme="affine32", hashfunc=lambda value: value)
+        theirs = MinHash(
+            num_permutations, seed, scheme="affine32", hashfunc=lambda value: value
+        )
         theirs.update_batch(shingles)
         np.testing.assert_array_equal(row, theirs.hashvalues)
 
@@ -124,10 +153,13 @@ def test_signature_agreement_estimates_the_similarity() -> None:
     estimate = (signature[left] == signature[right]).mean(axis=1)
     truth = similarities(sets, left, right)
     plain = [set(shingles) for shingles in as_lists(sets)]
-    expected = [len(plain[a] & plain[b]) / len(plain[a] | plain[b]) for a, b in zip(left, right)]
+    expected = [
+        len(plain[a] & plain[b]) / len(plain[a] | plain[b]) for a, b in zip(left, right)
+    ]
     np.testing.assert_array_equal(truth, expected)
     assert truth.min() < 0.3 < 0.9 < truth.max()
-    # A mean of 112 Bernoulli trials: standard deviation sqrt(J (1 - J) / 112); here its root mean square and bias.
+    # A mean of 112 Bernoulli trials: standard deviation sqrt(J (1 - J) / 112); here its
+    # root mean square and bias.
     deviation = np.sqrt((truth * (1 - truth) / 112).mean())
     assert np.sqrt(((estimate - truth) ** 2).mean()) < 1.15 * deviation
     assert abs((estimate - truth).mean()) < 4 * deviation / np.sqrt(300)
@@ -142,8 +174,17 @@ def test_bands_find_the_pairs_of_datasketchs_index() -> None:
     sketches = [MinHash(112, hashvalues=row, scheme="affine32") for row in signature]
     for number, sketch in enumerate(sketches):
         index.insert(number, sketch)
-    theirs = {(a, b) for b, sketch in enumerate(sketches) for a in index.query(sketch) if a < b}
-    ours = {(a, b) for a, b in combinations(range(len(texts)), 2) if (keys[a] == keys[b]).any()}
+    theirs = {
+        (a, b)
+        for b, sketch in enumerate(sketches)
+        for a in index.query(sketch)
+        if a < b
+    }
+    ours = {
+        (a, b)
+        for a, b in combinations(range(len(texts)), 2)
+        if (keys[a] == keys[b]).any()
+    }
     assert ours == theirs
     assert 20 < len(ours) < 60
 
@@ -166,9 +207,16 @@ def test_similarity_equals_that_of_the_sets(sets: list[set[int]]) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.one_of(any_text, st.integers(0, 3 * BLOCK_BYTES + 1).map("x".__mul__)), max_size=6))
+@given(
+    st.lists(
+        st.one_of(any_text, st.integers(0, 3 * BLOCK_BYTES + 1).map("x".__mul__)),
+        max_size=6,
+    )
+)
 def test_digests_equal_hashlib(texts: list[str]) -> None:
-    digests = digest_texts(*text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1)))
+    digests = digest_texts(
+        *text_buffers(pa.array(["before", *texts], pa.large_string()).slice(1))
+    )
     assert [row.tobytes() for row in digests] == [
         hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts
     ]

@@ -1,4 +1,6 @@
-"""Memory of tasks that read documents by a model: one shard, for any number of shards."""
+"""Memory of tasks that read documents by a model: one shard, for any number of
+shards.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,17 @@ def peaks(
     documents: int = DOCUMENTS,
     jobs_in: Any = None,
 ) -> dict[str, int]:
-    """Peak bytes of the first task of each job of a stage; the jobs run in `jobs_in`, by default the stage."""
+    """Peak bytes of the first task of each job of a stage; the jobs run in `jobs_in`,
+    by default the stage.
+    """
     for number in range(shards):
         write_shard(folder / "ingest", number, random_texts(documents, number))
     tasks = dict[str, Callable[[], Any]]()
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(job: str, job_tasks: Any, process: Any, *arguments: Any, **options: Any) -> Any:
+        def run(
+            job: str, job_tasks: Any, process: Any, *arguments: Any, **options: Any
+        ) -> Any:
             tasks.setdefault(job, lambda: process(job_tasks[0]))
             return original(job, job_tasks, process, *arguments, **options)
 
@@ -45,7 +51,9 @@ def peaks(
     with monkeypatch.context() as patch:
         for name in ("run_tasks", "run_shuffle"):
             if hasattr(jobs_in or stage, name):
-                patch.setattr(jobs_in or stage, name, recorded(getattr(jobs_in or stage, name)))
+                patch.setattr(
+                    jobs_in or stage, name, recorded(getattr(jobs_in or stage, name))
+                )
         (folder / "work").mkdir()
         context = Context(work=folder / "work", mode="memory", emit=lambda event: None)
         stage.run({"ingest": folder / "ingest"}, config, folder / "out", context)
@@ -64,24 +72,52 @@ def peaks(
 @pytest.mark.parametrize(
     ("stage", "settings", "jobs"),
     [
-        (dedup_semantic, {"threshold": 0.99, "clusters": 4}, ("embed", "members", "apply")),
+        (
+            dedup_semantic,
+            {"threshold": 0.99, "clusters": 4},
+            ("embed", "members", "apply"),
+        ),
         (cluster, {"k": 4}, ("embed", "apply")),
     ],
 )
 def test_embedding_memory_does_not_grow_with_the_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Any, settings: dict[str, Any], jobs: tuple[str, ...]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: Any,
+    settings: dict[str, Any],
+    jobs: tuple[str, ...],
 ) -> None:
     config = {"model": str(write_word_vectors(tmp_path / "model")), **settings}
-    two, eight = (peaks(monkeypatch, stage, config, tmp_path / str(shards), shards) for shards in (2, 8))
+    two, eight = (
+        peaks(monkeypatch, stage, config, tmp_path / str(shards), shards)
+        for shards in (2, 8)
+    )
     for job in jobs:
         assert eight[job] < 1.1 * two[job], job
 
 
-def test_annotate_memory_grows_only_by_the_shards_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"model": {"path": str(write_word_vectors(tmp_path / "model")), "like": {"near": "w1 w2"}}}
+def test_annotate_memory_grows_only_by_the_shards_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {
+        "model": {
+            "path": str(write_word_vectors(tmp_path / "model")),
+            "like": {"near": "w1 w2"},
+        }
+    }
     few, many = (
-        peaks(monkeypatch, annotate, config, tmp_path / str(number), 1, number, score_documents)["annotate"]
+        peaks(
+            monkeypatch,
+            annotate,
+            config,
+            tmp_path / str(number),
+            1,
+            number,
+            score_documents,
+        )["annotate"]
         for number in (3_000, 12_000)
     )
-    texts = sum(len(text) for text in random_texts(12_000, 0)) - sum(len(text) for text in random_texts(3_000, 0))
+    texts = sum(len(text) for text in random_texts(12_000, 0)) - sum(
+        len(text) for text in random_texts(3_000, 0)
+    )
     assert many - few < 3 * texts + 200 * 9_000

@@ -23,13 +23,17 @@ def by_table(left: list[str], right: list[str]) -> int:
     for row, word in enumerate(left):
         for column, right_word in enumerate(right):
             table[row + 1][column + 1] = (
-                table[row][column] + 1 if word == right_word else max(table[row][column + 1], table[row + 1][column])
+                table[row][column] + 1
+                if word == right_word
+                else max(table[row][column + 1], table[row + 1][column])
             )
     return table[-1][-1]
 
 
 @given(WORDS, WORDS)
-def test_common_subsequence_equals_the_textbook_table(left: list[str], right: list[str]) -> None:
+def test_common_subsequence_equals_the_textbook_table(
+    left: list[str], right: list[str]
+) -> None:
     assert common_subsequence(left, right) == by_table(left, right)
 
 
@@ -41,7 +45,9 @@ def test_rouge_l_equals_rouge_score(left: list[str], right: list[str]) -> None:
 
 
 @given(st.lists(WORDS, max_size=6), WORDS, st.sampled_from([0.3, 0.5, 0.7, 1.0]))
-def test_likeness_is_rouge_l_at_the_threshold(texts: list[list[str]], words: list[str], threshold: float) -> None:
+def test_likeness_is_rouge_l_at_the_threshold(
+    texts: list[list[str]], words: list[str], threshold: float
+) -> None:
     pool = Likeness(threshold)
     for held_words in texts:
         pool.add(" ".join(held_words))
@@ -51,7 +57,12 @@ def test_likeness_is_rouge_l_at_the_threshold(texts: list[list[str]], words: lis
 
 
 def test_words_are_compared_without_case_and_punctuation() -> None:
-    assert words_of("Name THREE rivers, please!") == ["name", "three", "rivers", "please"]
+    assert words_of("Name THREE rivers, please!") == [
+        "name",
+        "three",
+        "rivers",
+        "please",
+    ]
     assert words_of("Größe der Stadt") == ["größe", "der", "stadt"]
     assert rouge_l(words_of("a b c d"), words_of("a x c d")) == 0.75
 
@@ -60,8 +71,14 @@ def test_words_are_compared_without_case_and_punctuation() -> None:
     ("text", "entries"),
     [
         ("1. One\n2. Two", ["One", "Two"]),
-        ("Of course!\n\n9) First task\nover two lines\n\n10) Second", ["First task\nover two lines", "Second"]),
-        ("Task 3: Name 3. It has 2 parts\n Task 4: Go", ["Name 3. It has 2 parts", "Go"]),
+        (
+            "Of course!\n\n9) First task\nover two lines\n\n10) Second",
+            ["First task\nover two lines", "Second"],
+        ),
+        (
+            "Task 3: Name 3. It has 2 parts\n Task 4: Go",
+            ["Name 3. It has 2 parts", "Go"],
+        ),
         ("1.\n2. Two", ["Two"]),
         ("No list at all", []),
     ],

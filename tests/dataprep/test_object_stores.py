@@ -1,4 +1,6 @@
-"""Object stores: passing failures are retried in one place, and a store that stays away is named."""
+"""Object stores: passing failures are retried in one place, and a store that stays away
+is named.
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,21 @@ def test_every_kind_of_request_survives_an_outage(outage: Outage, failure: str) 
     assert outage.refusals == 0, "all refusals were met"
 
 
-def test_unavailable_store_is_named_with_its_answer(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_store_is_named_with_its_answer(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "0.05")
     outage.refusals = 10**6
-    with pytest.raises(StoreUnavailableError, match=rf"/{BUCKET}/gone .*\d+ attempts .*503.*{VARIABLE}=0\.05"):
+    with pytest.raises(
+        StoreUnavailableError,
+        match=rf"/{BUCKET}/gone .*\d+ attempts .*503.*{VARIABLE}=0\.05",
+    ):
         as_path(f"s3://{BUCKET}/gone").read_bytes()
 
 
-def test_unavailable_store_is_not_asked_again_for_a_while(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_store_is_not_asked_again_for_a_while(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "0.05")
     outage.refusals = 10**6
     path = as_path(f"s3://{BUCKET}/rests")
@@ -70,13 +79,17 @@ def test_unavailable_store_is_not_asked_again_for_a_while(outage: Outage, monkey
     with pytest.raises(StoreUnavailableError, match="503"):
         path.write_bytes(b"x")
     assert len(outage.asked) == requests
-    monkeypatch.setattr(object_stores.time, "monotonic", lambda now=time.monotonic: now() + 60.0)
+    monkeypatch.setattr(
+        object_stores.time, "monotonic", lambda now=time.monotonic: now() + 60.0
+    )
     outage.refusals = 1
     path.write_bytes(b"x")
     assert path.read_bytes() == b"x"
 
 
-def test_interrupt_ends_waiting_writes_and_lists_them(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_waiting_writes_and_lists_them(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, "3600")
     monkeypatch.setattr(object_stores, "HASTY_SECONDS", 0.05)
     outage.refusals = 10**6
@@ -88,7 +101,9 @@ def test_interrupt_ends_waiting_writes_and_lists_them(outage: Outage, monkeypatc
             waiting.result()
         with pytest.raises(StoreUnavailableError, match="later"):
             as_path(f"s3://{BUCKET}/later").write_bytes(b"x")
-    assert unwritten == [f"{outage.address}/{BUCKET}/{name}" for name in ("late", "later")]
+    assert unwritten == [
+        f"{outage.address}/{BUCKET}/{name}" for name in ("late", "later")
+    ]
 
 
 @pytest.mark.slow
@@ -105,7 +120,10 @@ def test_write_needs_one_request_and_creates_no_bucket(outage: Outage) -> None:
     with atomic_write(as_path(f"s3://{BUCKET}/deep/er/still/a.txt")) as sink:
         sink.write(b"x")
     assert [request.partition(" ")[0] for request in outage.asked] == ["PUT"]
-    with pytest.raises(FileNotFoundError), atomic_write(as_path("s3://no-such-shelf/a.txt")) as sink:
+    with (
+        pytest.raises(FileNotFoundError),
+        atomic_write(as_path("s3://no-such-shelf/a.txt")) as sink,
+    ):
         sink.write(b"x")
 
 
@@ -119,7 +137,9 @@ def test_pauses_double_with_jitter_and_end(monkeypatch: pytest.MonkeyPatch) -> N
         longest = min(0.1 * 2**number, 30.0)
         assert 0.5 * longest <= pause <= longest
     assert len(set(pauses)) == 12
-    with pytest.raises(StoreUnavailableError, match=r"s3://b/k .*13 attempts .*700 seconds"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"s3://b/k .*13 attempts .*700 seconds"
+    ):
         failing.failed(OSError("503"), messages.append)
     assert messages[0].startswith("s3://b/k ")
     assert "OSError: 503" in messages[0]
@@ -127,17 +147,27 @@ def test_pauses_double_with_jitter_and_end(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("location", "facts"),
-    [("s3://no-such-shelf/x", "bucket no-such-shelf"), ("gs://b/x", "gs://.*gcsfs"), ("nosuch://b/x", "fsspec")],
+    [
+        ("s3://no-such-shelf/x", "bucket no-such-shelf"),
+        ("gs://b/x", "gs://.*gcsfs"),
+        ("nosuch://b/x", "fsspec"),
+    ],
 )
-def test_invalid_store_location_is_rejected(outage: Outage, location: str, facts: str) -> None:
+def test_invalid_store_location_is_rejected(
+    outage: Outage, location: str, facts: str
+) -> None:
     with pytest.raises(StoreLocationError, match=f"{location}: .*{facts}"):
         store_at(location)
 
 
-def test_store_without_credentials_is_rejected(outage: Outage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_store_without_credentials_is_rejected(
+    outage: Outage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(StoreLocationError, match=r"credentials .*AWS_ACCESS_KEY_ID and AWS_SE"):
+    with pytest.raises(
+        StoreLocationError, match=r"credentials .*AWS_ACCESS_KEY_ID and AWS_SE"
+    ):
         store_at(f"s3://{BUCKET}/x")

@@ -25,7 +25,8 @@ def test_function_runs_from_its_value_without_its_folder(tmp_path: Path) -> None
     folder = write(
         tmp_path / "a",
         steps="from helpers import double\nimport parts.inner\n"
-        "def count(text: str, word: str) -> int:\n    return double(text.count(word)) + parts.inner.ONE\n",
+        "def count(text: str, word: str) -> int:\n    return "
+        "double(text.count(word)) + parts.inner.ONE\n",
         helpers="def double(x):\n    import more\n    return more.TWO * x\n",
         more="TWO = 2\n",
         unused="x = 1\n",
@@ -55,12 +56,20 @@ def test_files_with_the_same_name_are_kept_apart(tmp_path: Path) -> None:
             steps="from shared_name import VALUE\ndef value():\n    return VALUE\n",
             shared_name=f"VALUE = {value}\n",
         )
-    values = [load_own(own_function(tmp_path / name, "./steps.py:value"))() for name in ("a", "b", "a")]
+    values = [
+        load_own(own_function(tmp_path / name, "./steps.py:value"))()
+        for name in ("a", "b", "a")
+    ]
     assert values == [1, 2, 1]
 
 
 def test_value_depends_on_the_function_and_its_imports(tmp_path: Path) -> None:
-    folder = write(tmp_path, steps="import helpers\ndef keep(): return helpers.X\n", helpers="X = 1\n", other="Y = 1\n")
+    folder = write(
+        tmp_path,
+        steps="import helpers\ndef keep(): return helpers.X\n",
+        helpers="X = 1\n",
+        other="Y = 1\n",
+    )
     before = take_code(OwnFunction("./steps.py:keep"), folder).sha256
     write(folder, other="Y = 2\n")
     assert take_code(OwnFunction("./steps.py:keep"), folder).sha256 == before
@@ -80,22 +89,36 @@ def test_installed_function_is_named_by_its_distribution(tmp_path: Path) -> None
     ("reference", "source", "facts"),
     [
         ("./step.py:keep", "", r"step\.py .*did you mean 'steps\.py'\?"),
-        ("./steps.py:kep", "def keep(): ...", r"steps\.py .*'kep', did you mean 'keep'\?"),
+        (
+            "./steps.py:kep",
+            "def keep(): ...",
+            r"steps\.py .*'kep', did you mean 'keep'\?",
+        ),
         ("./steps.py:keep", "\ndef keep(:", r"steps\.py, line 2: .*Python"),
         ("acme.filters:keep", "", "'acme.filters'"),
     ],
 )
-def test_missing_or_invalid_code_is_rejected(tmp_path: Path, reference: str, source: str, facts: str) -> None:
+def test_missing_or_invalid_code_is_rejected(
+    tmp_path: Path, reference: str, source: str, facts: str
+) -> None:
     write(tmp_path, steps=source)
     with pytest.raises(OwnCodeError, match=facts):
         take_code(OwnFunction(reference), tmp_path)
 
 
 @pytest.mark.parametrize(
-    "written", ["https://example.org/steps.py:keep", "steps.py", "./steps.txt:keep", "./steps.py:a b"]
+    "written",
+    [
+        "https://example.org/steps.py:keep",
+        "steps.py",
+        "./steps.txt:keep",
+        "./steps.py:a b",
+    ],
 )
 def test_only_files_and_modules_can_be_named(written: str) -> None:
-    with pytest.raises(ValueError, match=r"write a function as|code must come from|is neither a file"):
+    with pytest.raises(
+        ValueError, match=r"write a function as|code must come from|is neither a file"
+    ):
         Own(use=written)
 
 
@@ -109,12 +132,26 @@ def test_only_files_and_modules_can_be_named(written: str) -> None:
         ),
         ("def keep(text, word): ...", {}, "missing a required argument: 'word'"),
         ("keep = 3", {}, "int"),
-        ("def keep(text): ...\n1 / 0", {}, r"ZeroDivisionError: division by zero \(steps\.py, line 2\)"),
-        ("import no_such_thing\ndef keep(text): ...", {}, "No module named 'no_such_thing'"),
-        ("from json import no_such_thing as keep", {}, "cannot import name 'no_such_thing'"),
+        (
+            "def keep(text): ...\n1 / 0",
+            {},
+            r"ZeroDivisionError: division by zero \(steps\.py, line 2\)",
+        ),
+        (
+            "import no_such_thing\ndef keep(text): ...",
+            {},
+            "No module named 'no_such_thing'",
+        ),
+        (
+            "from json import no_such_thing as keep",
+            {},
+            "cannot import name 'no_such_thing'",
+        ),
     ],
 )
-def test_uncallable_function_is_rejected(tmp_path: Path, source: str, options: dict[str, object], facts: str) -> None:
+def test_uncallable_function_is_rejected(
+    tmp_path: Path, source: str, options: dict[str, object], facts: str
+) -> None:
     folder = write(tmp_path, steps=source)
     with pytest.raises(OwnCodeError, match=facts):
         load_own(own_function(folder, "./steps.py:keep", **options), "text")

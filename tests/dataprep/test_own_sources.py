@@ -49,7 +49,10 @@ def read_stream(stream: BinaryIO):
 
 def code(folder: Path, source: str, written: str, **options: Any) -> dict[str, Any]:
     (folder / "code.py").write_text(source)
-    return {"use": take_code(OwnFunction(f"./code.py:{written}"), folder).by_value(), "with": options}
+    return {
+        "use": take_code(OwnFunction(f"./code.py:{written}"), folder).by_value(),
+        "with": options,
+    }
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -59,26 +62,43 @@ def write(folder: Path, **files: str) -> Path:
     return folder
 
 
-def run(folder: Path, source: dict[str, Any], context: Context, **section: Any) -> dict[str, Any]:
+def run(
+    folder: Path, source: dict[str, Any], context: Context, **section: Any
+) -> dict[str, Any]:
     planned = {**source, "listing": listing("notes", source)}
     return ingest.run(
-        {}, {"sources": {"notes": planned}, "ingest": {"max_quarantined": 1.0, **section}}, folder, context
+        {},
+        {"sources": {"notes": planned}, "ingest": {"max_quarantined": 1.0, **section}},
+        folder,
+        context,
     )
 
 
 def rows(out: Path, folder: str = "") -> list[dict[str, Any]]:
     if folder:
-        return [row for path in sorted((out / folder).glob("*")) for row in read_table(path).to_pylist()]
-    return [row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()]
+        return [
+            row
+            for path in sorted((out / folder).glob("*"))
+            for row in read_table(path).to_pylist()
+        ]
+    return [
+        row for shard in shard_names(out) for row in read_table(out / shard).to_pylist()
+    ]
 
 
 @pytest.mark.slow
-def test_yielded_records_are_treated_like_json_lines(tmp_path: Path, make_context: MakeContext) -> None:
-    files = write(tmp_path / "notes", a="one\nbad\ntwo\nnumber\nlist\n\nthree", b="four")
+def test_yielded_records_are_treated_like_json_lines(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    files = write(
+        tmp_path / "notes", a="one\nbad\ntwo\nnumber\nlist\n\nthree", b="four"
+    )
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     summary = run(tmp_path / "out", source, make_context("work"))
     documents = rows(tmp_path / "out")
-    assert [(row["locator"], row["text"], json.loads(row["metadata"])) for row in documents] == [
+    assert [
+        (row["locator"], row["text"], json.loads(row["metadata"])) for row in documents
+    ] == [
         ("a.note#1", "one", {"length": 3}),
         ("a.note#3", "two", {"length": 3}),
         ("a.note#7", "three", {"length": 5}),
@@ -92,24 +112,45 @@ def test_yielded_records_are_treated_like_json_lines(tmp_path: Path, make_contex
     assert not_mapping["error"].startswith("code.py, line 16: ")
     assert "['text']" in not_mapping["error"]
     counts = summary["counts"]
-    assert (counts["read"], counts["kept"], counts["quarantined"], counts["dropped"]) == (8, 4, 3, {"extract/empty": 1})
+    assert (
+        counts["read"],
+        counts["kept"],
+        counts["quarantined"],
+        counts["dropped"],
+    ) == (8, 4, 3, {"extract/empty": 1})
 
 
 @pytest.mark.slow
-def test_reader_that_raises_loses_the_rest_of_its_file(tmp_path: Path, make_context: MakeContext) -> None:
-    files = write(tmp_path / "notes", a="one\ntwo\ntorn\nlost", b="1\n2\n3\n4\n5\n6", c="1\n2\n3\n4\n5\n6")
+def test_reader_that_raises_loses_the_rest_of_its_file(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    files = write(
+        tmp_path / "notes",
+        a="one\ntwo\ntorn\nlost",
+        b="1\n2\n3\n4\n5\n6",
+        c="1\n2\n3\n4\n5\n6",
+    )
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     summary = run(tmp_path / "out", source, make_context("work"))
-    assert [row["locator"] for row in rows(tmp_path / "out")][:3] == ["a.note#1", "a.note#2", "b.note#1"]
+    assert [row["locator"] for row in rows(tmp_path / "out")][:3] == [
+        "a.note#1",
+        "a.note#2",
+        "b.note#1",
+    ]
     (damage,) = summary["damaged"]
-    # 17 bytes of a source whose 22 other bytes hold 12 records: 10, of which 3 were read.
+    # 17 bytes of a source whose 22 other bytes hold 12 records: 10, of which 3 were
+    # read.
     assert (damage["file"], damage["records"], damage["lost"]) == ("a.note", 3, 7)
     assert damage["error"] == "RuntimeError: torn in two (code.py, line 12)"
 
 
 @pytest.mark.slow
-def test_stream_reader_gets_decompressed_bytes_and_reports_damage(tmp_path: Path, make_context: MakeContext) -> None:
-    packed = gzip.compress("".join(f"line {number} {number * 7919}\n" for number in range(2000)).encode())
+def test_stream_reader_gets_decompressed_bytes_and_reports_damage(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    packed = gzip.compress(
+        "".join(f"line {number} {number * 7919}\n" for number in range(2000)).encode()
+    )
     files = write(tmp_path / "notes")
     (files / "a.note.gz").write_bytes(packed)
     (files / "b.note.gz").write_bytes(packed[: len(packed) // 2])
@@ -127,7 +168,8 @@ def test_stream_reader_gets_decompressed_bytes_and_reports_damage(tmp_path: Path
     assert damage["file"] == "b.note.gz"
     assert ".gz" in damage["error"]
     assert 700 < damage["lost"] < 1300
-    # Records that the damaged copy repeats are dropped like any others; its torn line is another text.
+    # Records that the damaged copy repeats are dropped like any others; its torn line
+    # is another text.
     assert summary["counts"]["dropped"]["ingest/repeated"] == damage["records"] - 2
 
 
@@ -135,7 +177,10 @@ def test_path_reader_gets_a_local_file_for_every_url(tmp_path: Path) -> None:
     files = write(tmp_path / "notes", a="one")
     MemoryFileSystem().pipe("/notes/b.note", b"two")
     reader = OwnReader.model_validate(code(tmp_path, READER, "read_notes"))
-    for path, text in ((f"file://{files}/a.note", "one"), ("memory://notes/b.note", "two")):
+    for path, text in (
+        (f"file://{files}/a.note", "one"),
+        ("memory://notes/b.note", "two"),
+    ):
         (file,) = find_files("notes", {"path": path, "read": reader.model_dump()}).files
         with OwnProcess(reader) as process:
             record, _ = ingest.own_records(process, file, Reading())
@@ -144,11 +189,21 @@ def test_path_reader_gets_a_local_file_for_every_url(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_do_not_change_a_byte(tmp_path: Path, make_context: MakeContext) -> None:
-    files = write(tmp_path / "notes", **{f"n{number}": f"text {number}\nbad\nmore" for number in range(12)})
+def test_workers_do_not_change_a_byte(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
+    files = write(
+        tmp_path / "notes",
+        **{f"n{number}": f"text {number}\nbad\nmore" for number in range(12)},
+    )
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     for workers in (1, 2):
-        run(tmp_path / f"out{workers}", source, make_context(f"work{workers}", workers=workers), shard_bytes=40)
+        run(
+            tmp_path / f"out{workers}",
+            source,
+            make_context(f"work{workers}", workers=workers),
+            shard_bytes=40,
+        )
     assert file_contents(tmp_path / "out1") == file_contents(tmp_path / "out2")
     assert len(file_contents(tmp_path / "out1")) > 4
 
@@ -157,7 +212,10 @@ def test_workers_do_not_change_a_byte(tmp_path: Path, make_context: MakeContext)
 def test_resumed_run_writes_the_same_bytes(
     tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = write(tmp_path / "notes", **{f"n{number}": f"text {number}\nmore {number}" for number in range(12)})
+    files = write(
+        tmp_path / "notes",
+        **{f"n{number}": f"text {number}\nmore {number}" for number in range(12)},
+    )
     source = {"path": str(files), "read": code(tmp_path, READER, "read_notes")}
     expected = run(tmp_path / "whole", source, make_context("work1"), shard_bytes=40)
     original, written = document_shards.write_table, []
@@ -172,8 +230,13 @@ def test_resumed_run_writes_the_same_bytes(
         patch.setattr(document_shards, "write_table", failing)
         with pytest.raises(Exception, match="No space left"):
             run(tmp_path / "out", source, make_context("work2"), shard_bytes=40)
-    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("part-00000-*")}
-    assert run(tmp_path / "out", source, make_context("work2"), shard_bytes=40) == expected
+    kept = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "out").glob("part-00000-*")
+    }
+    assert (
+        run(tmp_path / "out", source, make_context("work2"), shard_bytes=40) == expected
+    )
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert file_contents(tmp_path / "out") == file_contents(tmp_path / "whole")
 
@@ -213,9 +276,16 @@ def test_reader_that_ends_its_process_loses_one_file(
     tmp_path: Path, make_context: MakeContext, name: str, facts: list[str]
 ) -> None:
     files = write(tmp_path / "notes", a="", b="", c="")
-    source = {"path": str(files), "read": {**code(tmp_path, CRASHES, name), "time_limit_seconds": 0.5}}
+    source = {
+        "path": str(files),
+        "read": {**code(tmp_path, CRASHES, name), "time_limit_seconds": 0.5},
+    }
     summary = run(tmp_path / "out", source, make_context("work"))
-    assert [row["locator"] for row in rows(tmp_path / "out")] == ["a.note#1", "b.note#1", "c.note#1"]
+    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+        "a.note#1",
+        "b.note#1",
+        "c.note#1",
+    ]
     (damage,) = summary["damaged"]
     assert damage["file"] == "b.note"
     for fact in facts:
@@ -226,7 +296,10 @@ def test_reader_that_ends_its_process_loses_one_file(
 @pytest.mark.parametrize(
     ("source", "facts"),
     [
-        ("def read(path):\n    return 'text'", r"code\.py, line 1: read .*string \('text'\)"),
+        (
+            "def read(path):\n    return 'text'",
+            r"code\.py, line 1: read .*string \('text'\)",
+        ),
         ("def read(path):\n    pass", r"code\.py, line 1: read "),
         ("def read(file): ...", r"code\.py, line 1: .*'file'.*`path`"),
         ("def read(): ...", r"code\.py, line 1: read\(\) .*path or stream"),
@@ -237,15 +310,23 @@ def test_reader_that_ends_its_process_loses_one_file(
 def test_uncallable_reader_is_rejected_before_reading(
     tmp_path: Path, make_context: MakeContext, source: str, facts: str
 ) -> None:
-    section = {"path": str(write(tmp_path / "notes", a="x")), "read": code(tmp_path, source, "read")}
+    section = {
+        "path": str(write(tmp_path / "notes", a="x")),
+        "read": code(tmp_path, source, "read"),
+    }
     with pytest.raises(SourceError, match=f"source 'notes': read: .*{facts}"):
         run(tmp_path / "out", section, make_context("work"))
 
 
 @pytest.mark.slow
-def test_nondeterministic_reader_is_warned_about(tmp_path: Path, make_context: MakeContext) -> None:
+def test_nondeterministic_reader_is_warned_about(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     source = "import os\ndef read(path):\n    yield {'text': os.urandom(8).hex()}"
-    section = {"path": str(write(tmp_path / "notes", a="x")), "read": code(tmp_path, source, "read")}
+    section = {
+        "path": str(write(tmp_path / "notes", a="x")),
+        "read": code(tmp_path, source, "read"),
+    }
     (warning,) = run(tmp_path / "out", section, make_context("work"))["warnings"]
     assert warning.startswith("source 'notes': code:read ")
     assert "a.note" in warning
@@ -269,15 +350,28 @@ def listing_source(tmp_path: Path, name: str, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_listing_determines_files_and_order(tmp_path: Path, make_context: MakeContext) -> None:
+def test_listing_determines_files_and_order(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     source = listing_source(tmp_path, "shards", month="may")
-    assert [(file["path"], file["size"]) for file in listing("notes", source)] == [("may-2.txt", 5), ("may-1.txt", 5)]
+    assert [(file["path"], file["size"]) for file in listing("notes", source)] == [
+        ("may-2.txt", 5),
+        ("may-1.txt", 5),
+    ]
     run(tmp_path / "out", source, make_context("work"))
-    assert [row["locator"] for row in rows(tmp_path / "out")] == ["may-2.txt", "may-1.txt"]
-    assert [file["path"] for file in listing("notes", listing_source(tmp_path, "everything"))] == ["b.txt", "first"]
+    assert [row["locator"] for row in rows(tmp_path / "out")] == [
+        "may-2.txt",
+        "may-1.txt",
+    ]
+    assert [
+        file["path"]
+        for file in listing("notes", listing_source(tmp_path, "everything"))
+    ] == ["b.txt", "first"]
 
 
-def test_listed_url_with_a_size_is_not_requested_and_loses_its_query(tmp_path: Path) -> None:
+def test_listed_url_with_a_size_is_not_requested_and_loses_its_query(
+    tmp_path: Path,
+) -> None:
     assert listing("notes", listing_source(tmp_path, "remote")) == [
         {"path": "example.org/x/a.jsonl", "size": 7, "stamp": ""}
     ]
@@ -287,27 +381,51 @@ def test_listed_url_with_a_size_is_not_requested_and_loses_its_query(tmp_path: P
 @pytest.mark.parametrize(
     ("source", "facts"),
     [
-        ("def files():\n    return 'a.txt'", r"code\.py, line 1: files .*string \('a\.txt'\)"),
+        (
+            "def files():\n    return 'a.txt'",
+            r"code\.py, line 1: files .*string \('a\.txt'\)",
+        ),
         ("def files():\n    yield 3", r"code\.py, line 1: entry 1 .*number \(3\)"),
-        ("def files():\n    raise KeyError('x')", r"KeyError: 'x' \(code\.py, line 2\)"),
+        (
+            "def files():\n    raise KeyError('x')",
+            r"KeyError: 'x' \(code\.py, line 2\)",
+        ),
         ("def files():\n    return []", "code:files "),
-        ("def files():\n    return ['a.txt', './a.txt', 'a.txt']", r"code:files .*a\.txt twice"),
+        (
+            "def files():\n    return ['a.txt', './a.txt', 'a.txt']",
+            r"code:files .*a\.txt twice",
+        ),
         ("def files():\n    return ['gone.txt']", r"gone\.txt"),
-        ("def files(month): ...", r"code\.py, line 1: files\(month\) .*missing a required argument"),
-        ("def files():\n    while True: pass", r"code\.py, line 1: files .*(0\.3|1\.8) s"),
+        (
+            "def files(month): ...",
+            r"code\.py, line 1: files\(month\) .*missing a required argument",
+        ),
+        (
+            "def files():\n    while True: pass",
+            r"code\.py, line 1: files .*(0\.3|1\.8) s",
+        ),
     ],
 )
-def test_invalid_listing_is_rejected_with_its_line(tmp_path: Path, source: str, facts: str) -> None:
+def test_invalid_listing_is_rejected_with_its_line(
+    tmp_path: Path, source: str, facts: str
+) -> None:
     (tmp_path / "a.txt").write_text("a")
-    section = {"path": str(tmp_path), "list": {**code(tmp_path, source, "files"), "time_limit_seconds": 0.3}}
+    section = {
+        "path": str(tmp_path),
+        "list": {**code(tmp_path, source, "files"), "time_limit_seconds": 0.3},
+    }
     with pytest.raises(SourceError, match=f"source 'notes': list: .*{facts}"):
         listing("notes", section)
 
 
 @pytest.mark.slow
-def test_listing_that_changes_after_the_plan_is_rejected(tmp_path: Path, make_context: MakeContext) -> None:
+def test_listing_that_changes_after_the_plan_is_rejected(
+    tmp_path: Path, make_context: MakeContext
+) -> None:
     source = listing_source(tmp_path, "shards", month="may")
     planned = {**source, "listing": listing("notes", source)}
     (tmp_path / "index.txt").write_text("may-1.txt may-2.txt")
     with pytest.raises(ingest.ChangedInputError, match=r"code:shards .*order"):
-        ingest.run({}, {"sources": {"notes": planned}}, tmp_path / "out", make_context("work"))
+        ingest.run(
+            {}, {"sources": {"notes": planned}}, tmp_path / "out", make_context("work")
+        )

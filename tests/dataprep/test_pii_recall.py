@@ -1,4 +1,6 @@
-"""The benchmark for personal data plants what it claims, and the detectors keep their recall and precision."""
+"""The benchmark for personal data plants what it claims, and the detectors keep their
+recall and precision.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from functools import partial
 
 import pytest
 
-from benchmarks.dataprep.cleaning import as_lines, clean_with_datatrove, clean_with_us, found_by_us, score
+from benchmarks.dataprep.cleaning import (
+    as_lines,
+    clean_with_datatrove,
+    clean_with_us,
+    found_by_us,
+    score,
+)
 from benchmarks.dataprep.pii_samples import NEGATIVES, POSITIVES, sentences
 from gristmill.dataprep.cleaning.pii import KINDS
 from gristmill.mixtures.steps.clean import PiiKind
@@ -17,9 +25,18 @@ SAMPLES = sentences(7, 30)
 def test_sentences_are_deterministic_and_contain_their_values() -> None:
     assert sentences(7, 2) == sentences(7, 2) != sentences(8, 2)
     assert len(SAMPLES) == 30 * (sum(map(len, POSITIVES.values())) + len(NEGATIVES))
-    assert all(sample.text.isascii() and 0 <= sample.begin < sample.end <= len(sample.text) for sample in SAMPLES)
-    assert {sample.text[sample.end - 1] for sample in SAMPLES if sample.kind == "iban"} <= set("0123456789")
-    assert {sample.text[sample.begin : sample.end].count("@") for sample in SAMPLES if sample.kind == "email"} == {1}
+    assert all(
+        sample.text.isascii() and 0 <= sample.begin < sample.end <= len(sample.text)
+        for sample in SAMPLES
+    )
+    assert {
+        sample.text[sample.end - 1] for sample in SAMPLES if sample.kind == "iban"
+    } <= set("0123456789")
+    assert {
+        sample.text[sample.begin : sample.end].count("@")
+        for sample in SAMPLES
+        if sample.kind == "email"
+    } == {1}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -43,5 +60,10 @@ def test_datatrove_keeps_the_same_lines_of_the_benchmark_text() -> None:
     pytest.importorskip("datatrove")
     import pyarrow as pa
 
-    texts = [as_lines("these are a lot of words that say nothing at all " * 20), "one line\nfive words are here now."]
-    assert clean_with_us(pa.array(texts, pa.large_string())).to_pylist() == clean_with_datatrove(texts)
+    texts = [
+        as_lines("these are a lot of words that say nothing at all " * 20),
+        "one line\nfive words are here now.",
+    ]
+    assert clean_with_us(
+        pa.array(texts, pa.large_string())
+    ).to_pylist() == clean_with_datatrove(texts)

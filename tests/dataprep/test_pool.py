@@ -1,4 +1,5 @@
-"""Worker processes: they share the work, a dead one ends the job, none outlives its parent.
+"""Worker processes: they share the work, a dead one ends the job, none outlives its
+parent.
 
 One server per process forks the workers of all its jobs.
 """
@@ -30,7 +31,9 @@ TASKS = [Task(f"t{n}", {"n": n}) for n in range(6)]
 
 
 def context(work: Path, **settings: Any) -> Context:
-    return Context(work=work, emit=lambda event: None, mode="processes", workers=2, **settings)
+    return Context(
+        work=work, emit=lambda event: None, mode="processes", workers=2, **settings
+    )
 
 
 def parent_of(pid: int) -> int:
@@ -38,9 +41,14 @@ def parent_of(pid: int) -> int:
 
 
 def report_pid(out: Path, task: Task) -> Done:
-    """Let the first task wait for all others, so that the second worker does the rest."""
+    """Let the first task wait for all others, so that the second worker does the
+    rest.
+    """
     if task.payload["n"] == 0:
-        wait_for(lambda: len(list(out.glob("*.done"))) == len(TASKS) - 1, "the end of the other tasks")
+        wait_for(
+            lambda: len(list(out.glob("*.done"))) == len(TASKS) - 1,
+            "the end of the other tasks",
+        )
     path = out / f"{task.name}.done"
     with atomic_write(path) as sink:
         sink.write(b"done")
@@ -48,7 +56,9 @@ def report_pid(out: Path, task: Task) -> Done:
 
 
 def test_long_task_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    results = run_tasks("job", TASKS, partial(report_pid, tmp_path), context(tmp_path / "work"))
+    results = run_tasks(
+        "job", TASKS, partial(report_pid, tmp_path), context(tmp_path / "work")
+    )
     assert len({result["pid"] for result in results}) == 2
     (server,) = {result["parent"] for result in results}
     assert parent_of(server) == os.getpid()
@@ -73,13 +83,17 @@ def die(cause: str, task: Task) -> Done:
         ("exit", r"worker [01] \(pid \d+\) .*exit code 7"),
     ],
 )
-def test_dead_worker_ends_the_job_with_the_cause_and_its_output(tmp_path: Path, cause: str, message: str) -> None:
+def test_dead_worker_ends_the_job_with_the_cause_and_its_output(
+    tmp_path: Path, cause: str, message: str
+) -> None:
     with pytest.raises(WorkerError, match=message + "(?s:.*)the last words"):
         run_tasks("job", TASKS, partial(die, cause), context(tmp_path / "work"))
 
 
 def die_beside_a_long_task(out: Path, task: Task) -> Done:
-    """Kill the second worker while the first runs a task that does not end by itself."""
+    """Kill the second worker while the first runs a task that does not end by
+    itself.
+    """
     if task.payload["n"] == 0:
         (out / "started").write_text(str(os.getpid()))
         signal.pause()
@@ -90,7 +104,12 @@ def die_beside_a_long_task(out: Path, task: Task) -> Done:
 
 def test_dead_worker_is_noticed_while_others_are_busy(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"worker 1 \(pid \d+\) .*signal 9"):
-        run_tasks("job", TASKS[:2], partial(die_beside_a_long_task, tmp_path), context(tmp_path / "work"))
+        run_tasks(
+            "job",
+            TASKS[:2],
+            partial(die_beside_a_long_task, tmp_path),
+            context(tmp_path / "work"),
+        )
     assert not is_running(int((tmp_path / "started").read_text()))
 
 
@@ -100,7 +119,9 @@ def fail_on_three(task: Task) -> Done:
     return Done([], {})
 
 
-def test_task_error_keeps_its_type_and_names_the_task(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_task_error_keeps_its_type_and_names_the_task(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(LookupError) as caught:
         run_tasks("job", TASKS, fail_on_three, context(tmp_path / "work"))
     assert str(caught.value) == "job/t3: LookupError: three is not allowed"
@@ -115,7 +136,9 @@ def say(task: Task) -> Done:
     return Done([], {})
 
 
-def test_output_of_workers_goes_to_standard_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_workers_goes_to_standard_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run_tasks("job", TASKS, say, context(tmp_path / "work"))
     output = capfd.readouterr()
     assert output.out == ""
@@ -136,7 +159,9 @@ def run(work: Path, process: Any = tell_pids) -> list[dict[str, Any]]:
 def test_jobs_of_a_process_share_a_server_but_no_workers(tmp_path: Path) -> None:
     first, second = run(tmp_path / "first"), run(tmp_path / "second")
     assert {result["server"] for result in first + second} == {first[0]["server"]}
-    assert not {result["pid"] for result in first} & {result["pid"] for result in second}
+    assert not {result["pid"] for result in first} & {
+        result["pid"] for result in second
+    }
 
 
 def test_workers_have_the_folder_and_environment_of_the_jobs_start(
@@ -144,14 +169,22 @@ def test_workers_have_the_folder_and_environment_of_the_jobs_start(
 ) -> None:
     def see(task: Task) -> Done:
         """Local, so that it is pickled by value and not imported from the folder."""
-        return Done([], {"folder": os.getcwd(), **{name: os.environ[name] for name in ("SOME", "OMP_NUM_THREADS")}})
+        return Done(
+            [],
+            {
+                "folder": os.getcwd(),
+                **{name: os.environ[name] for name in ("SOME", "OMP_NUM_THREADS")},
+            },
+        )
 
     run(tmp_path / "before")
     monkeypatch.setenv("SOME", "set later")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.chdir(tmp_path)
     after = run(tmp_path / "after", see)
-    assert after == [{"folder": str(tmp_path), "SOME": "set later", "OMP_NUM_THREADS": "3"}] * len(TASKS)
+    assert after == [
+        {"folder": str(tmp_path), "SOME": "set later", "OMP_NUM_THREADS": "3"}
+    ] * len(TASKS)
 
 
 def kill_server(task: Task) -> Done:
@@ -161,14 +194,18 @@ def kill_server(task: Task) -> Done:
 
 
 @pytest.mark.slow
-def test_killed_server_ends_the_job_and_the_next_job_starts_another(tmp_path: Path) -> None:
+def test_killed_server_ends_the_job_and_the_next_job_starts_another(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(WorkerError, match=r"worker [01] \(pid \d+\) "):
         run(tmp_path / "killed", kill_server)
     assert len(run(tmp_path / "next")) == len(TASKS)
 
 
 def test_only_package_modules_are_imported_before_the_fork() -> None:
-    assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == ["gristmill.dataprep.reading.ingest"]
+    assert list(modules_of(partial(partial(ingest_task, "out"), 5))) == [
+        "gristmill.dataprep.reading.ingest"
+    ]
     assert list(modules_of(partial(run_tasks, ingest_task))) == [
         "gristmill.dataprep.jobs.tasks",
         "gristmill.dataprep.reading.ingest",
@@ -210,7 +247,9 @@ def test_interrupt_reaches_the_caller(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_workers_and_server_end_with_their_parent(tmp_path: Path, number: signal.Signals) -> None:
+def test_workers_and_server_end_with_their_parent(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), str(tmp_path)],
         stdout=subprocess.DEVNULL,
@@ -218,12 +257,18 @@ def test_workers_and_server_end_with_their_parent(tmp_path: Path, number: signal
     )
     try:
         files = [tmp_path / "a.pid", tmp_path / "b.pid"]
-        wait_for(lambda: all(path.exists() and path.read_text() for path in files), "the start of both workers")
+        wait_for(
+            lambda: all(path.exists() and path.read_text() for path in files),
+            "the start of both workers",
+        )
         parent.send_signal(number)
         assert parent.wait(PATIENCE_SECONDS) != 0
         started = {int(pid) for path in files for pid in path.read_text().split()}
         assert len(started) == 3
-        wait_for(lambda: not any(map(is_running, started)), "the end of the workers and their server")
+        wait_for(
+            lambda: not any(map(is_running, started)),
+            "the end of the workers and their server",
+        )
     finally:
         parent.kill()
         parent.wait()

@@ -12,7 +12,12 @@ import pytest
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents, read_table
-from gristmill.dataprep.examples.kept_examples import least_alike, prepared_inputs, survivors, usable_sets
+from gristmill.dataprep.examples.kept_examples import (
+    least_alike,
+    prepared_inputs,
+    survivors,
+    usable_sets,
+)
 from gristmill.dataprep.examples.prepare_examples import run, view_of, view_text
 from gristmill.dataprep.examples.read_examples import ExamplesError, read_examples
 from gristmill.mixtures.posttraining import Dpo, Instructions, Sft
@@ -20,10 +25,13 @@ from gristmill.mixtures.prepare import ExampleStep
 from tests.dataprep.own_steps import step
 
 WORDS = (
-    "the quick brown fox jumps over the lazy dog while nine bright birds sing of a river that no map of "
-    "this country has ever shown to anyone"
+    "the quick brown fox jumps over the lazy dog while nine bright birds sing of a "
+    "river that no map of this country has ever shown to anyone"
 ).split()
-LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
+LEAK = (
+    "which of the seven rivers of the old kingdom carries no boats in the winter "
+    "months of the year"
+)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -36,7 +44,9 @@ def chat(question: str, answer: str, **keys: str) -> dict[str, Any]:
 
 
 def steps(*entries: dict[str, Any]) -> list[dict[str, Any]]:
-    return [ExampleStep.model_validate(entry).model_dump(mode="json") for entry in entries]
+    return [
+        ExampleStep.model_validate(entry).model_dump(mode="json") for entry in entries
+    ]
 
 
 @pytest.fixture
@@ -46,7 +56,9 @@ def evaluation(tmp_path: Path) -> str:
 
 @pytest.fixture
 def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
-    """Two sets; the first has a record of no form, a repeated one, a leaked one and a blocked one."""
+    """Two sets; the first has a record of no form, a repeated one, a leaked one and a
+    blocked one.
+    """
     first = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(4)]
     first += [
         chat("question 0", " ".join(WORDS[:12])),
@@ -55,7 +67,10 @@ def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
         chat("question 9", "x", url="https://a.example/9"),
         chat("bad", "as before", url="https://www.blocked.example/page"),
     ]
-    second = [chat("question 0", " ".join(WORDS[:12])), chat("question 20", " ".join(WORDS[5:20]))]
+    second = [
+        chat("question 0", " ".join(WORDS[:12])),
+        chat("question 20", " ".join(WORDS[5:20])),
+    ]
     (tmp_path / "domains.txt").write_text("blocked.example\n")
     return {
         "kind": "sft",
@@ -64,7 +79,11 @@ def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
             {"path": write(tmp_path / "second.jsonl", second)},
         ],
         "prepare": steps(
-            {"filter": {"rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}}},
+            {
+                "filter": {
+                    "rules": {"urls": {"block_domains": str(tmp_path / "domains.txt")}}
+                }
+            },
             {"dedup": {"minhash": None, "index": False}},
             {"decontaminate": {"against": evaluation}},
         ),
@@ -74,7 +93,9 @@ def sft_config(tmp_path: Path, evaluation: str) -> dict[str, Any]:
 def test_every_record_is_rejected_dropped_or_kept(
     sft_config: dict[str, Any], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    summary = run({}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare"))
+    summary = run(
+        {}, sft_config, tmp_path / "out", make_context("work", stage="sft_prepare")
+    )
     first, second = summary["sets"]
     assert first["dropped"] == {
         "urls/max_url_blocked_domain": 1,
@@ -85,9 +106,17 @@ def test_every_record_is_rejected_dropped_or_kept(
     for counts in (first, second):
         assert (
             counts["records"]
-            == counts["refused"] + sum(counts["dropped"].values()) + counts["quarantined"] + counts["kept"]
+            == counts["refused"]
+            + sum(counts["dropped"].values())
+            + counts["quarantined"]
+            + counts["kept"]
         )
-    assert (first["records"], first["refused"], first["kept"], second["kept"]) == (9, 1, 5, 1)
+    assert (first["records"], first["refused"], first["kept"], second["kept"]) == (
+        9,
+        1,
+        5,
+        1,
+    )
     assert [
         (summary_step["stage"], summary_step["judges"], summary_step["counts"]["read"])
         for summary_step in summary["steps"]
@@ -97,18 +126,36 @@ def test_every_record_is_rejected_dropped_or_kept(
         ("decontaminate", "conversation", 7),
     ]
     assert summary["steps"][2]["sets"]["quiz"]["contaminated"] == 1
-    (refused,) = map(json.loads, (tmp_path / "out" / "refused.jsonl").read_text().splitlines())
+    (refused,) = map(
+        json.loads, (tmp_path / "out" / "refused.jsonl").read_text().splitlines()
+    )
     assert (refused["set"], refused["place"]) == ("first", "first.jsonl:6")
 
 
-def test_user_function_judges_examples(make_context: Callable[..., Context], tmp_path: Path) -> None:
+def test_user_function_judges_examples(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
     own_step = step(
-        tmp_path / "code", "def step(text: str) -> dict: return {'words': len(text.split())}", min={"words": 2}
+        tmp_path / "code",
+        "def step(text: str) -> dict: return {'words': len(text.split())}",
+        min={"words": 2},
     )
-    data = write(tmp_path / "chats.jsonl", [chat("a long question", "no"), chat("short", "a long answer")])
-    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own_step})}
-    summary = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
-    assert (summary["sets"][0]["dropped"], summary["sets"][0]["kept"]) == ({"annotate/min_words": 1}, 1)
+    data = write(
+        tmp_path / "chats.jsonl",
+        [chat("a long question", "no"), chat("short", "a long answer")],
+    )
+    config = {
+        "kind": "sft",
+        "data": [{"path": data}],
+        "prepare": steps({"annotate": own_step}),
+    }
+    summary = run(
+        {}, config, tmp_path / "out", make_context("work", stage="sft_prepare")
+    )
+    assert (summary["sets"][0]["dropped"], summary["sets"][0]["kept"]) == (
+        {"annotate/min_words": 1},
+        1,
+    )
     assert summary["steps"][0]["judges"] == "answer"
 
 
@@ -116,16 +163,30 @@ def test_examples_are_judged_by_the_rules_of_their_language(
     make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     own_step = step(
-        tmp_path / "code", "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else 'en'}"
+        tmp_path / "code",
+        "def step(text: str) -> dict: return {'language': 'de' if 'ein' in text else "
+        "'en'}",
     )
-    data = write(tmp_path / "chats.jsonl", [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")])
+    data = write(
+        tmp_path / "chats.jsonl",
+        [chat("q", "ein Satz von vier Worten"), chat("q", "a text of five words")],
+    )
     rules = {
         "rules": [{"gopher_quality": {"min_words": 5, "min_stop_words": 0}}],
         "by_language": {"de": {"gopher_quality": {"min_words": 6}}},
     }
-    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"annotate": own_step}, {"filter": rules})}
-    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
-    assert (set_summary["dropped"], set_summary["kept"]) == ({"de/gopher_quality/min_words": 1}, 1)
+    config = {
+        "kind": "sft",
+        "data": [{"path": data}],
+        "prepare": steps({"annotate": own_step}, {"filter": rules}),
+    }
+    (set_summary,) = run(
+        {}, config, tmp_path / "out", make_context("work", stage="sft_prepare")
+    )["sets"]
+    assert (set_summary["dropped"], set_summary["kept"]) == (
+        {"de/gopher_quality/min_words": 1},
+        1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,11 +200,24 @@ def test_examples_are_judged_by_the_rules_of_their_language(
 def test_disguised_evaluation_item_is_dropped(
     disguised: str, make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    evaluation = write(tmp_path / "quiz.jsonl", [{"question": f"Question: {LEAK}\nAnswer:"}])
-    data = write(tmp_path / "chats.jsonl", [chat(disguised, "none"), chat("question 1", "yes")])
-    config = {"kind": "sft", "data": [{"path": data}], "prepare": steps({"decontaminate": {"against": evaluation}})}
-    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))["sets"]
-    assert (set_summary["dropped"], set_summary["kept"]) == ({"decontaminate/max_contamination": 1}, 1)
+    evaluation = write(
+        tmp_path / "quiz.jsonl", [{"question": f"Question: {LEAK}\nAnswer:"}]
+    )
+    data = write(
+        tmp_path / "chats.jsonl", [chat(disguised, "none"), chat("question 1", "yes")]
+    )
+    config = {
+        "kind": "sft",
+        "data": [{"path": data}],
+        "prepare": steps({"decontaminate": {"against": evaluation}}),
+    }
+    (set_summary,) = run(
+        {}, config, tmp_path / "out", make_context("work", stage="sft_prepare")
+    )["sets"]
+    assert (set_summary["dropped"], set_summary["kept"]) == (
+        {"decontaminate/max_contamination": 1},
+        1,
+    )
 
 
 def test_survivors_equal_the_examples_as_read(
@@ -153,17 +227,31 @@ def test_survivors_equal_the_examples_as_read(
     kept = survivors(tmp_path / "out")
     write(
         tmp_path / "valid.jsonl",
-        [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines() if "no form" not in line],
+        [
+            json.loads(line)
+            for line in (tmp_path / "first.jsonl").read_text().splitlines()
+            if "no form" not in line
+        ],
     )
     read = read_examples(str(tmp_path / "valid.jsonl"), "sft")
-    distinct = [example for place, example in enumerate(read) if example not in read[:place]]
-    assert kept["first"] == [example for example in distinct if example["messages"][0]["content"] not in (LEAK, "bad")]
-    assert [example["messages"][0]["content"] for example in kept["second"]] == ["question 20"]
+    distinct = [
+        example for place, example in enumerate(read) if example not in read[:place]
+    ]
+    assert kept["first"] == [
+        example
+        for example in distinct
+        if example["messages"][0]["content"] not in (LEAK, "bad")
+    ]
+    assert [example["messages"][0]["content"] for example in kept["second"]] == [
+        "question 20"
+    ]
     inputs = prepared_inputs(tmp_path / "out")
     assert list(inputs) == ["ingest", "filter", "dedup", "decontaminate"]
     table = read_documents(inputs, "part-00000.parquet")
     assert len(set(table["id"].to_pylist())) == len(table) == 10
-    matches = read_table(tmp_path / "out" / "decontaminate" / "matches.parquet").to_pylist()
+    matches = read_table(
+        tmp_path / "out" / "decontaminate" / "matches.parquet"
+    ).to_pylist()
     assert [example["locator"] for example in matches] == ["first.jsonl:7"]
     data = [Instructions.model_validate(item) for item in sft_config["data"]]
     first, second = usable_sets(data, "sft", {"sft_prepare": tmp_path / "out"})
@@ -173,13 +261,19 @@ def test_survivors_equal_the_examples_as_read(
     assert second.quarantined == []
 
 
-def test_prepare_without_drops_keeps_the_examples(make_context: Callable[..., Context], tmp_path: Path) -> None:
+def test_prepare_without_drops_keeps_the_examples(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
     """Equal records too: each is a document of its own."""
-    path = write(tmp_path / "twice.jsonl", [chat("q", "a"), chat("q", "a"), chat("r", "b")])
+    path = write(
+        tmp_path / "twice.jsonl", [chat("q", "a"), chat("q", "a"), chat("r", "b")]
+    )
     config = {
         "kind": "sft",
         "data": [{"path": path}],
-        "prepare": steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}),
+        "prepare": steps(
+            {"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}
+        ),
     }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     assert survivors(tmp_path / "out")["twice"] == read_examples(path, "sft")
@@ -196,7 +290,12 @@ PAIR = {
         {
             "role": "assistant",
             "content": "",
-            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"of": "x"}}}],
+            "tool_calls": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "arguments": {"of": "x"}},
+                }
+            ],
         },
         {"role": "tool", "content": "t"},
         {"role": "assistant", "content": "yes"},
@@ -210,10 +309,20 @@ TALK = {"messages": [*PAIR["prompt"], *PAIR["chosen"]]}
     ("step", "kind", "example", "text"),
     [
         ({"filter": {}}, "sft", TALK, '{"of": "x"}\n\nyes'),
-        ({"filter": {}, "judge": "conversation"}, "sft", TALK, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
+        (
+            {"filter": {}, "judge": "conversation"},
+            "sft",
+            TALK,
+            's\n\nq\n\n{"of": "x"}\n\nt\n\nyes',
+        ),
         ({"dedup": {}}, "sft", TALK, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
         ({"filter": {}}, "dpo", PAIR, '{"of": "x"}\n\nyes'),
-        ({"decontaminate": {"against": ["e"]}}, "dpo", PAIR, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes'),
+        (
+            {"decontaminate": {"against": ["e"]}},
+            "dpo",
+            PAIR,
+            's\n\nq\n\n{"of": "x"}\n\nt\n\nyes',
+        ),
         ({"dedup": {}}, "dpo", PAIR, 's\n\nq\n\n{"of": "x"}\n\nt\n\nyes\n\nno'),
         ({"dedup": {}, "judge": "answer"}, "dpo", PAIR, '{"of": "x"}\n\nyes\n\nno'),
     ],
@@ -240,10 +349,17 @@ def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
     config = {
         "kind": "dpo",
         "data": [{"path": write(tmp_path / "pairs.jsonl", rows)}],
-        "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}),
+        "prepare": steps(
+            {"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}
+        ),
     }
-    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
-    assert set_summary["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 2}
+    (set_summary,) = run(
+        {}, config, tmp_path / "out", make_context("work", stage="dpo_prepare")
+    )["sets"]
+    assert set_summary["dropped"] == {
+        "exact_duplicate": 1,
+        "decontaminate/max_contamination": 2,
+    }
     kept = [
         (example["chosen"][0]["content"], example["rejected"][0]["content"])
         for example in survivors(tmp_path / "out")["pairs"]
@@ -251,7 +367,10 @@ def test_pairs_are_duplicates_in_full_and_leak_by_prompt_or_chosen_answer(
     assert sorted(kept) == [("a", "b"), ("a", "c"), ("b", "a"), ("d", LEAK)]
 
 
-LABELLED = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role": "assistant", "content": "yes"}]}
+LABELLED = {
+    "prompt": [{"role": "user", "content": "q"}],
+    "completion": [{"role": "assistant", "content": "yes"}],
+}
 
 
 @pytest.mark.parametrize(
@@ -265,31 +384,55 @@ LABELLED = {"prompt": [{"role": "user", "content": "q"}], "completion": [{"role"
     ],
 )
 def test_view_of_a_labelled_answer(step: Any, label: bool, text: str) -> None:
-    assert view_text(view_of(ExampleStep.model_validate(step), "dpo"), {**LABELLED, "label": label}) == text
+    assert (
+        view_text(
+            view_of(ExampleStep.model_validate(step), "dpo"),
+            {**LABELLED, "label": label},
+        )
+        == text
+    )
 
 
 def test_labelled_answers_survive_with_their_labels(
     make_context: Callable[..., Context], evaluation: str, tmp_path: Path
 ) -> None:
-    """One answer is there twice with one label and once with the other; an undesirable answer may hold an item."""
+    """One answer is there twice with one label and once with the other; an undesirable
+    answer may hold an item.
+    """
     rows = [
         {"prompt": "q", "completion": completion, "label": label}
-        for completion, label in (("a", True), ("a", True), ("a", False), (LEAK, True), ("c", False))
+        for completion, label in (
+            ("a", True),
+            ("a", True),
+            ("a", False),
+            (LEAK, True),
+            ("c", False),
+        )
     ]
     config = {
         "kind": "dpo",
         "data": [{"path": write(tmp_path / "labelled.jsonl", rows)}],
-        "prepare": steps({"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}),
+        "prepare": steps(
+            {"dedup": {"minhash": None}}, {"decontaminate": {"against": evaluation}}
+        ),
     }
-    (set_summary,) = run({}, config, tmp_path / "out", make_context("work", stage="dpo_prepare"))["sets"]
-    assert set_summary["dropped"] == {"exact_duplicate": 1, "decontaminate/max_contamination": 1}
+    (set_summary,) = run(
+        {}, config, tmp_path / "out", make_context("work", stage="dpo_prepare")
+    )["sets"]
+    assert set_summary["dropped"] == {
+        "exact_duplicate": 1,
+        "decontaminate/max_contamination": 1,
+    }
     kept = [
-        (example["completion"][0]["content"], example["label"]) for example in survivors(tmp_path / "out")["labelled"]
+        (example["completion"][0]["content"], example["label"])
+        for example in survivors(tmp_path / "out")["labelled"]
     ]
     assert sorted(kept) == [("a", False), ("a", True), ("c", False)]
 
 
-def test_examples_are_read_from_any_store(make_context: Callable[..., Context], tmp_path: Path) -> None:
+def test_examples_are_read_from_any_store(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
     rows = [chat(f"question {n}", " ".join(WORDS[n : n + 12])) for n in range(3)] * 2
     local = write(tmp_path / "chats.jsonl", rows)
     fs = fsspec.filesystem("memory")
@@ -300,40 +443,67 @@ def test_examples_are_read_from_any_store(make_context: Callable[..., Context], 
         ("away", "memory://examples/chats.jsonl"),
         ("all", "memory://examples/*.jsonl"),
     ):
-        config = {"kind": "sft", "data": [{"path": path}], "prepare": steps({"dedup": {"minhash": None}})}
+        config = {
+            "kind": "sft",
+            "data": [{"path": path}],
+            "prepare": steps({"dedup": {"minhash": None}}),
+        }
         run({}, config, tmp_path / name, make_context(name, stage="sft_prepare"))
         survivors_by_path.append(
-            [example for example_set in survivors(tmp_path / name).values() for example in example_set]
+            [
+                example
+                for example_set in survivors(tmp_path / name).values()
+                for example in example_set
+            ]
         )
     fs.rm("/examples", recursive=True)
     assert survivors_by_path[0] == survivors_by_path[1] == survivors_by_path[2]
     assert len(survivors_by_path[0]) == 3
 
 
-def test_least_similar_duplicates_come_first(make_context: Callable[..., Context], tmp_path: Path) -> None:
-    texts = [" ".join(WORDS), " ".join([*WORDS, "but", "me"]), " ".join([*WORDS, "but"]), "another thing altogether"]
+def test_least_similar_duplicates_come_first(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    texts = [
+        " ".join(WORDS),
+        " ".join([*WORDS, "but", "me"]),
+        " ".join([*WORDS, "but"]),
+        "another thing altogether",
+    ]
     config = {
         "kind": "sft",
-        "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", text) for text in texts])}],
+        "data": [
+            {"path": write(tmp_path / "a.jsonl", [chat("q", text) for text in texts])}
+        ],
         "prepare": steps({"dedup": {"minhash": {"threshold": 0.5}}}),
     }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     twins = least_alike(tmp_path / "out")
-    assert {twin["kept"] for twin in twins} | {twin["dropped"] for twin in twins} == {f"a.jsonl:{n}" for n in (1, 2, 3)}
-    assert [twin["jaccard"] for twin in twins] == sorted(twin["jaccard"] for twin in twins)
+    assert {twin["kept"] for twin in twins} | {twin["dropped"] for twin in twins} == {
+        f"a.jsonl:{n}" for n in (1, 2, 3)
+    }
+    assert [twin["jaccard"] for twin in twins] == sorted(
+        twin["jaccard"] for twin in twins
+    )
     assert all(twin["dropped_text"].startswith("q\n\nthe quick") for twin in twins)
-    config["prepare"] = steps({"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}})
+    config["prepare"] = steps(
+        {"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}
+    )
     run({}, config, tmp_path / "none", make_context("none", stage="sft_prepare"))
     assert least_alike(tmp_path / "none") == []
 
 
-def test_emptied_set_and_unknown_set_are_errors(make_context: Callable[..., Context], tmp_path: Path) -> None:
+def test_emptied_set_and_unknown_set_are_errors(
+    make_context: Callable[..., Context], tmp_path: Path
+) -> None:
     config = {
         "kind": "sft",
         "data": [{"path": write(tmp_path / "a.jsonl", [chat("q", "a")])}],
         "prepare": steps({"filter": {"rules": ["gopher_quality"]}}),
     }
-    with pytest.raises(ExamplesError, match=r"sft\.prepare .*1 records: gopher_quality/min_w"):
+    with pytest.raises(
+        ExamplesError, match=r"sft\.prepare .*1 records: gopher_quality/min_w"
+    ):
         run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     config["prepare"] = steps({"dedup": {"sources": ["b"]}})
     with pytest.raises(ExamplesError, match=r"prepare\[0\]\.dedup: .*'b' .*: a\)"):
@@ -346,12 +516,22 @@ def test_emptied_set_and_unknown_set_are_errors(make_context: Callable[..., Cont
         ([{"clean": {}}], "clean .*filter, dedup, langid, decontaminate"),
         ([{"judge": "answer"}], "one step"),
         ([{"filter": {}, "dedup": {}}], "one step"),
-        ([{"decontaminate": {"against": "e", "action": "excise"}}], r"decontaminate\.action .*excise"),
-        ([{"langid": {"lines": True, "cut_other_lines": True}}], r"langid\.cut_other_lines"),
+        (
+            [{"decontaminate": {"against": "e", "action": "excise"}}],
+            r"decontaminate\.action .*excise",
+        ),
+        (
+            [{"langid": {"lines": True, "cut_other_lines": True}}],
+            r"langid\.cut_other_lines",
+        ),
         (["dedup", {"dedup": {}}], "dedup twice"),
     ],
 )
-def test_steps_for_documents_only_are_rejected(entries: list[Any], message: str) -> None:
+def test_steps_for_documents_only_are_rejected(
+    entries: list[Any], message: str
+) -> None:
     for section in (Sft, Dpo):
         with pytest.raises(ValueError, match=message):
-            section.model_validate({"steps": 1, "data": [{"path": "x"}], "prepare": entries})
+            section.model_validate(
+                {"steps": 1, "data": [{"path": "x"}], "prepare": entries}
+            )

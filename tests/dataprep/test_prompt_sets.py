@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.dataprep.examples.read_examples import prompt_example, read_examples, read_set
+from gristmill.dataprep.examples.read_examples import (
+    prompt_example,
+    read_examples,
+    read_set,
+)
 
 QUESTION = [{"role": "user", "content": "2 + 2?"}]
 
@@ -18,16 +22,30 @@ QUESTION = [{"role": "user", "content": "2 + 2?"}]
     [
         ({"prompt": "2 + 2?"}, {"prompt": QUESTION}),
         ({"prompt": "2 + 2?", "answer": "4"}, {"prompt": QUESTION, "answer": "4"}),
-        ({"question": "2 + 2?", "answer": "It is 4.\n#### 4"}, {"prompt": QUESTION, "answer": "It is 4.\n#### 4"}),
+        (
+            {"question": "2 + 2?", "answer": "It is 4.\n#### 4"},
+            {"prompt": QUESTION, "answer": "It is 4.\n#### 4"},
+        ),
         ({"prompt": "2 + 2?", "answer": 4}, {"prompt": QUESTION, "answer": "4"}),
         ({"prompt": QUESTION, "answer": 4.5}, {"prompt": QUESTION, "answer": "4.5"}),
         ({"prompt": "2 + 2?", "completion": "4"}, {"prompt": QUESTION, "answer": "4"}),
-        ({"prompt": "2 + 2?", "completion": "It is 4.", "answer": "4"}, {"prompt": QUESTION, "answer": "4"}),
+        (
+            {"prompt": "2 + 2?", "completion": "It is 4.", "answer": "4"},
+            {"prompt": QUESTION, "answer": "4"},
+        ),
         ({"instruction": "2 + 2?", "output": "4"}, {"prompt": QUESTION, "answer": "4"}),
         ({"messages": QUESTION}, {"prompt": QUESTION}),
-        ({"messages": [*QUESTION, {"role": "assistant", "content": "4"}]}, {"prompt": QUESTION, "answer": "4"}),
         (
-            {"conversations": [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]},
+            {"messages": [*QUESTION, {"role": "assistant", "content": "4"}]},
+            {"prompt": QUESTION, "answer": "4"},
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "2 + 2?"},
+                    {"from": "gpt", "value": "4"},
+                ]
+            },
             {"prompt": QUESTION, "answer": "4"},
         ),
         (
@@ -41,7 +59,10 @@ def test_prompt_forms(row: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def test_answer_key_can_be_named() -> None:
-    assert prompt_example({"prompt": "2 + 2?", "gold": "4"}, answer="gold")["answer"] == "4"
+    assert (
+        prompt_example({"prompt": "2 + 2?", "gold": "4"}, answer="gold")["answer"]
+        == "4"
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +74,10 @@ def test_answer_key_can_be_named() -> None:
         ({"prompt": "x", "answer": True}, "answer "),
         ({"prompt": "x", "answer": " "}, "answer "),
         ({"messages": [{"role": "assistant", "content": "4"}]}, "message .*answer"),
-        ({"messages": [*QUESTION, {"role": "system", "content": "x"}]}, "system message"),
+        (
+            {"messages": [*QUESTION, {"role": "system", "content": "x"}]},
+            "system message",
+        ),
     ],
 )
 def test_invalid_prompt_is_rejected(row: dict[str, Any], message: str) -> None:
@@ -64,9 +88,17 @@ def test_invalid_prompt_is_rejected(row: dict[str, Any], message: str) -> None:
 @pytest.mark.slow
 def test_prompts_are_read_like_other_examples(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ({"prompt": "a"}, {"prompt": "b"}, {"other": "c"})))
+    path.write_text(
+        "".join(
+            json.dumps(row) + "\n"
+            for row in ({"prompt": "a"}, {"prompt": "b"}, {"other": "c"})
+        )
+    )
     prompt_set = read_set(str(path), "prompts", max_quarantined=0.5)
-    assert {example["prompt"][0]["content"] for example in prompt_set.examples} == {"a", "b"}
+    assert {example["prompt"][0]["content"] for example in prompt_set.examples} == {
+        "a",
+        "b",
+    }
     assert (prompt_set.records, len(prompt_set.quarantined)) == (3, 1)
     assert [example["id"] for example in prompt_set.examples] == sorted(
         example["id"] for example in prompt_set.examples

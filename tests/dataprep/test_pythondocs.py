@@ -1,4 +1,6 @@
-"""Documents from the Python installation: code, docstrings, descriptions of distributions."""
+"""Documents from the Python installation: code, docstrings, descriptions of
+distributions.
+"""
 
 import subprocess
 import sys
@@ -8,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from gristmill.dataprep.reading import pythondocs
-from gristmill.dataprep.reading.pythondocs import DOCS, STDLIB, python_documents, python_listing, python_parts
+from gristmill.dataprep.reading.pythondocs import (
+    DOCS,
+    STDLIB,
+    python_documents,
+    python_listing,
+    python_parts,
+)
 
 MODULE = '''"""A module about nothing.
 
@@ -48,33 +56,46 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("Some_Thing", "gristmill"):
         info = packages / f"{name}-1.0.dist-info"
         (info / "licenses").mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n\n" + "about it " * 50)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n\n" + "about it " * 50
+        )
         (info / "licenses" / "LICENSE").write_text("Permission is hereby granted " * 20)
         (info / "licenses" / "NOTICE").write_bytes("caf\u00e9".encode("latin-1"))
         recorded = ("METADATA", "licenses/LICENSE", "licenses/NOTICE", "LICENSE")
-        (info / "RECORD").write_text("".join(f"{info.name}/{file},,\n" for file in recorded))
+        (info / "RECORD").write_text(
+            "".join(f"{info.name}/{file},,\n" for file in recorded)
+        )
     paths = {"stdlib": str(library), "purelib": str(packages), "platlib": str(packages)}
     monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
     return library
 
 
 @pytest.mark.slow
-def test_importlib_metadata_backport_does_not_change_distributions(installation: Path) -> None:
+def test_importlib_metadata_backport_does_not_change_distributions(
+    installation: Path,
+) -> None:
     pytest.importorskip("importlib_metadata")
     code = (
-        "import sys; {first_import} from gristmill.dataprep.reading.pythondocs import DOCS, python_documents; "
-        "print(len([d for d in python_documents(DOCS, 'distributions') if d.locator.endswith('/METADATA')]))"
+        "import sys; {first_import} from gristmill.dataprep.reading.pythondocs "
+        "import DOCS, python_documents; "
+        "print(len([d for d in python_documents(DOCS, 'distributions') if "
+        "d.locator.endswith('/METADATA')]))"
     )
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", code.format(first_import=first_import)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", code.format(first_import=first_import)],
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for first_import in ("", "import importlib_metadata;")
     ]
     assert outputs[0] == outputs[1] != "0\n"
 
 
-def test_code_is_the_standard_library_without_tests_tables_and_packages(installation: Path) -> None:
+def test_code_is_the_standard_library_without_tests_tables_and_packages(
+    installation: Path,
+) -> None:
     documents = list(python_documents(STDLIB, "code"))
     assert [document.locator for document in documents] == [
         "stdlib/broken.py",
@@ -84,7 +105,9 @@ def test_code_is_the_standard_library_without_tests_tables_and_packages(installa
     assert "caf\u00e9" in documents[1].text
 
 
-def test_docstrings_are_one_document_per_module_and_long_ones_separate(installation: Path) -> None:
+def test_docstrings_are_one_document_per_module_and_long_ones_separate(
+    installation: Path,
+) -> None:
     documents = list(python_documents(DOCS, "docstrings"))
     assert [document.locator for document in documents] == [
         "stdlib/broken.py",
@@ -94,11 +117,14 @@ def test_docstrings_are_one_document_per_module_and_long_ones_separate(installat
     assert "Python" in documents[0].error
     assert documents[1].text == "thing.long()\n\n" + "long " * 400
     assert documents[2].text.endswith(
-        "thing.Thing\n\nA thing.\n\n\nthing.Thing.act(self, *, hard: bool=False)\n\nAct on it."
+        "thing.Thing\n\nA thing.\n\n\nthing.Thing.act(self, *, hard: "
+        "bool=False)\n\nAct on it."
     )
 
 
-def test_distributions_yield_descriptions_and_licences_except_gristmills(installation: Path) -> None:
+def test_distributions_yield_descriptions_and_licences_except_gristmills(
+    installation: Path,
+) -> None:
     documents = list(python_documents(DOCS, "distributions"))
     assert [document.locator for document in documents] == [
         "dist/some-thing/METADATA",
@@ -111,10 +137,18 @@ def test_distributions_yield_descriptions_and_licences_except_gristmills(install
 
 
 def test_listing_names_interpreter_and_distributions(installation: Path) -> None:
-    stamps = {entry["path"]: entry["stamp"] for entry in python_listing(DOCS, verify=False)}
+    stamps = {
+        entry["path"]: entry["stamp"] for entry in python_listing(DOCS, verify=False)
+    }
     assert stamps.pop("python")
-    assert stamps == {"dist/some-thing": "1.0", "documents": str(pythondocs.CONTENT_VERSION)}
-    assert {entry["path"] for entry in python_listing(STDLIB, verify=False)} == {"python", "documents"}
+    assert stamps == {
+        "dist/some-thing": "1.0",
+        "documents": str(pythondocs.CONTENT_VERSION),
+    }
+    assert {entry["path"] for entry in python_listing(STDLIB, verify=False)} == {
+        "python",
+        "documents",
+    }
 
 
 def test_verified_listing_hashes_the_documents(installation: Path) -> None:
@@ -131,7 +165,9 @@ def test_reading_is_deterministic(installation: Path, path: str) -> None:
 
 
 def test_real_interpreter_has_megabytes_of_unique_documents() -> None:
-    topics = {document.locator: document for document in python_documents(DOCS, "topics")}
+    topics = {
+        document.locator: document for document in python_documents(DOCS, "topics")
+    }
     if topics:
         assert "assert" in topics["topics/assert"].text
     code = list(python_documents(STDLIB, "code"))

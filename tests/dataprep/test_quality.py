@@ -30,12 +30,24 @@ from gristmill.dataprep.quality.classifier import (
     score_texts,
     train,
 )
-from gristmill.dataprep.quality.labelled_examples import LabelledFileError, QualityError, draw, split_draws
+from gristmill.dataprep.quality.labelled_examples import (
+    LabelledFileError,
+    QualityError,
+    draw,
+    split_draws,
+)
 from gristmill.dataprep.quality.quality import area_under_curve
 from gristmill.mixtures.steps.quality import Classifier, Quality
 from tests.dataprep.random_models import Shape, write_model
 
-SECTION = {"positive": ["books"], "negative": ["ads"], "epochs": 5, "dimensions": 8, "buckets": 1000, "holdout": 0.25}
+SECTION = {
+    "positive": ["books"],
+    "negative": ["ads"],
+    "epochs": 5,
+    "dimensions": 8,
+    "buckets": 1000,
+    "holdout": 0.25,
+}
 SETTINGS = Classifier.model_validate(SECTION)
 GOOD = "the river carried its silt slowly toward a quiet sea while old stories were told".split()
 BAD = "buy now cheap discount click here free offer best price deal win money fast".split()
@@ -43,7 +55,9 @@ BAD = "buy now cheap discount click here free offer best price deal win money fa
 
 def text(words: list[str], number: int) -> str:
     chosen = random.Random(number)
-    return " ".join(chosen.choice(words if chosen.random() < 0.7 else GOOD + BAD) for _ in range(40))
+    return " ".join(
+        chosen.choice(words if chosen.random() < 0.7 else GOOD + BAD) for _ in range(40)
+    )
 
 
 @pytest.fixture
@@ -51,9 +65,13 @@ def ingest(write_ingest: Callable[..., Path]) -> Path:
     """Three shards of two easily separated sources and a third one between them."""
     documents = [("books", f"b{n}", text(GOOD, n)) for n in range(150)]
     documents += [("ads", f"a{n}", text(BAD, 1000 + n)) for n in range(150)]
-    documents += [("web", f"w{n}", text(GOOD if n % 2 else BAD, 2000 + n)) for n in range(60)]
+    documents += [
+        ("web", f"w{n}", text(GOOD if n % 2 else BAD, 2000 + n)) for n in range(60)
+    ]
     random.Random(3).shuffle(documents)
-    return write_ingest("ingest", [documents[:120], documents[120:240], documents[240:]])
+    return write_ingest(
+        "ingest", [documents[:120], documents[120:240], documents[240:]]
+    )
 
 
 @given(st.text())
@@ -81,17 +99,26 @@ PIECES = st.sampled_from(["__label__", "</s>", "__LABEL__", *"_>ÉİΣẞȺ \x85
         ]
     ),
 )
-def test_kernel_line_has_the_words_of_the_plain_line(content: str, section: Classifier) -> None:
+def test_kernel_line_has_the_words_of_the_plain_line(
+    content: str, section: Classifier
+) -> None:
     given_model = section.model is not None
     lines, left_out = one_line_each(
-        pa.array(["before", content, "After"]), characters_seen(section), is_lowered(section), marks=given_model
+        pa.array(["before", content, "After"]),
+        characters_seen(section),
+        is_lowered(section),
+        marks=given_model,
     )
     kernel_lines = [
         " ".join(filter(None, lines.data[begin:end].tobytes().decode().split(" ")))
         for begin, end in zip(lines.begins, lines.ends, strict=True)
     ]
     expected = [as_line(source, section) for source in ("before", content, "After")]
-    assert kernel_lines == [expected[0], "" if left_out[1] else expected[1], expected[2]]
+    assert kernel_lines == [
+        expected[0],
+        "" if left_out[1] else expected[1],
+        expected[2],
+    ]
     lowered = content.lower() if is_lowered(section) else content
     marked = not given_model and ("__label__" in lowered or "</s>" in lowered)
     if content.isascii():
@@ -101,15 +128,25 @@ def test_kernel_line_has_the_words_of_the_plain_line(content: str, section: Clas
 
 
 def test_texts_that_the_kernel_skips_are_scored(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model", Shape(labels=2, word_ngrams=2), ["s", "label", "όσος", "a"], seed=1)
+    path = write_model(
+        tmp_path / "model",
+        Shape(labels=2, word_ngrams=2),
+        ["s", "label", "όσος", "a"],
+        seed=1,
+    )
     predictor = KernelPredictor(*read_model(path))
     predictor.labels = ("__label__positive", "__label__negative")
     content = ["a </s> b", "__label__a", "ΌΣΟΣ ΣΑΣ", "a b", "İstanbul"]
     scores = score_texts(predictor, pa.array(content), SETTINGS)
     lines = [as_line(line, SETTINGS) for line in content]
     names, probabilities = fasttext.load_model(str(path)).predict(lines, k=2)
-    predictions = [dict(zip(*prediction, strict=True)) for prediction in zip(names, probabilities, strict=True)]
-    assert scores == pytest.approx([prediction["__label__0"] for prediction in predictions])
+    predictions = [
+        dict(zip(*prediction, strict=True))
+        for prediction in zip(names, probabilities, strict=True)
+    ]
+    assert scores == pytest.approx(
+        [prediction["__label__0"] for prediction in predictions]
+    )
 
 
 def test_only_max_characters_are_normalised() -> None:
@@ -125,8 +162,12 @@ def test_given_model_sees_the_unmodified_text_by_default() -> None:
     assert as_line("Ab\nCD", limited) == "ab c"
 
 
-@given(st.integers(2, 200), st.floats(0.01, 0.99), st.integers(1, 50), st.integers(0, 1000))
-def test_split_covers_all_documents_up_to_the_maximum(count: int, holdout: float, most: int, seed: int) -> None:
+@given(
+    st.integers(2, 200), st.floats(0.01, 0.99), st.integers(1, 50), st.integers(0, 1000)
+)
+def test_split_covers_all_documents_up_to_the_maximum(
+    count: int, holdout: float, most: int, seed: int
+) -> None:
     draws = draw([number.to_bytes(16, "little") for number in range(count)], seed)
     training, held_out = split_draws(draws, holdout, count)
     assert sorted([*training.tolist(), *held_out.tolist()]) == list(range(count))
@@ -146,7 +187,10 @@ def test_draw_depends_on_seed_and_id_alone() -> None:
 
 @pytest.mark.slow
 def test_training_is_deterministic(tmp_path: Path) -> None:
-    examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, number)) for number in range(200)]
+    examples = [
+        (number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, number))
+        for number in range(200)
+    ]
     once, again = (train(examples, SETTINGS, 5, tmp_path) for _ in range(2))
     assert once == again
     assert train(examples, SETTINGS, 6, tmp_path) != once
@@ -154,7 +198,9 @@ def test_training_is_deterministic(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_failed_training_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_training_names_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ClassifierError):
         train([], SETTINGS, 1, tmp_path)
     monkeypatch.setattr(classifier, "ZEROED_MEMORY", {"MALLOC_PERTURB_": "7"})
@@ -166,17 +212,28 @@ def test_stage_separates_easy_sources_and_scores_every_document(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     out = tmp_path / "out"
-    summary = quality.run({"ingest": ingest}, {"classifier": SECTION, "seed": 1}, out, make_context("work"))
+    summary = quality.run(
+        {"ingest": ingest},
+        {"classifier": SECTION, "seed": 1},
+        out,
+        make_context("work"),
+    )
     assert summary["auc"] > 0.97
     assert sum(summary["training_documents"].values()) + summary["held_out"] == 300
     assert 40 <= summary["held_out"] <= 110
     assert summary["counts"]["kept"] == summary["counts"]["read"] == 360
-    assert {source: sum(bins) for source, bins in summary["histogram"].items()} == {"ads": 150, "books": 150, "web": 60}
+    assert {source: sum(bins) for source, bins in summary["histogram"].items()} == {
+        "ads": 150,
+        "books": 150,
+        "web": 60,
+    }
     assert all(len(bins) == 20 for bins in summary["histogram"].values())
     scores: dict[str, list[float]] = {}
     for shard in shard_names(ingest):
         documents = read_table(ingest / shard).to_pylist()
-        for document, row in zip(documents, read_table(out / shard).to_pylist(), strict=True):
+        for document, row in zip(
+            documents, read_table(out / shard).to_pylist(), strict=True
+        ):
             assert document["id"] == row["id"]
             assert 0.0 <= row["quality"] <= 1.0
             scores.setdefault(document["source"], []).append(row["quality"])
@@ -192,9 +249,18 @@ def test_stage_separates_easy_sources_and_scores_every_document(
 
 @pytest.mark.slow
 def test_workers_and_resumption_write_the_same_bytes(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context], monkeypatch: pytest.MonkeyPatch
+    ingest: Path,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = {"classifier": SECTION, "seed": 1, "threshold": 0.5, "keep_top": 0.6, "heuristics": True}
+    config = {
+        "classifier": SECTION,
+        "seed": 1,
+        "threshold": 0.5,
+        "keep_top": 0.6,
+        "heuristics": True,
+    }
     once, again = tmp_path / "once", tmp_path / "again"
     first = quality.run({"ingest": ingest}, config, once, make_context("work1"))
     original = quality.write_table
@@ -207,10 +273,19 @@ def test_workers_and_resumption_write_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(quality, "write_table", failing)
         with pytest.raises(Exception, match="No space left"):
-            quality.run({"ingest": ingest}, config, again, make_context("work2", workers=2))
+            quality.run(
+                {"ingest": ingest}, config, again, make_context("work2", workers=2)
+            )
     assert (again / "model.bin").exists()
-    monkeypatch.setattr(quality_models, "train", lambda *arguments: pytest.fail("the model was there already"))
-    assert quality.run({"ingest": ingest}, config, again, make_context("work2", workers=2)) == first
+    monkeypatch.setattr(
+        quality_models,
+        "train",
+        lambda *arguments: pytest.fail("the model was there already"),
+    )
+    assert (
+        quality.run({"ingest": ingest}, config, again, make_context("work2", workers=2))
+        == first
+    )
     files = {path.name: path.read_bytes() for path in once.iterdir()}
     assert {path.name: path.read_bytes() for path in again.iterdir()} == files
     assert set(files) == {"model.bin", *shard_names(ingest)}
@@ -221,11 +296,17 @@ def test_training_ignores_which_sources_are_judged(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     config = {"classifier": SECTION, "seed": 1, "threshold": 0.5, "sources": ["web"]}
-    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    summary = quality.run(
+        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
+    )
     assert summary["auc"] > 0.97
     assert set(summary["histogram"]) == {"web"}
     assert summary["counts"]["sources"]["ads"]["kept"] == 150
-    assert 20 <= summary["counts"]["sources"]["web"]["dropped"]["quality/min_quality"] <= 40
+    assert (
+        20
+        <= summary["counts"]["sources"]["web"]["dropped"]["quality/min_quality"]
+        <= 40
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,7 +319,11 @@ def test_training_ignores_which_sources_are_judged(
     ],
 )
 def test_class_without_documents_is_an_error_with_its_sources(
-    ingest: Path, tmp_path: Path, make_context: Callable[..., Context], change: dict[str, Any], message: str
+    ingest: Path,
+    tmp_path: Path,
+    make_context: Callable[..., Context],
+    change: dict[str, Any],
+    message: str,
 ) -> None:
     config = {"classifier": {**SECTION, **change}, "seed": 1}
     with pytest.raises((QualityError, ValueError), match=message):
@@ -250,54 +335,93 @@ def test_class_without_documents_is_an_error_with_its_sources(
     [
         ({}, "measure"),
         ({"heuristics": True, "min_quality": 0.5}, "min_quality .*quality"),
-        ({"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"}, "keep_top_by .*quality"),
+        (
+            {"heuristics": True, "keep_top": 0.5, "keep_top_by": "quality"},
+            "keep_top_by .*quality",
+        ),
         ({"heuristics": True, "per_source": True}, "per_source"),
         ({"heuristics": True, "keep_top": 0}, "greater than 0"),
-        ({"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5}, "the same setting"),
+        (
+            {"classifier": SECTION, "threshold": 0.5, "min_quality": 0.5},
+            "the same setting",
+        ),
     ],
 )
-def test_meaningless_sections_are_rejected(section: dict[str, Any], message: str) -> None:
+def test_meaningless_sections_are_rejected(
+    section: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Quality.model_validate(section)
 
 
 def test_threshold_is_an_alias_of_min_quality() -> None:
-    assert Quality.model_validate({"classifier": SECTION, "threshold": 0.4}).min_quality == 0.4
+    assert (
+        Quality.model_validate({"classifier": SECTION, "threshold": 0.4}).min_quality
+        == 0.4
+    )
 
 
 def read_rows(out: Path, ingest: Path) -> list[dict[str, Any]]:
     """Source, text and judgement of every document, over all shards."""
     rows = []
     for shard in shard_names(ingest):
-        pairs = zip(read_table(ingest / shard).to_pylist(), read_table(out / shard).to_pylist(), strict=True)
+        pairs = zip(
+            read_table(ingest / shard).to_pylist(),
+            read_table(out / shard).to_pylist(),
+            strict=True,
+        )
         rows += [{**document, **judged} for document, judged in pairs]
     return rows
 
 
 def test_keep_top_keeps_the_exact_share_for_any_shards(
-    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+    write_ingest: Callable[..., Path],
+    tmp_path: Path,
+    make_context: Callable[..., Context],
 ) -> None:
-    # Every text occurs seven times, so that the cut goes through documents of the same score.
-    documents = [("web", f"{copy}/{n}", text(GOOD, n % 20) + "." * n) for n in range(20) for copy in range(7)]
+    # Every text occurs seven times, so that the cut goes through documents of the same
+    # score.
+    documents = [
+        ("web", f"{copy}/{n}", text(GOOD, n % 20) + "." * n)
+        for n in range(20)
+        for copy in range(7)
+    ]
     single_shard = write_ingest("whole", [documents])
     random.Random(1).shuffle(documents)
-    three_shards = write_ingest("parts", [documents[:30], documents[30:31], documents[31:]])
+    three_shards = write_ingest(
+        "parts", [documents[:30], documents[30:31], documents[31:]]
+    )
     config = {"heuristics": True, "keep_top": 0.32, "seed": 5}
     kept = []
     for name, ingest in (("a", single_shard), ("b", three_shards)):
-        summary = quality.run({"ingest": ingest}, config, tmp_path / name, make_context(f"work {name}"))
+        summary = quality.run(
+            {"ingest": ingest}, config, tmp_path / name, make_context(f"work {name}")
+        )
         rows = read_rows(tmp_path / name, ingest)
         kept.append({row["locator"] for row in rows if row["keep"]})
         assert summary["counts"]["dropped"] == {"quality/keep_top": 95}
         cut = summary["cuts"]["all"]
         assert (cut["kept"], cut["of"], cut["by"]) == (45, 140, "heuristic_score")
-        assert min(row["heuristic_score"] for row in rows if row["keep"]) == cut["score"]
-        assert max(row["heuristic_score"] for row in rows if not row["keep"]) <= cut["score"]
+        assert (
+            min(row["heuristic_score"] for row in rows if row["keep"]) == cut["score"]
+        )
+        assert (
+            max(row["heuristic_score"] for row in rows if not row["keep"])
+            <= cut["score"]
+        )
     assert kept[0] == kept[1]
     assert len(kept[0]) == 45
-    other_seed = quality.run({"ingest": single_shard}, {**config, "seed": 6}, tmp_path / "c", make_context("work c"))
+    other_seed = quality.run(
+        {"ingest": single_shard},
+        {**config, "seed": 6},
+        tmp_path / "c",
+        make_context("work c"),
+    )
     assert other_seed["cuts"]["all"]["score"] == summary["cuts"]["all"]["score"]
-    assert {row["locator"] for row in read_rows(tmp_path / "c", single_shard) if row["keep"]} != kept[0]  # ties by seed
+    # ties by seed
+    assert {
+        row["locator"] for row in read_rows(tmp_path / "c", single_shard) if row["keep"]
+    } != kept[0]
 
 
 @pytest.mark.slow
@@ -305,20 +429,31 @@ def test_per_source_keeps_the_best_share_of_every_source(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
     config = {"classifier": SECTION, "seed": 1, "keep_top": 0.1, "per_source": True}
-    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
-    assert {source: (cut["kept"], cut["of"]) for source, cut in summary["cuts"].items()} == {
+    summary = quality.run(
+        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
+    )
+    assert {
+        source: (cut["kept"], cut["of"]) for source, cut in summary["cuts"].items()
+    } == {
         "ads": (15, 150),
         "books": (15, 150),
         "web": (6, 60),
     }
     rows = read_rows(tmp_path / "out", ingest)
     for source, cut in summary["cuts"].items():
-        scores = sorted((row["quality"] for row in rows if row["source"] == source), reverse=True)
+        scores = sorted(
+            (row["quality"] for row in rows if row["source"] == source), reverse=True
+        )
         assert scores[cut["kept"] - 1] == cut["score"]
-        assert sum(row["keep"] for row in rows if row["source"] == source) == cut["kept"]
-    assert summary["scores"]["quality"]["separation"]["at_cut"] is None  # every source has its own
+        assert (
+            sum(row["keep"] for row in rows if row["source"] == source) == cut["kept"]
+        )
+    # every source has its own
+    assert summary["scores"]["quality"]["separation"]["at_cut"] is None
     together = {**config, "per_source": False}
-    summary = quality.run({"ingest": ingest}, together, tmp_path / "together", make_context("work 2"))
+    summary = quality.run(
+        {"ingest": ingest}, together, tmp_path / "together", make_context("work 2")
+    )
     at_cut = summary["scores"]["quality"]["separation"]["at_cut"]
     assert at_cut["cut"] == summary["cuts"]["all"]["score"]
     assert at_cut["precision"] > 0.95
@@ -339,64 +474,124 @@ def test_unscorable_document_is_quarantined_and_not_ranked(
         return original(texts)
 
     monkeypatch.setattr(scorers, "heuristic_scores", fragile)
-    documents = [("web", str(n), text(GOOD, n)) for n in range(10)] + [("web", "bad", "poison")]
+    documents = [("web", str(n), text(GOOD, n)) for n in range(10)] + [
+        ("web", "bad", "poison")
+    ]
     inputs = {"ingest": write_ingest("ingest", [documents[5:], documents[:5]])}
     config = {"heuristics": True, "keep_top": 0.5, "max_quarantined": 0.2}
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
     assert (summary["counts"]["kept"], summary["counts"]["quarantined"]) == (5, 1)
     assert summary["counts"]["dropped"] == {"quality/keep_top": 5}
-    (bad,) = [row for row in read_rows(tmp_path / "out", inputs["ingest"]) if row["locator"] == "bad"]
-    assert (bad["reason"], bad["error"], bad["heuristic_score"]) == ("quarantine", "RuntimeError: choked", None)
+    (bad,) = [
+        row
+        for row in read_rows(tmp_path / "out", inputs["ingest"])
+        if row["locator"] == "bad"
+    ]
+    assert (bad["reason"], bad["error"], bad["heuristic_score"]) == (
+        "quarantine",
+        "RuntimeError: choked",
+        None,
+    )
 
 
 def test_shards_without_judged_documents_are_allowed(
-    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+    write_ingest: Callable[..., Path],
+    tmp_path: Path,
+    make_context: Callable[..., Context],
 ) -> None:
     web = [("web", "1", text(GOOD, 1)), ("web", "2", text(BAD, 2))]
     prose = [("prose", str(number), text(GOOD, number)) for number in range(8)]
     inputs = {"ingest": write_ingest("ingest", [prose, web, []])}
     perplexity = {"ngram": {"sources": ["prose"], "order": 2}, "buckets": [0.5, 0.5]}
-    config = {"heuristics": True, "perplexity": perplexity, "keep_top": 0.5, "sources": ["web"], "per_source": True}
+    config = {
+        "heuristics": True,
+        "perplexity": perplexity,
+        "keep_top": 0.5,
+        "sources": ["web"],
+        "per_source": True,
+    }
     summary = quality.run(inputs, config, tmp_path / "out", make_context("work"))
     assert (summary["counts"]["read"], summary["counts"]["kept"]) == (10, 9)
-    assert summary["cuts"]["web"]["by"] == "perplexity"  # the first score that is configured
-    nobody = quality.run(inputs, {**config, "sources": ["mail"]}, tmp_path / "none", make_context("none"))
+    # the first score that is configured
+    assert summary["cuts"]["web"]["by"] == "perplexity"
+    nobody = quality.run(
+        inputs, {**config, "sources": ["mail"]}, tmp_path / "none", make_context("none")
+    )
     assert nobody["counts"]["kept"] == 10
     assert nobody["cuts"] == {}
 
 
-def test_files_can_provide_the_classes(ingest: Path, tmp_path: Path, make_context: Callable[..., Context]) -> None:
+def test_files_can_provide_the_classes(
+    ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
+) -> None:
     good = tmp_path / "good.txt.gz"
-    good.write_bytes(gzip.compress("".join(f"__label__hq {text(GOOD, n)}\n\n" for n in range(120)).encode()))
+    good.write_bytes(
+        gzip.compress(
+            "".join(f"__label__hq {text(GOOD, n)}\n\n" for n in range(120)).encode()
+        )
+    )
     bad = tmp_path / "bad.jsonl"
-    bad.write_text("".join(json.dumps({"text": text(BAD, 500 + n)}) + "\n" for n in range(60)))
-    files = {"positive": [], "positive_files": [str(good)], "negative_files": [str(bad)]}
+    bad.write_text(
+        "".join(json.dumps({"text": text(BAD, 500 + n)}) + "\n" for n in range(60))
+    )
+    files = {
+        "positive": [],
+        "positive_files": [str(good)],
+        "negative_files": [str(bad)],
+    }
     config = {"classifier": {**SECTION, **files}, "seed": 1}
-    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
-    assert sum(summary["training_documents"].values()) + summary["held_out"] == 120 + 60 + 150
+    summary = quality.run(
+        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
+    )
+    assert (
+        sum(summary["training_documents"].values()) + summary["held_out"]
+        == 120 + 60 + 150
+    )
     assert summary["auc"] > 0.97
     bad.write_text('{"text": 3}\n')
     with pytest.raises(LabelledFileError, match=r"bad\.jsonl, record 1: .*'text'"):
-        quality.run({"ingest": ingest}, config, tmp_path / "again", make_context("work 2"))
+        quality.run(
+            {"ingest": ingest}, config, tmp_path / "again", make_context("work 2")
+        )
 
 
 @pytest.mark.slow
 def test_given_model_scores_and_the_classes_measure_it(
     ingest: Path, tmp_path: Path, make_context: Callable[..., Context]
 ) -> None:
-    examples = [(number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, 5000 + number)) for number in range(200)]
+    examples = [
+        (number % 2 == 0, text(GOOD if number % 2 == 0 else BAD, 5000 + number))
+        for number in range(200)
+    ]
     model = tmp_path / "given.bin"
     model.write_bytes(train(examples, SETTINGS, 5, tmp_path))
-    settings = {"model": str(model), "positive": ["books"], "negative": ["ads"], "holdout": 0.5}
+    settings = {
+        "model": str(model),
+        "positive": ["books"],
+        "negative": ["ads"],
+        "holdout": 0.5,
+    }
     config = {"classifier": settings, "min_quality": 0.5, "seed": 1}
-    summary = quality.run({"ingest": ingest}, config, tmp_path / "out", make_context("work"))
+    summary = quality.run(
+        {"ingest": ingest}, config, tmp_path / "out", make_context("work")
+    )
     assert summary["auc"] > 0.97
     assert summary["training_documents"] == {}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == set(shard_names(ingest))  # nothing was trained
-    alone = quality.run({"ingest": ingest}, {"classifier": {"model": str(model)}}, tmp_path / "b", make_context("b"))
+    # nothing was trained
+    assert {path.name for path in (tmp_path / "out").iterdir()} == set(
+        shard_names(ingest)
+    )
+    alone = quality.run(
+        {"ingest": ingest},
+        {"classifier": {"model": str(model)}},
+        tmp_path / "b",
+        make_context("b"),
+    )
     assert "auc" not in alone
     wrong = {"classifier": {"model": str(model), "label": "__label__hq"}}
-    with pytest.raises(ClassifierError, match=r"'__label__hq'.*__label__negative, __label__positive"):
+    with pytest.raises(
+        ClassifierError, match=r"'__label__hq'.*__label__negative, __label__positive"
+    ):
         quality.run({"ingest": ingest}, wrong, tmp_path / "c", make_context("c"))
 
 
@@ -406,39 +601,72 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quali
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED.exists(), reason="the real data sets are not here")
 def test_real_headlines_are_separated_from_clickbait(
-    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+    write_ingest: Callable[..., Path],
+    tmp_path: Path,
+    make_context: Callable[..., Context],
 ) -> None:
     documents = []
     for source in ("clickbait", "non_clickbait"):
-        lines = gzip.decompress((SHARED / f"{source}_data.gz").read_bytes()).decode("utf-8").splitlines()
-        documents += [(source, str(number), line) for number, line in enumerate(filter(None, lines[:6000]))]
-    section = {"positive": ["non_clickbait"], "negative": ["clickbait"], "epochs": 10, "buckets": 20_000}
+        lines = (
+            gzip.decompress((SHARED / f"{source}_data.gz").read_bytes())
+            .decode("utf-8")
+            .splitlines()
+        )
+        documents += [
+            (source, str(number), line)
+            for number, line in enumerate(filter(None, lines[:6000]))
+        ]
+    section = {
+        "positive": ["non_clickbait"],
+        "negative": ["clickbait"],
+        "epochs": 10,
+        "buckets": 20_000,
+    }
     inputs = {"ingest": write_ingest("ingest", [documents])}
-    summary = quality.run(inputs, {"classifier": section, "seed": 1}, tmp_path / "out", make_context("work"))
+    summary = quality.run(
+        inputs,
+        {"classifier": section, "seed": 1},
+        tmp_path / "out",
+        make_context("work"),
+    )
     assert summary["auc"] > 0.98
 
 
-@pytest.mark.parametrize(("documents", "epochs"), [(2, 50), (206, 50), (800, 50), (1600, 25), (8000, 5), (10**6, 5)])
-def test_fewer_documents_are_trained_for_more_epochs(documents: int, epochs: int) -> None:
+@pytest.mark.parametrize(
+    ("documents", "epochs"),
+    [(2, 50), (206, 50), (800, 50), (1600, 25), (8000, 5), (10**6, 5)],
+)
+def test_fewer_documents_are_trained_for_more_epochs(
+    documents: int, epochs: int
+) -> None:
     assert epochs_of(Classifier(positive=("a",), negative=("b",)), documents) == epochs
-    assert epochs_of(Classifier(positive=("a",), negative=("b",), epochs=7), documents) == 7
+    assert (
+        epochs_of(Classifier(positive=("a",), negative=("b",), epochs=7), documents)
+        == 7
+    )
 
 
 @pytest.mark.slow
 def test_default_settings_learn_from_few_documents(tmp_path: Path) -> None:
-    """Each of 60 texts has one telling word among 20; five epochs at rate 0.2 see it too seldom."""
+    """Each of 60 texts has one telling word among 20; five epochs at rate 0.2 see it
+    too seldom.
+    """
     rng = random.Random(3)
 
     def example(good: bool) -> str:
         words = [f"w{rng.randrange(400)}" for _ in range(20)]
-        words[rng.randrange(20)] = rng.choice(["wise", "apt", "fine"] if good else ["cheap", "wow", "free"])
+        words[rng.randrange(20)] = rng.choice(
+            ["wise", "apt", "fine"] if good else ["cheap", "wow", "free"]
+        )
         return " ".join(words)
 
     examples = [(number % 2 == 0, example(number % 2 == 0)) for number in range(360)]
     training, held_out = examples[:60], examples[60:]
 
     def separation(**settings: float) -> float:
-        section = Classifier.model_validate({"positive": ["a"], "negative": ["b"], "buckets": 1000, **settings})
+        section = Classifier.model_validate(
+            {"positive": ["a"], "negative": ["b"], "buckets": 1000, **settings}
+        )
         path = tmp_path / f"{len(settings)}.bin"
         path.write_bytes(train(training, section, 1, tmp_path))
         texts = pa.array([text for _, text in held_out])
@@ -450,11 +678,17 @@ def test_default_settings_learn_from_few_documents(tmp_path: Path) -> None:
 
 
 def test_classifier_no_better_than_length_is_warned_about(
-    write_ingest: Callable[..., Path], tmp_path: Path, make_context: Callable[..., Context]
+    write_ingest: Callable[..., Path],
+    tmp_path: Path,
+    make_context: Callable[..., Context],
 ) -> None:
     rng = random.Random(5)
     noise = [
-        (name, f"{name}{number}", " ".join(f"w{rng.randrange(50)}" for _ in range(words)))
+        (
+            name,
+            f"{name}{number}",
+            " ".join(f"w{rng.randrange(50)}" for _ in range(words)),
+        )
         for name, words in (("long", 60), ("short", 20))
         for number in range(60)
     ]
@@ -463,7 +697,10 @@ def test_classifier_no_better_than_length_is_warned_about(
     events: list[dict[str, Any]] = []
     section = {**SECTION, "positive": ["long"], "negative": ["short"]}
     summary = quality.run(
-        {"ingest": ingest}, {"classifier": section, "seed": 1}, tmp_path / "out", replace(context, emit=events.append)
+        {"ingest": ingest},
+        {"classifier": section, "seed": 1},
+        tmp_path / "out",
+        replace(context, emit=events.append),
     )
     assert summary["length_auc"] == 1.0
     warnings = [event["message"] for event in events if event["event"] == "warning"]

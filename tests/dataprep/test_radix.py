@@ -13,7 +13,12 @@ hashes = st.integers(0, 2**32 - 1)
 
 
 @settings(deadline=None)
-@given(st.one_of(st.lists(hashes, max_size=2 * FEW), st.lists(st.integers(0, 300), max_size=8 * FEW)))
+@given(
+    st.one_of(
+        st.lists(hashes, max_size=2 * FEW),
+        st.lists(st.integers(0, 300), max_size=8 * FEW),
+    )
+)
 def test_distinct_values_are_sorted_to_the_front(values: list[int]) -> None:
     array = np.array(values, np.uint32)
     count = sort_distinct(array, np.empty(len(values), np.uint32))

@@ -1,4 +1,6 @@
-"""Reading a shard opens every table of the chain once; a stage that reads a shard repeatedly merges them first."""
+"""Reading a shard opens every table of the chain once; a stage that reads a shard
+repeatedly merges them first.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,16 @@ from gristmill.dataprep.quality import quality
 from gristmill.dataprep.row_groups import ahead, read_document_rows, read_texts
 
 SHARD = "part-00000.parquet"
-STEPS = ("filter", "clean", "langid", "dedup_lines", "decontaminate", "dedup_substrings", "dedup", "filter-2")
+STEPS = (
+    "filter",
+    "clean",
+    "langid",
+    "dedup_lines",
+    "decontaminate",
+    "dedup_substrings",
+    "dedup",
+    "filter-2",
+)
 WORDS = "the river of a winter and evening in every old garden was that with letters have to be machine".split()
 
 
@@ -49,7 +60,9 @@ def sentence(rng: random.Random, words: int) -> str:
 
 @contextmanager
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Count the Parquet files that are opened meanwhile, by the name of their folder."""
+    """Count the Parquet files that are opened meanwhile, by the name of their
+    folder.
+    """
     counts: Counter[str] = Counter()
     open_parquet = documents.open_parquet
 
@@ -64,9 +77,12 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 def edited(rng: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]], bytes]:
     """Random edits of an ASCII text, and the edited text."""
-    places = sorted(rng.sample(range(len(text) + 1), min(2 * rng.randint(0, 3), len(text) // 2 * 2)))
+    places = sorted(
+        rng.sample(range(len(text) + 1), min(2 * rng.randint(0, 3), len(text) // 2 * 2))
+    )
     edits = [
-        (begin, end, rng.choice(["", "x", "new words"])) for begin, end in zip(places[::2], places[1::2], strict=True)
+        (begin, end, rng.choice(["", "x", "new words"]))
+        for begin, end in zip(places[::2], places[1::2], strict=True)
     ]
     for begin, end, new in reversed(edits):
         text = text[:begin] + new.encode() + text[end:]
@@ -75,11 +91,19 @@ def edited(rng: random.Random, text: bytes) -> tuple[list[tuple[int, int, str]],
 
 @pytest.mark.parametrize("seed", range(5))
 def test_shard_is_read_with_the_edits_and_drops_of_every_stage(
-    seed: int, write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    seed: int,
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
     rng = random.Random(seed)
     texts = [sentence(rng, rng.randint(1, 9)).encode() for _ in range(12)]
-    inputs = {"ingest": write_ingest("ingest", [[("web", str(row), text.decode()) for row, text in enumerate(texts)]])}
+    inputs = {
+        "ingest": write_ingest(
+            "ingest",
+            [[("web", str(row), text.decode()) for row, text in enumerate(texts)]],
+        )
+    }
     rows = np.arange(len(texts))
     for stage in STEPS:
         table = read_table(inputs["ingest"] / SHARD)
@@ -87,23 +111,40 @@ def test_shard_is_read_with_the_edits_and_drops_of_every_stage(
         edits_and_texts = [edited(rng, texts[row]) for row in rows.tolist()]
         for row, (_, text) in zip(rows.tolist(), edits_and_texts, strict=True):
             texts[row] = text
-        edits = {"edits": edits_array([text_edits for text_edits, _ in edits_and_texts])} if rng.random() < 0.6 else {}
+        edits = (
+            {"edits": edits_array([text_edits for text_edits, _ in edits_and_texts])}
+            if rng.random() < 0.6
+            else {}
+        )
         if not edits:
-            texts = [text.encode() for text in read_documents(inputs, SHARD, ["text"])["text"].to_pylist()]
+            texts = [
+                text.encode()
+                for text in read_documents(inputs, SHARD, ["text"])["text"].to_pylist()
+            ]
         reasons = [None if row in kept else "gone" for row in rows.tolist()]
-        write_table(tmp_path / stage / SHARD, annotate(table, rows, rows, reasons, edits)[0])
+        write_table(
+            tmp_path / stage / SHARD, annotate(table, rows, rows, reasons, edits)[0]
+        )
         inputs[stage], rows = tmp_path / stage, kept
         for read in (inputs, merge_annotations(inputs, make_context(f"work-{stage}"))):
             shard = read_shard(read, SHARD, ["text", "id"])
-            assert shard.documents["text"].to_pylist() == [text.decode() for text in texts], seed
+            assert shard.documents["text"].to_pylist() == [
+                text.decode() for text in texts
+            ], seed
             assert shard.documents["id"].equals(table["id"])
-            assert shard.rows.tolist() == kept_rows(read, SHARD).tolist() == kept.tolist()
+            assert (
+                shard.rows.tolist() == kept_rows(read, SHARD).tolist() == kept.tolist()
+            )
             sampled_rows = rng.choices(range(len(texts)), k=4)
-            sampled_documents = read_document_rows(read, SHARD, sampled_rows, ["text", "id"])
+            sampled_documents = read_document_rows(
+                read, SHARD, sampled_rows, ["text", "id"]
+            )
             assert sampled_documents.equals(shard.documents.take(sampled_rows)), seed
             annotations = combine_annotations(read, SHARD, table["id"], [EDITS])
             parts = [*ahead(read_texts(read, SHARD, annotations, rng.randint(1, 400)))]
-            assert pa.concat_arrays(parts).to_pylist() == [text.decode() for text in (texts[row] for row in kept)], seed
+            assert pa.concat_arrays(parts).to_pylist() == [
+                text.decode() for text in (texts[row] for row in kept)
+            ], seed
 
 
 def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
@@ -112,7 +153,11 @@ def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one two"), ("web", "b", "three")]])}
+    inputs = {
+        "ingest": write_ingest(
+            "ingest", [[("web", "a", "one two"), ("web", "b", "three")]]
+        )
+    }
     rows = np.arange(2)
     for stage in STEPS:
         table = annotate(
@@ -126,24 +171,39 @@ def test_each_table_of_a_chain_or_the_merged_one_is_opened_once(
         inputs[stage] = tmp_path / stage
     with opened(monkeypatch) as counts:
         shard = read_shard(inputs, SHARD, ["text", *STEPS])
-    assert shard.documents["text"].to_pylist() == ["a " * len(STEPS) + "one two", "three"]
+    assert shard.documents["text"].to_pylist() == [
+        "a " * len(STEPS) + "one two",
+        "three",
+    ]
     assert all(shard.documents[stage].to_pylist() == [1, 2] for stage in STEPS)
     assert counts == dict.fromkeys(("ingest", *STEPS), 1)
     with opened(monkeypatch) as counts:
         merged = merge_annotations(inputs, make_context("work"))
     assert counts == dict.fromkeys(("ingest", *STEPS), 1)
     with opened(monkeypatch) as counts:
-        assert read_shard(merged, SHARD, ["text"]).documents.equals(shard.documents.select(["text"]))
+        assert read_shard(merged, SHARD, ["text"]).documents.equals(
+            shard.documents.select(["text"])
+        )
     assert counts == {"ingest": 1, MERGED: 1}
 
 
 def test_misaligned_table_and_overlapping_edits_are_errors(
-    write_ingest: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+    write_ingest: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
 ) -> None:
-    inputs = {"ingest": write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])}
+    inputs = {
+        "ingest": write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])
+    }
     rows, table = np.arange(2), read_table(inputs["ingest"] / SHARD)
     for stage in ("clean", "filter"):
-        annotations = annotate(table, rows, rows, [None, None], {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])})[0]
+        annotations = annotate(
+            table,
+            rows,
+            rows,
+            [None, None],
+            {"edits": edits_array([[(0, 1, "")], [(1, 2, "")]])},
+        )[0]
         write_table(tmp_path / stage / SHARD, annotations)
         inputs[stage] = tmp_path / stage
     write_table(inputs["clean"] / SHARD, annotations.take([1, 0]))
@@ -155,7 +215,10 @@ def test_misaligned_table_and_overlapping_edits_are_errors(
         with pytest.raises(MisalignedError, match="gristmill stage clean"):
             read()
     overlapping = edits_array([[], [(0, 2, ""), (1, 3, "")]])
-    write_table(inputs["clean"] / SHARD, annotate(table, rows, rows, [None, None], {"edits": overlapping})[0])
+    write_table(
+        inputs["clean"] / SHARD,
+        annotate(table, rows, rows, [None, None], {"edits": overlapping})[0],
+    )
     with pytest.raises(BadEditError, match="document 1 of 2"):
         read_shard(inputs, SHARD)
 
@@ -191,10 +254,19 @@ def test_stages_open_each_earlier_table_once_per_shard(
     inputs = {"ingest": write_ingest("ingest", shards)}
     against = tmp_path / "eval.jsonl"
     against.write_text("".join(f'{{"question": "{text}"}}\n' for text in repeated[:2]))
-    classes = {"positive": ["good"], "negative": ["bad"], "epochs": 1, "max_documents": 5}
+    classes = {
+        "positive": ["good"],
+        "negative": ["bad"],
+        "epochs": 1,
+        "max_documents": 5,
+    }
     steps: list[tuple[str, Callable[..., dict[str, Any]], dict[str, Any]]] = [
         ("clean", clean.run, {"mask": {}}),
-        ("filter", filtering.run, {"rules": {"fineweb": {"max_repeated_line_char_ratio": 1.0}}}),
+        (
+            "filter",
+            filtering.run,
+            {"rules": {"fineweb": {"max_repeated_line_char_ratio": 1.0}}},
+        ),
         ("dedup_lines", dedup_lines.run, {}),
         (
             "decontaminate",
@@ -208,14 +280,23 @@ def test_stages_open_each_earlier_table_once_per_shard(
                 "margin_characters": 0,
             },
         ),
-        ("dedup_substrings", dedup_substrings.run, {"min_words": 8, "certain_words": 12}),
+        (
+            "dedup_substrings",
+            dedup_substrings.run,
+            {"min_words": 8, "certain_words": 12},
+        ),
         ("dedup", dedup.run, {}),
         ("quality", quality.run, {"classifier": classes, "seed": 1}),
     ]
     for name, run, config in steps:
         (tmp_path / name).mkdir()
         with opened(monkeypatch) as counts:
-            run(inputs, config, tmp_path / name, make_context(f"work-{name}", mode="memory"))
+            run(
+                inputs,
+                config,
+                tmp_path / name,
+                make_context(f"work-{name}", mode="memory"),
+            )
         before = {stage: counts[stage] for stage in inputs if stage != "ingest"}
         assert set(before.values()) <= {2}, (name, before)  # once for each shard
         inputs[name] = tmp_path / name
@@ -234,7 +315,8 @@ def test_exactly_one_item_is_prepared_ahead() -> None:
         raise BadEditError("after the last item")
 
     items_ahead = ahead(items())
-    assert produced.acquire(blocking=False) is False  # none before the first is requested
+    # none before the first is requested
+    assert produced.acquire(blocking=False) is False
     for number in range(4):
         assert next(items_ahead) == number
         assert produced.acquire(timeout=60)

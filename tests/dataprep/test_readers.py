@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Dropped, Page, Read, Reading, Record, Rejected
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Page,
+    Read,
+    Reading,
+    Record,
+    Rejected,
+)
 from gristmill.dataprep.reading.sources import find_files
 
 COMPRESS = {
@@ -36,7 +43,11 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def errors(records: list[Read]) -> dict[int, str]:
-    return {record.number: record.error for record in records if isinstance(record, Rejected)}
+    return {
+        record.number: record.error
+        for record in records
+        if isinstance(record, Rejected)
+    }
 
 
 def texts(records: list[Read]) -> list[str]:
@@ -44,8 +55,12 @@ def texts(records: list[Read]) -> list[str]:
 
 
 @pytest.mark.parametrize("extension", COMPRESS)
-def test_every_compression_yields_the_same_records(tmp_path: Path, extension: str) -> None:
-    lines = b"".join(json.dumps({"text": f"text {n}", "n": n}).encode() + b"\n" for n in range(500))
+def test_every_compression_yields_the_same_records(
+    tmp_path: Path, extension: str
+) -> None:
+    lines = b"".join(
+        json.dumps({"text": f"text {n}", "n": n}).encode() + b"\n" for n in range(500)
+    )
     path = write(tmp_path / f"a.jsonl{extension}", COMPRESS[extension](lines))
     records = read(path)
     assert texts(records) == [f"text {n}" for n in range(500)]
@@ -53,7 +68,10 @@ def test_every_compression_yields_the_same_records(tmp_path: Path, extension: st
 
 
 def test_byte_order_mark_before_a_later_line_is_rejected(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n{"text": "c"}\n')
+    path = write(
+        tmp_path / "a.jsonl",
+        b'\xef\xbb\xbf{"text": "a"}\n\xef\xbb\xbf{"text": "b"}\n{"text": "c"}\n',
+    )
     records = read(path)
     assert texts(records) == ["a", "c"]
     assert list(errors(records)) == [2]
@@ -70,7 +88,9 @@ def test_byte_order_mark_before_a_later_line_is_rejected(tmp_path: Path) -> None
     ],
 )
 def test_lone_surrogate_is_rejected_anywhere(tmp_path: Path, line: str) -> None:
-    ((number, error),) = errors(read(write(tmp_path / "a.jsonl", line.encode()))).items()
+    ((number, error),) = errors(
+        read(write(tmp_path / "a.jsonl", line.encode()))
+    ).items()
     assert number == 1
     assert "surrogate \\udcff" in error
 
@@ -78,15 +98,23 @@ def test_lone_surrogate_is_rejected_anywhere(tmp_path: Path, line: str) -> None:
 @pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
 def test_concatenated_members_are_one_file(tmp_path: Path, extension: str) -> None:
     part = COMPRESS[extension]
-    path = write(tmp_path / f"a.jsonl{extension}", part(b'{"text": "a"}\n{"te') + part(b'xt": "b"}\n'))
+    path = write(
+        tmp_path / f"a.jsonl{extension}",
+        part(b'{"text": "a"}\n{"te') + part(b'xt": "b"}\n'),
+    )
     assert texts(read(path)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("extension", [".gz", ".bz2", ".zst"])
 @pytest.mark.parametrize("damage", ["cut", "garbage"])
-def test_damage_is_one_rejected_record_after_the_good_ones(tmp_path: Path, extension: str, damage: str) -> None:
+def test_damage_is_one_rejected_record_after_the_good_ones(
+    tmp_path: Path, extension: str, damage: str
+) -> None:
     lines = [json.dumps({"text": f"text {n}"}).encode() + b"\n" for n in range(10)]
-    good, bad = COMPRESS[extension](b"".join(lines[:6])), COMPRESS[extension](b"".join(lines[6:]))
+    good, bad = (
+        COMPRESS[extension](b"".join(lines[:6])),
+        COMPRESS[extension](b"".join(lines[6:])),
+    )
     bad = bad[:-9] if damage == "cut" else b"this is no compressed data"
     path = write(tmp_path / f"a.jsonl{extension}", good + bad)
     records = read(path)
@@ -144,10 +172,17 @@ def test_bad_lines_are_rejected_with_their_reasons(tmp_path: Path) -> None:
             assert len(record.excerpt) <= 2000
 
 
-def test_oversized_line_is_rejected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_line_is_rejected_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 50)
     monkeypatch.setattr(compression, "READ_BYTES", 16)
-    lines = [b'{"text": "a"}', b'{"text": "' + b"x" * 100 + b'"}', b'{"text": "b"}', b'{"text": "' + b"y" * 100]
+    lines = [
+        b'{"text": "a"}',
+        b'{"text": "' + b"x" * 100 + b'"}',
+        b'{"text": "b"}',
+        b'{"text": "' + b"y" * 100,
+    ]
     records = read(write(tmp_path / "a.jsonl", b"\n".join(lines)))
     assert texts(records) == ["a", "b"]
     assert sorted(errors(records)) == [2, 4]
@@ -155,14 +190,21 @@ def test_oversized_line_is_rejected_alone(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @given(
-    lines=st.lists(st.binary(max_size=30).map(lambda line: line.replace(b"\n", b"").replace(b"\r", b""))),
+    lines=st.lists(
+        st.binary(max_size=30).map(
+            lambda line: line.replace(b"\n", b"").replace(b"\r", b"")
+        )
+    ),
     step=st.integers(1, 40),
 )
 def test_lines_do_not_depend_on_the_read_size(
     tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], step: int
 ) -> None:
     lines = [b"no byte order mark", *lines]
-    path = write(tmp_path_factory.getbasetemp() / "lines", b"".join(line + b"\r\n" for line in lines))
+    path = write(
+        tmp_path_factory.getbasetemp() / "lines",
+        b"".join(line + b"\r\n" for line in lines),
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compression, "READ_BYTES", step)
         assert list(compression.read_lines(path, "")) == lines
@@ -175,11 +217,22 @@ def test_text_file_is_one_document_without_its_byte_order_mark(tmp_path: Path) -
 
 def test_empty_and_binary_text_files_are_rejected(tmp_path: Path) -> None:
     assert "empty" in errors(read(write(tmp_path / "a.txt", b"")))[1]
-    assert "UTF-8: byte 0xc3 at position 2" in errors(read(write(tmp_path / "b.txt", b"ab\xc3")))[1]
+    assert (
+        "UTF-8: byte 0xc3 at position 2"
+        in errors(read(write(tmp_path / "b.txt", b"ab\xc3")))[1]
+    )
 
 
 def test_configured_fields_are_text_id_and_metadata(tmp_path: Path) -> None:
-    row = {"body": "t", "url": "http://x", "year": 1999, "tags": ["a"], "none": None, "ok": True, "odd": float("nan")}
+    row = {
+        "body": "t",
+        "url": "http://x",
+        "year": 1999,
+        "tags": ["a"],
+        "none": None,
+        "ok": True,
+        "odd": float("nan"),
+    }
     path = write(tmp_path / "a.jsonl", json.dumps(row).encode())
     (record,) = read(path, Reading(text="body", id="url"))
     assert isinstance(record, Record)
@@ -187,12 +240,17 @@ def test_configured_fields_are_text_id_and_metadata(tmp_path: Path) -> None:
     assert json.loads(record.metadata) == {"year": 1999, "ok": True, "odd": "NaN"}
     (record,) = read(path, Reading(text="body", metadata=("tags", "absent")))
     assert isinstance(record, Record)
-    assert (record.locator, json.loads(record.metadata)) == ("a.jsonl#1", {"tags": ["a"]})
+    assert (record.locator, json.loads(record.metadata)) == (
+        "a.jsonl#1",
+        {"tags": ["a"]},
+    )
     assert "'missing'" in errors(read(path, Reading(text="body", id="missing")))[1]
 
 
 def test_parquet_rows_are_records(tmp_path: Path) -> None:
-    table = pa.table({"text": ["a", None, "", "d"], "n": [1, 2, 3, 4], "parts": [[1], [2], [3], [4]]})
+    table = pa.table(
+        {"text": ["a", None, "", "d"], "n": [1, 2, 3, 4], "parts": [[1], [2], [3], [4]]}
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     records = read(tmp_path / "a.parquet")
     assert records[0] == Record(1, "a.parquet#1", "a", '{"n": 1}')
@@ -211,12 +269,21 @@ def test_parquet_row_that_is_not_utf8_is_rejected_alone(tmp_path: Path) -> None:
 
 
 def test_damaged_parquet_loses_only_the_damaged_row_group(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": [f"{n} " * 50 for n in range(4000)]}), tmp_path / "a.parquet", row_group_size=1000)
+    pq.write_table(
+        pa.table({"text": [f"{n} " * 50 for n in range(4000)]}),
+        tmp_path / "a.parquet",
+        row_group_size=1000,
+    )
     content = bytearray((tmp_path / "a.parquet").read_bytes())
     (rejected,) = read(write(tmp_path / "cut.parquet", bytes(content[:-100])))
     assert isinstance(rejected, Rejected)
     assert rejected.number == 1
-    middle = pq.ParquetFile(tmp_path / "a.parquet").metadata.row_group(2).column(0).data_page_offset
+    middle = (
+        pq.ParquetFile(tmp_path / "a.parquet")
+        .metadata.row_group(2)
+        .column(0)
+        .data_page_offset
+    )
     content[middle : middle + 200] = b"\xff" * 200
     records = read(write(tmp_path / "b.parquet", bytes(content)))
     assert texts(records) == [f"{n} " * 50 for n in (*range(2000), *range(3000, 4000))]
@@ -232,12 +299,19 @@ def test_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_nested_fields_are_addressed_by_dots(tmp_path: Path) -> None:
-    row = {"content": {"body": "inner", "id": 7, "deep": {"er": "x"}}, "content.body": "literal", "n": 1}
+    row = {
+        "content": {"body": "inner", "id": 7, "deep": {"er": "x"}},
+        "content.body": "literal",
+        "n": 1,
+    }
     path = write(tmp_path / "a.jsonl", json.dumps(row).encode())
     (record,) = read(path, Reading(text="content.body", id="content.id"))
     assert isinstance(record, Record)
-    assert (record.text, record.locator) == ("literal", "7")  # a literal key takes precedence
-    (record,) = read(path, Reading(text="content.deep.er", metadata=("content.id", "absent.key")))
+    # a literal key takes precedence
+    assert (record.text, record.locator) == ("literal", "7")
+    (record,) = read(
+        path, Reading(text="content.deep.er", metadata=("content.id", "absent.key"))
+    )
     assert isinstance(record, Record)
     assert (record.text, json.loads(record.metadata)) == ("x", {"content.id": 7})
     (error,) = errors(read(path, Reading(text="content.none"))).values()
@@ -255,23 +329,38 @@ def test_binary_column_is_decoded_or_passed_to_the_extractor(tmp_path: Path) -> 
     records = read(tmp_path / "a.parquet")
     assert texts(records) == ["é"]
     assert "UTF-8: byte 0xe9 at position 0" in errors(records)[2]
-    assert texts(read(tmp_path / "a.parquet", Reading(encoding="cp1252"))) == ["Ã©", "é"]
+    assert texts(read(tmp_path / "a.parquet", Reading(encoding="cp1252"))) == [
+        "Ã©",
+        "é",
+    ]
     pages = read(tmp_path / "a.parquet", Reading(extract="resiliparse"))
-    assert pages[:2] == [Page(1, "a.parquet#1", "é".encode()), Page(2, "a.parquet#2", b"\xe9")]
+    assert pages[:2] == [
+        Page(1, "a.parquet#1", "é".encode()),
+        Page(2, "a.parquet#2", b"\xe9"),
+    ]
     assert pages[2] == Dropped(3, "extract/empty", "a.parquet#3")
 
 
 def test_encoding_of_text_files_is_named_or_detected(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "naïve café".encode("cp1252"))
     assert "UTF-8: byte 0xef at position 2" in errors(read(path))[1]
-    assert read(path, Reading(encoding="cp1252")) == [Record(1, "a.txt", "naïve café", '{"encoding": "cp1252"}')]
+    assert read(path, Reading(encoding="cp1252")) == [
+        Record(1, "a.txt", "naïve café", '{"encoding": "cp1252"}')
+    ]
     path = write(tmp_path / "b.txt", "\ufeffnaïve".encode("utf-16-le"))
-    assert read(path, Reading(encoding="auto")) == [Record(1, "b.txt", "naïve", '{"encoding": "utf-16-le"}')]
+    assert read(path, Reading(encoding="auto")) == [
+        Record(1, "b.txt", "naïve", '{"encoding": "utf-16-le"}')
+    ]
 
 
 def test_html_file_is_a_page_or_keeps_its_markup(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.html.gz", gzip.compress("<meta charset=latin1><p>é".encode("latin-1")))
-    assert read(path) == [Page(1, "a.html.gz", "<meta charset=latin1><p>é".encode("latin-1"))]
+    path = write(
+        tmp_path / "a.html.gz",
+        gzip.compress("<meta charset=latin1><p>é".encode("latin-1")),
+    )
+    assert read(path) == [
+        Page(1, "a.html.gz", "<meta charset=latin1><p>é".encode("latin-1"))
+    ]
     assert read(path, Reading(extract="none")) == [
         Record(1, "a.html.gz", "<meta charset=latin1><p>é", '{"encoding": "cp1252"}')
     ]

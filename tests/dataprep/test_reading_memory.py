@@ -1,4 +1,6 @@
-"""Reading takes no more memory than the longest record may, measured in separate processes."""
+"""Reading takes no more memory than the longest record may, measured in separate
+processes.
+"""
 
 import bz2
 import gzip
@@ -88,8 +90,17 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 def measure(path: Path, tmp_path: Path) -> dict[str, int]:
     (tmp_path / "small.jsonl").write_text('{"text": "warm"}\n')
-    command = [sys.executable, "-c", READ, str(path), str(LIMIT), str(tmp_path / "small.jsonl")]
-    measured: dict[str, int] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = [
+        sys.executable,
+        "-c",
+        READ,
+        str(path),
+        str(LIMIT),
+        str(tmp_path / "small.jsonl"),
+    ]
+    measured: dict[str, int] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     assert measured["errors"], "a bomb is rejected"
     return measured
 
@@ -109,17 +120,26 @@ def measure(path: Path, tmp_path: Path) -> dict[str, int]:
         ),
     ],
 )
-def test_decompression_bomb_stays_within_the_memory_limit(tmp_path: Path, form: str, extension: str) -> None:
+def test_decompression_bomb_stays_within_the_memory_limit(
+    tmp_path: Path, form: str, extension: str
+) -> None:
     (tmp_path / f"bomb.{form}{extension}").write_bytes(BOMBS[extension]())
     measured = measure(tmp_path / f"bomb.{form}{extension}", tmp_path)
     assert measured["bytes"] < ALLOWED, measured
 
 
-@pytest.mark.parametrize("name", ["a.zip", pytest.param("a.tar.bz2", marks=pytest.mark.slow)])
-def test_archive_members_stay_within_the_memory_limit(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["a.zip", pytest.param("a.tar.bz2", marks=pytest.mark.slow)]
+)
+def test_archive_members_stay_within_the_memory_limit(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     if name == "a.zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a.txt", "w") as member:
+        with (
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+            archive.open("a.txt", "w") as member,
+        ):
             for piece in zeros():
                 member.write(piece)
     else:
@@ -132,7 +152,11 @@ def test_archive_members_stay_within_the_memory_limit(tmp_path: Path, name: str)
 
 @pytest.mark.slow
 def test_huge_parquet_value_stays_in_the_child_process(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["x" * (150 << 20)]}), tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(
+        pa.table({"text": ["x" * (150 << 20)]}),
+        tmp_path / "a.parquet",
+        compression="zstd",
+    )
     measured = measure(tmp_path / "a.parquet", tmp_path)
     (error,) = measured["errors"]
     assert "16 MiB" in error
@@ -160,13 +184,17 @@ print(json.dumps({"bytes": peak_resident_bytes(), **summary["counts"]["dropped"]
 
 @pytest.mark.slow
 def test_ingest_memory_does_not_grow_with_the_documents(tmp_path: Path) -> None:
-    """Peaks differ by some 80 MB from run to run; a list of all documents would take 60 bytes each."""
+    """Peaks differ by some 80 MB from run to run; a list of all documents would take 60
+    bytes each.
+    """
     peaks = {}
     for number in (1_000_000, 4_000_000):
         folder = tmp_path / str(number)
         folder.mkdir()
         command = [sys.executable, "-c", INGEST, str(folder), str(number)]
-        measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        measured = json.loads(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
         assert measured["ingest/repeated"] == number // 100
         peaks[number] = measured["bytes"]
         shutil.rmtree(folder)

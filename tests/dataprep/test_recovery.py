@@ -24,7 +24,10 @@ from gristmill.dataprep.reading.sources import find_files
 from tests.dataprep.warc_records import http, record
 
 RECORDS = 40
-TEXTS = [f"text {number} " + "".join(f"{number * place % 997:x} " for place in range(60)) for number in range(RECORDS)]
+TEXTS = [
+    f"text {number} " + "".join(f"{number * place % 997:x} " for place in range(60))
+    for number in range(RECORDS)
+]
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
@@ -49,15 +52,24 @@ def rejected(records: list[Read]) -> list[Rejected]:
 
 
 def warc_parts() -> list[bytes]:
-    return [record("conversion", text.encode(), number) for number, text in enumerate(TEXTS)]
+    return [
+        record("conversion", text.encode(), number) for number, text in enumerate(TEXTS)
+    ]
 
 
 def arc_parts() -> list[bytes]:
     names = b"1 0 InternetArchive\nURL IP-address Archive-date Content-type Archive-length\n"
-    parts = [f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain {len(names)}\n".encode() + names + b"\n"]
+    parts = [
+        f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain {len(names)}\n".encode()
+        + names
+        + b"\n"
+    ]
     for number, text in enumerate(TEXTS):
         block = http(text.encode(), content_type="text/plain")
-        about = f"http://a.example/{number} 192.0.2.1 20080430204826 text/plain {len(block)}\n"
+        about = (
+            f"http://a.example/{number} 192.0.2.1 20080430204826 text/plain "
+            f"{len(block)}\n"
+        )
         parts.append(about.encode() + block + b"\n")
     return parts
 
@@ -67,7 +79,10 @@ def jsonl_parts() -> list[bytes]:
 
 
 def csv_parts() -> list[bytes]:
-    return [b"n,text\n", *(f'{number},"{text}"\n'.encode() for number, text in enumerate(TEXTS))]
+    return [
+        b"n,text\n",
+        *(f'{number},"{text}"\n'.encode() for number, text in enumerate(TEXTS)),
+    ]
 
 
 PARTS: dict[str, Callable[[], list[bytes]]] = {
@@ -84,10 +99,17 @@ def flipped(content: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("form", "extension"),
-    [*((form, ".gz") for form in PARTS), ("warc", ".zst"), ("warc", ".bz2"), ("warc", ".xz")],
+    [
+        *((form, ".gz") for form in PARTS),
+        ("warc", ".zst"),
+        ("warc", ".bz2"),
+        ("warc", ".xz"),
+    ],
 )
 @pytest.mark.parametrize("place", [0.0, 0.3, 0.95])
-def test_flipped_byte_costs_only_its_member(tmp_path: Path, form: str, extension: str, place: float) -> None:
+def test_flipped_byte_costs_only_its_member(
+    tmp_path: Path, form: str, extension: str, place: float
+) -> None:
     parts = PARTS[form]()
     header = len(parts) - RECORDS
     damaged = 20 + header
@@ -97,7 +119,11 @@ def test_flipped_byte_costs_only_its_member(tmp_path: Path, form: str, extension
     packed[damaged] = flipped(packed[damaged], at)
     records = read(tmp_path / f"a.{form}{extension}", b"".join(packed))
     # The row after the gap may be the end of a longer one.
-    expected = [text for number, text in enumerate(TEXTS) if number != 20 and not (form == "csv" and number == 21)]
+    expected = [
+        text
+        for number, text in enumerate(TEXTS)
+        if number != 20 and not (form == "csv" and number == 21)
+    ]
     assert kept(records) == expected
     (error,) = rejected(records)
     assert error.lost == 0
@@ -121,9 +147,14 @@ def test_any_flip_in_a_gzip_member_costs_only_that_member(
         assert at < 10 or len(texts) == 3
 
 
-def test_consecutive_damaged_members_are_one_gap_of_estimated_size(tmp_path: Path) -> None:
+def test_consecutive_damaged_members_are_one_gap_of_estimated_size(
+    tmp_path: Path,
+) -> None:
     packed = [gzip.compress(part) for part in warc_parts()]
-    damaged = [flipped(member, 40) if number in (20, 21, 22) else member for number, member in enumerate(packed)]
+    damaged = [
+        flipped(member, 40) if number in (20, 21, 22) else member
+        for number, member in enumerate(packed)
+    ]
     path = tmp_path / "a.warc.gz"
     path.write_bytes(b"".join(damaged))
     (file,) = find_files("s", {"path": str(path)}).files
@@ -146,10 +177,16 @@ def test_member_is_found_after_a_damaged_one_longer_than_the_buffer(
 
 @pytest.mark.parametrize("form", ["warc", "arc"])
 @pytest.mark.parametrize("error", [-300, -60, -3, 3, 20, 400, 3000, 10**9])
-def test_wrong_length_costs_only_its_record(tmp_path: Path, form: str, error: int) -> None:
+def test_wrong_length_costs_only_its_record(
+    tmp_path: Path, form: str, error: int
+) -> None:
     parts = PARTS[form]()
     at = 20 + len(parts) - RECORDS
-    length = len(TEXTS[20]) if form == "warc" else len(http(TEXTS[20].encode(), content_type="text/plain"))
+    length = (
+        len(TEXTS[20])
+        if form == "warc"
+        else len(http(TEXTS[20].encode(), content_type="text/plain"))
+    )
     name = b"Content-Length: %d\r\n" if form == "warc" else b"text/plain %d\n"
     assert name % length in parts[at]
     parts[at] = parts[at].replace(name % length, name % max(length + error, 0))
@@ -164,24 +201,38 @@ def test_wrong_length_costs_only_its_record(tmp_path: Path, form: str, error: in
 
 @pytest.mark.parametrize("form", ["warc", "arc"])
 @pytest.mark.parametrize("garbage", [b"no record\r\n\r\n", b"\0" * 5000, b"a\n" * 99])
-def test_garbage_between_records_is_one_gap(tmp_path: Path, form: str, garbage: bytes) -> None:
+def test_garbage_between_records_is_one_gap(
+    tmp_path: Path, form: str, garbage: bytes
+) -> None:
     parts = PARTS[form]()
     before = len(parts) - RECORDS + 9
-    records = read(tmp_path / f"a.{form}", b"".join([*parts[:before], garbage, *parts[before:]]))
-    # One line end separates the records of an ARC: without a header after it, the length before it is wrong.
+    records = read(
+        tmp_path / f"a.{form}", b"".join([*parts[:before], garbage, *parts[before:]])
+    )
+    # One line end separates the records of an ARC: without a header after it, the
+    # length before it is wrong.
     assert kept(records) == (TEXTS if form == "warc" else TEXTS[:8] + TEXTS[9:])
     (gap,) = rejected(records)
     assert gap.lost == 0
 
 
-@pytest.mark.parametrize("url", ["http://a.example/b c d", "http://a.example/b 1.2.3.4 c"])
+@pytest.mark.parametrize(
+    "url", ["http://a.example/b c d", "http://a.example/b 1.2.3.4 c"]
+)
 @pytest.mark.parametrize("kind", ["text/plain", "text/plain; charset=utf-8", "no type"])
 def test_blanks_in_an_arc_url_are_kept(tmp_path: Path, url: str, kind: str) -> None:
     parts = arc_parts()
     block = http(b"blank", content_type="text/plain")
-    parts.insert(9, f"{url} 192.0.2.1 20080430204826 {kind} {len(block)}\n".encode() + block + b"\n")
+    parts.insert(
+        9,
+        f"{url} 192.0.2.1 20080430204826 {kind} {len(block)}\n".encode()
+        + block
+        + b"\n",
+    )
     records = read(tmp_path / "a.arc", b"".join(parts))
-    (record,) = [item for item in records if isinstance(item, Record) and item.text == "blank"]
+    (record,) = [
+        item for item in records if isinstance(item, Record) and item.text == "blank"
+    ]
     assert json.loads(record.metadata)["url"] == url
     assert json.loads(record.metadata)["date"] == "2008-04-30T20:48:26Z"
     assert len(kept(records)) == RECORDS + 1
@@ -222,17 +273,27 @@ def test_damaged_arrow_batch_costs_only_its_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_checksums", [True, False])
-def test_damaged_row_group_costs_only_its_rows(tmp_path: Path, has_checksums: bool) -> None:
+def test_damaged_row_group_costs_only_its_rows(
+    tmp_path: Path, has_checksums: bool
+) -> None:
     buffer = io.BytesIO()
     codec = "none" if has_checksums else "gzip"
     pq.write_table(
-        table(), buffer, row_group_size=10, compression=codec, use_dictionary=False, write_page_checksum=has_checksums
+        table(),
+        buffer,
+        row_group_size=10,
+        compression=codec,
+        use_dictionary=False,
+        write_page_checksum=has_checksums,
     )
     content = buffer.getvalue()
     group = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(2).column(0)
     at = group.data_page_offset + group.total_compressed_size // 2
     records = read(
-        tmp_path / "a.parquet", content[:at] + bytes(b ^ 0xFF for b in content[at : at + 20]) + content[at + 20 :]
+        tmp_path / "a.parquet",
+        content[:at]
+        + bytes(b ^ 0xFF for b in content[at : at + 20])
+        + content[at + 20 :],
     )
     assert kept(records) == TEXTS[:20] + TEXTS[30:]
     (error,) = rejected(records)
@@ -269,12 +330,16 @@ BOM_CODECS = ["utf-8-sig", "utf-16", "utf-16-be", "utf-32", "utf-32-be"]
 
 
 def with_bom(text: str, codec: str) -> bytes:
-    return (text if codec in ("utf-8-sig", "utf-16", "utf-32") else f"\ufeff{text}").encode(codec)
+    return (
+        text if codec in ("utf-8-sig", "utf-16", "utf-32") else f"\ufeff{text}"
+    ).encode(codec)
 
 
 @pytest.mark.parametrize("codec", BOM_CODECS)
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl", "a.html", "a.jsonl.gz"])
-def test_byte_order_mark_is_honoured_in_every_text_format(tmp_path: Path, name: str, codec: str) -> None:
+def test_byte_order_mark_is_honoured_in_every_text_format(
+    tmp_path: Path, name: str, codec: str
+) -> None:
     text = "Grüße, Ωmega 漢字 😀"
     form = name.split(".")[1]
     content = {
@@ -283,17 +348,24 @@ def test_byte_order_mark_is_honoured_in_every_text_format(tmp_path: Path, name: 
         "jsonl": json.dumps({"text": text}, ensure_ascii=False) + "\n",
         "html": f"<html><body><p>{text}</p></body></html>",
     }[form]
-    packed = PACK["." + name.split(".")[2] if name.count(".") == 2 else ""](with_bom(content, codec))
+    packed = PACK["." + name.split(".")[2] if name.count(".") == 2 else ""](
+        with_bom(content, codec)
+    )
     path = tmp_path / name
     path.write_bytes(packed)
     (file,) = find_files("s", {"path": str(path), "extract": "none"}).files
-    records = list(read_records(file, Reading(extract="none") if form == "html" else Reading()))
+    records = list(
+        read_records(file, Reading(extract="none") if form == "html" else Reading())
+    )
     assert kept(records) == [content if form in ("txt", "html") else text]
 
 
 def test_text_with_nuls_is_rejected(tmp_path: Path) -> None:
     lines = [{"text": "good"}, {"text": "a\0b\0"}, {"text": "fine"}]
-    records = read(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    records = read(
+        tmp_path / "a.jsonl",
+        "".join(json.dumps(line) + "\n" for line in lines).encode(),
+    )
     assert kept(records) == ["good", "fine"]
     assert [item.number for item in rejected(records)] == [2]
     (error,) = read(tmp_path / "b.txt", "plain".encode("utf-16-le"))
@@ -303,7 +375,12 @@ def test_text_with_nuls_is_rejected(tmp_path: Path) -> None:
 def test_null_text_is_dropped_and_a_missing_field_rejected(tmp_path: Path) -> None:
     lines = b'{"text": null}\n{"other": 1}\n{"text": ""}\n{"text": "a"}\n'
     records = read(tmp_path / "a.jsonl", lines)
-    assert [type(item).__name__ for item in records] == ["Dropped", "Rejected", "Dropped", "Record"]
+    assert [type(item).__name__ for item in records] == [
+        "Dropped",
+        "Rejected",
+        "Dropped",
+        "Record",
+    ]
     pq.write_table(pa.table({"text": ["a", None]}), tmp_path / "b.parquet")
     records = read(tmp_path / "b.parquet", (tmp_path / "b.parquet").read_bytes())
     assert [type(item).__name__ for item in records] == ["Record", "Dropped"]
@@ -313,11 +390,24 @@ def test_non_finite_numbers_are_strings_in_metadata(tmp_path: Path) -> None:
     lines = b'{"text": "a", "x": NaN, "y": -Infinity, "z": 1e999, "w": 1.5}\n'
     (record,) = read(tmp_path / "a.jsonl", lines)
     pq.write_table(
-        pa.table({"text": ["a"], "x": [float("nan")], "y": [float("-inf")], "z": [float("inf")], "w": [1.5]}),
+        pa.table(
+            {
+                "text": ["a"],
+                "x": [float("nan")],
+                "y": [float("-inf")],
+                "z": [float("inf")],
+                "w": [1.5],
+            }
+        ),
         tmp_path / "b.parquet",
     )
     (row,) = read(tmp_path / "b.parquet", (tmp_path / "b.parquet").read_bytes())
     for document in (record, row):
         assert isinstance(document, Record)
-        assert json.loads(document.metadata) == {"x": "NaN", "y": "-Infinity", "z": "Infinity", "w": 1.5}
+        assert json.loads(document.metadata) == {
+            "x": "NaN",
+            "y": "-Infinity",
+            "z": "Infinity",
+            "w": 1.5,
+        }
         assert "NaN" in document.metadata

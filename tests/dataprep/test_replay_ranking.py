@@ -1,4 +1,6 @@
-"""Replayed `keep_top` equals a run with another share, also with earlier stages replayed."""
+"""Replayed `keep_top` equals a run with another share, also with earlier stages
+replayed.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,21 @@ Settings = Mapping[str, Any]
 
 
 def make_documents() -> list[list[tuple[str, str, str]]]:
-    """Three shards of two sources; every fourth text is a copy, so that cuts go through equal scores."""
+    """Three shards of two sources; every fourth text is a copy, so that cuts go through
+    equal scores.
+    """
     rng = random.Random(2)
     texts = [" ".join(rng.choices(WORDS, k=rng.randint(3, 90))) for _ in range(60)]
-    rows = [("web" if n % 3 else "books", str(n), texts[n % 45 if n % 4 == 0 else n % 60]) for n in range(120)]
+    rows = [
+        ("web" if n % 3 else "books", str(n), texts[n % 45 if n % 4 == 0 else n % 60])
+        for n in range(120)
+    ]
     return [rows[:50], rows[50:51], rows[51:]]
 
 
-def run_stages(ingest: Path, out: Path, make_context: Callable, min_words: int, ranking: Settings) -> dict[str, Path]:
+def run_stages(
+    ingest: Path, out: Path, make_context: Callable, min_words: int, ranking: Settings
+) -> dict[str, Path]:
     inputs = {"ingest": ingest}
     rules = {"rules": {"gopher_quality": {"min_words": min_words}}}
     filter_stage.run(inputs, rules, out / "filter", make_context(f"{out.name}-filter"))
@@ -43,18 +52,32 @@ def run_stages(ingest: Path, out: Path, make_context: Callable, min_words: int, 
 
 
 def all_rules(
-    inputs: dict[str, Path], min_words: int, ranking: Settings, earlier_rules: dict[str, list[Rule]] | None
+    inputs: dict[str, Path],
+    min_words: int,
+    ranking: Settings,
+    earlier_rules: dict[str, list[Rule]] | None,
 ) -> dict[str, list[Rule]]:
     shard = shard_names(inputs["ingest"])[0]
     sections = {
-        "filter": Filter.model_validate({"rules": {"gopher_quality": {"min_words": min_words}}}),
+        "filter": Filter.model_validate(
+            {"rules": {"gopher_quality": {"min_words": min_words}}}
+        ),
         "quality": Quality.model_validate({"heuristics": True, **ranking}),
     }
     columns = {stage: column_names(inputs[stage] / shard) for stage in sections}
     find = {"filter": filter_stage.rules, "quality": whatif_thresholds.rules}
-    rules = {stage: rules_of(find[stage], stage, section, columns[stage]) for stage, section in sections.items()}
+    rules = {
+        stage: rules_of(find[stage], stage, section, columns[stage])
+        for stage, section in sections.items()
+    }
     ranking_rule = keep_top_rule(
-        inputs, "quality", sections["quality"], SEED, earlier_rules or rules, rules, columns["quality"]
+        inputs,
+        "quality",
+        sections["quality"],
+        SEED,
+        earlier_rules or rules,
+        rules,
+        columns["quality"],
     )
     assert ranking_rule is not None
     return {**rules, "quality": [*rules["quality"], ranking_rule]}
@@ -73,7 +96,11 @@ def all_rules(
     ],
 )
 def test_replayed_share_equals_a_run(
-    min_words: int, ranking: Settings, write_ingest: Callable, make_context: Callable, tmp_path: Path
+    min_words: int,
+    ranking: Settings,
+    write_ingest: Callable,
+    make_context: Callable,
+    tmp_path: Path,
 ) -> None:
     ingest = write_ingest("ingest", make_documents())
     first = {"keep_top": 0.8}
@@ -91,8 +118,12 @@ def test_replayed_share_equals_a_run(
             verdicts = set(new.rows[new.keep].tolist())
             passed = verdicts if passed is None else passed & verdicts
         table = read_annotations(truth, shard, "quality", ["keep", "reason"])
-        assert passed == {row for row, keep in enumerate(table["keep"].to_pylist()) if keep}
-        dropped += table["reason"].cast(pa.string()).to_pylist().count("quality/keep_top")
+        assert passed == {
+            row for row, keep in enumerate(table["keep"].to_pylist()) if keep
+        }
+        dropped += (
+            table["reason"].cast(pa.string()).to_pylist().count("quality/keep_top")
+        )
     assert (dropped == 0) == (ranking["keep_top"] == 1.0)
 
 
@@ -104,9 +135,15 @@ def test_samples_are_nearest_to_the_cut_of_their_group(
     stored = run_stages(ingest, tmp_path / "stored", make_context, 20, share)
     rules = all_rules(stored, 20, share, None)
     shard = shard_names(ingest)[0]
-    verdicts, _ = judge_shard(stored, shard, "quality", rules["quality"], rules["quality"])
+    verdicts, _ = judge_shard(
+        stored, shard, "quality", rules["quality"], rules["quality"]
+    )
     samples = nearest(verdicts, rules["quality"][-1], 3)
-    assert max(value for _, _, value in samples["failing"]) <= min(value for _, _, value in samples["passing"])
+    assert max(value for _, _, value in samples["failing"]) <= min(
+        value for _, _, value in samples["passing"]
+    )
     scores = verdicts.columns["heuristic_score"]
     worst_kept = min(scores[verdicts.keep])
-    assert min(distance for distance, _, _ in samples["passing"]) <= worst_kept - max(scores[~verdicts.keep])
+    assert min(distance for distance, _, _ in samples["passing"]) <= worst_kept - max(
+        scores[~verdicts.keep]
+    )

@@ -33,14 +33,32 @@ def test_registry_equals_the_schema() -> None:
 def test_rule_sets_have_distinct_columns() -> None:
     names = Counter(name for columns in RULE_COLUMNS.values() for name in columns)
     assert [name for name, number in names.items() if number > 1] == []
-    assert set(names) & {"id", "keep", "reason", "error", "edits", "source", "locator", "text", "metadata"} == set()
+    assert (
+        set(names)
+        & {
+            "id",
+            "keep",
+            "reason",
+            "error",
+            "edits",
+            "source",
+            "locator",
+            "text",
+            "metadata",
+        }
+        == set()
+    )
 
 
 NEED_A_FILE = {"toxicity"}
 
 
-@pytest.mark.parametrize("name", [name for name in RULE_SETS if name not in NEED_A_FILE])
-def test_rule_set_measures_its_declared_columns_and_bounds_only_these(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [name for name in RULE_SETS if name not in NEED_A_FILE]
+)
+def test_rule_set_measures_its_declared_columns_and_bounds_only_these(
+    name: str,
+) -> None:
     rules = Rules.model_validate({name: {}})
     rows = pa.table(
         {
@@ -53,7 +71,10 @@ def test_rule_set_measures_its_declared_columns_and_bounds_only_these(name: str)
     measured = measure(rows, rules)
     assert set(measured) == set(RULE_COLUMNS[name])
     assert {values.shape for values in measured.values()} == {(4,)}
-    assert {values.dtype for values in measured.values()} <= {np.dtype(np.int64), np.dtype(np.float64)}
+    assert {values.dtype for values in measured.values()} <= {
+        np.dtype(np.int64),
+        np.dtype(np.float64),
+    }
     bounded = bounded_statistics(type(configured_sets(rules)[name]))
     assert {statistic for _, statistic in bounded.values()} <= set(measured)
 
@@ -66,16 +87,24 @@ class Bounds(Section):
 
 def test_bound_and_nan_pass_and_options_bound_nothing() -> None:
     failed = failures({"size": np.array([2, 3, np.nan])}, {"set": Bounds()})
-    assert {rule: mask.tolist() for rule, mask in failed.items()} == {"set/min_size": [True, False, False]}
+    assert {rule: mask.tolist() for rule, mask in failed.items()} == {
+        "set/min_size": [True, False, False]
+    }
     failed = failures({"size": np.array([2, 3, np.nan])}, {"set": Bounds(max_size=2)})
     assert failed["set/max_size"].tolist() == [False, True, False]
 
 
 def test_nan_is_null_in_the_table() -> None:
-    assert spread(np.array([1.0, np.nan]), [None, "bad", None]).to_pylist() == [1.0, None, None]
+    assert spread(np.array([1.0, np.nan]), [None, "bad", None]).to_pylist() == [
+        1.0,
+        None,
+        None,
+    ]
 
 
-def test_columns_come_from_documents_or_earlier_stages_or_are_null(write_ingest: Callable, tmp_path: Path) -> None:
+def test_columns_come_from_documents_or_earlier_stages_or_are_null(
+    write_ingest: Callable, tmp_path: Path
+) -> None:
     ingest = write_ingest("ingest", [[("web", "a", "one"), ("web", "b", "two")]])
     ids = pq.read_table(ingest / "part-00000.parquet")["id"]
     write_table(
@@ -83,7 +112,9 @@ def test_columns_come_from_documents_or_earlier_stages_or_are_null(write_ingest:
         pa.table({"id": ids, "keep": [True, True], "language": ["en", "de"]}),
     )
     inputs = {"ingest": ingest, "langid": tmp_path / "langid"}
-    rows = read_shard(inputs, "part-00000.parquet", ["text", "locator", "language", "perplexity"]).documents
+    rows = read_shard(
+        inputs, "part-00000.parquet", ["text", "locator", "language", "perplexity"]
+    ).documents
     assert rows.to_pylist() == [
         {"text": "one", "locator": "a", "language": "en", "perplexity": None},
         {"text": "two", "locator": "b", "language": "de", "perplexity": None},
@@ -93,11 +124,15 @@ def test_columns_come_from_documents_or_earlier_stages_or_are_null(write_ingest:
 def test_disabled_rule_sets_measure_nothing() -> None:
     rows = pa.table({"text": TEXTS, "language": pa.nulls(len(TEXTS), pa.string())})
     assert measure(rows, Rules()) == {}
-    assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(RULE_COLUMNS["gopher_quality"])
+    assert list(measure(rows, Rules(gopher_quality=GopherQuality()))) == list(
+        RULE_COLUMNS["gopher_quality"]
+    )
 
 
 SIZE = (2 << 20) + 2
-"""Bytes of lines, and half as many words, that need the largest hash tables for their number."""
+"""Bytes of lines, and half as many words, that need the largest hash tables for their
+number.
+"""
 PEAK = """
 import json, sys
 from pathlib import Path
@@ -122,24 +157,36 @@ for name, piece in pieces.items():
     peaks[name] = (peak_resident_bytes() - before) / rows[1]["text"].nbytes
 print(json.dumps(peaks))
 """
-OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") and name not in NEED_A_FILE}
+OTHER_SETS = {
+    name: {}
+    for name in RULE_SETS
+    if not name.startswith("gopher") and name not in NEED_A_FILE
+}
 
 
 @pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="only Linux measures the peak memory of a part of a program"
+    not sys.platform.startswith("linux"),
+    reason="only Linux measures the peak memory of a part of a program",
 )
 @pytest.mark.parametrize(
     "rules",
     [
         *(
             pytest.param(
-                {"gopher_quality": {"dialect": dialect}, "gopher_repetition": {"dialect": dialect}},
+                {
+                    "gopher_quality": {"dialect": dialect},
+                    "gopher_repetition": {"dialect": dialect},
+                },
                 marks=[] if dialect == "datatrove" else [pytest.mark.slow],
             )
             for dialect in DIALECTS
         ),
         pytest.param(
-            {"gopher_quality": {"words": "unicode"}, "gopher_repetition": {"words": "unicode"}}, marks=pytest.mark.slow
+            {
+                "gopher_quality": {"words": "unicode"},
+                "gopher_repetition": {"words": "unicode"},
+            },
+            marks=pytest.mark.slow,
         ),
         OTHER_SETS,
     ],
@@ -147,6 +194,8 @@ OTHER_SETS = {name: {} for name in RULE_SETS if not name.startswith("gopher") an
 )
 def test_memory_of_a_long_document_is_bounded(rules: dict[str, object]) -> None:
     command = [sys.executable, "-c", PEAK, json.dumps(rules), str(SIZE)]
-    peaks = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    peaks = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     assert len(peaks) == 6
     assert max(peaks.values()) < 64, peaks

@@ -65,8 +65,14 @@ pieced_text = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
 def measured(rules: dict[str, Any], texts: list[str]) -> list[dict[str, float]]:
-    columns = measure(pa.table({"text": pa.array(texts, pa.large_string())}), Rules.model_validate(rules))
-    return [{name: values[row].item() for name, values in columns.items()} for row in range(len(texts))]
+    columns = measure(
+        pa.table({"text": pa.array(texts, pa.large_string())}),
+        Rules.model_validate(rules),
+    )
+    return [
+        {name: values[row].item() for name, values in columns.items()}
+        for row in range(len(texts))
+    ]
 
 
 def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
@@ -80,7 +86,12 @@ def reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(any_text, pieced_text), max_size=4))
 def test_kernels_agree_exactly_with_the_plain_definitions(texts: list[str]) -> None:
-    rules = {"c4": {}, "mc4": {"paragraph_characters": 20}, "fineweb": {"short_line_characters": 12}, "curator": {}}
+    rules = {
+        "c4": {},
+        "mc4": {"paragraph_characters": 20},
+        "fineweb": {"short_line_characters": 12},
+        "curator": {},
+    }
     expected = [
         {
             **rules_reference.c4(text),
@@ -94,16 +105,28 @@ def test_kernels_agree_exactly_with_the_plain_definitions(texts: list[str]) -> N
 
 
 def test_c4_statistics_counted_by_hand() -> None:
-    text = "Mr. Ünal wrote {this}. It went: Lorem Ipsum, LOREM ipsum!\nlorem  ipsum lorem\nipsum"
+    text = (
+        "Mr. Ünal wrote {this}. It went: Lorem Ipsum, LOREM ipsum!\nlorem  ipsum "
+        "lorem\nipsum"
+    )
     assert measured({"c4": {}}, [text]) == [
-        {"document_characters": len(text), "sentences": 4, "lorem_ipsum": 2, "curly_brackets": 1}
+        {
+            "document_characters": len(text),
+            "sentences": 4,
+            "lorem_ipsum": 2,
+            "curly_brackets": 1,
+        }
     ]
 
 
 def test_fineweb_statistics_counted_by_hand() -> None:
-    text = "A line that ends.\n\nThe same line\nThe same line\n \nThe same line\nThis one is over thirty characters?\n"
-    # 5 filled lines, 2 of them with an end; 7 newlines; 17 + 3 * 13 + 1 + 35 code points.
-    # Words: A line that ends . | The same line, three times | This one is over thirty characters ?
+    text = (
+        "A line that ends.\n\nThe same line\nThe same line\n \nThe same "
+        "line\nThis one is over thirty characters?\n"
+    )
+    # 5 filled lines, 2 of them with an end; 7 newlines; 17 + 3 * 13 + 1 + 35 code
+    # points. Words: A line that ends . | The same line, three times | This one is over
+    # thirty characters ?
     assert measured({"fineweb": {}}, [text]) == [
         {
             "filled_lines": 5,
@@ -131,15 +154,30 @@ def test_curator_statistics_counted_by_hand() -> None:
         }
     ]
     assert set(measured({"curator": {}}, [""])[0].values()) == {1.0, 0.0}
-    assert measured({"curator": {}}, ["One.\n\nLorem ipsum."])[0]["boilerplate_paragraph_ratio"] == 1.0
+    assert (
+        measured({"curator": {}}, ["One.\n\nLorem ipsum."])[0][
+            "boilerplate_paragraph_ratio"
+        ]
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize(
     ("rules", "passing", "failing", "reason"),
     [
         ({"curator": {}}, "ab-.", "a-.", "curator/max_non_alphanumeric_ratio"),
-        ({"curator": {}}, "a" * 16 + "333.", "a" * 15 + "333.", "curator/max_digit_ratio"),
-        ({"curator": {}}, "http://abc " + "a" * 38 + ".", "http://abc " + "a" * 37 + ".", "curator/max_url_char_ratio"),
+        (
+            {"curator": {}},
+            "a" * 16 + "333.",
+            "a" * 15 + "333.",
+            "curator/max_digit_ratio",
+        ),
+        (
+            {"curator": {}},
+            "http://abc " + "a" * 38 + ".",
+            "http://abc " + "a" * 37 + ".",
+            "curator/max_url_char_ratio",
+        ),
         ({"curator": {}}, "aaaaa.\n\n", "aaaa.\n\n", "curator/max_whitespace_ratio"),
         ({"curator": {}}, "a" * 8 + "(.", "a" * 7 + "(.", "curator/max_bracket_ratio"),
         (
@@ -154,12 +192,32 @@ def test_curator_statistics_counted_by_hand() -> None:
             "\n".join(["word"] * 18 + ["end."] * 3),
             "curator/max_unended_line_ratio",
         ),
-        ({"curator": {}}, "a" * 999 + ".", "a" * 1000 + ".", "curator/max_longest_word_characters"),
-        ({"c4": {}}, "He ran. " * 23_750, "He ran. " * 23_750 + ".", "c4/max_document_characters"),
-        ({"c4": {}}, "One. Two. Lorem-ipsum.", "One. Two. Lorem ipsum.", "c4/max_lorem_ipsum"),
+        (
+            {"curator": {}},
+            "a" * 999 + ".",
+            "a" * 1000 + ".",
+            "curator/max_longest_word_characters",
+        ),
+        (
+            {"c4": {}},
+            "He ran. " * 23_750,
+            "He ran. " * 23_750 + ".",
+            "c4/max_document_characters",
+        ),
+        (
+            {"c4": {}},
+            "One. Two. Lorem-ipsum.",
+            "One. Two. Lorem ipsum.",
+            "c4/max_lorem_ipsum",
+        ),
         ({"c4": {}}, "One. Two. (3).", "One. Two. {3}.", "c4/max_curly_brackets"),
         ({"c4": {}}, "One. Two. Three.", "One. Mr. Two, etc.", "c4/min_sentences"),
-        ({"c4": {"constants": "paper"}}, "1! 2! 3! 4! 5!", "1! 2! 3! 4!", "c4/min_sentences"),
+        (
+            {"c4": {"constants": "paper"}},
+            "1! 2! 3! 4! 5!",
+            "1! 2! 3! 4!",
+            "c4/min_sentences",
+        ),
         (
             {"mc4": {}},
             "\n".join(["é" * 200] * 3),
@@ -169,7 +227,9 @@ def test_curator_statistics_counted_by_hand() -> None:
         ({"fineweb": {}}, "x" * 31 + ".", " \n\t\n", "fineweb/min_filled_lines"),
         (
             {"fineweb": {"max_newline_word_ratio": 9}},
-            lines := "\n".join("x" * 31 + str(row) + "." * (row < 3) for row in range(25)),
+            lines := "\n".join(
+                "x" * 31 + str(row) + "." * (row < 3) for row in range(25)
+            ),
             lines.replace(".", "", 1),
             "fineweb/min_terminal_line_ratio",
         ),  # 3 of 25 are 0.12
@@ -199,7 +259,9 @@ def test_curator_statistics_counted_by_hand() -> None:
         ),
     ],
 )
-def test_bound_passes_and_the_next_value_fails(rules: dict[str, Any], passing: str, failing: str, reason: str) -> None:
+def test_bound_passes_and_the_next_value_fails(
+    rules: dict[str, Any], passing: str, failing: str, reason: str
+) -> None:
     assert reasons(rules, [passing, failing]) == [None, reason]
 
 
@@ -208,11 +270,17 @@ def test_alias_sets_the_constants_of_one_source() -> None:
         section = Rules.model_validate(rules)
         assert Rules.model_validate(section.model_dump()) == section
         chosen = configured_sets(section)
-        return chosen["c4"].min_sentences, chosen["fineweb"].max_repeated_line_char_ratio
+        return chosen["c4"].min_sentences, chosen[
+            "fineweb"
+        ].max_repeated_line_char_ratio
 
     assert values({"c4": {}, "fineweb": {}}) == (3, 0.1)
-    assert values({"c4": {"constants": "paper"}, "fineweb": {"constants": "datatrove"}}) == (5, 0.01)
-    assert values({"c4": {"constants": "paper", "min_sentences": 4}, "fineweb": {}}) == (4, 0.1)
+    assert values(
+        {"c4": {"constants": "paper"}, "fineweb": {"constants": "datatrove"}}
+    ) == (5, 0.01)
+    assert values(
+        {"c4": {"constants": "paper", "min_sentences": 4}, "fineweb": {}}
+    ) == (4, 0.1)
 
 
 def test_unmatchable_phrase_is_rejected() -> None:

@@ -46,8 +46,13 @@ PIECES = [
 
 
 def measured(texts: list[str], language: str | None = "en") -> list[dict[str, float]]:
-    columns = running_text_statistics(pa.array(texts, pa.large_string()), [language] * len(texts))
-    return [{name: values[row].item() for name, values in columns.items()} for row in range(len(texts))]
+    columns = running_text_statistics(
+        pa.array(texts, pa.large_string()), [language] * len(texts)
+    )
+    return [
+        {name: values[row].item() for name, values in columns.items()}
+        for row in range(len(texts))
+    ]
 
 
 def lettered_share(text: str) -> float:
@@ -59,7 +64,11 @@ def lettered_share(text: str) -> float:
         counted = has_letter[min(first, 2) :]
         unlettered_in_line = counted.count(False)
         lettered += counted.count(True)
-        unlettered += 0 if "=" in line or unlettered_in_line <= counted.count(True) else unlettered_in_line
+        unlettered += (
+            0
+            if "=" in line or unlettered_in_line <= counted.count(True)
+            else unlettered_in_line
+        )
     return lettered / (lettered + unlettered) if lettered + unlettered else math.nan
 
 
@@ -86,16 +95,26 @@ def plain(text: str) -> dict[str, float]:
     mini = sum(len(word) <= 3 for word in words)
     functions = sum(word.lower() in FUNCTION_WORDS for word in words)
     return {
-        "placeholder_phrases": len(re.findall("lorem ipsum", text, re.IGNORECASE | re.ASCII)),
+        "placeholder_phrases": len(
+            re.findall("lorem ipsum", text, re.IGNORECASE | re.ASCII)
+        ),
         "lettered_word_ratio": lettered_share(text),
-        "eflaw": (len(words) + mini) / max(rules_reference.sentences(text), 1) if words else math.nan,
+        "eflaw": (len(words) + mini) / max(rules_reference.sentences(text), 1)
+        if words
+        else math.nan,
         "function_word_ratio": functions / len(words) if words else math.nan,
         "stray_determiner_ratio": stray_share(text),
     }
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=60).map("".join), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.lists(st.sampled_from(PIECES), max_size=60).map("".join),
+        min_size=1,
+        max_size=3,
+    )
+)
 def test_kernels_agree_with_the_plain_definitions(texts: list[str]) -> None:
     for text, values in zip(texts, measured(texts), strict=True):
         assert values == pytest.approx(plain(text), abs=0, rel=1e-12, nan_ok=True)
@@ -111,10 +130,19 @@ def test_list_markers_arithmetic_and_numbers_do_not_lower_the_letter_ratio() -> 
 def test_other_languages_have_only_placeholder_and_letter_statistics() -> None:
     values = measured(["Lorem ipsum dolor sit amet 1 2 3"], "la")[0]
     assert (values["placeholder_phrases"], values["lettered_word_ratio"]) == (1, 1.0)
-    assert all(math.isnan(values[name]) for name in ("eflaw", "function_word_ratio", "stray_determiner_ratio"))
+    assert all(
+        math.isnan(values[name])
+        for name in ("eflaw", "function_word_ratio", "stray_determiner_ratio")
+    )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.name != "Markov text"], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in KINDS if kind.name != "Markov text"],
+    ids=lambda kind: kind.name,
+)
 def test_most_texts_of_a_kind_get_the_intended_verdict(kind: object) -> None:
-    share = kept_share(documents(kind, 20), Rules.model_validate(expand(list(PROSE_RULES))))  # type: ignore[arg-type]
+    share = kept_share(
+        documents(kind, 20), Rules.model_validate(expand(list(PROSE_RULES)))
+    )  # type: ignore[arg-type]
     assert (share > 0.5) == kind.keep  # type: ignore[attr-defined]

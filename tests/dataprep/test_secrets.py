@@ -22,9 +22,14 @@ from gristmill.core.secrets import (
     split_secrets,
 )
 
-SECRETS = st.text(string.ascii_letters + string.digits + "-_.~+", min_size=8, max_size=40).filter(
-    # A port or a slash is not a password; text that the address contains anyway could not be distinguished.
-    lambda text: not text.isdigit() and text not in "https://example.org/folder/file.jsonl"
+SECRETS = st.text(
+    string.ascii_letters + string.digits + "-_.~+", min_size=8, max_size=40
+).filter(
+    # A port or a slash is not a password; text that the address contains anyway could
+    # not be distinguished.
+    lambda text: (
+        not text.isdigit() and text not in "https://example.org/folder/file.jsonl"
+    )
 )
 PLACES = [
     "{scheme}://user:{secret}@example.org/folder/file.jsonl",
@@ -75,7 +80,9 @@ def no_known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     scheme=st.sampled_from(["https", "s3", "gs", "ftp"]),
     secret=SECRETS,
 )
-def test_secret_is_masked_in_every_part_of_an_address(place: str, name: str, scheme: str, secret: str) -> None:
+def test_secret_is_masked_in_every_part_of_an_address(
+    place: str, name: str, scheme: str, secret: str
+) -> None:
     address = place.format(scheme=scheme, name=name, secret=secret)
     sentence = f"cannot open '{address}': refused (403)"
     record = {"path": [address], "files": {address: 1}, "message": sentence}
@@ -90,25 +97,39 @@ def test_secret_is_masked_in_every_part_of_an_address(place: str, name: str, sch
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, withheld or "[]")
         assert restore_secrets(written) == {"path": address, "url": f"{address} "}
-        assert secret not in mask_text(f"a worker's library: {secret!r} is no name of a bucket")
+        assert secret not in mask_text(
+            f"a worker's library: {secret!r} is no name of a bucket"
+        )
 
 
 @given(place=st.sampled_from(PLACES), name=st.sampled_from(NAMES), secret=SECRETS)
-def test_secret_repeated_by_a_library_is_masked(place: str, name: str, secret: str) -> None:
+def test_secret_repeated_by_a_library_is_masked(
+    place: str, name: str, secret: str
+) -> None:
     address = place.format(scheme="s3", name=name, secret=secret)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(secrets, "_known", set())
         remember_secrets({"sources": {"a": {"path": address}}})
-        assert secret not in mask_text(f'Invalid bucket name "{secret}": it must match the expression')
+        assert secret not in mask_text(
+            f'Invalid bucket name "{secret}": it must match the expression'
+        )
         output = io.StringIO()
-        print(f"resume with: gristmill run --store '{address}'", file=MaskedStream(output))
+        print(
+            f"resume with: gristmill run --store '{address}'", file=MaskedStream(output)
+        )
         assert secret not in output.getvalue()
 
 
 def test_key_split_at_slashes_is_masked_in_parts() -> None:
     remember_secrets("s3://AKIAEXAMPLE:wJalrXUtnFEMI/K7MDENG/bPxRfiCY@bucket/folder")
-    assert mask_text('Invalid bucket name "AKIAEXAMPLE:wJalrXUtnFEMI": it') == 'Invalid bucket name "***": it'
-    assert mask_text("K7MDENG is short, bPxRfiCYX is not") == "K7MDENG is short, ***X is not"
+    assert (
+        mask_text('Invalid bucket name "AKIAEXAMPLE:wJalrXUtnFEMI": it')
+        == 'Invalid bucket name "***": it'
+    )
+    assert (
+        mask_text("K7MDENG is short, bPxRfiCYX is not")
+        == "K7MDENG is short, ***X is not"
+    )
 
 
 def test_addresses_quoted_in_documents_are_kept() -> None:
@@ -127,18 +148,33 @@ def test_addresses_quoted_in_documents_are_kept() -> None:
             ("https://h/a?X-Amz-Credential=***&X-Amz-Date=2026&X-Amz-Signature=***"),
         ),
         ("https://h/a?sv=1&sig=ab%3D#x", "https://h/a?sv=1&sig=***#x"),
-        ("https://h/a?api_key=1&access_token=2&q=3", "https://h/a?api_key=***&access_token=***&q=3"),
+        (
+            "https://h/a?api_key=1&access_token=2&q=3",
+            "https://h/a?api_key=***&access_token=***&q=3",
+        ),
         ("https://me@host/a@b:c", "https://me@host/a@b:c"),
         ("s3://bucket/key=1/part", "s3://bucket/key=1/part"),
         ("password: none of an address", "password: none of an address"),
         ("https://me:p@ss@host/a@b", "https://***@host/a@b"),
         ("s3://AKIA:wJal/rXU+tn/K@bucket/a@b", "s3://***@bucket/a@b"),
         ("redis://:pw@host", "redis://***@host"),
-        ("http://localhost:8080/a@b, http://[::1]:80/@c", "http://localhost:8080/a@b, http://[::1]:80/@c"),
-        ("abfs://a-container-of-some-length@account/x", "abfs://a-container-of-some-length@account/x"),
+        (
+            "http://localhost:8080/a@b, http://[::1]:80/@c",
+            "http://localhost:8080/a@b, http://[::1]:80/@c",
+        ),
+        (
+            "abfs://a-container-of-some-length@account/x",
+            "abfs://a-container-of-some-length@account/x",
+        ),
         ("https://ghp_0123456789abcdefghij@host/x", "https://***@host/x"),
-        ("https://h/?next=https%3A%2F%2Fme%3Apw%40h2%2F&x=1", "https://h/?next=https%3A%2F%2F***%40h2%2F&x=1"),
-        ("https://h/?u=http%3A%2F%2Fh2%3Fauth%3Dpw%26x%3D1", "https://h/?u=http%3A%2F%2Fh2%3Fauth%3D***%26x%3D1"),
+        (
+            "https://h/?next=https%3A%2F%2Fme%3Apw%40h2%2F&x=1",
+            "https://h/?next=https%3A%2F%2F***%40h2%2F&x=1",
+        ),
+        (
+            "https://h/?u=http%3A%2F%2Fh2%3Fauth%3Dpw%26x%3D1",
+            "https://h/?u=http%3A%2F%2Fh2%3Fauth%3D***%26x%3D1",
+        ),
         ("https://h/#access_token=1&state=2", "https://h/#access_token=***&state=2"),
         (
             "https://h/?user[pwd]=1&code=2&auth=3;pass=4&codec=5",
@@ -146,7 +182,9 @@ def test_addresses_quoted_in_documents_are_kept() -> None:
         ),
     ],
 )
-def test_only_passwords_and_keys_of_addresses_are_masked(text: str, masked: str) -> None:
+def test_only_passwords_and_keys_of_addresses_are_masked(
+    text: str, masked: str
+) -> None:
     assert mask_text(text) == masked
     assert mask_text(masked) == masked
 
@@ -160,7 +198,13 @@ def test_values_are_masked_by_key() -> None:
             "sources.a.path=https://u:p@h/a=b",
         ],
         "manifest": {
-            "engine": {"options": {"aws_secret_access_key": "k", "hf_token": "t", "job_endpoint": "h:1"}},
+            "engine": {
+                "options": {
+                    "aws_secret_access_key": "k",
+                    "hf_token": "t",
+                    "job_endpoint": "h:1",
+                }
+            },
             "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]},
             "steps": 3,
         },
@@ -173,15 +217,26 @@ def test_values_are_masked_by_key() -> None:
             "sources.a.path=https://***@h/a=b",
         ],
         "manifest": {
-            "engine": {"options": {"aws_secret_access_key": "***", "hf_token": "***", "job_endpoint": "h:1"}},
+            "engine": {
+                "options": {
+                    "aws_secret_access_key": "***",
+                    "hf_token": "***",
+                    "job_endpoint": "h:1",
+                }
+            },
             "tokenizer": {"eot_token": "<|end|>", "special_tokens": ["<|user|>"]},
             "steps": 3,
         },
     }
 
 
-def test_split_secrets_are_restored_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    description = {"config": {"paths": ["a.txt", "https://me:hunter2@h/b"], "hf_token": "hunter2"}, "engine": {"n": 1}}
+def test_split_secrets_are_restored_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    description = {
+        "config": {"paths": ["a.txt", "https://me:hunter2@h/b"], "hf_token": "hunter2"},
+        "engine": {"n": 1},
+    }
     written, withheld = split_secrets(description)
     assert "hunter2" not in json.dumps(written)
     assert withheld is not None

@@ -1,4 +1,6 @@
-"""Seeded keys are stable: they decide the documents of mixtures and the initial weights of models."""
+"""Seeded keys are stable: they decide the documents of mixtures and the initial weights
+of models.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,11 @@ from gristmill.tokenize.order import order_key
 
 
 def test_keys_are_stable() -> None:
-    assert order_key(7, "mix", "documents") == seeded_key("gristmill", 7, "mix", "documents") == 501757538284448482
+    assert (
+        order_key(7, "mix", "documents")
+        == seeded_key("gristmill", 7, "mix", "documents")
+        == 501757538284448482
+    )
     assert seeded_key(7, "model.embed_tokens.weight") == 6386769700040092443
     assert seeded_bytes(7, "an id", size=16).hex() == "b92e6acfc38d7ad4b3f47b521529d54a"
     assert content_key(7, [["user", "Why?"]]) == 10423136157022099323

@@ -91,7 +91,10 @@ def sentences(text: str) -> int:
 @settings(max_examples=400, deadline=None)
 @given(st.one_of(any_text, pieced_text))
 def test_kernels_agree_exactly_with_the_plain_definitions(text: str) -> None:
-    assert (words(text), sentences(text)) == (rules_reference.words(text), rules_reference.sentences(text))
+    assert (words(text), sentences(text)) == (
+        rules_reference.words(text),
+        rules_reference.sentences(text),
+    )
 
 
 @pytest.mark.slow
@@ -101,7 +104,9 @@ def test_code_points_are_classified_like_python() -> None:
         character = chr(code)
         assert bool(classes[code] & SPACE) == character.isspace()
         assert bool(classes[code] & BREAK) == (len(f"a{character}b".splitlines()) == 2)
-        assert bool(classes[code] & TERMINAL) == (character in rules_reference.TERMINAL_MARKS)
+        assert bool(classes[code] & TERMINAL) == (
+            character in rules_reference.TERMINAL_MARKS
+        )
         assert not character.isalnum() or classes[code] & WORD
 
 

@@ -1,4 +1,6 @@
-"""Several hosts share the tasks of a job: each task runs once, whichever host joins, dies or fails."""
+"""Several hosts share the tasks of a job: each task runs once, whichever host joins,
+dies or fails.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def in_turn(work: Work, elements: Sequence[Element]) -> None:
 
 
 def offer_of(folder: Path, work: Any) -> Any:
-    return offered("job", folder, folder / "job", "memory", work, [(name, {}) for name in NAMES])
+    return offered(
+        "job", folder, folder / "job", "memory", work, [(name, {}) for name in NAMES]
+    )
 
 
 def test_concurrent_hosts_share_the_tasks(tmp_path: Path) -> None:
@@ -54,7 +58,9 @@ def test_concurrent_hosts_share_the_tasks(tmp_path: Path) -> None:
 
     with offer_of(tmp_path, in_turn) as offer:
         threads = [
-            threading.Thread(target=take_share, args=(offer, host, partial(run, host)), daemon=True)
+            threading.Thread(
+                target=take_share, args=(offer, host, partial(run, host)), daemon=True
+            )
             for host in ("a", "b")
         ]
         with taking_part(tmp_path):
@@ -72,7 +78,9 @@ def record(folder: str, done: list[str], name: str, payload: Any) -> None:
     write_json(Path(folder) / f"{name}.json", {})
 
 
-def test_tasks_claimed_by_a_dead_host_are_done_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_claimed_by_a_dead_host_are_done_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One host left properly, one was killed: its heartbeat no longer changes."""
     monkeypatch.setattr(multi_host, "LOST_SECONDS", 0.3)
     monkeypatch.setattr(multi_host, "BEAT_SECONDS", 0.05)
@@ -81,11 +89,20 @@ def test_tasks_claimed_by_a_dead_host_are_done_by_another(tmp_path: Path, monkey
     killed = tmp_path / "offers" / "hosts" / "killed.beat"
     killed.parent.mkdir(parents=True)
     killed.write_text("7")
-    with taking_part(tmp_path) as host, offer_of(tmp_path, partial(record, str(tmp_path / "job"), done)) as offer:
+    with (
+        taking_part(tmp_path) as host,
+        offer_of(tmp_path, partial(record, str(tmp_path / "job"), done)) as offer,
+    ):
         for name, owner in (("03", "gone"), ("05", "killed")):
-            assert create_exclusively(Path(offer.claims) / f"{name}.claim-1", owner.encode())
+            assert create_exclusively(
+                Path(offer.claims) / f"{name}.claim-1", owner.encode()
+            )
         take_share(offer, host, in_turn)
-        assert last_claims(Path(offer.claims)) == {**dict.fromkeys(NAMES, 1), "03": 2, "05": 2}
+        assert last_claims(Path(offer.claims)) == {
+            **dict.fromkeys(NAMES, 1),
+            "03": 2,
+            "05": 2,
+        }
     assert sorted(done) == NAMES
     assert done[-1] == "05"  # after the wait for its heartbeat
 
@@ -100,7 +117,9 @@ def test_no_task_starts_after_a_failure_or_without_an_offer(tmp_path: Path) -> N
     assert done == []
 
 
-def test_host_that_looks_during_removal_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_looks_during_removal_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
     with offer_of(tmp_path, partial(record, str(tmp_path / "job"), done)) as offer:
 
@@ -133,4 +152,6 @@ def test_job_for_several_hosts_completes_on_one(tmp_path: Path) -> None:
     )
     assert together == alone
     assert (tmp_path / "out" / "07.txt").read_text() == "49"
-    assert len([*(tmp_path / "together" / "offers").glob("squares-*/*.claim-1")]) == len(NAMES)
+    assert len(
+        [*(tmp_path / "together" / "offers").glob("squares-*/*.claim-1")]
+    ) == len(NAMES)

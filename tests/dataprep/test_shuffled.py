@@ -1,4 +1,6 @@
-"""Shuffles: rows arrive in the order of their tasks, through files and through Beam's GroupByKey, after any interruption."""
+"""Shuffles: rows arrive in the order of their tasks, through files and through Beam's
+GroupByKey, after any interruption.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep import shuffle_format
 from gristmill.dataprep.jobs import shuffle
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
-from gristmill.dataprep.jobs.tasks import Done, IncompleteJobError, Task, partition_tasks, run_tasks
+from gristmill.dataprep.jobs.tasks import (
+    Done,
+    IncompleteJobError,
+    Task,
+    partition_tasks,
+    run_tasks,
+)
 from tests.dataprep.dask_processes import Cluster
 
 IN_MEMORY = {"direct_running_mode": "in_memory"}
@@ -38,7 +46,9 @@ def context(work: Path, form: str, **fields: Any) -> Context:
 
 
 def rows_of(task: Task) -> list[tuple[str, list[tuple[int, str]]]]:
-    """Rows of each sending of a task, in order: (name, (partition, text) of each row)."""
+    """Rows of each sending of a task, in order: (name, (partition, text) of each
+    row).
+    """
     rng = random.Random(f"{task.payload['seed']} {task.name}")
     texts = ["", "flour", "Mühle", "粉を挽く", "\N{GRINNING FACE}\u0301", "a\nb"]
     sent = []
@@ -62,16 +72,23 @@ def send(log: Path | None, task: Task) -> Generator[Sent, None, Done]:
             lines.write(f"{task.name}\n")
     for name, rows in rows_of(task):
         table = pa.table({"text": pa.array([text for _, text in rows], pa.string())})
-        yield Sent(name, table, np.array([partition for partition, _ in rows], np.int64))
+        yield Sent(
+            name, table, np.array([partition for partition, _ in rows], np.int64)
+        )
     return Done([], {"counts": {"read": 1}, "name": task.name})
 
 
 def tasks(seed: int, number: int = 9) -> list[Task]:
-    return [Task(f"t{place}", {"seed": seed}, size_bytes=place % 4) for place in range(number)]
+    return [
+        Task(f"t{place}", {"seed": seed}, size_bytes=place % 4)
+        for place in range(number)
+    ]
 
 
 def expected(planned: list[Task]) -> dict[str, list[list[str]]]:
-    texts_by_name = {name: [[] for _ in range(number)] for name, number in PARTITIONS.items()}
+    texts_by_name = {
+        name: [[] for _ in range(number)] for name, number in PARTITIONS.items()
+    }
     for task in planned:
         for name, rows in rows_of(task):
             for partition, text in rows:
@@ -97,13 +114,19 @@ def test_rows_arrive_in_the_order_of_tasks_and_sendings(
 ) -> None:
     monkeypatch.setattr(shuffle, "BATCH_BYTES", 300)
     planned = tasks(seed)
-    results, sent = run_shuffle("job", planned, partial(send, None), context(tmp_path, form), PARTITIONS)
+    results, sent = run_shuffle(
+        "job", planned, partial(send, None), context(tmp_path, form), PARTITIONS
+    )
     assert results == [{"counts": {"read": 1}, "name": task.name} for task in planned]
     assert arrived(sent) == expected(planned), f"seed {seed}"
     for name, rows in sent.items():
         sizes = [rows.count(partition) for partition in range(rows.num_partitions)]
         assert sizes == [len(texts) for texts in expected(planned)[name]]
-        chosen = rows.read(0, lambda piece: piece.slice(0, 1)) if not rows.is_nothing else pa.table({"text": []})
+        chosen = (
+            rows.read(0, lambda piece: piece.slice(0, 1))
+            if not rows.is_nothing
+            else pa.table({"text": []})
+        )
         assert len(chosen) == sum(len(piece) > 0 for piece in rows.pieces(0))
 
 
@@ -111,22 +134,35 @@ def test_rows_arrive_in_the_order_of_tasks_and_sendings(
 def test_empty_shuffles_are_read(tmp_path: Path, form: str) -> None:
     def empty(task: Task) -> Generator[Sent, None, Done]:
         if task.payload["sends"]:
-            yield Sent("words", pa.table({"text": pa.array([], pa.string())}), np.empty(0, np.int64))
+            yield Sent(
+                "words",
+                pa.table({"text": pa.array([], pa.string())}),
+                np.empty(0, np.int64),
+            )
         return Done()
 
     for sends, number in ((False, 0), (False, 2), (True, 2)):
         planned = [Task(f"t{place}", {"sends": sends}) for place in range(number)]
         work = tmp_path / f"{sends}-{number}"
         for _ in range(2):
-            _, sent = run_shuffle("job", planned, empty, context(work, form), PARTITIONS)
-            assert (sent["words"].is_nothing, sent["numbers"].is_nothing) == (not sends, True)
-            assert [len(piece) for piece in sent["words"].pieces(4)] == [0] * 2 * sends * (form == "files")
+            _, sent = run_shuffle(
+                "job", planned, empty, context(work, form), PARTITIONS
+            )
+            assert (sent["words"].is_nothing, sent["numbers"].is_nothing) == (
+                not sends,
+                True,
+            )
+            assert [len(piece) for piece in sent["words"].pieces(4)] == [
+                0
+            ] * 2 * sends * (form == "files")
         if sends:
             assert sent["words"].read(3).schema == pa.schema({"text": pa.string()})
 
 
 @for_both_forms
-def test_single_and_skewed_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_single_and_skewed_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
     monkeypatch.setattr(shuffle, "BATCH_BYTES", 100)
 
     def skewed(task: Task) -> Generator[Sent, None, Done]:
@@ -136,7 +172,9 @@ def test_single_and_skewed_partitions(tmp_path: Path, monkeypatch: pytest.Monkey
         return Done()
 
     planned = [Task(f"t{n}", {"n": n}) for n in range(3)]
-    _, sent = run_shuffle("job", planned, skewed, context(tmp_path, form), {"one": 1, "many": 7})
+    _, sent = run_shuffle(
+        "job", planned, skewed, context(tmp_path, form), {"one": 1, "many": 7}
+    )
     numbers = [1000 * n + row for n in range(3) for row in range(500)]
     assert sent["one"].read(0)["number"].to_pylist() == numbers
     assert [sent["many"].read(place)["number"].to_pylist() for place in range(7)] == [
@@ -161,11 +199,20 @@ def calls(log: Path) -> list[str]:
 def test_failed_task_is_named_and_its_job_resumes(tmp_path: Path, form: str) -> None:
     planned, log = tasks(3), tmp_path / "calls"
     with pytest.raises(LookupError, match=r"^job/t8: LookupError: killed here"):
-        run_shuffle("job", planned, partial(fail_at, "t8", log), context(tmp_path, form), PARTITIONS)
-    assert not list(tmp_path.glob("*-arrived/*"))  # incomplete rows must not count, though t8 came last
+        run_shuffle(
+            "job",
+            planned,
+            partial(fail_at, "t8", log),
+            context(tmp_path, form),
+            PARTITIONS,
+        )
+    # incomplete rows must not count, though t8 came last
+    assert not list(tmp_path.glob("*-arrived/*"))
     started = calls(log)
     finished = {name for name in started if name != "t8"} if form == "files" else set()
-    _, sent = run_shuffle("job", planned, partial(send, log), context(tmp_path, form), PARTITIONS)
+    _, sent = run_shuffle(
+        "job", planned, partial(send, log), context(tmp_path, form), PARTITIONS
+    )
     assert arrived(sent) == expected(planned)
     # An engine groups nothing until all rows are there: those sent before are lost.
     assert calls(log) == sorted({*expected_names(planned)} - finished)
@@ -176,8 +223,12 @@ def expected_names(planned: list[Task]) -> list[str]:
 
 
 @for_both_forms
-def test_committed_work_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    """Through files a finished task, by an engine an arrived partition; at the end, everything."""
+def test_committed_work_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """Through files a finished task, by an engine an arrived partition; at the end,
+    everything.
+    """
     planned, log = tasks(3), tmp_path / "calls"
     written: list[str] = []
     if form == "engine":
@@ -191,17 +242,31 @@ def test_committed_work_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
 
         with monkeypatch.context() as patch:
             patch.setattr(shuffle, "_write_arrived", fail_at_third)
-            with pytest.raises(OSError, match=r"^job/(words|numbers) \d: OSError: .*No space left"):
-                run_shuffle("job", planned, partial(send, log), context(tmp_path, form), PARTITIONS)
-        stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*-arrived/*")}
+            with pytest.raises(
+                OSError, match=r"^job/(words|numbers) \d: OSError: .*No space left"
+            ):
+                run_shuffle(
+                    "job",
+                    planned,
+                    partial(send, log),
+                    context(tmp_path, form),
+                    PARTITIONS,
+                )
+        stamps = {
+            path: path.stat().st_mtime_ns for path in tmp_path.glob("*-arrived/*")
+        }
         assert len(stamps) == 4  # two partitions, and their marks
         assert calls(log) == expected_names(planned)
-    _, sent = run_shuffle("job", planned, partial(send, log), context(tmp_path, form), PARTITIONS)
+    _, sent = run_shuffle(
+        "job", planned, partial(send, log), context(tmp_path, form), PARTITIONS
+    )
     assert arrived(sent) == expected(planned)
     assert calls(log) == expected_names(planned)
     if form == "engine":
         assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
-    results, sent = run_shuffle("job", planned, partial(fail_at, "t1", log), context(tmp_path, form), PARTITIONS)
+    results, sent = run_shuffle(
+        "job", planned, partial(fail_at, "t1", log), context(tmp_path, form), PARTITIONS
+    )
     assert arrived(sent) == expected(planned)
     assert [result["name"] for result in results] == expected_names(planned)
     assert calls(log) == []
@@ -219,22 +284,29 @@ def kill_at_the_third(form: str, work: Path, log: Path) -> None:
         return original(path, *rows)
 
     setattr(shuffle, name, kill)
-    run_shuffle("job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS)
+    run_shuffle(
+        "job", tasks(3), partial(send, log), context(work, form, workers=1), PARTITIONS
+    )
 
 
 @pytest.mark.slow
 @for_both_forms
 def test_killed_job_does_not_repeat_committed_work(tmp_path: Path, form: str) -> None:
-    process = get_context("spawn").Process(target=kill_at_the_third, args=(form, tmp_path, tmp_path / "calls"))
+    process = get_context("spawn").Process(
+        target=kill_at_the_third, args=(form, tmp_path, tmp_path / "calls")
+    )
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.arrow")}
     assert len(before) == 2
-    _, sent = run_shuffle("job", tasks(3), partial(send, None), context(tmp_path, form), PARTITIONS)
+    _, sent = run_shuffle(
+        "job", tasks(3), partial(send, None), context(tmp_path, form), PARTITIONS
+    )
     assert arrived(sent) == expected(tasks(3))
     after = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.arrow")}
-    unfinished = 1 if form == "files" else 0  # of its task only one of two files was there
+    # of its task only one of two files was there
+    unfinished = 1 if form == "files" else 0
     assert sum(after[path] != stamp for path, stamp in before.items()) <= unfinished
 
 
@@ -242,16 +314,26 @@ def test_only_missing_partitions_are_sent(tmp_path: Path) -> None:
     rows = pa.table({"number": np.arange(20)})
     is_missing = np.array([False, True, False, True, False])
     numbers = defaultdict(list)
-    for partition, batch in shuffle.cut_batches(rows, np.arange(20) % 5, is_missing, (0, 0)):
+    for partition, batch in shuffle.cut_batches(
+        rows, np.arange(20) % 5, is_missing, (0, 0)
+    ):
         numbers[partition] += pa.ipc.open_stream(batch).read_all()["number"].to_pylist()
     assert numbers == {1: [1, 6, 11, 16], 3: [3, 8, 13, 18]}
-    assert list(shuffle.cut_batches(rows.slice(0, 0), np.arange(0), is_missing, (0, 0))) == []
+    assert (
+        list(shuffle.cut_batches(rows.slice(0, 0), np.arange(0), is_missing, (0, 0)))
+        == []
+    )
 
 
 def test_batches_are_copies_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shuffle, "BATCH_BYTES", 8_000)
     rows = pa.table({"number": np.arange(100_000)}).slice(50_000, 5_000)
-    batches = [batch for _, batch in shuffle.cut_batches(rows, np.zeros(5_000, int), np.ones(1, bool), (0, 0))]
+    batches = [
+        batch
+        for _, batch in shuffle.cut_batches(
+            rows, np.zeros(5_000, int), np.ones(1, bool), (0, 0)
+        )
+    ]
     assert len(batches) == 5
     assert max(map(len, batches)) < 9_000
 
@@ -261,17 +343,27 @@ def test_batches_can_arrive_in_any_order_and_repeatedly(tmp_path: Path) -> None:
     batches = [
         batch
         for place in range(12)
-        for _, batch in shuffle.cut_batches(rows, np.zeros(3, int), np.ones(1, bool), (place, 11 - place))
+        for _, batch in shuffle.cut_batches(
+            rows, np.zeros(3, int), np.ones(1, bool), (place, 11 - place)
+        )
     ]
     random.Random(1).shuffle(batches)
     for _ in range(2):  # a bundle that is tried again
-        shuffle.receive_partition([str(tmp_path)], ["rows"], str(tmp_path / "job"), 0, [*batches, *batches[:5]])
+        shuffle.receive_partition(
+            [str(tmp_path)],
+            ["rows"],
+            str(tmp_path / "job"),
+            0,
+            [*batches, *batches[:5]],
+        )
     sent = Shuffled(tmp_path, 1, arrived=shuffle.find_arrived(tmp_path))
     assert sent.arrived == {0: 36}
     assert sent.read(0)["number"].to_pylist() == [0, 1, 2] * 12
 
 
-def test_lost_rows_are_reported_and_sent_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_rows_are_reported_and_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned, original = tasks(3), shuffle.receive_partition
 
     def loses_one(*arguments: Any) -> None:
@@ -281,13 +373,28 @@ def test_lost_rows_are_reported_and_sent_again(tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(shuffle, "receive_partition", loses_one)
         with pytest.raises(IncompleteJobError, match="words, numbers"):
-            run_shuffle("job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS)
-    _, sent = run_shuffle("job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS)
+            run_shuffle(
+                "job",
+                planned,
+                partial(send, None),
+                context(tmp_path, "engine"),
+                PARTITIONS,
+            )
+    _, sent = run_shuffle(
+        "job", planned, partial(send, None), context(tmp_path, "engine"), PARTITIONS
+    )
     assert arrived(sent) == expected(planned)
 
 
 def add_up(words: Shuffled, task: Task) -> Done:
-    return Done([], {"characters": sum(map(len, words.read(task.payload["partition"])["text"].to_pylist()))})
+    return Done(
+        [],
+        {
+            "characters": sum(
+                map(len, words.read(task.payload["partition"])["text"].to_pylist())
+            )
+        },
+    )
 
 
 @pytest.fixture
@@ -302,9 +409,13 @@ def store() -> Iterator[Path]:
 def test_object_store_shuffles(store: Path, form: str) -> None:
     planned = tasks(5)
     for _ in range(2):
-        _, sent = run_shuffle("job", planned, partial(send, None), context(store, form), PARTITIONS)
+        _, sent = run_shuffle(
+            "job", planned, partial(send, None), context(store, form), PARTITIONS
+        )
         assert arrived(sent) == expected(planned)
-    results = run_tasks("sum", partition_tasks(5), partial(add_up, sent["words"]), context(store, form))
+    results = run_tasks(
+        "sum", partition_tasks(5), partial(add_up, sent["words"]), context(store, form)
+    )
     characters = [sum(map(len, texts)) for texts in expected(planned)["words"]]
     assert [result["characters"] for result in results] == characters
 
@@ -326,34 +437,51 @@ def test_local_runner_can_shuffle_like_an_engine(tmp_path: Path) -> None:
         ({"shuffle": "engine"}, "engine"),
     ],
 )
-def test_form_of_the_shuffle_follows_from_the_runner(tmp_path: Path, fields: dict[str, str], form: str) -> None:
+def test_form_of_the_shuffle_follows_from_the_runner(
+    tmp_path: Path, fields: dict[str, str], form: str
+) -> None:
     assert shuffle.form_of(Context(tmp_path, **fields)) == form  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_dask_cluster_shuffles(tmp_path: Path, cluster: Cluster) -> None:
-    on_cluster = Context(tmp_path, emit=lambda event: None, runner="dask", address=cluster.address)
-    _, sent = run_shuffle("job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS)
+    on_cluster = Context(
+        tmp_path, emit=lambda event: None, runner="dask", address=cluster.address
+    )
+    _, sent = run_shuffle(
+        "job", tasks(4, 40), partial(send, None), on_cluster, PARTITIONS
+    )
     assert arrived(sent) == expected(tasks(4, 40))
 
 
-def test_grouped_tasks_have_their_own_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouped_tasks_have_their_own_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gristmill.dataprep.jobs import tasks as jobs_tasks
 
     monkeypatch.setattr(jobs_tasks, "MOST_ELEMENTS", 4)
     planned, log = tasks(1, 30), tmp_path / "calls"
     assert [len(group) for group in jobs_tasks.in_groups(planned)] == [8, 8, 7, 7]
-    _, sent = run_shuffle("job", planned, partial(send, log), context(tmp_path, "engine"), PARTITIONS)
+    _, sent = run_shuffle(
+        "job", planned, partial(send, log), context(tmp_path, "engine"), PARTITIONS
+    )
     assert arrived(sent) == expected(planned)
     assert calls(log) == sorted(task.name for task in planned)
     assert len(list((tmp_path / "job-engine").glob("*.json"))) == 30
 
 
 @pytest.mark.parametrize("files", [1, 7, 8, 9, 40])
-def test_number_of_mapped_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+def test_number_of_mapped_files_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+) -> None:
     names, numbers = [f"{number}.arrow" for number in range(files)], []
     for number, name in enumerate(names):
-        rows = pa.table({"number": np.arange(20) + 100 * number, "text": [f"{number}-{row}" for row in range(20)]})
+        rows = pa.table(
+            {
+                "number": np.arange(20) + 100 * number,
+                "text": [f"{number}-{row}" for row in range(20)],
+            }
+        )
         shuffle_format.write_partitions(tmp_path / name, rows, np.arange(20) % 3, 3)
         numbers += [100 * number + row for row in range(1, 20, 3)]
     mapped_counts: list[int] = []
@@ -367,7 +495,9 @@ def test_number_of_mapped_files_is_bounded(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shuffle, "MOST_MAPPED", 8)
     table = Shuffled(tmp_path, 3, names).read(1)
     assert table["number"].to_pylist() == numbers
-    assert table["text"].to_pylist() == [f"{number // 100}-{number % 100}" for number in numbers]
+    assert table["text"].to_pylist() == [
+        f"{number // 100}-{number % 100}" for number in numbers
+    ]
     assert max(mapped_counts) <= 8
     # A group of one file needs no copy.
     assert mapped_files(tmp_path) <= (files if files <= 8 else files % 8 == 1)

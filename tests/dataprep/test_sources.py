@@ -11,7 +11,13 @@ from unittest.mock import patch
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gristmill.dataprep.reading.sources import SourceError, check, find_files, listing, outside_listing
+from gristmill.dataprep.reading.sources import (
+    SourceError,
+    check,
+    find_files,
+    listing,
+    outside_listing,
+)
 
 
 @pytest.fixture
@@ -48,7 +54,13 @@ def test_folder_lists_known_extensions_at_any_depth_in_order(tree: Path) -> None
 
 def test_format_selects_files_of_a_folder(tree: Path) -> None:
     assert names(tree, format="jsonl") == ["a/d.jsonl.gz"]
-    assert names(tree, format="text") == ["a/d.jsonl.gz", "a/deep/c.md", "b.txt", "notes.xyz", "picture.png"]
+    assert names(tree, format="text") == [
+        "a/d.jsonl.gz",
+        "a/deep/c.md",
+        "b.txt",
+        "notes.xyz",
+        "picture.png",
+    ]
 
 
 def test_glob_names_are_relative_to_its_fixed_part(tree: Path) -> None:
@@ -92,14 +104,18 @@ def test_unknown_extension_is_named(tree: Path, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["nowhere", "*.parquet", "a/**/*.py"])
-def test_path_without_files_is_an_error_with_source_and_path(tree: Path, path: str) -> None:
+def test_path_without_files_is_an_error_with_source_and_path(
+    tree: Path, path: str
+) -> None:
     with pytest.raises(SourceError) as raised:
         check("web", {"path": str(tree / path)})
     assert "'web'" in str(raised.value)
     assert str(tree / path) in str(raised.value)
 
 
-def test_folder_without_matching_files_is_an_error_with_its_contents(tree: Path) -> None:
+def test_folder_without_matching_files_is_an_error_with_its_contents(
+    tree: Path,
+) -> None:
     with pytest.raises(SourceError, match=r"parquet .*1 \.png"):
         check("web", {"path": str(tree), "format": "parquet"})
 
@@ -112,9 +128,19 @@ def test_remote_files_are_listed_like_local_ones() -> None:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"xyz")
-    assert names("memory://listing-test") == names("memory://listing-test/**/*.txt") == ["a/c.txt", "b.txt"]
-    (file,) = find_files("s", {"path": "memory://listing-test/b.txt", "format": "auto"}).files
-    assert (file.name, file.size, file.location) == ("b.txt", 3, "memory:///listing-test/b.txt")
+    assert (
+        names("memory://listing-test")
+        == names("memory://listing-test/**/*.txt")
+        == ["a/c.txt", "b.txt"]
+    )
+    (file,) = find_files(
+        "s", {"path": "memory://listing-test/b.txt", "format": "auto"}
+    ).files
+    assert (file.name, file.size, file.location) == (
+        "b.txt",
+        3,
+        "memory:///listing-test/b.txt",
+    )
     assert file.stamp
     with pytest.raises(SourceError, match=r"nowhere\.txt"):
         check("s", {"path": "memory://listing-test/nowhere.txt"})
@@ -123,22 +149,33 @@ def test_remote_files_are_listed_like_local_ones() -> None:
 def test_name_of_a_signed_link_has_no_signature(tmp_path: Path) -> None:
     (tmp_path / "a b.jsonl").write_text('{"text": "x"}\n')
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with patch.object(SimpleHTTPRequestHandler, "log_message"), HTTPServer(("127.0.0.1", 0), handler) as server:
+    with (
+        patch.object(SimpleHTTPRequestHandler, "log_message"),
+        HTTPServer(("127.0.0.1", 0), handler) as server,
+    ):
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        link = f"http://me:hunter2@127.0.0.1:{server.server_port}/a%20b.jsonl?sig=hunter2"
+        link = (
+            f"http://me:hunter2@127.0.0.1:{server.server_port}/a%20b.jsonl?sig=hunter2"
+        )
         (file,) = find_files("s", {"path": link}).files
         server.shutdown()
     assert (file.name, file.format, file.location) == ("a b.jsonl", "jsonl", link)
 
 
-def test_unreachable_store_is_named_with_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_is_named_with_the_source(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def away(*arguments: object, **options: object) -> None:
         raise RuntimeError("no route to host")
 
     monkeypatch.setattr(MemoryFileSystem, "isfile", away)
-    with pytest.raises(SourceError, match=r"source 's': memory://away/a\.txt .*no route to host"):
+    with pytest.raises(
+        SourceError, match=r"source 's': memory://away/a\.txt .*no route to host"
+    ):
         check("s", {"path": "memory://away/a.txt"})
-    with pytest.raises(SourceError, match=r"words: memory://away/a\.txt .*no route to host"):
+    with pytest.raises(
+        SourceError, match=r"words: memory://away/a\.txt .*no route to host"
+    ):
         outside_listing("words", "memory://away/a.txt")
 
 
@@ -148,7 +185,10 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "nowhere.txt").symlink_to(tmp_path / "missing.txt")
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     for path in (tmp_path, tmp_path / "*.txt"):
-        assert [file.name for file in find_files("s", {"path": str(path)}).files] == ["a.txt", "link.txt"]
+        assert [file.name for file in find_files("s", {"path": str(path)}).files] == [
+            "a.txt",
+            "link.txt",
+        ]
     with pytest.raises(SourceError, match=r"pipe\.txt"):
         find_files("s", {"path": str(tmp_path / "pipe.txt")})
 
@@ -159,13 +199,19 @@ def test_link_out_of_its_folder_is_an_error_that_names_both(tmp_path: Path) -> N
     folder.mkdir()
     (folder / "a.txt").symlink_to(tmp_path / "secret.txt")
     for path in (folder, folder / "*.txt"):
-        with pytest.raises(SourceError, match=r"source 's': .*corpus/a\.txt .*secret\.txt"):
+        with pytest.raises(
+            SourceError, match=r"source 's': .*corpus/a\.txt .*secret\.txt"
+        ):
             find_files("s", {"path": str(path)})
-    assert [file.name for file in find_files("s", {"path": str(folder / "a.txt")}).files] == ["a.txt"]
+    assert [
+        file.name for file in find_files("s", {"path": str(folder / "a.txt")}).files
+    ] == ["a.txt"]
     (tmp_path / "current").symlink_to(folder)
     (folder / "a.txt").unlink()
     (folder / "b.txt").write_text("b")
-    assert [file.name for file in find_files("s", {"path": str(tmp_path / "current")}).files] == ["b.txt"]
+    assert [
+        file.name for file in find_files("s", {"path": str(tmp_path / "current")}).files
+    ] == ["b.txt"]
 
 
 def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
@@ -174,15 +220,26 @@ def test_hub_cache_snapshot_can_link_to_its_blobs(tmp_path: Path) -> None:
     snapshot = tmp_path / "snapshots" / "4567"
     snapshot.mkdir(parents=True)
     (snapshot / "train.jsonl").symlink_to("../../blobs/0123")
-    assert [file.name for file in find_files("s", {"path": str(snapshot)}).files] == ["train.jsonl"]
+    assert [file.name for file in find_files("s", {"path": str(snapshot)}).files] == [
+        "train.jsonl"
+    ]
 
 
 def test_store_inside_a_source_is_not_read(tmp_path: Path) -> None:
     """A manifest in the folder of the data has its store there as well."""
-    for name in ("a.txt", "deeper/b.txt", "gristmill-store/runs/one/c.txt", "deeper/gristmill-store/d.txt"):
+    for name in (
+        "a.txt",
+        "deeper/b.txt",
+        "gristmill-store/runs/one/c.txt",
+        "deeper/gristmill-store/d.txt",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("Words.")
     for path in (tmp_path, tmp_path / "**" / "*.txt"):
-        assert [file.name for file in find_files("books", {"path": str(path)}).files] == ["a.txt", "deeper/b.txt"]
-    inside = find_files("books", {"path": str(tmp_path / "gristmill-store" / "**" / "*.txt")})
+        assert [
+            file.name for file in find_files("books", {"path": str(path)}).files
+        ] == ["a.txt", "deeper/b.txt"]
+    inside = find_files(
+        "books", {"path": str(tmp_path / "gristmill-store" / "**" / "*.txt")}
+    )
     assert [file.name for file in inside.files] == ["runs/one/c.txt"]

@@ -20,38 +20,69 @@ LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 def together(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     encoded = [text.encode() for text in texts]
-    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)])
+    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(
+        [0, *map(len, encoded)]
+    )
 
 
 def sizes_of(runs: Sequence[str]) -> list[int]:
     data, offsets = together(runs)
     exceptions = spacy_words._exceptions(spacy_words.load_tokenizer())
     kinds = spacy_words._byte_kinds()
-    sizes: list[int] = spacy_words.count_simple_words(data, offsets[:-1], offsets[1:], kinds, exceptions).tolist()
+    sizes: list[int] = spacy_words.count_simple_words(
+        data, offsets[:-1], offsets[1:], kinds, exceptions
+    ).tolist()
     return sizes
 
 
 def words_of(runs: Sequence[str]) -> list[list[str]]:
     data, offsets = together(runs)
     words = spacy_words.spacy_words(data, offsets)
-    texts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
-    return [texts[begin:end] for begin, end in zip(words.offsets, words.offsets[1:], strict=False)]
+    texts = [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(words.starts, words.ends, strict=True)
+    ]
+    return [
+        texts[begin:end]
+        for begin, end in zip(words.offsets, words.offsets[1:], strict=False)
+    ]
 
 
 def random_runs(seed: int) -> list[str]:
-    """Letters, digits and spaCy's exceptions: alone, joined by hyphens, and between marks."""
+    """Letters, digits and spaCy's exceptions: alone, joined by hyphens, and between
+    marks.
+    """
     rng = random.Random(seed)
     stems = ["".join(rng.choices(LETTERS, k=rng.randint(1, 9))) for _ in range(1500)]
-    stems += ["".join(rng.choices("0123456789", k=rng.randint(1, 6))) for _ in range(300)]
-    stems += [stem.title() for stem in stems[:500]] + [stem.lower() for stem in stems[:500]]
+    stems += [
+        "".join(rng.choices("0123456789", k=rng.randint(1, 6))) for _ in range(300)
+    ]
+    stems += [stem.title() for stem in stems[:500]] + [
+        stem.lower() for stem in stems[:500]
+    ]
     stems += list(spacy_words.load_tokenizer().rules)
-    marks = ["", *"".join(spacy_words.KINDS.values()).replace("-", "")[-9:], "..", "'", "%", "km", "-", "'s"]
+    marks = [
+        "",
+        *"".join(spacy_words.KINDS.values()).replace("-", "")[-9:],
+        "..",
+        "'",
+        "%",
+        "km",
+        "-",
+        "'s",
+    ]
     runs = list(stems)
     for stem in stems * 3:
-        joined = rng.choice([stem, stem, stem + rng.choice(["-", "--", "---", "/"]) + rng.choice(stems)])
-        before, after = ("".join(rng.choices(marks, k=rng.randint(0, most))) for most in (1, 3))
+        joined = rng.choice(
+            [stem, stem, stem + rng.choice(["-", "--", "---", "/"]) + rng.choice(stems)]
+        )
+        before, after = (
+            "".join(rng.choices(marks, k=rng.randint(0, most))) for most in (1, 3)
+        )
         runs.append(before + joined + after)
-    return [run for run in runs if run and not any(character.isspace() for character in run)]
+    return [
+        run for run in runs if run and not any(character.isspace() for character in run)
+    ]
 
 
 @pytest.mark.slow
@@ -93,20 +124,35 @@ def test_ambiguous_runs_are_left_to_spacy(run: str) -> None:
 
 
 def test_simple_runs_are_cut_without_spacy() -> None:
-    assert sizes_of(["e", "1990,", '"Yes,"', "well-known", "day--night;", "(him)", "1."]) == [1, 2, 4, 3, 4, 3, 2]
+    assert sizes_of(
+        ["e", "1990,", '"Yes,"', "well-known", "day--night;", "(him)", "1."]
+    ) == [1, 2, 4, 3, 4, 3, 2]
 
 
 def test_words_have_the_usual_description() -> None:
-    texts = ["The cats, don't sit: 1990. naïve “x” :-) U.K.-based", "", "one", "  ", "end."]
+    texts = [
+        "The cats, don't sit: 1990. naïve “x” :-) U.K.-based",
+        "",
+        "one",
+        "  ",
+        "end.",
+    ]
     data, offsets = together(texts)
     words = spacy_words.spacy_words(data, offsets)
-    expected = describe_words(data, code_point_flags(), words.offsets, words.starts, words.ends)
+    expected = describe_words(
+        data, code_point_flags(), words.offsets, words.starts, words.ends
+    )
     assert words.chars.tolist() == expected.chars.tolist()
     assert words.seen.tolist() == expected.seen.tolist()
-    word_texts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    word_texts = [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(words.starts, words.ends, strict=True)
+    ]
     for text, begin, end in zip(texts, words.offsets, words.offsets[1:], strict=False):
         assert word_texts[begin:end] == [
-            token.text for token in spacy_words.load_tokenizer()(text) if token.text.strip()
+            token.text
+            for token in spacy_words.load_tokenizer()(text)
+            if token.text.strip()
         ]
 
 
@@ -119,5 +165,7 @@ print([token.text for token in load_tokenizer()("Don't!")], "torch" in sys.modul
 import torch
 print(torch.ones(1).item())
 """
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.splitlines() == ["['Do', \"n't\", '!'] False", "1.0"]

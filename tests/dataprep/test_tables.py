@@ -39,7 +39,9 @@ def content(kind: str) -> bytes:
     if kind == "parquet":
         pq.write_table(table, buffer, row_group_size=100)
         return buffer.getvalue()
-    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(buffer, table.schema) as writer:
+    with (pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file)(
+        buffer, table.schema
+    ) as writer:
         for batch in table.to_batches(max_chunksize=50):
             writer.write_batch(batch)
     return buffer.getvalue()
@@ -75,12 +77,16 @@ def test_flipped_bits_never_lose_rows_silently(tmp_path: Path, kind: str) -> Non
             assert len(records) - 1 == ended.records
             assert ended.records == ROWS or ended.error
         path.write_bytes(intact)
-        assert texts(read(path, tables)) == [f"row {n} of the mill" for n in range(ROWS)]
+        assert texts(read(path, tables)) == [
+            f"row {n} of the mill" for n in range(ROWS)
+        ]
 
 
 def test_invalid_offsets_are_found_before_reading_rows(tmp_path: Path) -> None:
     offsets = pa.array([0, 3, 1 << 30, 6], pa.int32()).buffers()[1]
-    column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdef")])
+    column = pa.Array.from_buffers(
+        pa.string(), 3, [None, offsets, pa.py_buffer(b"abcdef")]
+    )
     with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink:
         batch = pa.RecordBatch.from_arrays([column], ["text"])
         with pa.ipc.new_stream(sink, batch.schema) as writer:
@@ -121,24 +127,40 @@ def crashing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> No
     ],
 )
 def test_file_that_ends_its_reader_is_lost_alone(
-    tmp_path: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, number: int, error: str
+    tmp_path: Path,
+    make_context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    error: str,
 ) -> None:
     crashing(monkeypatch, tmp_path, number)
     folder = tmp_path / "corpus"
     folder.mkdir()
     for name in ("a", "bad", "c"):
         (folder / f"{name}.parquet").write_bytes(content("parquet"))
-    config = {"sources": {"web": {"path": str(folder)}}, "ingest": {"max_quarantined": 0.5}}
+    config = {
+        "sources": {"web": {"path": str(folder)}},
+        "ingest": {"max_quarantined": 0.5},
+    }
     summary = ingest.run({}, config, tmp_path / "out", make_context("work"))
     assert summary["counts"]["kept"] == 2 * ROWS
     (damage,) = summary["damaged"]
     assert error in damage.pop("error")
-    assert damage == {"source": "web", "file": "bad.parquet", "records": 1, "lost": ROWS - 1}
+    assert damage == {
+        "source": "web",
+        "file": "bad.parquet",
+        "records": 1,
+        "lost": ROWS - 1,
+    }
 
 
 @pytest.mark.slow
 def test_table_that_needs_too_much_memory_is_lost_alone(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["x" * (200 << 20)]}), tmp_path / "a.parquet", compression="zstd")
+    pq.write_table(
+        pa.table({"text": ["x" * (200 << 20)]}),
+        tmp_path / "a.parquet",
+        compression="zstd",
+    )
     (tmp_path / "b.parquet").write_bytes(content("parquet"))
     assert (tmp_path / "a.parquet").stat().st_size < 100_000
     with TableReader(memory_bytes=256 << 20) as tables:
@@ -147,9 +169,13 @@ def test_table_that_needs_too_much_memory_is_lost_alone(tmp_path: Path) -> None:
         assert len(texts(read(tmp_path / "b.parquet", tables))) == ROWS
 
 
-def test_oversized_row_is_rejected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_row_is_rejected_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 1 << 20)
-    pq.write_table(pa.table({"text": ["a", "x" * (2 << 20), "c"] * 20}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"text": ["a", "x" * (2 << 20), "c"] * 20}), tmp_path / "a.parquet"
+    )
     with TableReader() as tables:
         records = read(tmp_path / "a.parquet", tables)
     assert texts(records) == ["a", "c"] * 20
@@ -176,13 +202,22 @@ def test_rows_that_are_not_utf8_are_repaired_or_rejected_alone(tmp_path: Path) -
     long = b"The mill grinds. " * 20
     raw = pa.array([b"a", long + b"\xff", b"bad \xff", b"d"])
     text = pa.Array.from_buffers(pa.string(), 4, raw.buffers())
-    pq.write_table(pa.table({"text": text, "b": [b"\xff"] * 4, "s": ["é"] * 4}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"text": text, "b": [b"\xff"] * 4, "s": ["é"] * 4}),
+        tmp_path / "a.parquet",
+    )
     with TableReader() as tables:
         records = read(tmp_path / "a.parquet", tables)
         strict = read(tmp_path / "a.parquet", tables, Reading(encoding_errors="strict"))
     assert texts(records) == ["a", long.decode() + "\ufffd", "d"]
-    assert [record.replaced for record in records if isinstance(record, Record)] == [0, 1, 0]
-    assert [json.loads(record.metadata) for record in records if isinstance(record, Record)] == [{"s": "é"}] * 3
+    assert [record.replaced for record in records if isinstance(record, Record)] == [
+        0,
+        1,
+        0,
+    ]
+    assert [
+        json.loads(record.metadata) for record in records if isinstance(record, Record)
+    ] == [{"s": "é"}] * 3
     (error,) = errors(records)
     assert "UTF-8: byte 0xff at position 4" in error
     assert texts(strict) == ["a", "d"]
@@ -224,8 +259,13 @@ def test_closing_a_table_early_ends_its_process(tmp_path: Path) -> None:
         rows.close()
         assert child.poll() is not None
         again = list(tables.batches(tmp_path / "a.parquet", "parquet"))
-        assert sum(len(batch) for batch in again if isinstance(batch, pa.RecordBatch)) == ROWS
+        assert (
+            sum(len(batch) for batch in again if isinstance(batch, pa.RecordBatch))
+            == ROWS
+        )
         child = tables._child
         assert child is not None
     assert child.poll() is not None
-    assert [number for number, _ in table_rows(tmp_path / "a.parquet")] == list(range(1, ROWS + 1))
+    assert [number for number, _ in table_rows(tmp_path / "a.parquet")] == list(
+        range(1, ROWS + 1)
+    )

@@ -13,7 +13,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gristmill.dataprep.cleaning.lines_dclm import cap_newlines
-from gristmill.dataprep.cleaning.unicode_repair import fix_unicode, ftfy_config, normalise
+from gristmill.dataprep.cleaning.unicode_repair import (
+    fix_unicode,
+    ftfy_config,
+    normalise,
+)
 from gristmill.dataprep.edits import apply_edits
 
 PIECES = [
@@ -40,7 +44,9 @@ PIECES = [
     "\u1112\u1161\u11ab",
     "\x00",
 ]
-texts = st.one_of(st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=16).map("".join))
+texts = st.one_of(
+    st.text(max_size=40), st.lists(st.sampled_from(PIECES), max_size=16).map("".join)
+)
 
 
 def array(*values: str) -> pa.Array:
@@ -58,7 +64,9 @@ def test_edits_equal_ftfy(values: list[str]) -> None:
 
 @given(texts, st.sampled_from(["NFC", "NFKC"]))
 @settings(deadline=None, max_examples=300)
-def test_edits_give_the_normal_form_and_are_idempotent(text: str, form: Literal["NFC", "NFKC"]) -> None:
+def test_edits_give_the_normal_form_and_are_idempotent(
+    text: str, form: Literal["NFC", "NFKC"]
+) -> None:
     once = apply_edits(array(text), normalise(array(text), form)[0])
     assert once.to_pylist() == [unicodedata.normalize(form, text)]
     assert normalise(once, form)[0].to_pylist() == [[]]
@@ -68,7 +76,11 @@ def test_edits_cover_only_changed_bytes() -> None:
     text = "eine Zeile\nschön und sch\u00c3\u00b6n, ja\nnoch eine ö"
     edits, counts, sizes = fix_unicode(array(text, "schön", "plain"))
     begin = len("eine Zeile\nschön und sch".encode())
-    assert edits.to_pylist() == [[{"begin": begin, "end": begin + 4, "text": "ö"}], [], []]
+    assert edits.to_pylist() == [
+        [{"begin": begin, "end": begin + 4, "text": "ö"}],
+        [],
+        [],
+    ]
     assert counts.tolist() == [1, 0, 0]
     assert sizes.tolist() == [4, 0, 0]
 

@@ -11,7 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.cleaning.urls import document_urls, normalise_url, registered_domain, url_host
+from gristmill.dataprep.cleaning.urls import (
+    document_urls,
+    normalise_url,
+    registered_domain,
+    url_host,
+)
 
 SPELLINGS = [
     ("http://example.org/a", "example.org/a"),
@@ -47,7 +52,9 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("url", "expected"), SPELLINGS, ids=[url for url, _ in SPELLINGS])
+@pytest.mark.parametrize(
+    ("url", "expected"), SPELLINGS, ids=[url for url, _ in SPELLINGS]
+)
 def test_url_is_normalised(url: str, expected: str) -> None:
     assert normalise_url(url) == expected
 
@@ -90,7 +97,9 @@ PIECES = [
 ]
 
 
-@given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join)))
+@given(
+    st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+)
 @example("http://a@//b")
 @example("http://:80//x")
 @example("www.http://x")
@@ -141,7 +150,21 @@ def test_registered_domain_follows_the_public_suffix_list_offline(
 
 
 def test_document_url_is_that_of_its_metadata_or_locator() -> None:
-    metadata = [{"url": "http://a.org/1"}, {"url": 7}, {"title": '"url"'}, {}, {"url": ""}]
+    metadata = [
+        {"url": "http://a.org/1"},
+        {"url": 7},
+        {"title": '"url"'},
+        {},
+        {"url": ""},
+    ]
     locators = ["data/x.jsonl#1", "https://b.org/2", "data/y.txt", "HTTP://c.org", "z"]
-    table = pa.table({"locator": locators, "metadata": [json.dumps(values) for values in metadata]})
-    assert document_urls(table) == ["http://a.org/1", "https://b.org/2", None, "HTTP://c.org", None]
+    table = pa.table(
+        {"locator": locators, "metadata": [json.dumps(values) for values in metadata]}
+    )
+    assert document_urls(table) == [
+        "http://a.org/1",
+        "https://b.org/2",
+        None,
+        "HTTP://c.org",
+        None,
+    ]

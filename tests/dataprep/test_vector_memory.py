@@ -30,12 +30,18 @@ def vectors() -> np.ndarray:
     return (drawn / np.linalg.norm(drawn, axis=1, keepdims=True)).astype(np.float16)
 
 
-def test_cluster_memory_is_two_copies_and_500_bytes_per_document(vectors: np.ndarray) -> None:
+def test_cluster_memory_is_two_copies_and_500_bytes_per_document(
+    vectors: np.ndarray,
+) -> None:
     ids = np.random.default_rng(4).bytes(16 * NUMBER)
-    locators = pa.array([f"web/part-{number % 7}.jsonl#{number}" for number in range(NUMBER)])
+    locators = pa.array(
+        [f"web/part-{number % 7}.jsonl#{number}" for number in range(NUMBER)]
+    )
     members = pa.table(
         {
-            f"{KEEP_PREFIX}id": pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), NUMBER, [None, pa.py_buffer(ids)]),
+            f"{KEEP_PREFIX}id": pa.FixedSizeBinaryArray.from_buffers(
+                pa.binary(16), NUMBER, [None, pa.py_buffer(ids)]
+            ),
             f"{KEEP_PREFIX}length": np.arange(NUMBER) % 900,
             "document": np.arange(NUMBER),
             "centroid": np.zeros(NUMBER, np.int32),
@@ -57,14 +63,22 @@ def test_centroid_memory_is_two_float32_samples(vectors: np.ndarray) -> None:
 def test_map_memory_is_bounded(vectors: np.ndarray) -> None:
     sample = vectors[:20_000]
     assignment = nearest_centroids(sample, sample[:32].astype(np.float32))
-    assert peak_bytes(lambda: project(sample, assignment, 32, 1000)) < 4 * 8 * ROWS_AT_ONCE * DIM + 100 * len(sample)
+    assert peak_bytes(
+        lambda: project(sample, assignment, 32, 1000)
+    ) < 4 * 8 * ROWS_AT_ONCE * DIM + 100 * len(sample)
 
 
-def test_search_memory_does_not_grow_with_the_vectors(vectors: np.ndarray, tmp_path: Path) -> None:
-    ids = pa.array([number.to_bytes(16, "big") for number in range(NUMBER)], pa.binary(16))
+def test_search_memory_does_not_grow_with_the_vectors(
+    vectors: np.ndarray, tmp_path: Path
+) -> None:
+    ids = pa.array(
+        [number.to_bytes(16, "big") for number in range(NUMBER)], pa.binary(16)
+    )
     table = pa.table({"id": ids, "vector": pack_vectors(vectors)})
     for name, times in (("one.parquet", 1), ("four.parquet", 4)):
-        pq.write_table(pa.concat_tables([table] * times), tmp_path / name, row_group_size=2_000)
+        pq.write_table(
+            pa.concat_tables([table] * times), tmp_path / name, row_group_size=2_000
+        )
     query = vectors[0].astype(np.float32)
     peak_of_one, peak_of_four = (
         peak_bytes(lambda name=name: search.nearest(tmp_path, [name], query, 200))

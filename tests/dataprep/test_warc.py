@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.reading import compression
 from gristmill.dataprep.reading.readers import read_records
-from gristmill.dataprep.reading.records import Dropped, Input, Page, Read, Reading, Record, Rejected, Skipped
+from gristmill.dataprep.reading.records import (
+    Dropped,
+    Input,
+    Page,
+    Read,
+    Reading,
+    Record,
+    Rejected,
+    Skipped,
+)
 from gristmill.dataprep.reading.sources import find_files
 from gristmill.dataprep.reading.warc import read_warc, sniff_type
 from tests.dataprep.warc_records import http, record
@@ -37,7 +46,13 @@ def errors(records: list[Read]) -> dict[int, str]:
 
 
 def test_html_response_is_a_page_with_the_crawls_metadata(tmp_path: Path) -> None:
-    content = record("response", http("<p>é</p>".encode()), 7, "<https://a.example/x>", WARC_Truncated="length")
+    content = record(
+        "response",
+        http("<p>é</p>".encode()),
+        7,
+        "<https://a.example/x>",
+        WARC_Truncated="length",
+    )
     assert read(tmp_path / "a.warc", content) == [
         Page(
             1,
@@ -56,7 +71,10 @@ def test_html_response_is_a_page_with_the_crawls_metadata(tmp_path: Path) -> Non
 
 
 def test_plain_text_is_a_record(tmp_path: Path) -> None:
-    content = record("response", http("é".encode("latin-1"), content_type="text/plain; charset=ISO-8859-1"))
+    content = record(
+        "response",
+        http("é".encode("latin-1"), content_type="text/plain; charset=ISO-8859-1"),
+    )
     (document,) = read(tmp_path / "a.warc", content)
     assert isinstance(document, Record)
     assert document.text == "é"
@@ -97,12 +115,19 @@ def test_other_records_are_skipped_with_a_reason(tmp_path: Path) -> None:
         "response of another protocol than HTTP",
     ]
     assert pages(records) == [b"<p>page</p>"]
-    assert [item.candidate for item in records if isinstance(item, Skipped)] == [False] * 5 + [True] * 4
+    assert [item.candidate for item in records if isinstance(item, Skipped)] == [
+        False
+    ] * 5 + [True] * 4
     assert len(records) == 10
 
 
 def test_wet_file_yields_texts(tmp_path: Path) -> None:
-    content = record("conversion", "Escopete é\n".encode(), 3, WARC_Identified_Content_Language="spa,eng")
+    content = record(
+        "conversion",
+        "Escopete é\n".encode(),
+        3,
+        WARC_Identified_Content_Language="spa,eng",
+    )
     bad = record("conversion", b"\xff\xfe", 4) + record("conversion", b"", 5)
     records = read(tmp_path / "a.wet", content + bad)
     assert isinstance(records[0], Record)
@@ -113,23 +138,34 @@ def test_wet_file_yields_texts(tmp_path: Path) -> None:
     assert json.loads(records[0].metadata)["language"] == "spa,eng"
     assert list(errors(records)) == [2]
     assert "UTF-8: byte 0xff at position 0" in errors(records)[2]
-    assert records[2] == Dropped(3, "extract/empty", "http://a.example/#00000005-0000-0000-0000-000000000000")
+    assert records[2] == Dropped(
+        3, "extract/empty", "http://a.example/#00000005-0000-0000-0000-000000000000"
+    )
 
 
-def test_bodies_are_decoded_and_invalid_ones_cost_only_their_page(tmp_path: Path) -> None:
+def test_bodies_are_decoded_and_invalid_ones_cost_only_their_page(
+    tmp_path: Path,
+) -> None:
     responses = [
         http(gzip.compress(b"<p>zipped</p>"), Content_Encoding="gzip"),
         http(b"<p>no gzip at all</p>", Content_Encoding="gzip"),
         http(b"b\r\n<p>chunk</p\r\n1\r\n>\r\n0\r\n\r\n", Transfer_Encoding="chunked"),
         http(b"<p>not in chunks</p>", Transfer_Encoding="chunked"),
         http(b"\x00\x01", Content_Encoding="unheard-of"),
-        http(gzip.compress(b"<p>never in chunks</p>"), Content_Encoding="gzip", Transfer_Encoding="chunked"),
+        http(
+            gzip.compress(b"<p>never in chunks</p>"),
+            Content_Encoding="gzip",
+            Transfer_Encoding="chunked",
+        ),
         http(b"19\r\n<p>the end is missi", Transfer_Encoding="chunked"),
         b"HTTP/1.1\r\nContent-Type: text/html\r\n\r\n<p>no status</p>",
         b"",
         http(b"<p>last</p>"),
     ]
-    content = b"".join(record("response", response, number) for number, response in enumerate(responses))
+    content = b"".join(
+        record("response", response, number)
+        for number, response in enumerate(responses)
+    )
     records = read(tmp_path / "a.warc", content)
     assert pages(records) == [
         b"<p>zipped</p>",
@@ -147,11 +183,23 @@ def test_bodies_are_decoded_and_invalid_ones_cost_only_their_page(tmp_path: Path
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_header_lines_can_end_in_a_line_feed_alone(tmp_path: Path, end: str) -> None:
-    lines = ["HTTP/1.1 200 OK", "Content-Type: text/html; charset=iso-8859-15", "Content-Encoding: gzip", "", ""]
-    content = record("response", end.join(lines).encode() + gzip.compress(b"<p>x</p>\r\n\r\n<p>y</p>\n\n"))
+    lines = [
+        "HTTP/1.1 200 OK",
+        "Content-Type: text/html; charset=iso-8859-15",
+        "Content-Encoding: gzip",
+        "",
+        "",
+    ]
+    content = record(
+        "response",
+        end.join(lines).encode() + gzip.compress(b"<p>x</p>\r\n\r\n<p>y</p>\n\n"),
+    )
     (page,) = read(tmp_path / "a.warc", content)
     assert isinstance(page, Page)
-    assert (page.content, page.charset) == (b"<p>x</p>\r\n\r\n<p>y</p>\n\n", "iso-8859-15")
+    assert (page.content, page.charset) == (
+        b"<p>x</p>\r\n\r\n<p>y</p>\n\n",
+        "iso-8859-15",
+    )
 
 
 SNIFFED = [
@@ -178,7 +226,10 @@ SNIFFED = [
     ("declared", "body", "kind"),
     [
         *((None, body, kind) for body, kind in SNIFFED),
-        *((declared, b"<p>x", "text/html") for declared in ("", "nonsense", "unknown/unknown", "*/*")),
+        *(
+            (declared, b"<p>x", "text/html")
+            for declared in ("", "nonsense", "unknown/unknown", "*/*")
+        ),
     ],
 )
 def test_body_without_a_type_is_sniffed_like_in_browsers(
@@ -186,7 +237,10 @@ def test_body_without_a_type_is_sniffed_like_in_browsers(
 ) -> None:
     assert sniff_type(body) == kind
     header = b"" if declared is None else f"Content-Type: {declared}\r\n".encode()
-    (item,) = read(tmp_path / "a.warc", record("response", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n" + body))
+    (item,) = read(
+        tmp_path / "a.warc",
+        record("response", b"HTTP/1.1 200 OK\r\n" + header + b"\r\n" + body),
+    )
     if kind in ("text/html", "application/xhtml+xml"):
         assert isinstance(item, Page)
         assert item.metadata["content_type"] == kind
@@ -207,7 +261,11 @@ def arc(version: int, *records: tuple[str, str, bytes]) -> list[bytes]:
         names = b"URL IP-address Archive-date Content-type Result-code Checksum Location Offset Filename Archive-length"
     about = b"%d 0 InternetArchive\n%s\n" % (version, names)
     extra = " 200 - - 0 a.arc" if version == 2 else ""
-    parts = [f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain{extra} {len(about)}\n".encode() + about + b"\n"]
+    parts = [
+        f"filedesc://a.arc 0.0.0.0 20080430204825 text/plain{extra} {len(about)}\n".encode()
+        + about
+        + b"\n"
+    ]
     for url, kind, content in records:
         line = f"{url} 192.0.2.1 20080430204826 {kind}{extra} {len(content)}\n"
         parts.append(line.encode() + content + b"\n")
@@ -219,13 +277,19 @@ ARC_RECORDS = (
     ("http://a.example/", "text/html", http(b"<p>one</p>")),
     ("http://a.example/b c", "text/html", http(b"<p>two</p>\n")),
     ("http://a.example/x.png", "image/png", http(b"\x89PNG", content_type="image/png")),
-    ("http://a.example/3", "text/html", b"HTTP/1.0 200 OK\nContent-Type: text/html\n\n<p>three</p>"),
+    (
+        "http://a.example/3",
+        "text/html",
+        b"HTTP/1.0 200 OK\nContent-Type: text/html\n\n<p>three</p>",
+    ),
 )
 
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("extension", ["", ".gz"])
-def test_arc_files_are_read_like_warc_files(tmp_path: Path, version: int, extension: str) -> None:
+def test_arc_files_are_read_like_warc_files(
+    tmp_path: Path, version: int, extension: str
+) -> None:
     parts = arc(version, *ARC_RECORDS)
     content = b"".join(map(gzip.compress, parts)) if extension else b"".join(parts)
     records = read(tmp_path / f"a.arc{extension}", content)
@@ -246,9 +310,13 @@ def test_arc_files_are_read_like_warc_files(tmp_path: Path, version: int, extens
 
 
 @pytest.mark.parametrize("extension", ["", ".gz"])
-def test_truncated_arc_file_yields_the_pages_before(tmp_path: Path, extension: str) -> None:
+def test_truncated_arc_file_yields_the_pages_before(
+    tmp_path: Path, extension: str
+) -> None:
     parts = arc(1, *ARC_RECORDS)
-    content = b"".join(map(gzip.compress, parts))[:-30] if extension else b"".join(parts)[:-9]
+    content = (
+        b"".join(map(gzip.compress, parts))[:-30] if extension else b"".join(parts)[:-9]
+    )
     records = read(tmp_path / f"a.arc{extension}", content)
     assert pages(records) == [b"<p>one</p>", b"<p>two</p>\n"]
     (error,) = [item for item in records if isinstance(item, Rejected)]
@@ -258,19 +326,27 @@ def test_truncated_arc_file_yields_the_pages_before(tmp_path: Path, extension: s
 
 def test_garbage_in_an_arc_file_is_one_rejected_record(tmp_path: Path) -> None:
     parts = arc(1, *ARC_RECORDS)
-    records = read(tmp_path / "a.arc", b"".join([*parts[:3], b"no header line\n", *parts[3:]]))
+    records = read(
+        tmp_path / "a.arc", b"".join([*parts[:3], b"no header line\n", *parts[3:]])
+    )
     assert pages(records) == [b"<p>two</p>\n", b"<p>three</p>"]
-    # The garbage is where the header of the next record should be, so the record before it has a wrong length.
+    # The garbage is where the header of the next record should be, so the record before
+    # it has a wrong length.
     assert list(errors(records)) == [3]
 
 
 def test_lz4_and_xz_crawls_are_read_from_folders(tmp_path: Path) -> None:
-    parts = [record("response", http(b"<p>%d</p>" % number * 999), number) for number in range(3)]
+    parts = [
+        record("response", http(b"<p>%d</p>" % number * 999), number)
+        for number in range(3)
+    ]
     frames = b"".join(pa.compress(part, codec="lz4", asbytes=True) for part in parts)
     (tmp_path / "a.warc.lz4").write_bytes(frames)
     (tmp_path / "b.warc.xz").write_bytes(lzma.compress(b"".join(parts)))
     (tmp_path / "c.warc.lz4").write_bytes(frames[:-9])
-    (tmp_path / "d.arc.gz").write_bytes(b"".join(map(gzip.compress, arc(1, *ARC_RECORDS))))
+    (tmp_path / "d.arc.gz").write_bytes(
+        b"".join(map(gzip.compress, arc(1, *ARC_RECORDS)))
+    )
     files = find_files("s", {"path": str(tmp_path)}).files
     assert [file.format for file in files] == ["warc"] * 4
     records_of_file = {file.name: list(read_records(file, Reading())) for file in files}
@@ -292,16 +368,25 @@ def test_lz4_and_xz_crawls_are_read_from_folders(tmp_path: Path) -> None:
 def test_truncated_file_yields_the_pages_before_and_one_rejected_record(
     tmp_path: Path, extension: str, cut: str
 ) -> None:
-    parts = [record("response", http(b"<p>%d</p>" % n + b"x" * 300), n) for n in range(3)]
+    parts = [
+        record("response", http(b"<p>%d</p>" % n + b"x" * 300), n) for n in range(3)
+    ]
     intact, last = b"".join(parts[:2]), parts[2]
     if cut == "in a skipped record":
         last = record("request", b"GET / HTTP/1.1\r\n" + b"x" * 300)
     last = last[:40] if cut == "in a header" else last[:-100]
     content = intact + last
     if extension == ".gz":
-        content = gzip.compress(parts[0]) + gzip.compress(parts[1]) + gzip.compress(last + bytes(99))[:-20]
+        content = (
+            gzip.compress(parts[0])
+            + gzip.compress(parts[1])
+            + gzip.compress(last + bytes(99))[:-20]
+        )
     if extension == ".zst":
-        content = zstandard.ZstdCompressor().compress(intact) + zstandard.ZstdCompressor().compress(last)[:-5]
+        content = (
+            zstandard.ZstdCompressor().compress(intact)
+            + zstandard.ZstdCompressor().compress(last)[:-5]
+        )
     records = read(tmp_path / f"a.warc{extension}", content)
     assert [page[:8] for page in pages(records)] == [b"<p>0</p>", b"<p>1</p>"]
     assert len(records) == 3
@@ -323,11 +408,17 @@ def test_file_that_is_not_an_archive_is_one_rejected_record(tmp_path: Path) -> N
     assert read(tmp_path / "c.warc", b"") == []
 
 
-def test_oversized_record_is_rejected_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_record_is_rejected_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compression, "MAX_RECORD_BYTES", 500)
     bomb = http(gzip.compress(bytes(100_000)), Content_Encoding="gzip")
     content = b"".join(
-        [record("response", http(b"x" * 1000)), record("response", bomb), record("response", http(b"<p>b</p>"))]
+        [
+            record("response", http(b"x" * 1000)),
+            record("response", bomb),
+            record("response", http(b"<p>b</p>")),
+        ]
     )
     records = read(tmp_path / "a.warc", content)
     assert pages(records) == [b"<p>b</p>"]
@@ -353,9 +444,14 @@ def test_failing_storage_is_an_error_rather_than_damage(kind: str) -> None:
 
 
 def test_repeated_address_has_distinct_locators(tmp_path: Path) -> None:
-    records = read(tmp_path / "a.warc", record("conversion", b"same", 1) + record("conversion", b"same", 2))
+    records = read(
+        tmp_path / "a.warc",
+        record("conversion", b"same", 1) + record("conversion", b"same", 2),
+    )
     locators = [item.locator for item in records if isinstance(item, Record)]
-    assert locators == [f"http://a.example/#0000000{n}-0000-0000-0000-000000000000" for n in (1, 2)]
+    assert locators == [
+        f"http://a.example/#0000000{n}-0000-0000-0000-000000000000" for n in (1, 2)
+    ]
     unnamed = record("conversion", b"x").replace(b"WARC-Record-ID", b"X-Record-ID")
     (item,) = read(tmp_path / "b.warc", unnamed)
     assert isinstance(item, Record)
@@ -363,25 +459,39 @@ def test_repeated_address_has_distinct_locators(tmp_path: Path) -> None:
 
 
 def test_extract_none_keeps_the_decoded_markup(tmp_path: Path) -> None:
-    content = record("response", http('<meta charset="latin1"><p>é'.encode("latin-1"), content_type="text/html"))
-    (document,) = read(tmp_path / "a.warc", content, Reading(extract="none", metadata=("encoding",)))
+    content = record(
+        "response",
+        http('<meta charset="latin1"><p>é'.encode("latin-1"), content_type="text/html"),
+    )
+    (document,) = read(
+        tmp_path / "a.warc", content, Reading(extract="none", metadata=("encoding",))
+    )
     assert isinstance(document, Record)
-    assert (document.text, document.metadata) == ('<meta charset="latin1"><p>é', '{"encoding": "cp1252"}')
+    assert (document.text, document.metadata) == (
+        '<meta charset="latin1"><p>é',
+        '{"encoding": "cp1252"}',
+    )
 
 
 @pytest.mark.slow
 @given(data=st.data())
 @settings(deadline=None, max_examples=200)
-def test_damage_never_raises(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_never_raises(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     parts = [
-        record("response", http(b"5\r\n<p>a</p>\r\n0\r\n\r\n", Transfer_Encoding="chunked")),
+        record(
+            "response", http(b"5\r\n<p>a</p>\r\n0\r\n\r\n", Transfer_Encoding="chunked")
+        ),
         record("request", b"GET / HTTP/1.1\r\n\r\n"),
         record("conversion", b"text"),
     ]
     content = bytearray(b"".join(parts))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(content) - 1))
-        content[at : at + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=20))
+        content[at : at + data.draw(st.integers(0, 40))] = data.draw(
+            st.binary(max_size=20)
+        )
     for item in read(tmp_path_factory.getbasetemp() / "damaged.warc", bytes(content)):
         assert not isinstance(item, Rejected) or item.error
 

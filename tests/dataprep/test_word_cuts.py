@@ -125,9 +125,15 @@ def buffers(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
 def cut(rule: object, texts: list[str]) -> list[list[str]]:
     data, offsets = buffers(texts)
     words = rule(data, offsets, code_point_flags(), np.arange(len(texts)))  # type: ignore[operator]
-    texts_of_words = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    texts_of_words = [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(words.starts, words.ends, strict=True)
+    ]
     assert words.chars.tolist() == [len(word) for word in texts_of_words]
-    return [texts_of_words[begin:end] for begin, end in zip(words.offsets, words.offsets[1:])]
+    return [
+        texts_of_words[begin:end]
+        for begin, end in zip(words.offsets, words.offsets[1:])
+    ]
 
 
 @pytest.mark.slow
@@ -150,9 +156,18 @@ def test_words_equal_the_plain_rule(rule: object, texts: list[str]) -> None:
     ("text", "words"),
     [
         ("“Well-known, isn't it?”", "“ Well - known , is n't it ? ”"),
-        ("The U.S. dollar (about $3.50)... J. Smith's", "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's"),
-        ("we'll go to New York--or not; and/or #1", "we 'll go to New York -- or not ; and/or # 1"),
-        ("cannot o'clock 'em 10% 1990-1995 end.", "can not o'clock 'em 10 % 1990 - 1995 end ."),
+        (
+            "The U.S. dollar (about $3.50)... J. Smith's",
+            "The U.S. dollar ( about $ 3.50 ) ... J. Smith 's",
+        ),
+        (
+            "we'll go to New York--or not; and/or #1",
+            "we 'll go to New York -- or not ; and/or # 1",
+        ),
+        (
+            "cannot o'clock 'em 10% 1990-1995 end.",
+            "can not o'clock 'em 10 % 1990 - 1995 end .",
+        ),
         (
             "(e.g., Mr. Smith, i.e. the Dr.) left at 5 p.m. in Sept.",
             "( e.g. , Mr. Smith , i.e. the Dr. ) left at 5 p.m. in Sept.",
@@ -179,24 +194,36 @@ def test_punctuation_is_separated(text: str, words: str) -> None:
         ("한국어 word", ["한국어", "word"]),
     ],
 )
-def test_characters_of_unspaced_scripts_are_words_with_their_marks(text: str, words: list[str]) -> None:
+def test_characters_of_unspaced_scripts_are_words_with_their_marks(
+    text: str, words: list[str]
+) -> None:
     assert cut(unspaced_words, [text]) == [words]
 
 
 def test_characters_per_word_of_unspaced_scripts() -> None:
     texts = ["東京都 ab", "東京 ab", "", "東京 abc", "ภาษา ab", "ภาษา東京都日本"]
     data, offsets = buffers(texts)
-    assert characters_per_word(data, offsets, code_point_flags(), np.arange(6)).tolist() == [2, 1, 1, 1, 3, 2]
+    assert characters_per_word(
+        data, offsets, code_point_flags(), np.arange(6)
+    ).tolist() == [2, 1, 1, 1, 3, 2]
 
 
 def spans(text: str, find: object, *arguments: int) -> list[str]:
     data, offsets = buffers([text])
     starts, ends = find(data, offsets[0], offsets[1], *arguments)  # type: ignore[operator]
-    return [data[begin:end].tobytes().decode() for begin, end in zip(starts, ends, strict=True)]
+    return [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(starts, ends, strict=True)
+    ]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.text(st.sampled_from("\n\n\na \r\x0b\x0c\x1c\x1d\x1e\x1f\x85é\u2028\u2029\u2030"), max_size=12))
+@given(
+    st.text(
+        st.sampled_from("\n\n\na \r\x0b\x0c\x1c\x1d\x1e\x1f\x85é\u2028\u2029\u2030"),
+        max_size=12,
+    )
+)
 def test_segments_and_lines_equal_python(text: str) -> None:
     assert spans(text, split_segments, EACH_NEWLINE) == text.split("\n")
     assert spans(text, split_segments, NEWLINE_RUNS) == re.split("\n+", text)
@@ -205,15 +232,27 @@ def test_segments_and_lines_equal_python(text: str) -> None:
     assert spans(text, split_lines) == text.splitlines()
 
 
-BREAKABLE = st.text(st.sampled_from("ab1_.':;,\" \n\réß’·\u0308\u200d\u00ad\ufeff東ターאב٣😀ℹﾞ\u2028"), max_size=14)
+BREAKABLE = st.text(
+    st.sampled_from("ab1_.':;,\" \n\réß’·\u0308\u200d\u00ad\ufeff東ターאב٣😀ℹﾞ\u2028"),
+    max_size=14,
+)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(BREAKABLE | st.text(st.characters(codec="utf-8"), max_size=10), min_size=1, max_size=20))
+@given(
+    st.lists(
+        BREAKABLE | st.text(st.characters(codec="utf-8"), max_size=10),
+        min_size=1,
+        max_size=20,
+    )
+)
 def test_segmented_words_equal_the_plain_rules(texts: list[str]) -> None:
     data, offsets = text_buffers(pa.array(texts, pa.large_string()))
     words = segmented_words(data, offsets, code_point_flags(), np.arange(len(texts)))
-    cuts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    cuts = [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(words.starts, words.ends, strict=True)
+    ]
     assert words.chars.tolist() == list(map(len, cuts))
     for number, text in enumerate(texts):
         expected = word_cuts_reference.segmented(text)
@@ -228,9 +267,15 @@ def test_segmented_words_equal_the_plain_rules(texts: list[str]) -> None:
             "The quick (“brown”) fox can’t jump 32.3 feet, right?",
             ["The", "quick", "brown", "fox", "can’t", "jump", "32.3", "feet", "right"],
         ),
-        ("a.b 1.2 a.1 1,2 a,b e.g. U.S.A. 10:30", "a.b 1.2 a 1 1,2 a b e.g U.S.A 10 30"),
+        (
+            "a.b 1.2 a.1 1,2 a,b e.g. U.S.A. 10:30",
+            "a.b 1.2 a 1 1,2 a b e.g U.S.A 10 30",
+        ),
         ("snake_case _private x__ __init__", ["snake_case", "x__"]),
-        ("well-known jane@example.com C++ it's", ["well", "known", "jane", "example.com", "C", "it's"]),
+        (
+            "well-known jane@example.com C++ it's",
+            ["well", "known", "jane", "example.com", "C", "it's"],
+        ),
         ("東京タワー ひら", ["東", "京", "タワー", "ひ", "ら"]),
         ("cafe\u0301 a\u200d😀b ½", ["cafe\u0301", "a\u200d😀", "b", "½"]),
     ],
@@ -238,5 +283,8 @@ def test_segmented_words_equal_the_plain_rules(texts: list[str]) -> None:
 def test_segmented_words_follow_uax29(text: str, segments: list[str] | str) -> None:
     data, offsets = text_buffers(pa.array([text], pa.large_string()))
     words = segmented_words(data, offsets, code_point_flags(), np.array([0]))
-    cuts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    cuts = [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(words.starts, words.ends, strict=True)
+    ]
     assert cuts == (segments.split() if isinstance(segments, str) else segments)

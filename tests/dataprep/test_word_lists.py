@@ -18,14 +18,30 @@ from hypothesis import strategies as st
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_table, shard_names
 from gristmill.dataprep.filtering import filter as filter_stage
-from gristmill.dataprep.filtering.listed_words import WordListError, build, count, lower, read_list
+from gristmill.dataprep.filtering.listed_words import (
+    WordListError,
+    build,
+    count,
+    lower,
+    read_list,
+)
 from gristmill.dataprep.filtering.rules_urls import url_statistics
-from gristmill.dataprep.filtering.rules_words import ToxicityModelError, bad_word_statistics, toxicity_statistics
+from gristmill.dataprep.filtering.rules_words import (
+    ToxicityModelError,
+    bad_word_statistics,
+    toxicity_statistics,
+)
 from gristmill.dataprep.quality.classifier import train
 from gristmill.mixtures.steps.quality import Classifier
 from gristmill.mixtures.steps.rules import BadWords, Toxicity, Urls
 
-LDNOOBW = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "quality" / "ldnoobw.tar.gz"
+LDNOOBW = (
+    Path(__file__).resolve().parents[2].parent
+    / "shared"
+    / "data"
+    / "quality"
+    / "ldnoobw.tar.gz"
+)
 
 
 @pytest.fixture
@@ -34,7 +50,9 @@ def write_list(tmp_path: Path) -> Callable[..., str]:
 
     def write(name: str, *entries: str) -> str:
         content = "\n".join(entries).encode()
-        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        (tmp_path / name).write_bytes(
+            gzip.compress(content) if name.endswith(".gz") else content
+        )
         return str(tmp_path / name)
 
     return write
@@ -44,14 +62,19 @@ def url_rows(*urls: str | None) -> pa.Table:
     return pa.table(
         {
             "locator": ["file#1"] * len(urls),
-            "metadata": [json.dumps({} if url is None else {"url": url}) for url in urls],
+            "metadata": [
+                json.dumps({} if url is None else {"url": url}) for url in urls
+            ],
         }
     )
 
 
 def measured(urls: list[str | None], **options: str) -> dict[str, list[float | None]]:
     columns = url_statistics(url_rows(*urls), Urls.model_validate(options))
-    return {name: [None if np.isnan(value) else value for value in values] for name, values in columns.items()}
+    return {
+        name: [None if np.isnan(value) else value for value in values]
+        for name, values in columns.items()
+    }
 
 
 def text_rows(texts: list[str], languages: list[str | None] | None = None) -> pa.Table:
@@ -59,13 +82,21 @@ def text_rows(texts: list[str], languages: list[str | None] | None = None) -> pa
     return pa.table({"text": pa.array(texts, pa.large_string()), "language": language})
 
 
-def test_list_has_its_lines_without_comments_and_blanks(write_list: Callable[..., str]) -> None:
+def test_list_has_its_lines_without_comments_and_blanks(
+    write_list: Callable[..., str],
+) -> None:
     lines = ("\ufeffOne", "# two", "", "  three words here ", "ünf")
     for name in ("list.txt", "list.gz"):
-        assert list(read_list(write_list(name, *lines))) == ["One", "three words here", "ünf"]
+        assert list(read_list(write_list(name, *lines))) == [
+            "One",
+            "three words here",
+            "ünf",
+        ]
 
 
-def test_unreadable_list_is_named(write_list: Callable[..., str], tmp_path: Path) -> None:
+def test_unreadable_list_is_named(
+    write_list: Callable[..., str], tmp_path: Path
+) -> None:
     (tmp_path / "bad.gz").write_bytes(b"plain")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     for name in ("nowhere.txt", "bad.gz", "latin.txt"):
@@ -73,8 +104,17 @@ def test_unreadable_list_is_named(write_list: Callable[..., str], tmp_path: Path
             list(read_list(str(tmp_path / name)))
 
 
-def test_domain_blocks_itself_and_its_subdomains(write_list: Callable[..., str]) -> None:
-    path = write_list("domains.gz", "Bad.org", "*.worse.co.uk", "10.0.0.1", "bücher.example", "# good.org")
+def test_domain_blocks_itself_and_its_subdomains(
+    write_list: Callable[..., str],
+) -> None:
+    path = write_list(
+        "domains.gz",
+        "Bad.org",
+        "*.worse.co.uk",
+        "10.0.0.1",
+        "bücher.example",
+        "# good.org",
+    )
     urls = [
         "http://bad.org/x",
         "https://www.BAD.org",
@@ -95,12 +135,21 @@ def test_domain_blocks_itself_and_its_subdomains(write_list: Callable[..., str])
 
 def test_page_is_blocked_in_every_spelling(write_list: Callable[..., str]) -> None:
     path = write_list("pages.txt", "http://www.a.org/x/")
-    urls: list[str | None] = ["https://a.org/x?utm_source=y", "http://a.org/y", "http://a.org/X"]
+    urls: list[str | None] = [
+        "https://a.org/x?utm_source=y",
+        "http://a.org/y",
+        "http://a.org/X",
+    ]
     assert measured(urls, block_urls=path)["url_blocked_page"] == [1, 0, 0]
 
 
-def test_url_words_are_whole_and_case_insensitive(write_list: Callable[..., str]) -> None:
-    hard, soft = write_list("hard.txt", "Casino", "hot-stuff"), write_list("soft.txt", "poker", "game", "bet")
+def test_url_words_are_whole_and_case_insensitive(
+    write_list: Callable[..., str],
+) -> None:
+    hard, soft = (
+        write_list("hard.txt", "Casino", "hot-stuff"),
+        write_list("soft.txt", "poker", "game", "bet"),
+    )
     urls: list[str | None] = [
         "http://a.org/CASINO-x",
         "http://casinos.org/",
@@ -115,9 +164,16 @@ def test_url_words_are_whole_and_case_insensitive(write_list: Callable[..., str]
     assert columns["url_soft_words"] == [0, 0, 0, 0, 2, 1, None]
 
 
-def test_strict_words_match_inside_the_url_without_hyphens_and_dots(write_list: Callable[..., str]) -> None:
+def test_strict_words_match_inside_the_url_without_hyphens_and_dots(
+    write_list: Callable[..., str],
+) -> None:
     path = write_list("strict.txt", "xxx", "free-stuff")
-    urls: list[str | None] = ["http://a.org/x-x.x", "http://freestuffs.org", "http://a.org/xx", "http://XXXX.org"]
+    urls: list[str | None] = [
+        "http://a.org/x-x.x",
+        "http://freestuffs.org",
+        "http://a.org/xx",
+        "http://XXXX.org",
+    ]
     assert measured(urls, strict_words=path)["url_strict_words"] == [1, 1, 0, 2]
 
 
@@ -144,7 +200,9 @@ def test_filter_drops_by_url_in_the_order_of_the_lists(
             "soft_words": write_list("soft.txt", "poker", "bet"),
         }
     }
-    summary = filter_stage.run(inputs, {"rules": rules}, tmp_path / "out", make_context("work"))
+    summary = filter_stage.run(
+        inputs, {"rules": rules}, tmp_path / "out", make_context("work")
+    )
     (shard,) = shard_names(inputs["ingest"])
     rows = read_table(tmp_path / "out" / shard).to_pylist()
     assert [row["reason"] for row in rows] == [
@@ -167,20 +225,35 @@ def plain_count(text: str, words: list[str], whole_words: bool) -> int:
     text, ends = lower(pa.array([text], pa.string())).to_pylist()[0], set()
     for word in lower(pa.array(words, pa.string())).to_pylist():
         for at in range(len(text) - len(word) + 1):
-            flanks = text[at - 1 : at] if at else "", text[at + len(word) : at + len(word) + 1]
-            if text.startswith(word, at) and not (whole_words and any(re.match(r"\w", flank) for flank in flanks)):
+            flanks = (
+                text[at - 1 : at] if at else "",
+                text[at + len(word) : at + len(word) + 1],
+            )
+            if text.startswith(word, at) and not (
+                whole_words and any(re.match(r"\w", flank) for flank in flanks)
+            ):
                 ends.add(at + len(word))
     return len(ends)
 
 
 @given(
-    st.lists(st.one_of(st.text(ALPHABET, max_size=20), st.lists(st.sampled_from(WORDS)).map(" ".join)), max_size=4),
+    st.lists(
+        st.one_of(
+            st.text(ALPHABET, max_size=20),
+            st.lists(st.sampled_from(WORDS)).map(" ".join),
+        ),
+        max_size=4,
+    ),
     st.lists(st.sampled_from(WORDS), unique=True),
     st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
-def test_automaton_equals_trying_every_entry_everywhere(texts: list[str], words: list[str], whole_words: bool) -> None:
-    counts, covered = count(lower(pa.array(texts, pa.large_string())), build(words), whole_words)
+def test_automaton_equals_trying_every_entry_everywhere(
+    texts: list[str], words: list[str], whole_words: bool
+) -> None:
+    counts, covered = count(
+        lower(pa.array(texts, pa.large_string())), build(words), whole_words
+    )
     assert counts.tolist() == [plain_count(text, words, whole_words) for text in texts]
     assert ((covered > 0) == (counts > 0)).all()
 
@@ -193,7 +266,9 @@ def test_bad_word_ratio_counts_every_byte_once(write_list: Callable[..., str]) -
     assert columns["bad_word_ratio"].tolist() == [8 / 11, 1.0, 0.0, 0.0]
 
 
-def test_language_selects_the_list_and_word_boundaries(write_list: Callable[..., str]) -> None:
+def test_language_selects_the_list_and_word_boundaries(
+    write_list: Callable[..., str],
+) -> None:
     section = BadWords.model_validate(
         {
             "lists": {
@@ -224,22 +299,46 @@ def test_ldnoobw_lists_match_like_c4s_pattern(tmp_path: Path) -> None:
     assert len(lists) == 28
     for language, words in lists.items():
         entries = sorted({word.strip() for word in words} - {""})
-        texts = [f"Ein x{word} und {word}y." for word in entries] + [f"So, {word}!" for word in entries]
+        texts = [f"Ein x{word} und {word}y." for word in entries] + [
+            f"So, {word}!" for word in entries
+        ]
         whole_words = language not in ("ja", "th", "zh")
         joined = "|".join(re.escape(word.lower()) for word in entries)
         pattern = re.compile(rf"(?:\W|^)({joined})(?:\W|$)" if whole_words else joined)
-        counts, _ = count(lower(pa.array(texts, pa.large_string())), build(entries), whole_words)
-        assert (counts > 0).tolist() == [pattern.search(text.lower()) is not None for text in texts], language
+        counts, _ = count(
+            lower(pa.array(texts, pa.large_string())), build(entries), whole_words
+        )
+        assert (counts > 0).tolist() == [
+            pattern.search(text.lower()) is not None for text in texts
+        ], language
 
 
 def test_toxicity_is_the_probability_of_the_label(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
-    section = Classifier(positive=("a",), negative=("b",), dimensions=4, epochs=20, buckets=1000)
-    path.write_bytes(train([(True, "you awful fool"), (False, "what a lovely day")] * 50, section, 1, tmp_path))
-    options = Toxicity.model_validate({"model": str(path), "label": "__label__positive"})
-    values = toxicity_statistics(text_rows(["you awful\n\nfool", "what a lovely day", " \n"]), options)["toxicity"]
+    section = Classifier(
+        positive=("a",), negative=("b",), dimensions=4, epochs=20, buckets=1000
+    )
+    path.write_bytes(
+        train(
+            [(True, "you awful fool"), (False, "what a lovely day")] * 50,
+            section,
+            1,
+            tmp_path,
+        )
+    )
+    options = Toxicity.model_validate(
+        {"model": str(path), "label": "__label__positive"}
+    )
+    values = toxicity_statistics(
+        text_rows(["you awful\n\nfool", "what a lovely day", " \n"]), options
+    )["toxicity"]
     assert values[0] > 0.9
     assert values[1] < 0.1
     assert np.isnan(values[2])
-    with pytest.raises(ToxicityModelError, match=r"'__label__toxic'.*__label__negative, __label__positive"):
-        toxicity_statistics(text_rows([]), Toxicity.model_validate({"model": str(path)}))
+    with pytest.raises(
+        ToxicityModelError,
+        match=r"'__label__toxic'.*__label__negative, __label__positive",
+    ):
+        toxicity_statistics(
+            text_rows([]), Toxicity.model_validate({"model": str(path)})
+        )

@@ -1,9 +1,19 @@
 """WARC records and HTTP responses as bytes."""
 
 
-def record(kind: str, content: bytes, number: int = 1, url: str = "http://a.example/", **headers: str) -> bytes:
+def record(
+    kind: str,
+    content: bytes,
+    number: int = 1,
+    url: str = "http://a.example/",
+    **headers: str,
+) -> bytes:
     """One WARC record; its id is made from `number`."""
-    http = "application/http; msgtype=response" if kind in ("response", "revisit") else "text/plain"
+    http = (
+        "application/http; msgtype=response"
+        if kind in ("response", "revisit")
+        else "text/plain"
+    )
     lines = {
         "WARC-Type": kind,
         "WARC-Record-ID": f"<urn:uuid:{number:08d}-0000-0000-0000-000000000000>",
@@ -13,12 +23,24 @@ def record(kind: str, content: bytes, number: int = 1, url: str = "http://a.exam
         "Content-Length": str(len(content)),
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
-    return "".join(["WARC/1.1\r\n", *(f"{key}: {value}\r\n" for key, value in lines.items()), "\r\n"]).encode() + (
-        content + b"\r\n\r\n"
-    )
+    return "".join(
+        [
+            "WARC/1.1\r\n",
+            *(f"{key}: {value}\r\n" for key, value in lines.items()),
+            "\r\n",
+        ]
+    ).encode() + (content + b"\r\n\r\n")
 
 
-def http(body: bytes, status: str = "200 OK", content_type: str = "text/html; charset=utf-8", **headers: str) -> bytes:
-    lines = {"Content-Type": content_type, **{name.replace("_", "-"): value for name, value in headers.items()}}
+def http(
+    body: bytes,
+    status: str = "200 OK",
+    content_type: str = "text/html; charset=utf-8",
+    **headers: str,
+) -> bytes:
+    lines = {
+        "Content-Type": content_type,
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
     headers = "".join(f"{key}: {value}\r\n" for key, value in lines.items())
     return f"HTTP/1.1 {status}\r\n{headers}\r\n".encode() + body

@@ -1,4 +1,6 @@
-"""Plain Python reference of `tokenise_words.py` and `punctuated_words.py`, for tests and `bench`."""
+"""Plain Python reference of `tokenise_words.py` and `punctuated_words.py`, for tests
+and `bench`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gristmill.dataprep.words.word_breaks import EXTENDED_PICTOGRAPHIC, WORD_BRE
 HYPHENS = "-–—~"
 APOSTROPHES = "'’"
 BEYOND = "\u00a1-\U0010ffff"
-"""Character range of everything but ASCII, control characters and the no-break space."""
+"""Character range of everything but ASCII, control characters and the no-break
+space.
+"""
 
 
 def word_punct(text: str) -> list[str]:
@@ -28,8 +32,16 @@ def unspaced(text: str) -> list[str]:
     for run in text.split():
         word = ""
         for character in run:
-            letters = [character_before for character_before in word if is_word(character_before)]
-            if is_word(character) and letters and (is_unspaced(character) or is_unspaced(letters[-1])):
+            letters = [
+                character_before
+                for character_before in word
+                if is_word(character_before)
+            ]
+            if (
+                is_word(character)
+                and letters
+                and (is_unspaced(character) or is_unspaced(letters[-1]))
+            ):
                 words.append(word)
                 word = ""
             word += character
@@ -43,17 +55,23 @@ BREAKING = ("CR", "LF", "Newline")
 
 
 def segmented(text: str) -> list[str]:
-    """`word_breaks.segmented_words` of one text: a cut before each code point that no rule of UAX #29 joins."""
+    """`word_breaks.segmented_words` of one text: a cut before each code point that no
+    rule of UAX #29 joins.
+    """
     values = [word_breaks().get(ord(character), "Other") for character in text]
     following = [""] * len(text)
     for at in range(len(text) - 2, -1, -1):
-        following[at] = following[at + 1] if values[at + 1] in ATTACHED else values[at + 1]
+        following[at] = (
+            following[at + 1] if values[at + 1] in ATTACHED else values[at + 1]
+        )
     segments: list[str] = []
     second_last = last = ""
     for at, character in enumerate(text):
         value = values[at]
         is_pictograph = ord(character) in pictographs()
-        joined = at > 0 and is_joined(second_last, last, values[at - 1], value, following[at], is_pictograph)
+        joined = at > 0 and is_joined(
+            second_last, last, values[at - 1], value, following[at], is_pictograph
+        )
         if joined:
             segments[-1] += character
         else:
@@ -63,11 +81,20 @@ def segmented(text: str) -> list[str]:
     return [segment for segment in segments if segment[0].isalnum()]
 
 
-def is_joined(second_last: str, last: str, before: str, value: str, following: str, is_pictograph: bool) -> bool:
-    """Return True if no boundary lies before a code point, by the rules WB3a to WB13b of UAX #29.
+def is_joined(
+    second_last: str,
+    last: str,
+    before: str,
+    value: str,
+    following: str,
+    is_pictograph: bool,
+) -> bool:
+    """Return True if no boundary lies before a code point, by the rules WB3a to WB13b
+    of UAX #29.
 
     Args:
-        second_last, last, following: values of its neighbours, without characters attached to them (WB4).
+        second_last, last, following: values of its neighbours, without characters
+            attached to them (WB4).
         before: value of the code point right before it.
         value: its own value.
     """
@@ -75,11 +102,17 @@ def is_joined(second_last: str, last: str, before: str, value: str, following: s
         return False
     if value in ATTACHED or (before == "ZWJ" and is_pictograph):
         return True
-    return is_pair(last, value) or is_bridge(last, value, following) or is_bridge(second_last, last, value)
+    return (
+        is_pair(last, value)
+        or is_bridge(last, value, following)
+        or is_bridge(second_last, last, value)
+    )
 
 
 def is_pair(last: str, value: str) -> bool:
-    """Return True if two neighbours belong together (WB5, WB7a, WB8 to WB10, WB13 to WB13b)."""
+    """Return True if two neighbours belong together (WB5, WB7a, WB8 to WB10, WB13 to
+    WB13b).
+    """
     if value == "ExtendNumLet":
         return last in (*LETTERS, "Numeric", "Katakana", "ExtendNumLet")
     if last == "ExtendNumLet":
@@ -93,11 +126,19 @@ def is_pair(last: str, value: str) -> bool:
 
 def is_bridge(left: str, mark: str, right: str) -> bool:
     """Return True if a mark joins its two sides (WB6, WB7, WB7b, WB7c, WB11, WB12)."""
-    if left in LETTERS and right in LETTERS and mark in ("MidLetter", "MidNumLet", "Single_Quote"):
+    if (
+        left in LETTERS
+        and right in LETTERS
+        and mark in ("MidLetter", "MidNumLet", "Single_Quote")
+    ):
         return True
     if left == right == "Hebrew_Letter" and mark == "Double_Quote":
         return True
-    return left == right == "Numeric" and mark in ("MidNum", "MidNumLet", "Single_Quote")
+    return left == right == "Numeric" and mark in (
+        "MidNum",
+        "MidNumLet",
+        "Single_Quote",
+    )
 
 
 @cache
@@ -114,12 +155,18 @@ def word_breaks() -> dict[int, str]:
 @cache
 def pictographs() -> frozenset[int]:
     """Code points that are Extended_Pictographic."""
-    return frozenset(code for first, last in ranges(EXTENDED_PICTOGRAPHIC) for code in range(first, last + 1))
+    return frozenset(
+        code
+        for first, last in ranges(EXTENDED_PICTOGRAPHIC)
+        for code in range(first, last + 1)
+    )
 
 
 def normalized(text: str) -> str:
     """RedPajama's normal form: no ASCII punctuation, lower case, NFD."""
-    return unicodedata.normalize("NFD", text.translate(str.maketrans("", "", string.punctuation)).lower())
+    return unicodedata.normalize(
+        "NFD", text.translate(str.maketrans("", "", string.punctuation)).lower()
+    )
 
 
 def punctuated(text: str) -> list[str]:
@@ -146,12 +193,20 @@ def take_apart(run: str) -> list[str]:
 
 
 def joined(words: list[str]) -> list[str]:
-    """Words of a run; neighbours that form a word of WHOLE are joined, unless they belong to a longer row of marks."""
+    """Words of a run; neighbours that form a word of WHOLE are joined, unless they
+    belong to a longer row of marks.
+    """
     result: list[str] = []
     at = 0
     while at < len(words):
-        ends = [end for end in range(len(words), at + 1, -1) if "".join(words[at:end]) in WHOLE]
-        around = "".join(words[:at])[-1:] + "".join(words[ends[0] :])[:1] if ends else ""
+        ends = [
+            end
+            for end in range(len(words), at + 1, -1)
+            if "".join(words[at:end]) in WHOLE
+        ]
+        around = (
+            "".join(words[:at])[-1:] + "".join(words[ends[0] :])[:1] if ends else ""
+        )
         mark = "".join(words[at : ends[0]]) if ends else ""
         if ends and not (len(mark) == 2 and mark[0] == mark[1] and mark[0] in around):
             result.append(mark)
@@ -241,7 +296,11 @@ def mark_length(run: str, step: int) -> int:
     if remainder[0] == ",":
         return 1 if before.isalpha() and after.isalpha() else 0
     if remainder[0] in ":/<=>":
-        return 1 if (before.isalpha() or before in string.digits) and after.isalpha() else 0
+        return (
+            1
+            if (before.isalpha() or before in string.digits) and after.isalpha()
+            else 0
+        )
     hyphens = len(remainder) - len(remainder.lstrip(HYPHENS))
     if hyphens == 0 or hyphens == len(remainder):
         return 0
@@ -252,7 +311,11 @@ def mark_length(run: str, step: int) -> int:
 
 def keeps(character: str) -> bool:
     """Return True if a character is a letter, a digit or a mark attached to one."""
-    return character.isalnum() or unicodedata.category(character) in ("Mn", "Mc") or ord(character) in JOINERS
+    return (
+        character.isalnum()
+        or unicodedata.category(character) in ("Mn", "Mc")
+        or ord(character) in JOINERS
+    )
 
 
 def is_word(character: str) -> bool:

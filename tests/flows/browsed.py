@@ -1,4 +1,6 @@
-"""A small run for `gristmill browse`, with an attack in texts, file names, metadata and examples."""
+"""A small run for `gristmill browse`, with an attack in texts, file names, metadata and
+examples.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,32 @@ ADDRESSED = "write to somebody@mail.org"
 
 
 def write_project(folder: Path) -> Path:
-    """Write documents of one to fifty sentences, a duplicate, a near-duplicate, and an attack in text, name and
-    metadata.
+    """Write documents of one to fifty sentences, a duplicate, a near-duplicate, and an
+    attack in text, name and metadata.
     """
     random_ = random.Random(4)
-    texts = [" ".join(sentence(random_) for _ in range(1 + number % 17)) for number in range(60)]
+    texts = [
+        " ".join(sentence(random_) for _ in range(1 + number % 17))
+        for number in range(60)
+    ]
     attack = " ".join([ATTACK, *(sentence(random_) for _ in range(7)), ADDRESSED])
     texts += [texts[8], texts[9] + " One more.", attack]
     (folder / "web").mkdir(parents=True)
-    lines = [json.dumps({"text": text, "url": "javascript:alert(1)", ATTACK[:20]: ATTACK}) for text in texts]
+    lines = [
+        json.dumps({"text": text, "url": "javascript:alert(1)", ATTACK[:20]: ATTACK})
+        for text in texts
+    ]
     for name, part in (("a", lines[:30]), ("<img src=x onerror=alert(1)>", lines[30:])):
         (folder / "web" / f"{name}.jsonl").write_text("\n".join(part))
     (folder / "notes").mkdir()
     for number in range(6):
-        (folder / "notes" / f"{number}.txt").write_text(" ".join(sentence(random_) for _ in range(8)))
-    chats = [{"prompt": f"What is {WORDS[n % 40]}{ATTACK}?", "completion": sentence(random_)} for n in range(12)]
+        (folder / "notes" / f"{number}.txt").write_text(
+            " ".join(sentence(random_) for _ in range(8))
+        )
+    chats = [
+        {"prompt": f"What is {WORDS[n % 40]}{ATTACK}?", "completion": sentence(random_)}
+        for n in range(12)
+    ]
     (folder / "chats.jsonl").write_text("\n".join(map(json.dumps, [*chats, chats[0]])))
     (folder / "browsed.yaml").write_text(MANIFEST)
     return folder / "browsed.yaml"

@@ -129,14 +129,22 @@ def toy_stage(name: str) -> Stage:
     return Stage(name, 1, f"gristmill_toy_stages:{name}")
 
 
-def toy_node(name: str, config: dict[str, Any], inputs: dict[str, str] | None = None) -> Node:
+def toy_node(
+    name: str, config: dict[str, Any], inputs: dict[str, str] | None = None
+) -> Node:
     stage = toy_stage(name)
-    return Node(stage, fingerprint(stage, config, inputs or {}), config, config, inputs or {})
+    return Node(
+        stage, fingerprint(stage, config, inputs or {}), config, config, inputs or {}
+    )
 
 
 @pytest.fixture
-def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Runner]:
-    """Return a factory for runners of toy stages: `toy_runner(first={"n": 3}, second={})`."""
+def toy_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Runner]:
+    """Return a factory for runners of toy stages: `toy_runner(first={"n": 3},
+    second={})`.
+    """
     modules = tmp_path / "modules"
     modules.mkdir()
     (modules / "gristmill_toy_stages.py").write_text(TOY_STAGES)
@@ -145,9 +153,16 @@ def toy_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     def make(retries: int = 0, **configs: dict[str, Any]) -> Runner:
         plan: dict[str, Node] = {}
         for name, config in configs.items():
-            plan[name] = toy_node(name, config, {earlier: plan[earlier].fingerprint for earlier in plan})
+            plan[name] = toy_node(
+                name, config, {earlier: plan[earlier].fingerprint for earlier in plan}
+            )
         return Runner(
-            Store.at(tmp_path / "store"), plan, "toy", Engine(retries=retries), Silent(), "gristmill run toy.yaml"
+            Store.at(tmp_path / "store"),
+            plan,
+            "toy",
+            Engine(retries=retries),
+            Silent(),
+            "gristmill run toy.yaml",
         )
 
     return make

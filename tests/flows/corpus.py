@@ -1,4 +1,6 @@
-"""A small corpus with planted defects of every kind, and a manifest that runs it through all stages."""
+"""A small corpus with planted defects of every kind, and a manifest that runs it
+through all stages.
+"""
 
 from __future__ import annotations
 
@@ -29,37 +31,55 @@ def sentence(random_: random.Random) -> str:
 
 
 def prose(random_: random.Random, sentences: int = 30) -> str:
-    lines = [" ".join(sentence(random_) for _ in range(3)) for _ in range(sentences // 3)]
+    lines = [
+        " ".join(sentence(random_) for _ in range(3)) for _ in range(sentences // 3)
+    ]
     return "\n".join(lines)
 
 
 def jsonl(random_: random.Random, documents: int) -> bytes:
-    return b"\n".join(json.dumps({"text": prose(random_)}).encode() for _ in range(documents))
+    return b"\n".join(
+        json.dumps({"text": prose(random_)}).encode() for _ in range(documents)
+    )
 
 
 def source_code(random_: random.Random) -> str:
     lines = []
     for number in range(12):
         name = random_.choice(WORDS)
-        lines.append(f"def {name}_{number}(value):\n    total = value * {random_.randint(2, 99)}")
+        lines.append(
+            f"def {name}_{number}(value):\n    total = value * {random_.randint(2, 99)}"
+        )
         lines.append(f"    return total + {number}\n")
     return "\n".join(lines)
 
 
 def write_corpus(folder: Path, reverse: bool = False) -> None:
-    """Write the corpus; `reverse` creates the same files in the opposite order, which permutes listings.
+    """Write the corpus; `reverse` creates the same files in the opposite order, which
+    permutes listings.
 
-    Planted: JSONL lines that are not JSON, without text, not UTF-8, and with empty text; a truncated gzip file; an empty
-    text file; exact and near duplicates; a document too short for the filter.
+    Planted: JSONL lines that are not JSON, without text, not UTF-8, and with empty
+    text; a truncated gzip file; an empty text file; exact and near duplicates; a
+    document too short for the filter.
     """
     random_ = random.Random(11)
     documents = [{"text": prose(random_), "author": f"a{n}"} for n in range(60)]
-    documents += [{"text": documents[0]["text"]}, {"text": documents[1]["text"] + " One more sentence at the end."}]
+    documents += [
+        {"text": documents[0]["text"]},
+        {"text": documents[1]["text"] + " One more sentence at the end."},
+    ]
     documents += [{"text": "Too short."}]
     lines = [json.dumps(document).encode() for document in documents]
-    lines += [b"this is no json", b'{"title": "no text here"}', b'{"text": "caf\xff"}', b'{"text": ""}']
+    lines += [
+        b"this is no json",
+        b'{"title": "no text here"}',
+        b'{"text": "caf\xff"}',
+        b'{"text": ""}',
+    ]
     packed = gzip.compress(jsonl(random_, 12), mtime=0)
-    table = pa.table({"text": [prose(random_) for _ in range(10)], "year": list(range(10))})
+    table = pa.table(
+        {"text": [prose(random_) for _ in range(10)], "year": list(range(10))}
+    )
     files: dict[str, bytes] = {
         "web/a.jsonl": b"\n".join(lines[:30]),
         "web/b.jsonl": b"\n".join(lines[30:]),
@@ -84,8 +104,17 @@ def write_examples(folder: Path) -> None:
     chats, pairs = [], []
     for number in range(40):
         question, answer = f"What is {WORDS[number % 40]}?", sentence(random_)
-        chats.append({"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
-        pairs.append({"prompt": question, "chosen": answer, "rejected": sentence(random_)})
+        chats.append(
+            {
+                "messages": [
+                    {"role": "user", "content": question},
+                    {"role": "assistant", "content": answer},
+                ]
+            }
+        )
+        pairs.append(
+            {"prompt": question, "chosen": answer, "rejected": sentence(random_)}
+        )
     for name, rows in (("chats.jsonl", chats), ("pairs.jsonl", pairs)):
         (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
         os.utime(folder / name, (MODIFIED_AT, MODIFIED_AT))

@@ -29,15 +29,21 @@ MARKED = re.compile(
     r"```(?P<kind>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
-"""A fenced block below a mark for tests: `run`, `run, compared`, `file: NAME`, `file: NAME, added`; `manifest` (sections
-of a manifest) and `models` (several sections `model`) are only parsed."""
+"""A fenced block below a mark for tests: `run`, `run, compared`, `file: NAME`, `file:
+NAME, added`; `manifest` (sections of a manifest) and `models` (several sections
+`model`) are only parsed.
+"""
 
 
-def run_page(page: Path, folder: Path, instead: Mapping[str, str] = MappingProxyType({})) -> int:
-    """Run a page's marked blocks in order in a folder, as a reader would in a shell; returns the number of commands.
+def run_page(
+    page: Path, folder: Path, instead: Mapping[str, str] = MappingProxyType({})
+) -> int:
+    """Run a page's marked blocks in order in a folder, as a reader would in a shell;
+    returns the number of commands.
 
-    A block of kind `console` has commands after `$ `, each followed by its output. In compared output, `...` stands for
-    any text, including line breaks, and on its own line for any number of lines.
+    A block of kind `console` has commands after `$ `, each followed by its output. In
+    compared output, `...` stands for any text, including line breaks, and on its own
+    line for any number of lines.
 
     Args:
         instead: text of the page -> its replacement, such as an address.
@@ -61,7 +67,8 @@ def run_page(page: Path, folder: Path, instead: Mapping[str, str] = MappingProxy
             else [
                 (command, expected_output)
                 for command, _, expected_output in (
-                    part.partition("\n") for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
+                    part.partition("\n")
+                    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]
                 )
             ]
         )
@@ -70,7 +77,8 @@ def run_page(page: Path, folder: Path, instead: Mapping[str, str] = MappingProxy
             command_count += 1
             if "compared" in mark:
                 pattern = "\n(?:.*\n)?".join(
-                    ".*".join(map(re.escape, part.split("..."))) for part in expected_output.strip().split("\n...\n")
+                    ".*".join(map(re.escape, part.split("...")))
+                    for part in expected_output.strip().split("\n...\n")
                 )
                 assert re.search(pattern, printed, re.DOTALL), (
                     f"{page.name}: {command}\n{printed}\nis not\n{expected_output}"
@@ -79,7 +87,9 @@ def run_page(page: Path, folder: Path, instead: Mapping[str, str] = MappingProxy
 
 
 def in_shell(command: str, folder: Path) -> str:
-    """Return the output of a command, including stderr, in a terminal of 80 columns; the command must succeed."""
+    """Return the output of a command, including stderr, in a terminal of 80 columns;
+    the command must succeed.
+    """
     path = f"{commands_folder()}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "80"}
     environment.pop("GRISTMILL_STORE", None)
@@ -93,5 +103,6 @@ def in_shell(command: str, folder: Path) -> str:
         stderr=subprocess.STDOUT,
     )
     assert process.returncode == 0, f"{command}\n{process.stdout}"
-    assert "leaked" not in process.stdout, f"{command}\n{process.stdout}"  # warning of libraries when Python exits
+    # warning of libraries when Python exits
+    assert "leaked" not in process.stdout, f"{command}\n{process.stdout}"
     return "\n".join(line.rstrip() for line in process.stdout.splitlines())

@@ -1,4 +1,6 @@
-"""A fake Hugging Face hub on the loopback address with the HTTP endpoints that uploads use."""
+"""A fake Hugging Face hub on the loopback address with the HTTP endpoints that uploads
+use.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ class Hub:
     def create(self, request: dict[str, Any]) -> tuple[int, Any]:
         name = f"{request.get('organization') or 'user'}/{request['name'].rpartition('/')[2]}"
         if name in self.files:
-            return 409, {"error": "You already created this dataset repo", "url": f"{self.url}/datasets/{name}"}
+            return 409, {
+                "error": "You already created this dataset repo",
+                "url": f"{self.url}/datasets/{name}",
+            }
         self.files[name] = {".gitattributes": b""}
         if request.get("private") or request.get("visibility") == "private":
             self.private.add(name)
@@ -45,7 +50,9 @@ class Hub:
         for entry in entries:
             if entry["key"] == "file":
                 assert entry["value"]["encoding"] == "base64"
-                self.files[name][entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+                self.files[name][entry["value"]["path"]] = base64.b64decode(
+                    entry["value"]["content"]
+                )
                 paths.append(entry["value"]["path"])
         self.commits.append(paths)
         return 200, {
@@ -61,20 +68,42 @@ class Hub:
             path = path.strip("/")
             if path in self.files[name]:
                 entries.append(self.info(name, path))
-            elif any(file_path.startswith(f"{path}/") for file_path in self.files[name]):
-                entries.append({"type": "directory", "path": path, "oid": "0" * 40, "size": 0})
+            elif any(
+                file_path.startswith(f"{path}/") for file_path in self.files[name]
+            ):
+                entries.append(
+                    {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
+                )
         return entries
 
     def info(self, name: str, path: str) -> dict[str, Any]:
-        return {"type": "file", "path": path, "size": len(self.files[name][path]), "oid": "0" * 40}
+        return {
+            "type": "file",
+            "path": path,
+            "size": len(self.files[name][path]),
+            "oid": "0" * 40,
+        }
 
     def tree(self, name: str, folder: str) -> tuple[int, Any]:
-        inside = [path for path in self.files[name] if not folder or path.startswith(f"{folder}/")]
+        inside = [
+            path
+            for path in self.files[name]
+            if not folder or path.startswith(f"{folder}/")
+        ]
         if folder and not inside:
             return 404, {"error": "EntryNotFound"}
         skip = len(folder) + 1 if folder else 0
-        folders = sorted({path[: skip + path[skip:].index("/")] for path in inside if "/" in path[skip:]})
-        return 200, [*self.infos(name, folders), *(self.info(name, path) for path in inside if "/" not in path[skip:])]
+        folders = sorted(
+            {
+                path[: skip + path[skip:].index("/")]
+                for path in inside
+                if "/" in path[skip:]
+            }
+        )
+        return 200, [
+            *self.infos(name, folders),
+            *(self.info(name, path) for path in inside if "/" not in path[skip:]),
+        ]
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
         parts = unquote(urlsplit(path).path).strip("/").split("/")
@@ -90,7 +119,11 @@ class Hub:
         if verb == "preupload":
             return 200, {
                 "files": [
-                    {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+                    {
+                        "path": file["path"],
+                        "uploadMode": "regular",
+                        "shouldIgnore": False,
+                    }
                     for file in json.loads(body)["files"]
                 ]
             }
@@ -144,7 +177,9 @@ def serve_hub() -> Iterator[Hub]:
             parts = unquote(urlsplit(self.path).path).strip("/").split("/")
             if parts[0] != "datasets" or len(parts) < 6 or parts[3] != "resolve":
                 return None
-            file_content = hub.files.get("/".join(parts[1:3]), {}).get("/".join(parts[5:]))
+            file_content = hub.files.get("/".join(parts[1:3]), {}).get(
+                "/".join(parts[5:])
+            )
             return (404, b"") if file_content is None else (200, file_content)
 
         do_GET = do_POST = do_HEAD = respond

@@ -14,18 +14,37 @@ from gristmill.flows.stages.registry import STAGES
 
 
 def sections_about(facts: Facts) -> list[Section | None]:
-    """Return the report's sections on documents and on stages with the names of the registry."""
-    return [*document_sections(facts), *stage_sections(facts, {name: STAGES[name] for name in facts["summaries"]})]
+    """Return the report's sections on documents and on stages with the names of the
+    registry.
+    """
+    return [
+        *document_sections(facts),
+        *stage_sections(facts, {name: STAGES[name] for name in facts["summaries"]}),
+    ]
 
 
 def html_of(*elements: Section | Part | None) -> str:
-    """Return the body of a page with these sections or parts; long names are unbroken."""
+    """Return the body of a page with these sections or parts; long names are
+    unbroken.
+    """
     sections = [element for element in elements if isinstance(element, Section)]
-    parts = [element for element in elements if element is not None and not isinstance(element, Section)]
-    body = html_file(Page("title", sections, parts)).partition("<body>")[2].replace("<wbr>", "")
+    parts = [
+        element
+        for element in elements
+        if element is not None and not isinstance(element, Section)
+    ]
+    body = (
+        html_file(Page("title", sections, parts))
+        .partition("<body>")[2]
+        .replace("<wbr>", "")
+    )
     return body.partition("</h1>\n")[2].partition("</main>")[0].strip()
 
 
 def text_of(*elements: Section | Part | None) -> str:
     """Return the visible text of these sections or parts."""
-    return " ".join(unescape(re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html_of(*elements), flags=re.S)).split())
+    return " ".join(
+        unescape(
+            re.sub(r"<svg.*?</svg>|<[^>]+>", " ", html_of(*elements), flags=re.S)
+        ).split()
+    )

@@ -1,4 +1,6 @@
-"""Servers reject requests without their token: every user of a machine can reach its loopback address."""
+"""Servers reject requests without their token: every user of a machine can reach its
+loopback address.
+"""
 
 from __future__ import annotations
 
@@ -57,21 +59,32 @@ def client() -> TestClient:
 def test_nothing_is_answered_without_the_token(
     client: TestClient, method: str, query: str, headers: dict[str, str]
 ) -> None:
-    assert client.request(method, f"/documents{query}", headers=headers).status_code == 403
+    assert (
+        client.request(method, f"/documents{query}", headers=headers).status_code == 403
+    )
 
 
 def test_the_printed_address_signs_a_browser_in(client: TestClient) -> None:
     address = TOKEN.url("127.0.0.1", "/documents/a%20b") + "&page=2"
     response = client.get(address, follow_redirects=False)
-    assert (response.status_code, response.headers["location"]) == (303, "/documents/a%20b?page=2")
+    assert (response.status_code, response.headers["location"]) == (
+        303,
+        "/documents/a%20b?page=2",
+    )
     (cookie,) = SimpleCookie(response.headers["set-cookie"]).values()
     assert (cookie.key, cookie.value) == ("gristmill-4300", TOKEN.value)
-    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (
+        True,
+        "Strict",
+        "/",
+    )
     assert client.get("/documents?page=2").text == "page=2"
     assert client.post("/documents").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["//attacker.example/", "/%5C/", "///a", "/\\attacker.example"])
+@pytest.mark.parametrize(
+    "path", ["//attacker.example/", "/%5C/", "///a", "/\\attacker.example"]
+)
 def test_signing_in_leads_to_no_other_host(path: str) -> None:
     location = TOKEN.signed_in_path(path, f"token={TOKEN.value}")
     assert location is not None
@@ -80,7 +93,12 @@ def test_signing_in_leads_to_no_other_host(path: str) -> None:
 
 
 def test_programs_send_the_token_as_a_bearer_token(client: TestClient) -> None:
-    assert client.get("/documents", headers={"Authorization": f"bearer {TOKEN.value}"}).status_code == 200
+    assert (
+        client.get(
+            "/documents", headers={"Authorization": f"bearer {TOKEN.value}"}
+        ).status_code
+        == 200
+    )
 
 
 def test_two_servers_have_different_tokens() -> None:
@@ -88,7 +106,9 @@ def test_two_servers_have_different_tokens() -> None:
     assert len(TOKEN.value) >= 32
 
 
-def test_browse_prints_the_only_address_that_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_browse_prints_the_only_address_that_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served: list[SignIn] = []
 
     def keep(app: SignIn, server_socket: socket.socket) -> None:
@@ -98,9 +118,21 @@ def test_browse_prints_the_only_address_that_is_answered(tmp_path: Path, monkeyp
     monkeypatch.setattr(page_server, "serve", keep)
     (tmp_path / "web.jsonl").write_text('{"text": "grist"}\n')
     manifest = tmp_path / "x.yaml"
-    manifest.write_text("name: x\nsources: {web: {path: web.jsonl}}\nprepare: [{dedup: {exact: true}}]\n")
-    arguments = ["browse", str(manifest), "--port", "0", "--store", str(tmp_path / "store")]
-    address = CliRunner().invoke(app, arguments, catch_exceptions=False).output.split()[0]
+    manifest.write_text(
+        "name: x\nsources: {web: {path: web.jsonl}}\nprepare: [{dedup: {exact: "
+        "true}}]\n"
+    )
+    arguments = [
+        "browse",
+        str(manifest),
+        "--port",
+        "0",
+        "--store",
+        str(tmp_path / "store"),
+    ]
+    address = (
+        CliRunner().invoke(app, arguments, catch_exceptions=False).output.split()[0]
+    )
     client = TestClient(served[0], base_url=address.partition("/?")[0])
     assert client.get("/").status_code == 403
     assert client.get(address).status_code == 200
@@ -121,7 +153,9 @@ def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     server.server_close()
 
 
-def test_reports_are_served_to_those_who_have_their_link(reports: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_are_served_to_those_who_have_their_link(
+    reports: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = report_link(reports)
     assert link is not None
     with urllib.request.urlopen(link) as response:
@@ -129,7 +163,12 @@ def test_reports_are_served_to_those_who_have_their_link(reports: Path, monkeypa
     base, _, path = link.rpartition("/")
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "gristmill:another")
     other_password = report_link(reports)
-    for invalid_link in (f"{base.rpartition('/')[0]}/{path}", f"{base}/x{path}", f"{base}{path}", other_password):
+    for invalid_link in (
+        f"{base.rpartition('/')[0]}/{path}",
+        f"{base}/x{path}",
+        f"{base}{path}",
+        other_password,
+    ):
         assert invalid_link is not None
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(invalid_link)
@@ -141,7 +180,12 @@ def test_files_of_prefects_server_are_their_users_alone(tmp_path: Path) -> None:
     (tmp_path / "prefect.db").touch(0o644)
     create = f"open({str(tmp_path / 'prefect.db-wal')!r}, 'w')"
     subprocess.run(
-        [sys.executable, "-c", f"from {keep_private.__module__} import keep_private; keep_private(); {create}"],
+        [
+            sys.executable,
+            "-c",
+            f"from {keep_private.__module__} import keep_private; keep_private(); "
+            f"{create}",
+        ],
         env={**os.environ, "PREFECT_HOME": str(tmp_path)},
         check=True,
     )

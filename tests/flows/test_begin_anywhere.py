@@ -27,14 +27,26 @@ from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import shape_of
-from gristmill.train.models.reward_model import RewardModel, save_reward_model, with_new_score
-from gristmill.train.models.weights import drawn, load_model, read_shape, save_model, stored
+from gristmill.train.models.reward_model import (
+    RewardModel,
+    save_reward_model,
+    with_new_score,
+)
+from gristmill.train.models.weights import (
+    drawn,
+    load_model,
+    read_shape,
+    save_model,
+    stored,
+)
 from gristmill.train.stages.export import write_folder
 from tests.tokenize.test_import_tokens import write_llmc, write_megatron
 
 VOCAB = 320
 OWN_END = 7
-"""An end-of-text id of a published model that its tokenizer and template do not name."""
+"""An end-of-text id of a published model that its tokenizer and template do not
+name.
+"""
 PRETRAINED = """\
 sources: {s: {path: cleaned.jsonl}}
 tokenizer: {path: mistral/tokenizer.json}
@@ -48,23 +60,42 @@ UNMARKED = """\
 
 
 def write_small_model(folder: Path) -> list[str]:
-    """Write a model in transformers' format to `model` and its tokenizer to `tokenizer`; returns the tokenizer's words."""
+    """Write a model in transformers' format to `model` and its tokenizer to
+    `tokenizer`; returns the tokenizer's words.
+    """
     words = "red blue one two sky grass rose river stone".split()
     tokenizer = folder / "tokenizer"
-    write_tokenizer(train(TokenizerSample({"all": [" ".join(words) * 20]}, {}), VOCAB), tokenizer, UNMARKED)
-    shape = shape_of(Model(layers=1, width=16, heads=2, kv_heads=1), load(tokenizer).vocab_size, 64)
+    write_tokenizer(
+        train(TokenizerSample({"all": [" ".join(words) * 20]}, {}), VOCAB),
+        tokenizer,
+        UNMARKED,
+    )
+    shape = shape_of(
+        Model(layers=1, width=16, heads=2, kv_heads=1), load(tokenizer).vocab_size, 64
+    )
     with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
-    save_model(folder / "trained", shape, {name: drawn(shape, 3)(name, size) for name, size in sizes.items()})
+        sizes = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
+    save_model(
+        folder / "trained",
+        shape,
+        {name: drawn(shape, 3)(name, size) for name, size in sizes.items()},
+    )
     write_folder(folder / "trained", tokenizer, Export(), folder / "model")
     return words
 
 
 def write_small_reward_model(folder: Path) -> None:
-    """Write the stage `reward`'s model before its first step, from `write_small_model`, to `reward-model`."""
+    """Write the stage `reward`'s model before its first step, from `write_small_model`,
+    to `reward-model`.
+    """
     shape = read_shape(folder / "trained")
     with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in RewardModel(shape).named_parameters()}
+        sizes = {
+            name: parameter.shape
+            for name, parameter in RewardModel(shape).named_parameters()
+        }
     tensor_of = with_new_score(stored(folder / "trained"), 5)
     chat = Chat(folder / "tokenizer")
     save_reward_model(
@@ -75,12 +106,16 @@ def write_small_reward_model(folder: Path) -> None:
         chat.pad,
     )
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (folder / "reward-model" / file).write_bytes((folder / "tokenizer" / file).read_bytes())
+        (folder / "reward-model" / file).write_bytes(
+            (folder / "tokenizer" / file).read_bytes()
+        )
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in transformers' format with its tokenizer, examples of all kinds, tokens of two tools, and documents."""
+    """A model in transformers' format with its tokenizer, examples of all kinds, tokens
+    of two tools, and documents.
+    """
     folder = tmp_path_factory.mktemp("anywhere")
     words = write_small_model(folder)
     tokenizer, vocab = folder / "tokenizer", load(folder / "tokenizer").vocab_size
@@ -88,26 +123,45 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     texts = [" ".join(rng.choices(words, k=5)) for _ in range(24)]
     for name, rows in {
         "chats": [
-            {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]}
+            {
+                "messages": [
+                    {"role": "user", "content": text},
+                    {"role": "assistant", "content": text[::-1]},
+                ]
+            }
             for text in texts
         ],
         "pairs": [
-            {"prompt": text, "chosen": f"{text} yes", "rejected": f"no {number}"} for number, text in enumerate(texts)
+            {"prompt": text, "chosen": f"{text} yes", "rejected": f"no {number}"}
+            for number, text in enumerate(texts)
         ],
         "prompts": [{"prompt": text} for text in texts],
         "cleaned": [
-            {"id": f"doc-{number}", "text": f"{text}. {text}.", "metadata": {"url": f"https://a.b/{number}"}}
+            {
+                "id": f"doc-{number}",
+                "text": f"{text}. {text}.",
+                "metadata": {"url": f"https://a.b/{number}"},
+            }
             for number, text in enumerate(texts)
         ],
     }.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     eos = load(tokenizer).eos
     documents = [
-        [rng.choice([token_id for token_id in range(vocab) if token_id != eos]) for _ in range(rng.randint(5, 60))]
+        [
+            rng.choice([token_id for token_id in range(vocab) if token_id != eos])
+            for _ in range(rng.randint(5, 60))
+        ]
         for _ in range(60)
     ]
     write_llmc(folder / "web.bin", documents, eos)
-    write_megatron(folder / "books_text_document", [[*tokens, eos] for tokens in documents], range(61))
+    write_megatron(
+        folder / "books_text_document",
+        [[*tokens, eos] for tokens in documents],
+        range(61),
+    )
     return folder
 
 
@@ -128,18 +182,27 @@ def made(session: Session) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("text", "stages"),
     [
-        ("sft: {data: [{path: chats.jsonl}], steps: 1}\nexport: {}", "tokenizer model sft_data sft export"),
-        ("dpo: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model dpo_data reference dpo"),
+        (
+            "sft: {data: [{path: chats.jsonl}], steps: 1}\nexport: {}",
+            "tokenizer model sft_data sft export",
+        ),
+        (
+            "dpo: {data: [{path: pairs.jsonl}], steps: 1}",
+            "tokenizer model dpo_data reference dpo",
+        ),
         ("reward: {data: [{path: pairs.jsonl}], steps: 1}", "tokenizer model reward"),
         (
-            "rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1}",
+            "rl: {data: [{path: prompts.jsonl}], rewards: [{kind: length, "
+            "target_tokens: 9}], steps: 1}",
             "tokenizer model rl",
         ),
         ("evaluate: {}", "tokenizer model evaluate"),
         ("export: {}", "tokenizer model export"),
     ],
 )
-def test_what_begins_with_a_model_has_no_other_stages(folder: Path, text: str, stages: str) -> None:
+def test_what_begins_with_a_model_has_no_other_stages(
+    folder: Path, text: str, stages: str
+) -> None:
     session = opened(folder, f"name: tuned\nmodel: {{path: model}}\n{text}\n")
     assert list(session.plan) == stages.split()
     for name, node in session.plan.items():
@@ -164,7 +227,10 @@ def test_a_tuning_of_a_given_model_is_a_whole_manifest(folder: Path) -> None:
     exported = session.folder("export").data
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (exported / name).read_bytes() == (folder / "model" / name).read_bytes()
-    before, after = (load_model(model_folder).state_dict() for model_folder in (folder / "model", exported))
+    before, after = (
+        load_model(model_folder).state_dict()
+        for model_folder in (folder / "model", exported)
+    )
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
@@ -184,7 +250,8 @@ def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
     assert list(summaries["evaluate"]["models"]) == ["model"]
     assert summaries["export"]["model"] == "model"
     before, after = (
-        load_model(model_folder).state_dict() for model_folder in (folder / "model", session.folder("export").data)
+        load_model(model_folder).state_dict()
+        for model_folder in (folder / "model", session.folder("export").data)
     )
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -194,17 +261,25 @@ def test_a_given_model_is_measured_and_exported_as_it_is(folder: Path) -> None:
     ("stage", "section"),
     [
         ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
-        ("dpo", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2, loss: kto}"),
+        (
+            "dpo",
+            "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2, loss: kto}",
+        ),
         ("reward", "{data: [{path: pairs.jsonl}], steps: 1, global_batch_size: 2}"),
         (
             "rl",
-            "{data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}], steps: 1, "
+            "{data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: "
+            "9}], steps: 1, "
             "global_batch_size: 4, group_size: 2, max_new_tokens: 4}",
         ),
     ],
 )
-def test_every_tuning_begins_with_a_given_model(folder: Path, stage: str, section: str) -> None:
-    summaries = made(opened(folder, f"name: tuned\nmodel: {{path: model}}\n{stage}: {section}\n"))
+def test_every_tuning_begins_with_a_given_model(
+    folder: Path, stage: str, section: str
+) -> None:
+    summaries = made(
+        opened(folder, f"name: tuned\nmodel: {{path: model}}\n{stage}: {section}\n")
+    )
     assert summaries[stage]["parameters"] == summaries["model"]["parameters"]
 
 
@@ -221,15 +296,23 @@ def test_a_preparation_alone_is_a_whole_manifest(folder: Path) -> None:
     )
     assert list(session.plan) == ["ingest", "dedup"]
     assert made(session)["dedup"]["counts"]["kept"] == 24
-    session = opened(folder, "name: read\nsources: {web: {path: cleaned.jsonl, id_field: id}}\n")
+    session = opened(
+        folder, "name: read\nsources: {web: {path: cleaned.jsonl, id_field: id}}\n"
+    )
     assert list(session.plan) == ["ingest"]
-    first = pq.read_table(next(session.folder("ingest").data.glob("part-*.parquet"))).to_pylist()[0]
+    first = pq.read_table(
+        next(session.folder("ingest").data.glob("part-*.parquet"))
+    ).to_pylist()[0]
     assert first["locator"] == "doc-0"
 
 
 @pytest.mark.slow
-def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(folder: Path) -> None:
-    """A mixture needs only the tokens and the file of their tokenizer, without documents or preparation."""
+def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(
+    folder: Path,
+) -> None:
+    """A mixture needs only the tokens and the file of their tokenizer, without
+    documents or preparation.
+    """
     session = opened(
         folder,
         """
@@ -245,9 +328,13 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
     )
     assert list(session.plan) == ["tokenizer", "import_tokens", "mix"]
     summaries = made(session)
-    assert summaries["mix"]["realised"]["books"]["share"] == pytest.approx(0.25, abs=0.02)
+    assert summaries["mix"]["realised"]["books"]["share"] == pytest.approx(
+        0.25, abs=0.02
+    )
     assert summaries["import_tokens"]["sources"]["books"]["formats"] == ["megatron"]
-    complete_run = open_session(session.manifest_file, [], str(folder / "store"), None, False)
+    complete_run = open_session(
+        session.manifest_file, [], str(folder / "store"), None, False
+    )
     traced_documents = trace_step(complete_run, 1)["documents"]
     assert {traced["locator"].partition("#")[0] for traced in traced_documents} <= {
         "web.bin",
@@ -256,7 +343,10 @@ def test_tokens_of_other_tools_are_mixed_and_each_of_their_documents_is_named(fo
     document = history(complete_run, traced_documents[0]["id"], with_text=True)
     assert document["locator"] == traced_documents[0]["locator"]
     assert 1 in document["mix"]["steps"]
-    assert history(complete_run, traced_documents[0]["locator"])["id"] == traced_documents[0]["id"]
+    assert (
+        history(complete_run, traced_documents[0]["locator"])["id"]
+        == traced_documents[0]["id"]
+    )
     assert "".join(piece["text"] for piece in document["text"])
 
 
@@ -272,9 +362,19 @@ def test_documents_and_tokens_are_mixed_together(folder: Path) -> None:
         mix: {tokens: 320, sequence_length: 16, validation: 0.0}
         """,
     )
-    assert list(session.plan) == ["ingest", "dedup", "tokenizer", "tokenize", "import_tokens", "mix"]
+    assert list(session.plan) == [
+        "ingest",
+        "dedup",
+        "tokenizer",
+        "tokenize",
+        "import_tokens",
+        "mix",
+    ]
     realised = made(session)["mix"]["realised"]
-    assert {name: source["share"] for name, source in realised.items()} == {"own": 0.5, "web": 0.5}
+    assert {name: source["share"] for name, source in realised.items()} == {
+        "own": 0.5,
+        "web": 0.5,
+    }
     assert history(session, "web.bin#3")["source"] == "web"
     assert history(session, "cleaned.jsonl#3")["source"] == "own"
 
@@ -285,96 +385,146 @@ MODEL = "name: a\nmodel: {path: m}\n"
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("name: a\n", "m.yaml:1: sources: required but absent, unless a section `model:` gives a model to start from"),
+        (
+            "name: a\n",
+            "m.yaml:1: sources: required but absent, unless a section `model:` gives "
+            "a model to start from",
+        ),
         (
             "name: a\nsources: {s: {path: p}}\nsft: {data: [{path: d}]}\n",
-            "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that gives one, or `pretrain:` that trains one; "
+            "m.yaml:3: sft: needs a model: a section `model: {path: FOLDER}` that "
+            "gives one, or `pretrain:` that trains one; "
             "both are absent",
         ),
-        (MODEL + "mix: {tokens: 99}\n", "m.yaml:3: mix: needs a section `sources:` too, which is absent"),
         (
-            MODEL + "sources: {s: {path: p}}\nmix: {tokens: 999}\npretrain: {steps: 1}\n",
-            "m.yaml:2: model: gives a model to start from, but `pretrain:` trains one; to continue pre-training, remove this "
+            MODEL + "mix: {tokens: 99}\n",
+            "m.yaml:3: mix: needs a section `sources:` too, which is absent",
+        ),
+        (
+            MODEL
+            + "sources: {s: {path: p}}\nmix: {tokens: 999}\npretrain: {steps: 1}\n",
+            "m.yaml:2: model: gives a model to start from, but `pretrain:` trains "
+            "one; to continue pre-training, remove this "
             "and set its folder as pretrain.model.init_from",
         ),
         (
             MODEL + "sft:\n  data: [{path: d}]\n  replay: 0.1\n",
-            "m.yaml:5: sft.replay: refers to a pre-training of this manifest: add a section `pretrain:`, or remove it",
+            "m.yaml:5: sft.replay: refers to a pre-training of this manifest: add a "
+            "section `pretrain:`, or remove it",
         ),
-        (MODEL + "evaluate: {memorisation: {}}\n", "m.yaml:3: evaluate.memorisation: refers to a pre-training"),
+        (
+            MODEL + "evaluate: {memorisation: {}}\n",
+            "m.yaml:3: evaluate.memorisation: refers to a pre-training",
+        ),
         (
             MODEL + "dpo: {data: [{path: d}], validate_every: 5}\n",
-            "m.yaml:3: dpo.validate_every: measures the held-out rows of a mixture: it needs a section `mix:`; or remove it",
+            "m.yaml:3: dpo.validate_every: measures the held-out rows of a mixture: "
+            "it needs a section `mix:`; or remove it",
         ),
         (
-            MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: pretrain}\n",
+            MODEL + "rl: {data: [{path: d}], rewards: [{kind: exact}], start_from: "
+            "pretrain}\n",
             "m.yaml:3: rl.start_from: refers to a pre-training",
         ),
         (
             MODEL + "export: {weights: average}\n",
-            "m.yaml:3: export.weights: a model that was trained elsewhere has no running mean",
+            "m.yaml:3: export.weights: a model that was trained elsewhere has no "
+            "running mean",
         ),
         (
             "name: a\nsources: {s: {tokens: t.bin}}\n",
-            "m.yaml:2: sources.s.tokens: needs a section `mix:` too, since only that reads tokens",
+            "m.yaml:2: sources.s.tokens: needs a section `mix:` too, since only that "
+            "reads tokens",
         ),
         (
-            "name: a\nsources: {s: {tokens: t.bin}}\ntokenizer: {}\nmix: {tokens: 999}\n",
-            "m.yaml:2: sources.s.tokens: was encoded with a tokenizer, which gives the ids their meaning: name its file as "
+            "name: a\nsources: {s: {tokens: t.bin}}\ntokenizer: {}\nmix: {tokens: "
+            "999}\n",
+            "m.yaml:2: sources.s.tokens: was encoded with a tokenizer, which gives "
+            "the ids their meaning: name its file as "
             "`tokenizer: {path: tokenizer.json}`",
         ),
         (
-            "name: a\nsources: {s: {tokens: t.bin}}\nprepare: [dedup]\ntokenizer: {path: t.json}\nmix: {tokens: 999}\n",
+            "name: a\nsources: {s: {tokens: t.bin}}\nprepare: [dedup]\ntokenizer: "
+            "{path: t.json}\nmix: {tokens: 999}\n",
             "m.yaml:3: prepare: prepares documents, but all sources are of tokens",
         ),
         (
-            "name: a\nsources: {s: {tokens: t.bin}, d: {path: p}}\nprepare: [{filter: {sources: [s]}}]\n"
+            "name: a\nsources: {s: {tokens: t.bin}, d: {path: p}}\nprepare: "
+            "[{filter: {sources: [s]}}]\n"
             "tokenizer: {path: t.json}\nmix: {tokens: 999}\n",
-            "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, which has no text; name a source",
+            "m.yaml:3: prepare[0].filter.sources[0]: 's' is a source of tokens, "
+            "which has no text; name a source",
         ),
     ],
 )
 def test_what_is_missing_is_said_with_line_and_key(text: str, problem: str) -> None:
     with pytest.raises(ManifestError) as error:
         parse_manifest(text, "m.yaml")
-    assert any(str(manifest_problem).startswith(problem) for manifest_problem in error.value.problems), str(error.value)
+    assert any(
+        str(manifest_problem).startswith(problem)
+        for manifest_problem in error.value.problems
+    ), str(error.value)
 
 
-def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(folder: Path) -> None:
+def test_what_is_wrong_with_a_models_folder_is_said_before_any_work(
+    folder: Path,
+) -> None:
     (folder / "other").mkdir(exist_ok=True)
     (folder / "other" / "config.json").write_text('{"model_type": "gpt2"}')
-    (folder / "other" / "tokenizer.json").write_bytes((folder / "model" / "tokenizer.json").read_bytes())
-    with pytest.raises(ManifestError, match=r"run.yaml:3: model.path: .*nowhere does not exist"):
+    (folder / "other" / "tokenizer.json").write_bytes(
+        (folder / "model" / "tokenizer.json").read_bytes()
+    )
+    with pytest.raises(
+        ManifestError, match=r"run.yaml:3: model.path: .*nowhere does not exist"
+    ):
         opened(folder, "name: a\n\nmodel: {path: nowhere}\nexport: {}\n")
-    with pytest.raises(ManifestError, match=r"run.yaml:2: model.path: .*model_type 'gpt2' is not computed here"):
+    with pytest.raises(
+        ManifestError,
+        match=r"run.yaml:2: model.path: .*model_type 'gpt2' is not computed here",
+    ):
         opened(folder, "name: a\nmodel: {path: other}\nexport: {}\n")
 
 
-def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(folder: Path) -> None:
-    with pytest.raises(UnknownStageError, match="has no stage 'ingest', and none before it; it has tokenizer, model"):
+def test_a_stage_that_lies_before_all_of_a_manifest_cannot_be_its_last(
+    folder: Path,
+) -> None:
+    with pytest.raises(
+        UnknownStageError,
+        match="has no stage 'ingest', and none before it; it has tokenizer, model",
+    ):
         opened(folder, "name: a\nmodel: {path: model}\nexport: {}\n", until="ingest")
 
 
 def test_every_manifest_of_the_page_is_whole() -> None:
     page = Path(__file__).parents[2] / "docs" / "begin-anywhere.md"
-    manifests = [block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]]
+    manifests = [
+        block.partition("```")[0] for block in page.read_text().split("```yaml\n")[1:]
+    ]
     names = [parse_manifest(text, "m.yaml").name for text in manifests]
     assert names == ["tuned", "as-it-is", "tokens", "read", "prepared"]
 
 
 @pytest.fixture(scope="module")
 def mistral(folder: Path) -> dict[str, Any]:
-    """The config.json of a Mistral in the folder `mistral`, with a window of 32 tokens and its own end-of-text id."""
+    """The config.json of a Mistral in the folder `mistral`, with a window of 32 tokens
+    and its own end-of-text id.
+    """
     shutil.copytree(folder / "model", folder / "mistral")
     config = json.loads((folder / "model" / "config.json").read_text())
-    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 32}
+    config |= {
+        "model_type": "mistral",
+        "architectures": ["MistralForCausalLM"],
+        "sliding_window": 32,
+    }
     config |= {"max_position_embeddings": 128, "eos_token_id": OWN_END}
     (folder / "mistral" / "config.json").write_text(json.dumps(config))
     return config
 
 
 @pytest.mark.slow
-def test_a_mistral_is_exported_as_one_that_ends_where_it_did(folder: Path, mistral: dict[str, Any]) -> None:
+def test_a_mistral_is_exported_as_one_that_ends_where_it_did(
+    folder: Path, mistral: dict[str, Any]
+) -> None:
     session = opened(folder, "name: again\nmodel: {path: mistral}\nexport: {}\n")
     made(session)
     exported = session.folder("export").data
@@ -382,8 +532,13 @@ def test_a_mistral_is_exported_as_one_that_ends_where_it_did(folder: Path, mistr
     for key in ("architectures", "model_type", "sliding_window"):
         assert config[key] == mistral[key]
     assert OWN_END not in Chat(folder / "tokenizer").stops
-    assert config["eos_token_id"] == sorted({OWN_END, *Chat(folder / "tokenizer").stops})
-    assert json.loads((exported / "generation_config.json").read_text())["eos_token_id"] == config["eos_token_id"]
+    assert config["eos_token_id"] == sorted(
+        {OWN_END, *Chat(folder / "tokenizer").stops}
+    )
+    assert (
+        json.loads((exported / "generation_config.json").read_text())["eos_token_id"]
+        == config["eos_token_id"]
+    )
 
 
 @pytest.mark.parametrize("start", ["model: {path: mistral}", PRETRAINED])
@@ -393,14 +548,22 @@ def test_a_mistral_is_exported_as_one_that_ends_where_it_did(folder: Path, mistr
         ("sft", "data: [{path: chats.jsonl}]"),
         ("reward", "data: [{path: pairs.jsonl}]"),
         ("dpo", "data: [{path: pairs.jsonl}]"),
-        ("rl", "data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: 9}]"),
+        (
+            "rl",
+            "data: [{path: prompts.jsonl}], rewards: [{kind: length, target_tokens: "
+            "9}]",
+        ),
     ],
 )
 def test_a_tuning_beyond_the_sliding_window_is_refused_before_any_work(
     folder: Path, mistral: dict[str, Any], start: str, stage: str, section: str
 ) -> None:
-    text = f"name: a\n{start}\n{stage}: {{{section}, steps: 1, sequence_length: {{}}}}\n"
+    text = (
+        f"name: a\n{start}\n{stage}: {{{section}, steps: 1, sequence_length: {{}}}}\n"
+    )
     opened(folder, text.replace("{}", "32"))
     with pytest.raises(ManifestError) as error:
         opened(folder, text.replace("{}", "33"))
-    assert [problem.key for problem in error.value.problems] == [f"{stage}.sequence_length"]
+    assert [problem.key for problem in error.value.problems] == [
+        f"{stage}.sequence_length"
+    ]

@@ -1,4 +1,6 @@
-"""Pages of `gristmill browse`: their content, their refusals, and the escaping of documents."""
+"""Pages of `gristmill browse`: their content, their refusals, and the escaping of
+documents.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def run(session: Session) -> BrowsedRun:
 
 
 def client_of(run: BrowsedRun) -> TestClient:
-    return TestClient(make_app(run), base_url="http://127.0.0.1:4300", raise_server_exceptions=False)
+    return TestClient(
+        make_app(run), base_url="http://127.0.0.1:4300", raise_server_exceptions=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +66,15 @@ class Elements(HTMLParser):
 
     @property
     def links(self) -> list[str]:
-        return [attributes["href"] or "" for tag, attributes in self.found if tag == "a"]
+        return [
+            attributes["href"] or "" for tag, attributes in self.found if tag == "a"
+        ]
 
 
 def text_of(page: str) -> str:
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page.replace("<wbr>", ""))).split())
+    return " ".join(
+        unescape(re.sub(r"<[^>]*>", " ", page.replace("<wbr>", ""))).split()
+    )
 
 
 def shown_ids(page: str) -> list[str]:
@@ -88,7 +96,11 @@ def every_id(client: TestClient, link: str) -> list[str]:
 
 def rows_of(session: Session, *columns: str) -> list[dict[str, Any]]:
     corpus = Corpus(BrowsedRun(session).corpus("documents"))
-    return [row for batch in corpus.batches(list(columns), kept=None) for row in batch.to_pylist()]
+    return [
+        row
+        for batch in corpus.batches(list(columns), kept=None)
+        for row in batch.to_pylist()
+    ]
 
 
 def kind_of(link: str) -> str:
@@ -97,7 +109,9 @@ def kind_of(link: str) -> str:
     return re.sub(r"[0-9a-f]{32}|\d+", "N", path) + re.sub("=[^&]*", "", query)
 
 
-def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(client: TestClient) -> None:
+def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(
+    client: TestClient,
+) -> None:
     queue, visited, kinds = ["/"], {"/"}, set()
     while queue:
         link = queue.pop()
@@ -106,14 +120,25 @@ def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(clien
         assert {name: answer.headers[name] for name in HEADERS} == HEADERS
         kinds.add(kind_of(link.partition("?")[0]))
         elements = Elements(answer.text)
-        assert not {"script", "img", "iframe", "style", "base", "object"} & {tag for tag, _ in elements.found}, link
+        assert not {"script", "img", "iframe", "style", "base", "object"} & {
+            tag for tag, _ in elements.found
+        }, link
         assert [
-            name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "style"
+            name
+            for _, attributes in elements.found
+            for name in attributes
+            if name.startswith("on") or name == "style"
         ] == []
         for target in elements.links:
             assert target.startswith("/"), target
             # Visit only some pages of each listing.
-            if target not in visited and sum(kind_of(visited_link) == kind_of(target) for visited_link in visited) < 4:
+            if (
+                target not in visited
+                and sum(
+                    kind_of(visited_link) == kind_of(target) for visited_link in visited
+                )
+                < 4
+            ):
                 visited.add(target)
                 queue.append(target)
     assert {
@@ -139,24 +164,45 @@ def test_every_link_of_every_page_leads_to_a_page_and_no_text_becomes_html(clien
         ({}, lambda row: True),
         ({"source": "notes"}, lambda row: row["source"] == "notes"),
         ({"outcome": "kept"}, lambda row: row["kept"]),
-        ({"outcome": "dropped", "step": "filter-2"}, lambda row: row["dropped_by"] == "filter-2"),
+        (
+            {"outcome": "dropped", "step": "filter-2"},
+            lambda row: row["dropped_by"] == "filter-2",
+        ),
         ({"reason": "near_duplicate"}, lambda row: row["reason"] == "near_duplicate"),
-        ({"column": "filter_words", "least": 30, "most": 60}, lambda row: 30 <= (row["filter_words"] or 0) <= 60),
-        ({"where": "filter_words > 100 AND kept"}, lambda row: row["kept"] and row["filter_words"] > 100),
-        ({"words": "RIVER mountain"}, lambda row: "river" in row["text"].lower() and "mountain" in row["text"].lower()),
+        (
+            {"column": "filter_words", "least": 30, "most": 60},
+            lambda row: 30 <= (row["filter_words"] or 0) <= 60,
+        ),
+        (
+            {"where": "filter_words > 100 AND kept"},
+            lambda row: row["kept"] and row["filter_words"] > 100,
+        ),
+        (
+            {"words": "RIVER mountain"},
+            lambda row: (
+                "river" in row["text"].lower() and "mountain" in row["text"].lower()
+            ),
+        ),
         ({"words": '"one more."'}, lambda row: "One more." in row["text"]),
-        ({"words": "river", "outcome": "dropped"}, lambda row: not row["kept"] and "river" in row["text"].lower()),
+        (
+            {"words": "river", "outcome": "dropped"},
+            lambda row: not row["kept"] and "river" in row["text"].lower(),
+        ),
         ({"words": "nowhere"}, lambda row: False),
     ],
 )
 def test_a_search_lists_what_fits_in_the_order_of_the_corpus(
     client: TestClient, session: Session, query: dict[str, Any], matches: Any
 ) -> None:
-    rows = rows_of(session, "id", "source", "kept", "dropped_by", "reason", "filter_words", "text")
+    rows = rows_of(
+        session, "id", "source", "kept", "dropped_by", "reason", "filter_words", "text"
+    )
     expected = [row["id"] for row in rows if matches(row)]
     link = Search(**query).link()
     assert every_id(client, link) == expected
-    assert "words" in query or f"{len(expected)} of {len(rows)} documents" in text_of(client.get(link).text)
+    assert "words" in query or f"{len(expected)} of {len(rows)} documents" in text_of(
+        client.get(link).text
+    )
 
 
 def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
@@ -164,17 +210,28 @@ def test_a_search_for_words_stops_after_some_bytes_says_so_and_goes_on(
 ) -> None:
     monkeypatch.setattr(document_list, "SCANNED_BYTES", 1000)
     monkeypatch.setattr(document_list, "SCANNED_ROWS", 3)
-    expected = [row["id"] for row in rows_of(session, "id", "text") if "garden" in row["text"].lower()]
+    expected = [
+        row["id"]
+        for row in rows_of(session, "id", "text")
+        if "garden" in row["text"].lower()
+    ]
     page = client.get("/documents?words=garden").text
     assert "documents that were looked through; continue the search" in text_of(page)
     assert len(shown_ids(page)) < len(expected)
     assert every_id(client, "/documents?words=garden") == expected
 
 
-def test_a_document_is_shown_before_and_after_its_edits(client: TestClient, session: Session) -> None:
-    (document,) = [row for row in rows_of(session, "id", "text") if ADDRESSED[:9] in row["text"]]
+def test_a_document_is_shown_before_and_after_its_edits(
+    client: TestClient, session: Session
+) -> None:
+    (document,) = [
+        row for row in rows_of(session, "id", "text") if ADDRESSED[:9] in row["text"]
+    ]
     page = client.get(f"/documents/{document['id']}").text
-    assert re.search(r'<del title="clean">somebody@mail\.org</del><ins title="clean">[^<]+</ins>', page)
+    assert re.search(
+        r'<del title="clean">somebody@mail\.org</del><ins title="clean">[^<]+</ins>',
+        page,
+    )
     assert "&lt;script&gt;document.title" in page
     assert "{{ 7 * 7 }}" in page
     assert "javascript:alert(1)" in text_of(page)  # as text, not as a link
@@ -187,17 +244,25 @@ def test_a_long_document_is_cut_with_a_link_to_the_whole(
     from gristmill.flows.browse import document_page
 
     monkeypatch.setattr(document_page, "MOST_CHARACTERS", 50)
-    longest = max(rows_of(session, "id", "original_text"), key=lambda row: len(row["original_text"]))
+    longest = max(
+        rows_of(session, "id", "original_text"),
+        key=lambda row: len(row["original_text"]),
+    )
     page = client.get(f"/documents/{longest['id']}").text
     assert longest["original_text"][:50] in unescape(page)
     assert longest["original_text"][:60] not in unescape(page)
-    assert longest["original_text"] in unescape(client.get(f"/documents/{longest['id']}?whole=true").text)
+    assert longest["original_text"] in unescape(
+        client.get(f"/documents/{longest['id']}?whole=true").text
+    )
 
 
-def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(client: TestClient) -> None:
+def test_a_cut_has_what_it_dropped_on_one_side_and_what_it_passed_on_the_other(
+    client: TestClient,
+) -> None:
     page = client.get("/cuts/filter.rules.gopher_quality.min_words").text
     dropped, passed = (
-        list(map(int, re.findall(r"<h5><b>(\d+)</b>", side))) for side in page.partition("<h4>Passed")[::2]
+        list(map(int, re.findall(r"<h5><b>(\d+)</b>", side)))
+        for side in page.partition("<h4>Passed")[::2]
     )
     assert dropped == sorted(dropped, reverse=True)
     assert passed == sorted(passed)
@@ -217,43 +282,71 @@ def test_a_cluster_shows_the_pair_with_its_differences(client: TestClient) -> No
         if re.fullmatch("/duplicates/dedup/[0-9a-f]{32}", link)
     ]
     assert sum("These two are equal" in text_of(page) for page in pages) == 1
-    assert [re.findall("<(ins|del)>([^<]*)</", page) for page in pages if "are equal" not in page] == [
-        [("ins", "One more.")]
-    ]
+    assert [
+        re.findall("<(ins|del)>([^<]*)</", page)
+        for page in pages
+        if "are equal" not in page
+    ] == [[("ins", "One more.")]]
 
 
-def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(client: TestClient, run: BrowsedRun) -> None:
+def test_a_row_has_its_tokens_as_text_with_boundaries_and_losses(
+    client: TestClient, run: BrowsedRun
+) -> None:
     packed = run.packed("mix")
     page = client.get("/rows/mix/3").text
-    text = unescape("".join(re.findall(r'<span class="(?:plain|masked)">(.*?)</span>', page, flags=re.S)))
+    text = unescape(
+        "".join(
+            re.findall(r'<span class="(?:plain|masked)">(.*?)</span>', page, flags=re.S)
+        )
+    )
     assert text == run.tokenizer().decode(packed.read([3])[0].tolist())
     assert page.count("<pre>") == len(packed.pieces([3]))
     by_token = client.get("/rows/mix/3?tokens=true").text
     assert [
-        int(token_id) for ids in re.findall('title="([0-9 ]+)"', by_token) for token_id in ids.split()
+        int(token_id)
+        for ids in re.findall('title="([0-9 ]+)"', by_token)
+        for token_id in ids.split()
     ] == packed.read([3])[0].tolist()
     masked = client.get("/rows/sft_data/0").text
     for trained, kind in ((True, "trained"), (False, "masked")):
-        span_text = unescape("".join(re.findall(rf'<span class="{kind}">(.*?)</span>', masked, flags=re.S)))
-        assert ("&lt;|assistant|" in masked, "<|user|>" in span_text) == (True, not trained)
+        span_text = unescape(
+            "".join(
+                re.findall(rf'<span class="{kind}">(.*?)</span>', masked, flags=re.S)
+            )
+        )
+        assert ("&lt;|assistant|" in masked, "<|user|>" in span_text) == (
+            True,
+            not trained,
+        )
 
 
-def test_a_step_that_is_still_to_come_says_what_it_will_read(client: TestClient) -> None:
+def test_a_step_that_is_still_to_come_says_what_it_will_read(
+    client: TestClient,
+) -> None:
     page = text_of(client.get("/training/pretrain/2").text)
     assert "It will read 4 rows with 256 tokens of" in page
     answer = client.get("/training/pretrain?step=2", follow_redirects=False)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/training/pretrain/2")
+    assert (answer.status_code, answer.headers["location"]) == (
+        303,
+        "/training/pretrain/2",
+    )
 
 
-def test_what_is_found_by_id_or_locator_leads_to_its_page(client: TestClient, session: Session) -> None:
+def test_what_is_found_by_id_or_locator_leads_to_its_page(
+    client: TestClient, session: Session
+) -> None:
     document = rows_of(session, "id", "locator")[5]
-    example = re.search(r"/examples/([0-9a-f]{32})", client.get("/rows/sft_data/0").text)
+    example = re.search(
+        r"/examples/([0-9a-f]{32})", client.get("/rows/sft_data/0").text
+    )
     assert example is not None
     for search_term, page in (
         (document["id"][:12], f"/documents/{document['id']}"),
         (document["locator"], f"/documents/{document['id']}"),
     ):
-        answer = client.get("/find", params={"wanted": search_term}, follow_redirects=False)
+        answer = client.get(
+            "/find", params={"wanted": search_term}, follow_redirects=False
+        )
         assert (answer.status_code, answer.headers["location"]) == (303, page)
 
 
@@ -264,12 +357,23 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
     page = client.get(f"/documents/{dropped_id}").text
     links = Elements(page).links
     assert "dropped by sft_prepare: dedup: exact_duplicate" in text_of(page)
-    assert every_id(client, next(link for link in links if "reason=exact_duplicate" in link)) == [dropped_id]
-    pair = client.get(next(link for link in links if link.startswith("/duplicates/dedup/"))).text
+    assert every_id(
+        client, next(link for link in links if "reason=exact_duplicate" in link)
+    ) == [dropped_id]
+    pair = client.get(
+        next(link for link in links if link.startswith("/duplicates/dedup/"))
+    ).text
     assert "These two are equal" in text_of(pair)
-    kept_id = next(example_id for example_id in every_id(client, "/documents?corpus=sft_prepare&outcome=kept"))
+    kept_id = next(
+        example_id
+        for example_id in every_id(client, "/documents?corpus=sft_prepare&outcome=kept")
+    )
     rows = client.get(
-        next(link for link in Elements(client.get(f"/documents/{kept_id}").text).links if link.startswith("/examples/"))
+        next(
+            link
+            for link in Elements(client.get(f"/documents/{kept_id}").text).links
+            if link.startswith("/examples/")
+        )
     ).text
     assert re.search(r"row \d+ of sft_data", text_of(rows))
 
@@ -280,49 +384,101 @@ def test_prepared_examples_are_listed_with_what_dropped_them_and_lead_to_their_d
         ("/documents?least=x", 400, "least: Input should be a valid number"),
         ("/documents?least=5", 400, "a range is that of a measured column: choose one"),
         ("/documents?column=filter_words&least=nan", 400, "finite number"),
-        ("/documents?column=nonsense", 400, "no step has measured 'nonsense'; columns are"),
+        (
+            "/documents?column=nonsense",
+            400,
+            "no step has measured 'nonsense'; columns are",
+        ),
         ("/documents?column=cluster&least=1", 400, "cluster is not a number"),
         ("/documents?where=nonsense%3D1", 400, "nonsense"),
         ("/documents?where=read_text('/etc/passwd')", 400, "not allowed"),
-        ("/documents?colour=red", 400, "this page does not know 'colour'; it takes corpus, words, source"),
+        (
+            "/documents?colour=red",
+            400,
+            "this page does not know 'colour'; it takes corpus, words, source",
+        ),
         ("/documents?source=web&source=notes", 400, "source is there twice"),
         ("/documents?after=9999-1", 200, "None of them fits"),
         ("/documents?after=../..", 400, "after:"),
         ("/documents?outcome=lost", 400, "outcome:"),
-        ("/documents?corpus=nonsense", 404, "there is no corpus 'nonsense'; this run has documents, sft_prepare"),
-        ("/documents/ffffffffffff", 404, "no document has the id, locator or address 'ffffffffffff'"),
-        ("/cuts/nonsense", 404, "there is no rule 'nonsense'; rules are filter.rules.gopher_quality.min_words"),
-        ("/duplicates/filter", 404, "filter of documents has looked for no duplicates yet; steps that have are dedup"),
+        (
+            "/documents?corpus=nonsense",
+            404,
+            "there is no corpus 'nonsense'; this run has documents, sft_prepare",
+        ),
+        (
+            "/documents/ffffffffffff",
+            404,
+            "no document has the id, locator or address 'ffffffffffff'",
+        ),
+        (
+            "/cuts/nonsense",
+            404,
+            "there is no rule 'nonsense'; rules are "
+            "filter.rules.gopher_quality.min_words",
+        ),
+        (
+            "/duplicates/filter",
+            404,
+            "filter of documents has looked for no duplicates yet; steps that have "
+            "are dedup",
+        ),
         ("/duplicates/dedup/00", 400, "cluster:"),
         (f"/duplicates/dedup/{'0' * 32}", 404, "dedup has no cluster"),
         ("/rows/mix/99999999", 404, "rows, counted from 0; there is no row 99,999,999"),
         ("/rows/mix/-1", 400, "row: Input should be greater than or equal to 0"),
         ("/rows/mix/99999999999999999999999", 400, "row:"),
-        ("/rows/mix?held_out=nobody", 404, "mix holds no rows of 'nobody' out; sources are notes, web"),
+        (
+            "/rows/mix?held_out=nobody",
+            404,
+            "mix holds no rows of 'nobody' out; sources are notes, web",
+        ),
         ("/rows/filter", 404, "filter makes no rows; those that do are mix, sft_data"),
         ("/rows/nonsense", 404, "there is no stage 'nonsense'"),
-        ("/training/filter", 404, "filter trains nothing whose steps could be traced; those that do are pretrain, sft"),
+        (
+            "/training/filter",
+            404,
+            "filter trains nothing whose steps could be traced; those that do are "
+            "pretrain, sft",
+        ),
         ("/training/pretrain/7", 404, "pretrain has 6 steps; there is no step 7"),
-        ("/training/sft/1", 404, "the examples that sft reads are known once it has started"),
+        (
+            "/training/sft/1",
+            404,
+            "the examples that sft reads are known once it has started",
+        ),
         ("/find?wanted=%00", 404, "no document has the id, locator or address"),
         ("/nonsense", 404, "there is no page /nonsense"),
     ],
 )
-def test_what_an_address_asks_in_vain_gets_a_sentence(client: TestClient, link: str, status: int, message: str) -> None:
+def test_what_an_address_asks_in_vain_gets_a_sentence(
+    client: TestClient, link: str, status: int, message: str
+) -> None:
     answer = client.get(link)
-    assert (answer.status_code, message in text_of(answer.text)) == (status, True), text_of(answer.text)
+    assert (answer.status_code, message in text_of(answer.text)) == (status, True), (
+        text_of(answer.text)
+    )
     assert "Traceback" not in answer.text
-    assert answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
+    assert (
+        answer.headers["content-security-policy"] == HEADERS["content-security-policy"]
+    )
 
 
-def test_other_hosts_other_sites_and_other_methods_are_refused(client: TestClient) -> None:
+def test_other_hosts_other_sites_and_other_methods_are_refused(
+    client: TestClient,
+) -> None:
     for host in ("rebound.example", "127.0.0.1.rebound.example:4300", ""):
         assert client.get("/documents", headers={"Host": host}).status_code == 400
     for site in ("cross-site", "same-site"):
-        forbidden = client.get("/documents", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"})
+        forbidden = client.get(
+            "/documents", headers={"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+        )
         assert (forbidden.status_code, "Documents" in forbidden.text) == (403, False)
     assert (
-        client.get("/documents", headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}).status_code
+        client.get(
+            "/documents",
+            headers={"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"},
+        ).status_code
         == 200
     )
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
@@ -331,7 +487,9 @@ def test_other_hosts_other_sites_and_other_methods_are_refused(client: TestClien
     assert [name for name in answer.headers if name.startswith("access-control")] == []
 
 
-def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(session: Session, tmp_path: Path) -> None:
+def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(
+    session: Session, tmp_path: Path
+) -> None:
     folder = Path(session.manifest_file).parent
     empty_session = open_session(session.manifest_file, [], str(tmp_path / "store"))
     with client_of(BrowsedRun(empty_session)) as client:
@@ -347,11 +505,15 @@ def test_pages_of_a_run_that_has_not_come_far_say_what_to_run(session: Session, 
         assert client.get("/documents?column=words").status_code == 400
 
 
-def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(session: Session, tmp_path: Path) -> None:
+def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(
+    session: Session, tmp_path: Path
+) -> None:
     shutil.copytree(Path(session.manifest_file).parent / "store", tmp_path / "store")
     damaged_session = open_session(session.manifest_file, [], str(tmp_path / "store"))
     ids = [row["id"] for row in rows_of(damaged_session, "id")]
-    shard = next(iter(sorted(damaged_session.folder("ingest").data.glob("part-*.parquet"))))
+    shard = next(
+        iter(sorted(damaged_session.folder("ingest").data.glob("part-*.parquet")))
+    )
     content = bytearray(shard.read_bytes())
     content[40:400] = bytes(360)
     shard.write_bytes(content)
@@ -359,28 +521,41 @@ def test_damaged_outputs_get_a_sentence_and_lose_no_other_page(session: Session,
         answer = client.get("/documents")
         assert answer.status_code == 500
         assert re.search(
-            r"is damaged: .*`gristmill verify MANIFEST --repair` and a run make it again", text_of(answer.text)
+            r"is damaged: .*`gristmill verify MANIFEST --repair` and a run make it again",
+            text_of(answer.text),
         ), text_of(answer.text)
         assert client.get("/").status_code == 200
         assert client.get(f"/documents/{ids[-1]}").status_code in (200, 500)
         (damaged_session.folder("mix").data / "train-00000.docs.parquet").unlink()
         missing_file_answer = client.get("/rows/mix/0")
-        assert (missing_file_answer.status_code, "train-00000.docs.parquet" in text_of(missing_file_answer.text)) == (
+        assert (
+            missing_file_answer.status_code,
+            "train-00000.docs.parquet" in text_of(missing_file_answer.text),
+        ) == (
             500,
             True,
         )
 
 
-WORDY = st.lists(st.sampled_from(["a", "b", "river", ".", "\n", " ", "  ", "!", "é"]), max_size=40).map("".join)
+WORDY = st.lists(
+    st.sampled_from(["a", "b", "river", ".", "\n", " ", "  ", "!", "é"]), max_size=40
+).map("".join)
 
 
 @given(WORDY, WORDY)
-def test_differences_hold_both_texts_and_what_is_unmarked_is_in_both(before: str, after: str) -> None:
+def test_differences_hold_both_texts_and_what_is_unmarked_is_in_both(
+    before: str, after: str
+) -> None:
     sides = differences(before, after)
     assert ["".join(text for text, _ in side) for side in sides] == [before, after]
-    same = ["".join("".join(text for text, differs in side if not differs).split()) for side in sides]
+    same = [
+        "".join("".join(text for text, differs in side if not differs).split())
+        for side in sides
+    ]
     assert same[0] == same[1]
-    assert any(differs for side in sides for _, differs in side) == ("".join(before.split()) != "".join(after.split()))
+    assert any(differs for side in sides for _, differs in side) == (
+        "".join(before.split()) != "".join(after.split())
+    )
 
 
 def test_differences_of_long_texts_are_found_in_time() -> None:

@@ -11,7 +11,9 @@ from gristmill.flows.cli.command_groups import EXAMPLES, GROUPS
 from gristmill.flows.cli.main import app
 
 
-@pytest.mark.parametrize(("group", "title"), [([], "Run:"), (["mixtures"], "Commands:")])
+@pytest.mark.parametrize(
+    ("group", "title"), [([], "Run:"), (["mixtures"], "Commands:")]
+)
 def test_help_says_what_a_command_does_to_the_end_of_the_sentence(group, title):
     help_text = CliRunner().invoke(app, [*group, "--help"], terminal_width=60).output
 
@@ -24,11 +26,16 @@ def test_help_says_what_a_command_does_to_the_end_of_the_sentence(group, title):
 def test_every_command_stands_under_a_heading_with_an_example_of_itself():
     grouped_commands = [name for commands in GROUPS.values() for name in commands]
 
-    assert sorted(grouped_commands) == sorted(get_command(app).commands), "each command once"
+    assert sorted(grouped_commands) == sorted(get_command(app).commands), (
+        "each command once"
+    )
     help_text = CliRunner().invoke(app, ["--help"], terminal_width=80).output
     assert [title for title in GROUPS if f"\n{title}:\n" in help_text] == list(GROUPS)
     assert "Commands:" not in help_text
-    assert f"Example:\n    {EXAMPLES['look']}" in CliRunner().invoke(app, ["look", "--help"]).output
+    assert (
+        f"Example:\n    {EXAMPLES['look']}"
+        in CliRunner().invoke(app, ["look", "--help"]).output
+    )
 
 
 @pytest.mark.slow
@@ -40,13 +47,17 @@ def test_an_example_has_the_options_and_arguments_of_its_command(example):
         command, arguments = command.commands[arguments[0]], arguments[1:]
 
     assert program == "gristmill"
-    assert command.make_context(name, list(arguments)).params  # an unknown or missing option is an error
+    # an unknown or missing option is an error
+    assert command.make_context(name, list(arguments)).params
 
 
 @pytest.mark.slow
 def test_help_names_what_an_option_takes_in_words_of_people():
     commands = get_command(app).commands
-    help_texts = {name: CliRunner().invoke(app, [name, "--help"], terminal_width=200).output for name in commands}
+    help_texts = {
+        name: CliRunner().invoke(app, [name, "--help"], terminal_width=200).output
+        for name in commands
+    }
 
     assert [
         line

@@ -12,13 +12,30 @@ from typer.testing import CliRunner
 from gristmill.core.files import write_json
 from gristmill.core.store import Store
 from gristmill.flows.cli.main import app
-from gristmill.flows.questions.compare import UnknownRunError, compare_runs, find_run, keyed, stages_of
+from gristmill.flows.questions.compare import (
+    UnknownRunError,
+    compare_runs,
+    find_run,
+    keyed,
+    stages_of,
+)
 from gristmill.flows.report.comparison import pair
 
-FINGERPRINTS = {"ingest": "a" * 64, "dedup": "b" * 64, "mix": "c" * 64, "pretrain": "d" * 64}
+FINGERPRINTS = {
+    "ingest": "a" * 64,
+    "dedup": "b" * 64,
+    "mix": "c" * 64,
+    "pretrain": "d" * 64,
+}
 
 
-def commit(store: Store, stage: str, fingerprint: str, summary: dict[str, Any], files: dict[str, str]) -> None:
+def commit(
+    store: Store,
+    stage: str,
+    fingerprint: str,
+    summary: dict[str, Any],
+    files: dict[str, str],
+) -> None:
     folder = store.folder(stage, "toy", fingerprint)
     if folder.state() == "committed":
         return
@@ -29,7 +46,15 @@ def commit(store: Store, stage: str, fingerprint: str, summary: dict[str, Any], 
 
 
 def counts(kept: int) -> dict[str, Any]:
-    return {"counts": {"read": 10, "kept": kept, "bytes_kept": kept * 1000, "dropped": {}, "sources": {}}}
+    return {
+        "counts": {
+            "read": 10,
+            "kept": kept,
+            "bytes_kept": kept * 1000,
+            "dropped": {},
+            "sources": {},
+        }
+    }
 
 
 def write_run(store: Store, name: str, changed: str, steps: int, loss: float) -> None:
@@ -44,7 +69,13 @@ def write_run(store: Store, name: str, changed: str, steps: int, loss: float) ->
     commit(store, "ingest", prints["ingest"], counts(10), {})
     commit(store, "dedup", prints["dedup"], counts(7), {})
     commit(store, "mix", prints["mix"], {}, {"packed.json": json.dumps(packed)})
-    commit(store, "pretrain", prints["pretrain"], {}, {"metrics.jsonl": "\n".join(map(json.dumps, lines))})
+    commit(
+        store,
+        "pretrain",
+        prints["pretrain"],
+        {},
+        {"metrics.jsonl": "\n".join(map(json.dumps, lines))},
+    )
     write_json(
         store.runs / name / "run.json",
         {
@@ -53,8 +84,15 @@ def write_run(store: Store, name: str, changed: str, steps: int, loss: float) ->
             "state": "completed",
             "started": 0.0,
             "finished": 9.0,
-            "manifest": {"name": "toy", "prepare": [{"dedup": {"exact": True}}], "pretrain": {"steps": steps}},
-            "stages": {stage: {"fingerprint": fingerprint} for stage, fingerprint in prints.items()},
+            "manifest": {
+                "name": "toy",
+                "prepare": [{"dedup": {"exact": True}}],
+                "pretrain": {"steps": steps},
+            },
+            "stages": {
+                stage: {"fingerprint": fingerprint}
+                for stage, fingerprint in prints.items()
+            },
         },
     )
 
@@ -69,7 +107,9 @@ def store(tmp_path: Path) -> Store:
 
 def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
     comparison = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))
-    assert comparison["manifest"] == [{"key": "pretrain.steps", "first": 10, "second": 20}]
+    assert comparison["manifest"] == [
+        {"key": "pretrain.steps", "first": 10, "second": 20}
+    ]
     assert [(row["stage"], row["same"]) for row in comparison["stages"]] == [
         ("ingest", True),
         ("dedup", True),
@@ -93,10 +133,18 @@ def test_what_differs_and_what_is_the_same_is_told_apart(store: Store) -> None:
 
 
 def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> None:
-    assert find_run(store, "0102")["run"] == find_run(store, "last")["run"] == "20260102-000000-toy"
-    with pytest.raises(UnknownRunError, match=r"part of the names of several runs .*gristmill runs"):
+    assert (
+        find_run(store, "0102")["run"]
+        == find_run(store, "last")["run"]
+        == "20260102-000000-toy"
+    )
+    with pytest.raises(
+        UnknownRunError, match=r"part of the names of several runs .*gristmill runs"
+    ):
         find_run(store, "toy")
-    with pytest.raises(UnknownRunError, match=r"'other' is not a run .*20260102-000000-toy"):
+    with pytest.raises(
+        UnknownRunError, match=r"'other' is not a run .*20260102-000000-toy"
+    ):
         find_run(store, "other")
     with pytest.raises(UnknownRunError, match="there are only 2 runs"):
         find_run(store, "last-2")
@@ -107,13 +155,21 @@ def test_a_run_is_found_by_any_unmistakable_part_of_its_name(store: Store) -> No
 def test_an_output_that_is_gone_leaves_its_figures_open(store: Store) -> None:
     folder = store.folder("pretrain", "toy", "f" * 64)
     (folder.data / "metrics.jsonl").unlink()
-    (row,) = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))["training"]
+    (row,) = compare_runs(store, find_run(store, "last-1"), find_run(store, "last"))[
+        "training"
+    ]
     assert row["last"] == {"first": 3.1, "second": None}
     assert pair(row["last"], lambda loss: f"{loss:.1f}") == "3.1 -> -"
 
 
 def test_lists_are_compared_entry_by_entry_and_preparing_steps_by_name() -> None:
-    assert keyed({"prepare": [{"dedup": {"n": 5}}, {"langid": {}}], "data": [{"a": 1, "b": 2}], "keep": ["en"]}) == {
+    assert keyed(
+        {
+            "prepare": [{"dedup": {"n": 5}}, {"langid": {}}],
+            "data": [{"a": 1, "b": 2}],
+            "keep": ["en"],
+        }
+    ) == {
         "prepare": {"dedup": {"n": 5}, "langid": {}},
         "data": {"0": {"a": 1, "b": 2}},
         "keep": ["en"],
@@ -132,7 +188,10 @@ def test_the_tables_fit_the_terminal_and_the_page_loads_nothing(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     page = tmp_path / "compared.html"
-    result = CliRunner().invoke(app, ["compare", "last-1", "last", "--store", str(store.root), "--html", str(page)])
+    result = CliRunner().invoke(
+        app,
+        ["compare", "last-1", "last", "--store", str(store.root), "--html", str(page)],
+    )
     assert result.exit_code == 0, result.output
     table = result.output[: result.output.index("written:")]
     assert max(map(len, table.splitlines())) <= int(columns)

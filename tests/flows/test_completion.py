@@ -1,4 +1,6 @@
-"""Shell completion of stages, runs, manifests and their keys: fast, and only valid values."""
+"""Shell completion of stages, runs, manifests and their keys: fast, and only valid
+values.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +34,43 @@ def names(offers: list[tuple[str, str]]) -> list[str]:
 
 
 def test_stages_are_offered_in_the_order_in_which_they_run() -> None:
-    assert complete_stage("de") == ["dedup", "dedup_semantic", "dedup_lines", "dedup_substrings", "decontaminate"]
+    assert complete_stage("de") == [
+        "dedup",
+        "dedup_semantic",
+        "dedup_lines",
+        "dedup_substrings",
+        "decontaminate",
+    ]
     assert complete_stage("")[:4] == ["generate", "ingest", "clean", "filter"]
     assert complete_stage("nonsense") == []
 
 
-def test_manifests_and_the_folders_on_the_way_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifests_and_the_folders_on_the_way_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mixtures").mkdir()
-    for name in ("mixtures/demo.yaml", "mixtures/notes.txt", "mine.yml", ".hidden.yaml"):
+    for name in (
+        "mixtures/demo.yaml",
+        "mixtures/notes.txt",
+        "mine.yml",
+        ".hidden.yaml",
+    ):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     assert complete_manifest("") == ["mine.yml", "mixtures/"]
     assert complete_manifest("mixtures/") == ["mixtures/demo.yaml"]
-    assert complete_manifest(f"{tmp_path}/m") == [f"{tmp_path}/mine.yml", f"{tmp_path}/mixtures/"]
+    assert complete_manifest(f"{tmp_path}/m") == [
+        f"{tmp_path}/mine.yml",
+        f"{tmp_path}/mixtures/",
+    ]
     assert complete_manifest("absent/x") == []
 
 
 def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> None:
-    for name, state in (("20260101-1-tiny", "completed"), ("20260102-1-tiny", "failed")):
+    for name, state in (
+        ("20260101-1-tiny", "completed"),
+        ("20260102-1-tiny", "failed"),
+    ):
         (tmp_path / "runs" / name).mkdir(parents=True)
         record = {"state": state, "manifest_file": "/somewhere/tiny.yaml"}
         (tmp_path / "runs" / name / "run.json").write_text(json.dumps(record))
@@ -59,21 +80,29 @@ def test_runs_are_offered_newest_first_with_how_they_ended(tmp_path: Path) -> No
         ("20260102-1-tiny", "failed, tiny.yaml"),
         ("20260101-1-tiny", "completed, tiny.yaml"),
     ]
-    assert names(complete_run(context(store=str(tmp_path)), "20260101")) == ["20260101-1-tiny"]
+    assert names(complete_run(context(store=str(tmp_path)), "20260101")) == [
+        "20260101-1-tiny"
+    ]
     assert complete_run(context(store=str(tmp_path / "absent")), "2") == []
 
 
 @pytest.mark.slow
-def test_keys_of_the_manifest_are_offered_with_their_first_sentence(tmp_path: Path) -> None:
+def test_keys_of_the_manifest_are_offered_with_their_first_sentence(
+    tmp_path: Path,
+) -> None:
     manifest = tmp_path / "tiny.yaml"
     manifest.write_text(MANIFEST)
     completion_context = context(manifest=str(manifest))
-    assert ("pretrain.steps", "Optimizer steps.") in complete_setting(completion_context, "pretrain.st")
+    assert ("pretrain.steps", "Optimizer steps.") in complete_setting(
+        completion_context, "pretrain.st"
+    )
     assert (
         names(complete_setting(completion_context, "filter.gopher_quality.min_w"))[0]
         == "filter.gopher_quality.min_words"
     )
-    assert "sources.notes.licence" in names(complete_setting(completion_context, "sources.no"))
+    assert "sources.notes.licence" in names(
+        complete_setting(completion_context, "sources.no")
+    )
     assert complete_setting(context(manifest="absent.yaml"), "sources.") == []
 
 
@@ -100,8 +129,11 @@ def test_every_key_that_is_offered_is_one_that_a_setting_may_name() -> None:
     for key in manifest_keys():
         try:
             parse_manifest(MANIFEST, "tiny.yaml", [f"{key}=1"])
-        except ManifestError as error:  # 1 may be an invalid value, but the key is known
-            unknown += [key for problem in error.problems if "unknown key" in problem.message]
+        except ManifestError as error:
+            # 1 may be an invalid value, but the key is known
+            unknown += [
+                key for problem in error.problems if "unknown key" in problem.message
+            ]
     assert unknown == []
 
 
@@ -134,4 +166,16 @@ def test_a_shell_gets_its_answer_without_anything_heavy(tmp_path: Path) -> None:
         )
         assert run.stdout.split()[0] == completion, run.stderr[-2000:]
         loaded = set(run.stderr.split())
-        assert loaded & {"torch", "apache_beam", "prefect", "numba", "pyarrow", "matplotlib", "numpy"} == set()
+        assert (
+            loaded
+            & {
+                "torch",
+                "apache_beam",
+                "prefect",
+                "numba",
+                "pyarrow",
+                "matplotlib",
+                "numpy",
+            }
+            == set()
+        )

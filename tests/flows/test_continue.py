@@ -23,7 +23,12 @@ mix: {tokens: 12000, sequence_length: 32, validation: 0.1}
 pretrain: {model: {layers: 1, width: 32, heads: 2}, steps: 20, global_batch_size: 8, log_every: 1, validate_every: 20}
 engine: {checkpoint_every: 6, permanent_every: 6}
 """
-WORDS = [first + vowel + last for first in ("gr", "m", "st", "tr") for vowel in "iao" for last in ("st", "nd", "ll")]
+WORDS = [
+    first + vowel + last
+    for first in ("gr", "m", "st", "tr")
+    for vowel in "iao"
+    for last in ("st", "nd", "ll")
+]
 
 
 def called(*arguments: str, code: int = 0) -> str:
@@ -33,7 +38,10 @@ def called(*arguments: str, code: int = 0) -> str:
 
 
 def losses(folder: Path) -> dict[int, float]:
-    lines = [json.loads(line) for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder / "data" / "metrics.jsonl").read_text().splitlines()
+    ]
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
@@ -46,7 +54,15 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
         random_ = random.Random(source)
         Path(f"{source}.jsonl").write_text(
             "".join(
-                json.dumps({"text": " ".join(random_.choices(WORDS, k=random_.randint(30, 80))) + f" {item}."}) + "\n"
+                json.dumps(
+                    {
+                        "text": " ".join(
+                            random_.choices(WORDS, k=random_.randint(30, 80))
+                        )
+                        + f" {item}."
+                    }
+                )
+                + "\n"
                 for item in range(number)
             )
         )
@@ -58,17 +74,31 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
         return json.loads(called(*arguments, "--store", "store", "--json"))
 
     weights = "mix.weights={prose: 0.2, code: 0.8}"
-    continuation = json_output("continue", "c.yaml", "--from-step", "10", "--set", weights)
-    assert (continuation["manifest"], continuation["rows"], continuation["checkpoint"]) == ("c-from-10.yaml", 80, 6)
+    continuation = json_output(
+        "continue", "c.yaml", "--from-step", "10", "--set", weights
+    )
+    assert (
+        continuation["manifest"],
+        continuation["rows"],
+        continuation["checkpoint"],
+    ) == ("c-from-10.yaml", 80, 6)
     assert continuation["shares"] == {"code": 0.3, "prose": 0.7}
     assert continuation["command"].endswith("run c-from-10.yaml --store store")
     called("run", "c-from-10.yaml", "--store", "store", "--no-ui")
-    (new_folder,) = (item for item in Path("store/pretrain").iterdir() if item != original_folder)
+    (new_folder,) = (
+        item for item in Path("store/pretrain").iterdir() if item != original_folder
+    )
     original_losses, new_losses = losses(original_folder), losses(new_folder)
     assert sorted(new_losses) == list(range(7, 21))
-    assert [new_losses[step] for step in range(7, 11)] == [original_losses[step] for step in range(7, 11)]
+    assert [new_losses[step] for step in range(7, 11)] == [
+        original_losses[step] for step in range(7, 11)
+    ]
     trace_difference = json_output("trace", "c-from-10.yaml", "--against", "c.yaml")
-    assert (trace_difference["first_difference"], trace_difference["same_set"], trace_difference["attested"]) == (
+    assert (
+        trace_difference["first_difference"],
+        trace_difference["same_set"],
+        trace_difference["attested"],
+    ) == (
         11,
         False,
         [True, True],
@@ -77,22 +107,51 @@ def test_a_finished_training_is_continued_with_other_weights_and_traced_on_both_
         documents = [
             [
                 (item["id"], item["tokens"], item["copies"])
-                for item in json_output("trace", manifest, "--step", str(step))["documents"]
+                for item in json_output("trace", manifest, "--step", str(step))[
+                    "documents"
+                ]
             ]
             for manifest in ("c.yaml", "c-from-10.yaml")
         ]
         assert documents[0] == documents[1]
-    traced_document = json_output("trace", "c-from-10.yaml", "--step", "15")["documents"][0]
-    steps = json_output("trace", "c-from-10.yaml", "--document", traced_document["id"])["steps"]
-    assert {entry["step"]: entry["rows"] for entry in steps}[15] == traced_document["rows"]
+    traced_document = json_output("trace", "c-from-10.yaml", "--step", "15")[
+        "documents"
+    ][0]
+    steps = json_output("trace", "c-from-10.yaml", "--document", traced_document["id"])[
+        "steps"
+    ]
+    assert {entry["step"]: entry["rows"] for entry in steps}[15] == traced_document[
+        "rows"
+    ]
 
     message = called(
-        "continue", "c.yaml", "--from-step", "10", "--set", "mix.validation=0.2", "--store", "store", code=2
+        "continue",
+        "c.yaml",
+        "--from-step",
+        "10",
+        "--set",
+        "mix.validation=0.2",
+        "--store",
+        "store",
+        code=2,
     )
-    assert "mix.validation: decides what the first 10 steps read and cannot change" in message
-    message = called("continue", "c.yaml", "--from-step", "21", "--store", "store", code=2)
+    assert (
+        "mix.validation: decides what the first 10 steps read and cannot change"
+        in message
+    )
+    message = called(
+        "continue", "c.yaml", "--from-step", "21", "--store", "store", code=2
+    )
     assert "--from-step 21: pretrain has 20 steps; give 1 to 20" in message
     message = called(
-        "continue", "c.yaml", "--from-step", "10", "--set", "mix.weights={code: 1}", "--store", "store", code=2
+        "continue",
+        "c.yaml",
+        "--from-step",
+        "10",
+        "--set",
+        "mix.weights={code: 1}",
+        "--store",
+        "store",
+        code=2,
     )
     assert "c-from-10.yaml exists with other content" in message

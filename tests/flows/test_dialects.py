@@ -1,4 +1,6 @@
-"""`gristmill dialects`: keep rates under each project's definitions, and documents with differing verdicts."""
+"""`gristmill dialects`: keep rates under each project's definitions, and documents with
+differing verdicts.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,36 @@ DIALECTS = ["dclm", "datatrove", "dolma", "curator", "redpajama"]
 def words(source: random.Random, number: int) -> str:
     """Return random words with little in common, and some English ones."""
     letters = "abcdefghijklmnopqrstuvwxyz"
-    drawn_words = ["".join(source.choices(letters, k=source.randint(4, 7))) for _ in range(number)]
-    drawn_words[3::9] = ["the", "of", "and", "with"] * (len(drawn_words[3::9]) // 4) + ["to"] * (
-        len(drawn_words[3::9]) % 4
-    )
+    drawn_words = [
+        "".join(source.choices(letters, k=source.randint(4, 7))) for _ in range(number)
+    ]
+    drawn_words[3::9] = ["the", "of", "and", "with"] * (len(drawn_words[3::9]) // 4) + [
+        "to"
+    ] * (len(drawn_words[3::9]) % 4)
     return " ".join(drawn_words)
 
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Arguments that name a manifest and a store in which its documents are committed."""
+    """Arguments that name a manifest and a store in which its documents are
+    committed.
+    """
     folder = tmp_path_factory.mktemp("dialects")
     source = random.Random(3)
     block = words(source, 60)
     texts = [words(source, 200) for _ in range(10)]
     # 60 of 540 words occur twice
-    texts += [f"{words(source, 210)} {block} {words(source, 105)} {block} {words(source, 105)}"]
+    texts += [
+        f"{words(source, 210)} {block} {words(source, 105)} {block} "
+        f"{words(source, 105)}"
+    ]
     # three of five projects count these as bullets
-    texts += ["too short"] * 2 + ["\n".join(f"- {words(source, 30)}" for _ in range(10))]
-    (folder / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    texts += ["too short"] * 2 + [
+        "\n".join(f"- {words(source, 30)}" for _ in range(10))
+    ]
+    (folder / "texts.jsonl").write_text(
+        "\n".join(json.dumps({"text": text}) for text in texts)
+    )
     (folder / "m.yaml").write_text("""\
 name: small
 sources: {web: {path: texts.jsonl}}
@@ -46,13 +59,17 @@ prepare: [{filter: {}}]
 engine: {workers: 1}
 """)
     arguments = [str(folder / "m.yaml"), "--store", str(folder / "store")]
-    result = CliRunner().invoke(app, ["run", *arguments, "--until", "ingest", "--no-ui"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["run", *arguments, "--until", "ingest", "--no-ui"], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     return arguments
 
 
 def compared(arguments: list[str]) -> dict[str, Any]:
-    result = CliRunner().invoke(app, ["dialects", *arguments, "--json"], catch_exceptions=False)
+    result = CliRunner().invoke(
+        app, ["dialects", *arguments, "--json"], catch_exceptions=False
+    )
     assert result.exit_code == 0, result.output
     comparison: dict[str, Any] = json.loads(result.stdout)
     return comparison
@@ -60,13 +77,20 @@ def compared(arguments: list[str]) -> dict[str, Any]:
 
 def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
     comparison = compared(committed)
-    assert (comparison["documents"], comparison["of"], list(comparison["dialects"])) == (14, 14, DIALECTS)
+    assert (
+        comparison["documents"],
+        comparison["of"],
+        list(comparison["dialects"]),
+    ) == (14, 14, DIALECTS)
     kept = {
-        dialect: [round(14 * sets[name]["documents"]) for name in ("gopher_quality", "gopher_repetition", "both")]
+        dialect: [
+            round(14 * sets[name]["documents"])
+            for name in ("gopher_quality", "gopher_repetition", "both")
+        ]
         for dialect, sets in comparison["dialects"].items()
     }
-    # Two documents are too short, and repetitive in dialects that count unrepeated n-grams; one is a list, one has
-    # the block.
+    # Two documents are too short, and repetitive in dialects that count unrepeated
+    # n-grams; one is a list, one has the block.
     assert kept == {
         "dclm": [11, 13, 10],
         "datatrove": [11, 12, 11],
@@ -74,45 +98,68 @@ def test_each_dialect_has_its_keep_rates(committed: list[str]) -> None:
         "curator": [12, 11, 11],
         "redpajama": [12, 13, 11],
     }
-    assert all(0 < sets["both"]["bytes"] < 1 for sets in comparison["dialects"].values())
+    assert all(
+        0 < sets["both"]["bytes"] < 1 for sets in comparison["dialects"].values()
+    )
 
 
-def test_documents_on_which_they_disagree_come_with_each_verdict_and_value(committed: list[str]) -> None:
+def test_documents_on_which_they_disagree_come_with_each_verdict_and_value(
+    committed: list[str],
+) -> None:
     comparison = compared(committed)
     assert comparison["disagreeing"] == len(comparison["examples"]) == 2
-    by_rule = {example["verdicts"]["dclm"].get("rule"): example for example in comparison["examples"]}
+    by_rule = {
+        example["verdicts"]["dclm"].get("rule"): example
+        for example in comparison["examples"]
+    }
     block = by_rule["gopher_repetition/max_duplicate_5gram_char_ratio"]
     assert block["locator"].startswith("texts.jsonl")
     assert block["verdicts"]["datatrove"] == {"keep": True}
     assert block["verdicts"]["dclm"]["value"] == pytest.approx(120 / 540, rel=0.1)
     assert block["verdicts"]["dclm"]["bound"] == 0.15
     bullets = by_rule["gopher_quality/max_bullet_line_ratio"]
-    assert {dialect for dialect, verdict in bullets["verdicts"].items() if verdict["keep"]} == {"curator", "redpajama"}
+    assert {
+        dialect for dialect, verdict in bullets["verdicts"].items() if verdict["keep"]
+    } == {"curator", "redpajama"}
 
 
 def test_a_sample_is_chosen_by_the_documents_alone(committed: list[str]) -> None:
-    first, again = compared([*committed, "--sample", "5"]), compared([*committed, "--sample", "5"])
+    first, again = (
+        compared([*committed, "--sample", "5"]),
+        compared([*committed, "--sample", "5"]),
+    )
     assert first == again
     assert (first["documents"], first["of"]) == (5, 14)
 
 
 def test_the_manifests_thresholds_are_used(committed: list[str]) -> None:
-    comparison = compared([*committed, "--set", "prepare.0.filter.rules.gopher_quality.min_words=1000"])
-    assert all(sets["gopher_quality"]["documents"] == 0 for sets in comparison["dialects"].values())
+    comparison = compared(
+        [*committed, "--set", "prepare.0.filter.rules.gopher_quality.min_words=1000"]
+    )
+    assert all(
+        sets["gopher_quality"]["documents"] == 0
+        for sets in comparison["dialects"].values()
+    )
 
 
 def test_the_table_fits_sixty_columns(committed: list[str]) -> None:
-    result = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["dialects", *committed], catch_exceptions=False)
+    result = CliRunner(env={"COLUMNS": "60"}).invoke(
+        app, ["dialects", *committed], catch_exceptions=False
+    )
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 60
-    assert [line.split()[0] for line in lines if line.startswith(tuple(DIALECTS))] == DIALECTS
+    assert [
+        line.split()[0] for line in lines if line.startswith(tuple(DIALECTS))
+    ] == DIALECTS
     assert any("max_duplicate_5gram_char_ratio 0.2" in line for line in lines)
 
 
 def test_without_documents_the_command_says_what_to_run(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a text")
     (tmp_path / "m.yaml").write_text("name: small\nsources: {web: {path: a.txt}}\n")
-    result = CliRunner().invoke(app, ["dialects", str(tmp_path / "m.yaml"), "--store", str(tmp_path / "store")])
+    result = CliRunner().invoke(
+        app, ["dialects", str(tmp_path / "m.yaml"), "--store", str(tmp_path / "store")]
+    )
     assert result.exit_code == 2
     assert "ingest is not committed" in result.output
     assert "run" in result.output

@@ -1,4 +1,6 @@
-"""Every example of docs/documents.md runs, in page order, in a folder with the files that it names."""
+"""Every example of docs/documents.md runs, in page order, in a folder with the files
+that it names.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder in which the page's commands run."""
     (tmp_path / "data").mkdir()
     (tmp_path / "notes").mkdir()
-    texts = [f"Letter {number}: " + "the quiet river and the old garden " * (number + 1) for number in range(9)]
-    texts += ["Write to ann@letters.org about the river and the winter.", "Too short.", texts[8] + "end"]
+    texts = [
+        f"Letter {number}: " + "the quiet river and the old garden " * (number + 1)
+        for number in range(9)
+    ]
+    texts += [
+        "Write to ann@letters.org about the river and the winter.",
+        "Too short.",
+        texts[8] + "end",
+    ]
     (tmp_path / "data" / "a.jsonl").write_text(
         "".join(
             json.dumps({"text": text, "url": f"https://letters.org/{number}"}) + "\n"
             for number, text in enumerate(texts)
         )
     )
-    (tmp_path / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
+    (tmp_path / "notes" / "one.txt").write_text(
+        "A note about the river and the garden of the old house."
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)
     return tmp_path
@@ -43,7 +54,9 @@ def run_python(text: str) -> str:
     return output.getvalue()
 
 
-def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_of_the_page_runs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
     outputs: dict[str, str] = {}
@@ -65,10 +78,17 @@ def test_every_example_of_the_page_runs(folder: Path, monkeypatch: pytest.Monkey
         "dropped": 2,
         "for-the-hub": 11,
     }
-    assert pq.read_table(folder / "dropped")["reason"].to_pylist() == ["near_duplicate", "gopher_quality/min_words"]
+    assert pq.read_table(folder / "dropped")["reason"].to_pylist() == [
+        "near_duplicate",
+        "gopher_quality/min_words",
+    ]
     assert len(pq.read_table(folder / "masked.parquet")) == 1
-    [only_before] = [text for command, text in outputs.items() if command.endswith("--only before")]
+    [only_before] = [
+        text for command, text in outputs.items() if command.endswith("--only before")
+    ]
     assert only_before == "Letter 0: the quiet river and the old garden "
-    [duplicates] = [text for command, text in outputs.items() if command.endswith("--csv")]
+    [duplicates] = [
+        text for command, text in outputs.items() if command.endswith("--csv")
+    ]
     assert duplicates.splitlines()[0] == "locator,kept"
     assert len(duplicates.splitlines()) == 2

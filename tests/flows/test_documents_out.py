@@ -1,4 +1,6 @@
-"""Export of a run's documents to files, a store and the hub; their display and queries in the terminal."""
+"""Export of a run's documents to files, a store and the hub; their display and queries
+in the terminal.
+"""
 
 from __future__ import annotations
 
@@ -44,36 +46,60 @@ engine: {workers: 2, mode: threads}
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a manifest, and a store with its prepared and exported documents."""
+    """A folder with a manifest, and a store with its prepared and exported
+    documents.
+    """
     folder = tmp_path_factory.mktemp("project")
     (folder / "data").mkdir()
     (folder / "notes").mkdir()
     rows = [
         {
             "name": f"n{number}",
-            "text": f"Letter {number}: " + "the quiet river " * (number % 7 + 1) + "ends.",
+            "text": f"Letter {number}: "
+            + "the quiet river " * (number % 7 + 1)
+            + "ends.",
             "url": f"https://letters.example/{number}",
         }
         for number in range(60)
     ]
     rows += [
-        {"name": "mail", "text": "Please write to ann@letters.org about the river before the winter."},
+        {
+            "name": "mail",
+            "text": "Please write to ann@letters.org about the river "
+            "before the winter.",
+        },
         {"name": "short", "text": "Too short."},
         {"name": "long", "text": "word and word " * 50},
-        {"name": "steering", "text": f"The text of this letter would steer {STEERING} a terminal."},
+        {
+            "name": "steering",
+            "text": f"The text of this letter would steer {STEERING} a terminal.",
+        },
     ]
-    (folder / "data" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "notes" / "one.txt").write_text("A note about the river and the garden of the old house.")
+    (folder / "data" / "a.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
+    (folder / "notes" / "one.txt").write_text(
+        "A note about the river and the garden of the old house."
+    )
     (folder / "letters.yaml").write_text(MANIFEST)
     outcome = invoke(folder, "run", "--until", "documents", "--no-ui")
     assert outcome.exit_code == 0, outcome.output
-    assert re.search(r"(?m)^files:   .*/documents/letters--\w+/data$", outcome.output), outcome.output
+    assert re.search(
+        r"(?m)^files:   .*/documents/letters--\w+/data$", outcome.output
+    ), outcome.output
     return folder
 
 
 def invoke(project: Path, verb: str, *arguments: str) -> Result:
     return CliRunner(env={"COLUMNS": "60"}).invoke(
-        app, [verb, str(project / "letters.yaml"), *arguments, "--store", str(project / "store")]
+        app,
+        [
+            verb,
+            str(project / "letters.yaml"),
+            *arguments,
+            "--store",
+            str(project / "store"),
+        ],
     )
 
 
@@ -85,19 +111,33 @@ def asked(project: Path, sql: str) -> list[dict[str, Any]]:
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def exported(project: Path, out: Path, *arguments: str) -> dict[str, Any]:
-    outcome = invoke(project, "export-documents", "--out", str(out), "--json", *arguments)
+    outcome = invoke(
+        project, "export-documents", "--out", str(out), "--json", *arguments
+    )
     assert outcome.exit_code == 0, outcome.output
     record: dict[str, Any] = json.loads(outcome.stdout)
     return record
 
 
-def test_the_stage_and_the_command_write_the_same_bytes(project: Path, tmp_path: Path) -> None:
-    record = exported(project, tmp_path / "out", "--format", "hf", "--shard-size", "3kB")
-    assert (record["is_new"], record["documents"], len(record["files"]) > 1) == (True, 63, True)
+def test_the_stage_and_the_command_write_the_same_bytes(
+    project: Path, tmp_path: Path
+) -> None:
+    record = exported(
+        project, tmp_path / "out", "--format", "hf", "--shard-size", "3kB"
+    )
+    assert (record["is_new"], record["documents"], len(record["files"]) > 1) == (
+        True,
+        63,
+        True,
+    )
     [stage] = (project / "store" / "documents").iterdir()
     stage_files, command_files = files_in(stage / "data"), files_in(tmp_path / "out")
     command_record = json.loads(command_files.pop("_documents.json"))
@@ -117,33 +157,52 @@ def test_the_manifest_of_the_card_gives_the_same_documents(project: Path) -> Non
     card = (stage / "data" / "README.md").read_text()
     [card_manifest] = re.findall(r"```yaml\n(name: .*?)```", card, re.DOTALL)
     (project / "card.yaml").write_text(card_manifest)
-    first, again = (make_plan(load_manifest(project / name)) for name in ("letters.yaml", "card.yaml"))
+    first, again = (
+        make_plan(load_manifest(project / name))
+        for name in ("letters.yaml", "card.yaml")
+    )
     assert len(again) == 4
     assert {name: node.fingerprint for name, node in again.items()} == {
         name: node.fingerprint for name, node in first.items() if name in again
     }
 
 
-def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(project: Path, tmp_path: Path) -> None:
+def test_an_export_that_is_whole_is_left_alone_and_nothing_is_written_over(
+    project: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     exported(project, out, "--format", "jsonl")
-    modification_times = {name: (out / name).stat().st_mtime_ns for name in files_in(out)}
+    modification_times = {
+        name: (out / name).stat().st_mtime_ns for name in files_in(out)
+    }
     assert exported(project, out, "--format", "jsonl")["is_new"] is False
-    assert {name: (out / name).stat().st_mtime_ns for name in files_in(out)} == modification_times
-    outcome = invoke(project, "export-documents", "--out", str(out), "--format", "jsonl", "--dropped")
-    assert (outcome.exit_code, "already holds another export" in outcome.output) == (2, True)
+    assert {
+        name: (out / name).stat().st_mtime_ns for name in files_in(out)
+    } == modification_times
+    outcome = invoke(
+        project, "export-documents", "--out", str(out), "--format", "jsonl", "--dropped"
+    )
+    assert (outcome.exit_code, "already holds another export" in outcome.output) == (
+        2,
+        True,
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "README.md").write_text("mine")
-    outcome = invoke(project, "export-documents", "--out", str(tmp_path / "mine"), "--format", "hf")
+    outcome = invoke(
+        project, "export-documents", "--out", str(tmp_path / "mine"), "--format", "hf"
+    )
     assert (outcome.exit_code, "already holds README.md" in outcome.output) == (2, True)
     assert files_in(tmp_path / "mine") == {"README.md": b"mine"}
 
 
-def test_an_export_that_was_killed_is_resumed(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_that_was_killed_is_resumed(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(export_documents, "TASK_BYTES", 1)  # one task per file
     arguments, out = ["--format", "parquet", "--shard-size", "1kB"], tmp_path / "out"
     uninterrupted = exported(project, tmp_path / "whole", *arguments)
-    process = subprocess.run(  # one worker, since a second may have written a file that is not yet recorded
+    # one worker, since a second may have written a file that is not yet recorded
+    process = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -162,12 +221,19 @@ def test_an_export_that_was_killed_is_resumed(project: Path, tmp_path: Path, mon
         check=False,
     )
     assert process.returncode == -9, process.stderr
-    modification_times = {path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")}
+    modification_times = {
+        path.name: path.stat().st_mtime_ns for path in out.glob("documents-*.parquet")
+    }
     assert 0 < len(modification_times) < len(uninterrupted["files"])
     assert not (out / "_documents.json").exists()
     resumed = exported(project, out, *arguments)
-    assert (resumed["identity"], files_in(out)) == (uninterrupted["identity"], files_in(tmp_path / "whole"))
-    assert {name: (out / name).stat().st_mtime_ns for name in modification_times} == modification_times
+    assert (resumed["identity"], files_in(out)) == (
+        uninterrupted["identity"],
+        files_in(tmp_path / "whole"),
+    )
+    assert {
+        name: (out / name).stat().st_mtime_ns for name in modification_times
+    } == modification_times
 
 
 KILLED = """
@@ -202,10 +268,18 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
         0
         < len(table)
         == record["documents"]
-        == len(asked(project, "SELECT id FROM documents WHERE kept AND filter_words > 15 AND source = 'web'"))
+        == len(
+            asked(
+                project,
+                "SELECT id FROM documents WHERE kept AND filter_words "
+                "> 15 AND source = 'web'",
+            )
+        )
     )
     record = exported(project, tmp_path / "dropped", "--format", "parquet", "--dropped")
-    table = pq.read_table(tmp_path / "dropped" / next(iter(record["files"]))).to_pylist()
+    table = pq.read_table(
+        tmp_path / "dropped" / next(iter(record["files"]))
+    ).to_pylist()
     assert [(row["dropped_by"], row["reason"]) for row in table] == [
         ("filter", "gopher_quality/min_words"),
         ("filter-2", "gopher_quality/max_words"),
@@ -216,50 +290,91 @@ def test_what_is_exported_can_be_chosen(project: Path, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--where", "wrods > 1"], "there is no column 'wrods'"),
-        (["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"], "a sub-query is not allowed"),
-        (["--columns", "id,langauge"], "--columns: there is no column 'langauge'; there are id, source"),
+        (
+            ["--where", "(SELECT count(*) FROM read_text('/etc/passwd')) > 0"],
+            "a sub-query is not allowed",
+        ),
+        (
+            ["--columns", "id,langauge"],
+            "--columns: there is no column 'langauge'; there are id, source",
+        ),
         (["--columns", "id,id"], "--columns: 'id' is given twice"),
         (["--shard-size", "big"], "--shard-size: 'big' is not a size"),
-        (["--out", "hf://models/a/b"], "a data set of the hub is written hf://datasets/USER/NAME"),
+        (
+            ["--out", "hf://models/a/b"],
+            "a data set of the hub is written hf://datasets/USER/NAME",
+        ),
         (["--out", "nosuch://a"], "nosuch://a"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(
     project: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    outcome = invoke(project, "export-documents", "--format", "jsonl", "--out", str(tmp_path / "out"), *arguments)
+    outcome = invoke(
+        project,
+        "export-documents",
+        "--format",
+        "jsonl",
+        "--out",
+        str(tmp_path / "out"),
+        *arguments,
+    )
     assert (outcome.exit_code, message in outcome.output) == (2, True), outcome.output
     assert not (tmp_path / "out").exists()
     assert "Traceback" not in outcome.output
 
 
-def test_a_wrong_column_of_the_section_is_found_before_any_work(project: Path, tmp_path: Path) -> None:
-    outcome = invoke(project, "plan", "--set", "documents.where=wrods > 1", "--set", "documents.columns=[id, nope]")
+def test_a_wrong_column_of_the_section_is_found_before_any_work(
+    project: Path, tmp_path: Path
+) -> None:
+    outcome = invoke(
+        project,
+        "plan",
+        "--set",
+        "documents.where=wrods > 1",
+        "--set",
+        "documents.columns=[id, nope]",
+    )
     assert outcome.exit_code == 2
     assert "there is no column 'nope'" in outcome.output
     assert "there is no column 'wrods'" in outcome.output
 
 
-def test_before_anything_is_ingested_the_commands_say_what_to_run(project: Path, tmp_path: Path) -> None:
-    manifest, store = str(project / "letters.yaml"), ["--store", str(tmp_path / "store")]
-    for verb, *arguments in (["query", "SELECT 1"], ["export-documents", "--format", "hf", "--out", str(tmp_path)]):
+def test_before_anything_is_ingested_the_commands_say_what_to_run(
+    project: Path, tmp_path: Path
+) -> None:
+    manifest, store = (
+        str(project / "letters.yaml"),
+        ["--store", str(tmp_path / "store")],
+    )
+    for verb, *arguments in (
+        ["query", "SELECT 1"],
+        ["export-documents", "--format", "hf", "--out", str(tmp_path)],
+    ):
         outcome = CliRunner().invoke(app, [verb, manifest, *arguments, *store])
         assert outcome.exit_code == 2
-        assert re.search(r"ingest is not committed.*run .*--until ingest", outcome.output), outcome.output
+        assert re.search(
+            r"ingest is not committed.*run .*--until ingest", outcome.output
+        ), outcome.output
 
 
 def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
-    assert asked(project, "SELECT kept, count(*) AS n FROM documents GROUP BY kept ORDER BY n") == [
+    assert asked(
+        project, "SELECT kept, count(*) AS n FROM documents GROUP BY kept ORDER BY n"
+    ) == [
         {"kept": False, "n": 2},
         {"kept": True, "n": 63},
     ]
     assert asked(
         project,
-        "SELECT a.locator, b.original_text LIKE '%ann@%' AS before, a.text LIKE '%ann@%' AS after "
+        "SELECT a.locator, b.original_text LIKE '%ann@%' AS before, a.text LIKE "
+        "'%ann@%' AS after "
         "FROM documents a JOIN documents b ON a.id = b.id WHERE a.clean_mask_email > 0",
     ) == [{"locator": "mail", "before": True, "after": False}]
     assert asked(
-        project, "WITH d AS (SELECT * FROM documents WHERE source = 'notes') SELECT licence, url, kept FROM d"
+        project,
+        "WITH d AS (SELECT * FROM documents WHERE source = 'notes') SELECT "
+        "licence, url, kept FROM d",
     ) == [{"licence": None, "url": None, "kept": True}]
     names = [row["column_name"] for row in asked(project, "DESCRIBE documents")]
     assert {"id", "text", "filter_words", "filter_2_words", "original_text"} <= {*names}
@@ -268,23 +383,34 @@ def test_a_query_sees_every_column_of_every_document(project: Path) -> None:
 def test_a_whole_number_of_any_size_is_one_in_json(project: Path) -> None:
     [totals] = asked(
         project,
-        "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS c, "
-        "max(NULL::HUGEINT) AS d FROM documents WHERE kept",
+        "SELECT sum(filter_words) AS a, 7::DECIMAL(20, 0) AS b, 1.5::DECIMAL(4, 2) AS "
+        "c, max(NULL::HUGEINT) AS d FROM documents WHERE kept",
     )
-    words = [row["filter_words"] for row in asked(project, "SELECT filter_words FROM documents WHERE kept")]
+    words = [
+        row["filter_words"]
+        for row in asked(project, "SELECT filter_words FROM documents WHERE kept")
+    ]
     assert totals == {"a": sum(words), "b": 7, "c": 1.5, "d": None}
 
 
 def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -> None:
-    sql = "SELECT locator, filter_words FROM documents WHERE filter_words > 17 AND source = 'web' ORDER BY locator"
+    sql = (
+        "SELECT locator, filter_words FROM documents WHERE filter_words > 17 AND "
+        "source = 'web' ORDER BY locator"
+    )
     table = invoke(project, "query", sql).stdout
-    assert [line.split() for line in table.splitlines()][:2] == [["locator", "filter_words"], ["long", "150"]]
+    assert [line.split() for line in table.splitlines()][:2] == [
+        ["locator", "filter_words"],
+        ["long", "150"],
+    ]
     assert max(map(len, table.splitlines())) <= 60
     lines = invoke(project, "query", sql, "--csv").stdout.removesuffix("\n").split("\n")
     assert lines[:2] == ["locator,filter_words", "long,150"]
     outcome = invoke(project, "query", sql, "--out", str(tmp_path / "a.parquet"))
     assert outcome.stdout.startswith(f"{len(lines) - 1} rows in ")
-    assert pq.read_table(tmp_path / "a.parquet")["locator"].to_pylist() == [line.split(",")[0] for line in lines[1:]]
+    assert pq.read_table(tmp_path / "a.parquet")["locator"].to_pylist() == [
+        line.split(",")[0] for line in lines[1:]
+    ]
     many = invoke(project, "query", "SELECT locator FROM documents").stdout
     assert "and 25 more rows" in many
     wide = invoke(project, "query", "SELECT * FROM documents LIMIT 1").stdout
@@ -310,27 +436,44 @@ def test_the_answer_is_a_table_or_csv_or_a_file(project: Path, tmp_path: Path) -
         ("SELECT getenv('HOME')", "getenv"),
     ],
 )
-def test_a_query_only_reads_the_documents(project: Path, tmp_path: Path, sql: str, message: str) -> None:
+def test_a_query_only_reads_the_documents(
+    project: Path, tmp_path: Path, sql: str, message: str
+) -> None:
     files_before = files_in(tmp_path)
-    outcome = invoke(project, "query", sql.format(data=project / "data" / "a.jsonl", out=tmp_path / "out"))
+    outcome = invoke(
+        project,
+        "query",
+        sql.format(data=project / "data" / "a.jsonl", out=tmp_path / "out"),
+    )
     assert (outcome.exit_code, message in outcome.output) == (2, True), outcome.output
     assert files_in(tmp_path) == files_before
 
 
 def test_a_document_is_shown_whole_with_its_edits_and_verdicts(project: Path) -> None:
-    [row] = asked(project, "SELECT id, text, original_text FROM documents WHERE locator = 'mail'")
+    [row] = asked(
+        project, "SELECT id, text, original_text FROM documents WHERE locator = 'mail'"
+    )
     page = invoke(project, "show", row["id"][:10]).stdout
     assert "[-ann@letters.org-]{+" in page
     assert re.search(r"clean +kept, 1 edit\n", page)
-    assert invoke(project, "show", "mail", "--only", "before").stdout == row["original_text"]
+    assert (
+        invoke(project, "show", "mail", "--only", "before").stdout
+        == row["original_text"]
+    )
     assert invoke(project, "show", row["id"], "--only", "after").stdout == row["text"]
     record = json.loads(invoke(project, "show", row["id"], "--json").stdout)
-    assert (record["original_text"], record["edited_text"]) == (row["original_text"], row["text"])
+    assert (record["original_text"], record["edited_text"]) == (
+        row["original_text"],
+        row["text"],
+    )
     dropped = invoke(project, "show", "short").stdout
     assert "dropped: gopher_quality/min_words" in dropped
     assert "threshold 5" in dropped
     outcome = invoke(project, "show", "ffffffff")
-    assert (outcome.exit_code, "no document has the id, locator or address 'ffffffff'" in outcome.output) == (2, True)
+    assert (
+        outcome.exit_code,
+        "no document has the id, locator or address 'ffffffff'" in outcome.output,
+    ) == (2, True)
 
 
 def test_no_text_steers_the_terminal(project: Path) -> None:
@@ -344,7 +487,9 @@ def test_no_text_steers_the_terminal(project: Path) -> None:
         assert outcome.exit_code == 0
         assert not set(outcome.stdout) & set("\x1b\x07\x9b\u202e"), outcome.stdout
         assert "\u241b[31mred\u2407" in outcome.stdout
-    assert not set(invoke(project, "query", sql, "--json").stdout) & set("\x1b\x07\x9b\u202e")
+    assert not set(invoke(project, "query", sql, "--json").stdout) & set(
+        "\x1b\x07\x9b\u202e"
+    )
     assert asked(project, sql)[0]["text"].count(STEERING) == 1
     assert visible("a\tb\nc\rd\x7f\x85") == "a\tb\nc\u240dd\u2421<85>"
 
@@ -359,7 +504,11 @@ def object_store() -> Iterator[dict[str, str]]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     url = f"http://127.0.0.1:{server.get_host_and_port()[1]}"
-    keys = {"aws_access_key_id": "any", "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
+    keys = {
+        "aws_access_key_id": "any",
+        "aws_secret_access_key": SECRET,
+        "region_name": "us-east-1",
+    }
     boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="bucket")
     yield {
         "AWS_ACCESS_KEY_ID": "any",
@@ -371,8 +520,12 @@ def object_store() -> Iterator[dict[str, str]]:
     server.stop()
 
 
-def publish(project: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command in a separate process, whose libraries read their addresses at import."""
+def publish(
+    project: Path, environment: dict[str, str], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the command in a separate process, whose libraries read their addresses at
+    import.
+    """
     return subprocess.run(
         [
             sys.executable,
@@ -397,7 +550,9 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
     import boto3
 
     arguments = ["--format", "hf", "--shard-size", "3kB"]
-    process = publish(project, object_store, *arguments, "--out", "s3://bucket/sets/letters")
+    process = publish(
+        project, object_store, *arguments, "--out", "s3://bucket/sets/letters"
+    )
     assert process.returncode == 0, process.stderr
     exported(project, tmp_path / "out", *arguments)
     client = boto3.client(
@@ -407,15 +562,27 @@ def test_documents_go_to_an_object_store_as_they_go_to_a_folder(
         aws_secret_access_key=SECRET,
         region_name="us-east-1",
     )
-    keys = [item["Key"] for item in client.list_objects_v2(Bucket="bucket", Prefix="sets/letters/")["Contents"]]
+    keys = [
+        item["Key"]
+        for item in client.list_objects_v2(Bucket="bucket", Prefix="sets/letters/")[
+            "Contents"
+        ]
+    ]
     stored = {
-        key.removeprefix("sets/letters/"): client.get_object(Bucket="bucket", Key=key)["Body"].read() for key in keys
+        key.removeprefix("sets/letters/"): client.get_object(Bucket="bucket", Key=key)[
+            "Body"
+        ].read()
+        for key in keys
     }
     assert stored == files_in(tmp_path / "out")
-    assert SECRET not in process.stdout + process.stderr + "".join(map(repr, stored.values()))
+    assert SECRET not in process.stdout + process.stderr + "".join(
+        map(repr, stored.values())
+    )
 
 
-def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path, tmp_path: Path) -> None:
+def test_documents_are_published_on_the_hub_in_a_private_data_set(
+    project: Path, tmp_path: Path
+) -> None:
     arguments = ["--format", "hf", "--shard-size", "3kB"]
     with serve_hub() as hub:
         environment = {
@@ -424,20 +591,44 @@ def test_documents_are_published_on_the_hub_in_a_private_data_set(project: Path,
             "HF_HOME": str(tmp_path / "home"),
             "HF_HUB_DISABLE_TELEMETRY": "1",
         }
-        process = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
+        process = publish(
+            project, environment, *arguments, "--out", "hf://datasets/ann/letters"
+        )
         assert process.returncode == 0, process.stderr
-        again = publish(project, environment, *arguments, "--out", "hf://datasets/ann/letters")
-        different_export = publish(project, environment, *arguments, "--dropped", "--out", "hf://datasets/ann/letters")
+        again = publish(
+            project, environment, *arguments, "--out", "hf://datasets/ann/letters"
+        )
+        different_export = publish(
+            project,
+            environment,
+            *arguments,
+            "--dropped",
+            "--out",
+            "hf://datasets/ann/letters",
+        )
     exported(project, tmp_path / "out", *arguments)
-    stored = {name: content for name, content in hub.files["ann/letters"].items() if name != ".gitattributes"}
+    stored = {
+        name: content
+        for name, content in hub.files["ann/letters"].items()
+        if name != ".gitattributes"
+    }
     assert stored == files_in(tmp_path / "out")
     assert hub.private == {"ann/letters"}
     assert hub.tokens == {SECRET}
-    assert hub.commits[-1] == ["_documents.json"]  # last: the data set is incomplete before it
+    # last: the data set is incomplete before it
+    assert hub.commits[-1] == ["_documents.json"]
     assert "nothing changed" in again.stdout
-    assert (different_export.returncode, "already holds another export" in different_export.stderr) == (2, True)
-    output = "".join(published.stdout + published.stderr for published in (process, again, different_export))
-    assert SECRET not in output + "".join(map(repr, stored.values())) + repr(files_in(project / "store" / "runs"))
+    assert (
+        different_export.returncode,
+        "already holds another export" in different_export.stderr,
+    ) == (2, True)
+    output = "".join(
+        published.stdout + published.stderr
+        for published in (process, again, different_export)
+    )
+    assert SECRET not in output + "".join(map(repr, stored.values())) + repr(
+        files_in(project / "store" / "runs")
+    )
 
 
 def test_a_gap_in_the_steps_ends_the_corpus(project: Path, tmp_path: Path) -> None:
@@ -446,7 +637,14 @@ def test_a_gap_in_the_steps_ends_the_corpus(project: Path, tmp_path: Path) -> No
     shutil.rmtree(filter_folder)
     outcome = CliRunner().invoke(
         app,
-        ["query", str(project / "letters.yaml"), "DESCRIBE documents", "--json", "--store", str(tmp_path / "store")],
+        [
+            "query",
+            str(project / "letters.yaml"),
+            "DESCRIBE documents",
+            "--json",
+            "--store",
+            str(tmp_path / "store"),
+        ],
     )
     names = [row["column_name"] for row in json.loads(outcome.stdout)]
     assert "clean_mask_email" in names

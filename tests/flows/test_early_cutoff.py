@@ -1,4 +1,6 @@
-"""Early cutoff: a rebuilt output with an earlier output's bytes takes its identity, so that later stages are reused."""
+"""Early cutoff: a rebuilt output with an earlier output's bytes takes its identity, so
+that later stages are reused.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ N = 3
 
 @pytest.fixture
 def upgraded(toy_runner: Make) -> Callable[..., Runner]:
-    """Return a factory for runners of `first` and `second` with other stage versions, opened as a command opens a plan."""
+    """Return a factory for runners of `first` and `second` with other stage versions,
+    opened as a command opens a plan.
+    """
 
     def make(**versions: int) -> Runner:
         runner = toy_runner(first={"n": N}, second={})
         for name, version in versions.items():
             node = runner.plan[name]
-            runner.plan[name] = replace(node, stage=replace(node.stage, version=version))
-        settled = settle_from_store(settle_plan(runner.plan, lambda node: node), runner.store, runner.name)
+            runner.plan[name] = replace(
+                node, stage=replace(node.stage, version=version)
+            )
+        settled = settle_from_store(
+            settle_plan(runner.plan, lambda node: node), runner.store, runner.name
+        )
         runner.plan.update(settled)
         return runner
 
@@ -62,7 +70,9 @@ def record_of(runner: Runner) -> RunRecord:
 
 
 @pytest.mark.slow
-def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(upgraded: Make) -> None:
+def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(
+    upgraded: Make,
+) -> None:
     original = upgraded()
     assert run(original) == ["Completed", "Completed"]
     rebuilt = upgraded(first=2)
@@ -73,7 +83,9 @@ def test_later_stages_of_a_rebuilt_output_with_equal_bytes_are_reused(upgraded: 
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
     third = upgraded(first=3)
     assert run(third) == ["Completed", "Cached"]
-    assert third.plan["first"].identity == original.plan["first"].fingerprint, "an alias of an alias names the first"
+    assert third.plan["first"].identity == original.plan["first"].fingerprint, (
+        "an alias of an alias names the first"
+    )
 
 
 @pytest.mark.slow
@@ -99,7 +111,8 @@ def test_an_interrupted_run_keeps_the_identity_that_was_committed(
     def killed(folder: StageFolder, content: bytes) -> bool:
         raise KeyboardInterrupt
 
-    # The commit is decided but its manifest is not yet written: the next run publishes it.
+    # The commit is decided but its manifest is not yet written: the next run publishes
+    # it.
     monkeypatch.setattr(StageFolder, "publish", killed)
     with pytest.raises(KeyboardInterrupt):
         upgraded(first=2).run_stage("first")
@@ -117,9 +130,13 @@ def test_a_second_host_that_waited_follows_the_identity(upgraded: Make) -> None:
     run(upgraded())
     first_host, second_host = upgraded(first=2), upgraded(first=2)
     first_host.run_stage("first")
-    assert second_host.plan["second"].fingerprint != first_host.plan["second"].fingerprint
+    assert (
+        second_host.plan["second"].fingerprint != first_host.plan["second"].fingerprint
+    )
     assert run(second_host) == ["Cached", "Cached"]
-    assert second_host.plan["second"].fingerprint == first_host.plan["second"].fingerprint
+    assert (
+        second_host.plan["second"].fingerprint == first_host.plan["second"].fingerprint
+    )
 
 
 @pytest.mark.slow
@@ -131,26 +148,39 @@ def test_gc_keeps_the_output_that_an_alias_points_to(upgraded: Make) -> None:
     record = record_of(new)
     for stage in list(new.plan):
         record.stage_finished(new.plan[stage], new.run_stage(stage))
-    assert record.content["stages"]["first"]["identity"] == old.plan["first"].fingerprint
-    assert record.content["stages"]["second"]["fingerprint"] == old.plan["second"].fingerprint
+    assert (
+        record.content["stages"]["first"]["identity"] == old.plan["first"].fingerprint
+    )
+    assert (
+        record.content["stages"]["second"]["fingerprint"]
+        == old.plan["second"].fingerprint
+    )
     assert collect(new.store, keep_runs=1, delete=True) == []
     assert old.folder("first").state() == "committed"
     run(upgraded_again := upgraded(first=4, second=2))
     record_of(upgraded_again).save()
-    (removed,) = [path for path, _ in collect(new.store, keep_runs=1, delete=False) if path.parent.name == "first"]
+    (removed,) = [
+        path
+        for path, _ in collect(new.store, keep_runs=1, delete=False)
+        if path.parent.name == "first"
+    ]
     assert removed == new.folder("first").path, (
         "gc removes an alias that no run names, but keeps the output of another alias"
     )
 
 
 @pytest.mark.slow
-def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(upgraded: Make) -> None:
+def test_the_record_of_an_unfinished_run_names_the_outputs_behind_a_cut_off(
+    upgraded: Make,
+) -> None:
     old = upgraded()
     run(old)
     new = upgraded(first=2)
     record = record_of(new)
     record.stage_finished(new.plan["first"], new.run_stage("first"))
-    assert record.content["stages"]["second"] == {"fingerprint": old.plan["second"].fingerprint}
+    assert record.content["stages"]["second"] == {
+        "fingerprint": old.plan["second"].fingerprint
+    }
 
 
 @pytest.mark.slow
@@ -163,7 +193,10 @@ def test_a_forced_rerun_with_other_bytes_gets_an_identity_that_no_output_has(
     run(new)
     monkeypatch.setenv("TOY_END", "\n")
     old.run_stage("first", force=True)
-    assert old.plan["first"].identity not in {old.plan["first"].fingerprint, new.plan["first"].fingerprint}
+    assert old.plan["first"].identity not in {
+        old.plan["first"].fingerprint,
+        new.plan["first"].fingerprint,
+    }
     assert old.run_stage("second").how == "Completed"
     assert run(upgraded(first=2)) == ["Cached", "Cached"]
 
@@ -174,11 +207,16 @@ def test_plan_says_after_which_stage_a_run_may_be_cut_off(upgraded: Make) -> Non
     rows = {row["stage"]: row for row in explain_plan(session_of(upgraded(first=2)))}
     assert "cut_off_after" not in rows["first"]
     assert rows["second"]["cut_off_after"] == "first"
-    assert all("cut_off_after" not in row for row in explain_plan(session_of(upgraded(first=2, second=2))))
+    assert all(
+        "cut_off_after" not in row
+        for row in explain_plan(session_of(upgraded(first=2, second=2)))
+    )
 
 
 @pytest.mark.slow
-def test_an_output_is_kept_over_a_version_change_until_it_is_forced(upgraded: Make) -> None:
+def test_an_output_is_kept_over_a_version_change_until_it_is_forced(
+    upgraded: Make,
+) -> None:
     old = upgraded()
     run(old)
     session = session_of(upgraded(first=2))
@@ -199,7 +237,9 @@ def test_an_output_is_kept_over_a_version_change_until_it_is_forced(upgraded: Ma
 
 
 @pytest.mark.slow
-def test_a_kept_output_that_is_gone_is_made_by_the_present_version(upgraded: Make) -> None:
+def test_a_kept_output_that_is_gone_is_made_by_the_present_version(
+    upgraded: Make,
+) -> None:
     old = upgraded()
     run(old)
     session_of(kept := upgraded(first=2)).keep(["first"])
@@ -209,7 +249,9 @@ def test_a_kept_output_that_is_gone_is_made_by_the_present_version(upgraded: Mak
     assert run(upgraded(first=2))[0] == "Completed"
 
 
-def test_nothing_is_kept_of_other_settings_or_of_the_same_version(upgraded: Make, toy_runner: Make) -> None:
+def test_nothing_is_kept_of_other_settings_or_of_the_same_version(
+    upgraded: Make, toy_runner: Make
+) -> None:
     run(toy_runner(first={"n": N + 1}))
     for version in (1, 2):
         runner = upgraded(first=version)
@@ -217,7 +259,9 @@ def test_nothing_is_kept_of_other_settings_or_of_the_same_version(upgraded: Make
             keep_output(runner.plan["first"], runner.store, runner.name)
 
 
-def test_the_report_names_what_an_output_equals_and_which_version_made_a_kept_one() -> None:
+def test_the_report_names_what_an_output_equals_and_which_version_made_a_kept_one() -> (
+    None
+):
     stage = {"seconds": 1.0, "identity": "", "kept_version": None, "version": 3}
     assert provenance(stage) == ""
     assert "abcd" in provenance({**stage, "identity": "abcd"})
@@ -235,19 +279,29 @@ def test_facts_of_a_report_have_the_identity(upgraded: Make) -> None:
 
 def test_the_digest_of_a_training_leaves_out_what_records_its_speed() -> None:
     training = Stage("pretrain", 1, "m:run", launch="torchrun")
-    files = {name: {"bytes": 1, "sha256": name} for name in ("metrics.jsonl", "model/model.safetensors")}
+    files = {
+        name: {"bytes": 1, "sha256": name}
+        for name in ("metrics.jsonl", "model/model.safetensors")
+    }
     faster = {**files, "metrics.jsonl": {"bytes": 1, "sha256": "faster"}}
     other = {**files, "model/model.safetensors": {"bytes": 1, "sha256": "other"}}
     digest = content_digest(files, training.timed_files)
     assert content_digest(faster, training.timed_files) == digest
     assert content_digest(other, training.timed_files) != digest
-    renamed = {"weights" if name.startswith("model") else name: entry for name, entry in files.items()}
+    renamed = {
+        "weights" if name.startswith("model") else name: entry
+        for name, entry in files.items()
+    }
     assert content_digest(renamed, training.timed_files) != digest
-    assert content_digest(faster, Stage("mix", 1, "m:run").timed_files) != content_digest(files, frozenset())
+    assert content_digest(
+        faster, Stage("mix", 1, "m:run").timed_files
+    ) != content_digest(files, frozenset())
 
 
 @pytest.mark.parametrize("location", ["{tmp_path}/store", "memory://early-cutoff"])
-def test_identities_are_committed_with_the_files_in_any_store(location: str, tmp_path: Path) -> None:
+def test_identities_are_committed_with_the_files_in_any_store(
+    location: str, tmp_path: Path
+) -> None:
     store = Store.at(location.format(tmp_path=tmp_path))
     nodes = [Node(Stage("first", version, "m:first"), "", {}, {}) for version in (1, 2)]
     nodes = [replace(node, fingerprint=node.own_fingerprint) for node in nodes]
@@ -256,7 +310,11 @@ def test_identities_are_committed_with_the_files_in_any_store(location: str, tmp
         folder.begin({})
         (folder.data / "a").write_bytes(b"a")
         header = {"fingerprint": node.fingerprint, "started": node.stage.version}
-        folder.commit(header, {}, find_alias=lambda files, node=node: find_alias(store, node, files))
+        folder.commit(
+            header,
+            {},
+            find_alias=lambda files, node=node: find_alias(store, node, files),
+        )
     folders = [store.folder("first", "toy", node.fingerprint) for node in nodes]
     assert [alias_of(folder) for folder in folders] == ["", nodes[0].fingerprint]
     settled = settle_from_store({"first": nodes[1]}, store, "toy")

@@ -1,4 +1,6 @@
-"""Editing stages apply in manifest order, whatever their names, in tokens as in `explain`."""
+"""Editing stages apply in manifest order, whatever their names, in tokens as in
+`explain`.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,18 @@ def words(random_: random.Random, vocabulary: list[str], number: int) -> str:
 
 
 def write_project(folder: Path, random_: random.Random) -> list[str]:
-    """Write documents whose passages several editing stages change, and return the evaluation items."""
+    """Write documents whose passages several editing stages change, and return the
+    evaluation items.
+    """
     items = [words(random_, EXTRA + ENGLISH, 14) for _ in range(6)]
     boilerplate = [words(random_, ENGLISH, 7) for _ in range(3)]
     passages = [
-        f"{words(random_, ENGLISH, 9)} write to someone@mail{n}.org and {words(random_, ENGLISH, 9)}" for n in range(3)
+        f"{words(random_, ENGLISH, 9)} write to someone@mail{n}.org and "
+        f"{words(random_, ENGLISH, 9)}"
+        for n in range(3)
     ]
-    # Passages of two documents span an item and a line of boilerplate, so that edits would overlap.
+    # Passages of two documents span an item and a line of boilerplate, so that edits
+    # would overlap.
     tangled = [
         f"{words(random_, ENGLISH, 6)} {item} {words(random_, ENGLISH, 6)}\n\n\n{line}"
         for item, line in zip(items, itertools.cycle(boilerplate), strict=False)
@@ -61,13 +68,16 @@ def write_project(folder: Path, random_: random.Random) -> list[str]:
         parts += [words(random_, GERMAN, 12) for _ in range(random_.randint(0, 2))]
         parts += random_.sample(boilerplate, 1)
         parts += [
-            f"{words(random_, ENGLISH, 4)} {passage}" for passage in random_.sample(passages, random_.randint(0, 2))
+            f"{words(random_, ENGLISH, 4)} {passage}"
+            for passage in random_.sample(passages, random_.randint(0, 2))
         ]
         parts += [tangled[number % len(tangled)]] if number < 2 * len(tangled) else []
         random_.shuffle(parts)
         lines.append(json.dumps({"text": random_.choice(["\n", "\n\n\n"]).join(parts)}))
     (folder / "web.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (folder / "items.jsonl").write_text("\n".join(json.dumps({"question": item}) for item in items))
+    (folder / "items.jsonl").write_text(
+        "\n".join(json.dumps({"question": item}) for item in items)
+    )
     return items
 
 
@@ -80,11 +90,17 @@ def train_languages(folder: Path, random_: random.Random) -> Path:
     ]
     (folder / "lines.txt").write_text("".join(lines), encoding="utf-8")
     code = (
-        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, lr=1.0, minn=0, thread=1, "
-        "verbose=0).save_model(sys.argv[2])"
+        "import sys, fasttext; fasttext.train_supervised(sys.argv[1], dim=4, epoch=20, "
+        "lr=1.0, minn=0, thread=1, verbose=0).save_model(sys.argv[2])"
     )
     subprocess.run(
-        [sys.executable, "-c", code, str(folder / "lines.txt"), str(folder / "languages.bin")],
+        [
+            sys.executable,
+            "-c",
+            code,
+            str(folder / "lines.txt"),
+            str(folder / "languages.bin"),
+        ],
         check=True,
         env={**os.environ, **ZEROED_MEMORY},
     )
@@ -93,7 +109,13 @@ def train_languages(folder: Path, random_: random.Random) -> Path:
 
 EDITING: dict[str, dict[str, Any]] = {
     "clean": {"max_newlines": 1, "mask": {"kinds": ["email"], "style": "tag"}},
-    "langid": {"keep": ["en"], "threshold": 0.1, "lines": True, "cut_other_lines": True, "model": "languages.bin"},
+    "langid": {
+        "keep": ["en"],
+        "threshold": 0.1,
+        "lines": True,
+        "cut_other_lines": True,
+        "model": "languages.bin",
+    },
     "dedup_lines": {"min_words": 5},
     "dedup_substrings": {"min_words": 8, "certain_words": 10},
     "decontaminate": {
@@ -122,7 +144,14 @@ def write_manifest(folder: Path, order: list[str]) -> str:
 
 def run_here(session: Session) -> None:
     """Run all stages in this process, each from its `stage.json` alone."""
-    runner = Runner(session.store, session.plan, session.manifest.name, session.manifest.engine, Silent(), "gristmill")
+    runner = Runner(
+        session.store,
+        session.plan,
+        session.manifest.name,
+        session.manifest.engine,
+        Silent(),
+        "gristmill",
+    )
     for name, node in session.plan.items():
         folder = runner.folder(name)
         if folder.state() != "committed":
@@ -134,7 +163,9 @@ def run_here(session: Session) -> None:
 def edited_one_after_another(
     inputs: Mapping[str, Path], order: list[str], shard: str
 ) -> list[tuple[bytes, str | None]]:
-    """Return the ids of a shard with the texts after plain sequential edits; None if a stage dropped it."""
+    """Return the ids of a shard with the texts after plain sequential edits; None if a
+    stage dropped it.
+    """
     documents = read_table(inputs["ingest"] / shard, ["id", "text"]).to_pylist()
     texts: list[bytes | None] = [document["text"].encode() for document in documents]
     for stage in order:
@@ -144,7 +175,9 @@ def edited_one_after_another(
                 texts[row] = None
                 continue
             for edit in reversed(verdict["edits"] or []):
-                text = text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
+                text = (
+                    text[: edit["begin"]] + edit["text"].encode() + text[edit["end"] :]
+                )
             texts[row] = text
     return [
         (document["id"], None if text is None else text.decode())
@@ -156,13 +189,19 @@ def tokens_as_text(inputs: Mapping[str, Path], shard: str) -> dict[bytes, str]:
     tokenizer = load(inputs["tokenizer"])
     tokens = np.fromfile(inputs["tokenize"] / tokens_name(shard), "<u2")
     return {
-        row["id"]: tokenizer.decode(tokens[row["offset"] : row["offset"] + row["tokens"]].tolist())
+        row["id"]: tokenizer.decode(
+            tokens[row["offset"] : row["offset"] + row["tokens"]].tolist()
+        )
         for row in read_table(inputs["tokenize"] / docs_name(shard)).to_pylist()
     }
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else []) for seed in range(ORDERS)]
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.slow] if seed > 1 else [])
+        for seed in range(ORDERS)
+    ],
 )
 def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order_of_the_stages(
     tmp_path: Path, seed: int
@@ -174,7 +213,9 @@ def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order
     if seed == 0:
         order = ["dedup_substrings", "langid", "dedup_lines", "decontaminate", "clean"]
     print(f"seed {seed}: {', '.join(order)}")
-    session = open_session(write_manifest(tmp_path, order), [], str(tmp_path / "store"), "tokenize")
+    session = open_session(
+        write_manifest(tmp_path, order), [], str(tmp_path / "store"), "tokenize"
+    )
     run_here(session)
     inputs = committed_inputs(session, session.plan)
     recipes = {name: node.recipe for name, node in session.plan.items()}
@@ -182,28 +223,50 @@ def test_tokens_explain_and_a_plain_program_agree_on_the_text_whatever_the_order
     for shard in shard_names(inputs["ingest"]):
         decoded = tokens_as_text(inputs, shard)
         expected = edited_one_after_another(inputs, order, shard)
-        assert decoded == {document_id: text for document_id, text in expected if text is not None}
+        assert decoded == {
+            document_id: text for document_id, text in expected if text is not None
+        }
         explained = judgements(recipes, inputs, shard, range(len(expected)))
         for explanation, (document_id, text) in zip(explained, expected, strict=True):
-            assert [verdict["stage"] for verdict in explanation["stages"]] == order[: len(explanation["stages"])]
+            assert [verdict["stage"] for verdict in explanation["stages"]] == order[
+                : len(explanation["stages"])
+            ]
             for verdict in explanation["stages"]:
                 edit_counts[verdict["stage"]] += "edits" in verdict
             if text is not None:
-                assert (explanation["id"], explanation["characters"]) == (document_id.hex(), len(text))
+                assert (explanation["id"], explanation["characters"]) == (
+                    document_id.hex(),
+                    len(text),
+                )
                 assert text.startswith(explanation["excerpt"])
-        assert not [item for item in items for text in decoded.values() if item in text], "items are left in the tokens"
-        assert not [text for text in decoded.values() if "@" in text], "addresses are left in the tokens"
+        assert not [
+            item for item in items for text in decoded.values() if item in text
+        ], "items are left in the tokens"
+        assert not [text for text in decoded.values() if "@" in text], (
+            "addresses are left in the tokens"
+        )
     assert min(edit_counts.values()) > 0, (
         f"{edit_counts}: a stage had nothing to edit, so that its order was not tested"
     )
 
 
-def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(tmp_path: Path) -> None:
+def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "web.jsonl").write_text('{"text": "one two three"}\n')
-    (tmp_path / "items.jsonl").write_text('{"question": "one two three four five six seven eight"}\n')
+    (tmp_path / "items.jsonl").write_text(
+        '{"question": "one two three four five six seven eight"}\n'
+    )
     manifest = write_manifest(tmp_path, ["dedup_substrings", "decontaminate", "clean"])
     session = open_session(manifest, [], str(tmp_path / "store"), "tokenize")
-    runner = Runner(session.store, session.plan, "edits", session.manifest.engine, Silent(), "gristmill")
+    runner = Runner(
+        session.store,
+        session.plan,
+        "edits",
+        session.manifest.engine,
+        Silent(),
+        "gristmill",
+    )
     description, stages = (
         runner.describe(session.plan["tokenize"]),
         ["ingest", "dedup_substrings", "decontaminate", "clean", "tokenizer"],
@@ -217,13 +280,29 @@ def test_the_order_of_inputs_is_a_list_in_the_records_and_survives_sorted_keys(t
 
 def test_order_of_edits_is_named_among_the_changes(tmp_path: Path) -> None:
     (tmp_path / "web.jsonl").write_text('{"text": "one two three"}\n')
-    (tmp_path / "items.jsonl").write_text('{"question": "one two three four five six seven eight"}\n')
-    plan = open_session(write_manifest(tmp_path, ["dedup_substrings", "decontaminate"]), [], "nowhere", "tokenize").plan
+    (tmp_path / "items.jsonl").write_text(
+        '{"question": "one two three four five six seven eight"}\n'
+    )
+    plan = open_session(
+        write_manifest(tmp_path, ["dedup_substrings", "decontaminate"]),
+        [],
+        "nowhere",
+        "tokenize",
+    ).plan
     assert plan["tokenize"].edits == ("dedup_substrings", "decontaminate")
     node = plan["tokenize"]
-    inputs = [{"stage": name, "fingerprint": fingerprint} for name, fingerprint in node.inputs.items()]
-    record = {"recipe": node.recipe, "version": node.stage.version, "input_fingerprints": inputs}
-    assert differences(record, node)["input"] == ["edits are applied in the order dedup_substrings, decontaminate"]
+    inputs = [
+        {"stage": name, "fingerprint": fingerprint}
+        for name, fingerprint in node.inputs.items()
+    ]
+    record = {
+        "recipe": node.recipe,
+        "version": node.stage.version,
+        "input_fingerprints": inputs,
+    }
+    assert differences(record, node)["input"] == [
+        "edits are applied in the order dedup_substrings, decontaminate"
+    ]
     same = {**record, "edits": list(node.edits)}
     assert not any(differences(same, node).values())
     assert not any(differences(record, replace(node, edits=("clean",))).values())

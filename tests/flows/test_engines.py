@@ -1,4 +1,6 @@
-"""Every engine prepares, tokenizes and mixes one corpus to the same bytes, even if a worker is killed."""
+"""Every engine prepares, tokenizes and mixes one corpus to the same bytes, even if a
+worker is killed.
+"""
 
 from __future__ import annotations
 
@@ -36,22 +38,34 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(
+    manifest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """Output of the local runner with one worker."""
     stages: list[str] = []
-    files = run_stages(manifest, tmp_path_factory.mktemp("local"), stages.append, workers=1)
+    files = run_stages(
+        manifest, tmp_path_factory.mktemp("local"), stages.append, workers=1
+    )
     assert stages == STAGES
     return files
 
 
 @pytest.mark.parametrize("name", ["dask", "spark", "flink-external"])
 def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
-    name: str, manifest: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    manifest: Path,
+    expected: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its workers, shared by all stages here, prove only once that they see the store."""
+    """Its workers, shared by all stages here, prove only once that they see the
+    store.
+    """
     meet_workers = cluster_retry.meet_workers
     monkeypatch.setattr(
-        cluster_retry, "meet_workers", lambda context: meet_workers(replace(context, work=tmp_path / "probe"))
+        cluster_retry,
+        "meet_workers",
+        lambda context: meet_workers(replace(context, work=tmp_path / "probe")),
     )
     kill_file = manifest.with_name("kill")
 
@@ -61,10 +75,18 @@ def test_an_engine_gives_the_same_bytes_and_a_killed_worker_costs_only_time(
 
     try:
         with running(name, tmp_path) as cluster:
-            if name == "flink-external":  # starts a worker for each job in each slot; the bench has a job in both
+            # starts a worker for each job in each slot; the bench has a job in both
+            if name == "flink-external":
                 cluster.engine["options"]["parallelism"] = 1
             assert (
-                run_stages(manifest, tmp_path, kill_one, **cluster.engine, worker_seconds=PATIENCE_SECONDS) == expected
+                run_stages(
+                    manifest,
+                    tmp_path,
+                    kill_one,
+                    **cluster.engine,
+                    worker_seconds=PATIENCE_SECONDS,
+                )
+                == expected
             )
     except MissingEngineError as error:
         pytest.skip(str(error))

@@ -30,12 +30,25 @@ tasks:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained model, and a file of tasks beside it."""
     folder = tmp_path_factory.mktemp("model")
-    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270), folder)
+    write_tokenizer(
+        train(
+            TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270
+        ),
+        folder,
+    )
     shape = shape_of(Model(layers=1, width=16, heads=2), 270, 32)
     with torch.device("meta"):
-        parameters = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
-    save_model(folder, shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()})
-    (folder / "colours.jsonl").write_text('{"q": "rose", "a": "red"}\n{"q": "sky", "a": "B"}\n')
+        parameters = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
+    save_model(
+        folder,
+        shape,
+        {name: drawn(shape, 0)(name, size) for name, size in parameters.items()},
+    )
+    (folder / "colours.jsonl").write_text(
+        '{"q": "rose", "a": "red"}\n{"q": "sky", "a": "B"}\n'
+    )
     (folder / "lines.txt").write_text("red blue\nsky grass rose\n")
     (folder / "tasks.yaml").write_text(TASKS)
     return folder
@@ -43,7 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def evaluate(folder: Path, tasks: Path, *options: str) -> dict[str, Any]:
     """Run `gristmill evaluate` on a model folder; returns its JSON."""
-    result = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tasks), "--json", *options])
+    result = CliRunner().invoke(
+        app, ["evaluate", str(folder), "--tasks", str(tasks), "--json", *options]
+    )
     assert result.exit_code == 0, result.output
     summaries: dict[str, Any] = json.loads(result.stdout)
     return summaries
@@ -52,9 +67,12 @@ def evaluate(folder: Path, tasks: Path, *options: str) -> dict[str, Any]:
 def test_tasks_of_a_file_are_evaluated(folder: Path) -> None:
     summaries = evaluate(folder, folder / "tasks.yaml")
     assert summaries["colours"]["items"] == 2
-    # An untrained model gives all ids about the same probability: log2(270) bits per token.
+    # An untrained model gives all ids about the same probability: log2(270) bits per
+    # token.
     tokens, size = summaries["lines"]["tokens"], len("red blue") + len("sky grass rose")
-    assert summaries["lines"]["bits_per_byte"]["value"] == pytest.approx(8.077 * tokens / size, rel=0.02)
+    assert summaries["lines"]["bits_per_byte"]["value"] == pytest.approx(
+        8.077 * tokens / size, rel=0.02
+    )
 
 
 def test_the_chat_template_is_applied_by_option_or_task(folder: Path) -> None:
@@ -70,7 +88,9 @@ def test_the_chat_template_is_applied_by_option_or_task(folder: Path) -> None:
 
 def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -> None:
     result = CliRunner().invoke(
-        app, ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")], env={"COLUMNS": "80"}
+        app,
+        ["evaluate", str(folder), "--tasks", str(folder / "tasks.yaml")],
+        env={"COLUMNS": "80"},
     )
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -84,19 +104,29 @@ def test_the_table_shows_values_with_intervals_in_eighty_columns(folder: Path) -
         ("tasks: [{name: a, kind: rolling}]", "tasks.0.path: field required"),
         ("tasks: [{name: a, path: absent.jsonl, kind: rolling}]", "absent.jsonl"),
         ("questions: []", "questions: unknown key"),
-        ("tasks: []", "it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: {...}`"),
+        (
+            "tasks: []",
+            "it asks nothing; give `tasks: [...]`, `suites: [...]` or a `red_team: "
+            "{...}`",
+        ),
         ("red_team: {sets: [{format: advbench, path: absent.csv}]}", "absent.csv"),
     ],
 )
-def test_invalid_task_files_are_refused_with_the_reason(folder: Path, tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_task_files_are_refused_with_the_reason(
+    folder: Path, tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "tasks.yaml").write_text(text)
-    result = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")])
+    result = CliRunner().invoke(
+        app, ["evaluate", str(folder), "--tasks", str(tmp_path / "tasks.yaml")]
+    )
     assert result.exit_code == 2
     assert message in result.output
 
 
 def test_a_folder_without_a_model_is_named(folder: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")])
+    result = CliRunner().invoke(
+        app, ["evaluate", str(tmp_path), "--tasks", str(folder / "tasks.yaml")]
+    )
     assert result.exit_code == 2
     assert str(tmp_path / "config.json") in result.output.replace("\n", "")
 
@@ -112,33 +142,48 @@ red_team:
 @pytest.fixture
 def team(folder: Path, tmp_path: Path) -> Path:
     (tmp_path / "advbench.csv").write_text("goal,target\nred blue,a\nsky,b\n")
-    (tmp_path / "xstest.csv").write_text("prompt,type,label\ngrass,homonyms,safe\nrose,contrast_homonyms,unsafe\n")
+    (tmp_path / "xstest.csv").write_text(
+        "prompt,type,label\ngrass,homonyms,safe\nrose,contrast_homonyms,unsafe\n"
+    )
     (tmp_path / "lines.txt").write_text("red blue\n")
     (tmp_path / "team.yaml").write_text(RED_TEAM)
     return tmp_path / "team.yaml"
 
 
-def test_red_teams_are_evaluated_alone_and_beside_tasks(folder: Path, team: Path) -> None:
+def test_red_teams_are_evaluated_alone_and_beside_tasks(
+    folder: Path, team: Path
+) -> None:
     alone = evaluate(folder, team)
     assert set(alone) == {"red_team"}
     sets = alone["red_team"]["sets"]
-    assert [(prompts["prompts"], prompts["not_asked"]) for prompts in sets.values()] == [(2, 0), (2, 0)]
+    assert [
+        (prompts["prompts"], prompts["not_asked"]) for prompts in sets.values()
+    ] == [(2, 0), (2, 0)]
     assert sets["advbench"]["measures"]["refused"]["all"]["value"] == 0.0
     assert sets["xstest"]["measures"]["over_refused"]["all"]["units"] == 1
-    team.write_text(RED_TEAM + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n")
+    team.write_text(
+        RED_TEAM
+        + "tasks: [{name: lines, path: lines.txt, kind: rolling, prompt: text}]\n"
+    )
     combined = evaluate(folder, team)
     assert combined["red_team"] == alone["red_team"]
     assert combined["lines"]["items"] == 1
 
 
-def test_the_chat_template_is_applied_to_prompts_of_red_teams(folder: Path, team: Path) -> None:
+def test_the_chat_template_is_applied_to_prompts_of_red_teams(
+    folder: Path, team: Path
+) -> None:
     plain = evaluate(folder, team)["red_team"]["worst"]
     chat = evaluate(folder, team, "--apply-chat-template")["red_team"]["worst"]
-    assert [answer["answer"] for answer in plain] != [answer["answer"] for answer in chat]
+    assert [answer["answer"] for answer in plain] != [
+        answer["answer"] for answer in chat
+    ]
 
 
 def test_the_table_shows_measures_of_red_teams(folder: Path, team: Path) -> None:
-    result = CliRunner().invoke(app, ["evaluate", str(folder), "--tasks", str(team)], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(
+        app, ["evaluate", str(folder), "--tasks", str(team)], env={"COLUMNS": "80"}
+    )
     assert result.exit_code == 0, result.output
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert "refuses unsafe prompts" in result.stdout
@@ -150,10 +195,26 @@ def test_a_large_perplexity_fits_its_column(capsys: pytest.CaptureFixture[str]) 
         {
             "lambada": {
                 "items": 40,
-                "perplexity": {"value": 90017372946841.94, "low": 2172601583137.66, "high": 2621916538252226.0},
+                "perplexity": {
+                    "value": 90017372946841.94,
+                    "low": 2172601583137.66,
+                    "high": 2621916538252226.0,
+                },
             }
         }
     )
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("lambada")]
-    assert line.split() == ["lambada", "perplexity", "9.0017e+13", "2.1726e+12", "to", "2.6219e+15", "40"]
+    (line,) = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("lambada")
+    ]
+    assert line.split() == [
+        "lambada",
+        "perplexity",
+        "9.0017e+13",
+        "2.1726e+12",
+        "to",
+        "2.6219e+15",
+        "40",
+    ]
     assert printed(99999.5) == "99999.5000"

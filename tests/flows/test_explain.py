@@ -12,9 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, read_documents, write_table
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    annotate,
+    document_id,
+    read_documents,
+    write_table,
+)
 from gristmill.dataprep.edits import edits_array
-from gristmill.flows.questions.explain import describe_edits, describe_values, marked_text, print_text, short_number
+from gristmill.flows.questions.explain import (
+    describe_edits,
+    describe_values,
+    marked_text,
+    print_text,
+    short_number,
+)
 from gristmill.flows.running.terminal import plain_console
 
 SHARD = "part-0.parquet"
@@ -35,22 +47,39 @@ def test_edits_are_shown_in_the_text_that_their_stage_saw(tmp_path: Path) -> Non
     inputs = {"ingest": tmp_path / "ingest"}
     write_table(inputs["ingest"] / SHARD, documents)
     rows = np.array([0])
-    for stage, edits in (("clean", [(0, 9, ""), (12, 24, "<EMAIL>")]), ("decontaminate", [(3, 10, "you")])):
+    for stage, edits in (
+        ("clean", [(0, 9, ""), (12, 24, "<EMAIL>")]),
+        ("decontaminate", [(3, 10, "you")]),
+    ):
         stage_documents = read_documents(inputs, SHARD)
-        table, _ = annotate(stage_documents, rows, rows, [None], {"edits": edits_array([edits])})
+        table, _ = annotate(
+            stage_documents, rows, rows, [None], {"edits": edits_array([edits])}
+        )
         inputs[stage] = tmp_path / stage
         write_table(inputs[stage] / SHARD, table)
     assert read_documents(inputs, SHARD)["text"].to_pylist() == ["à you. Menu"]
     cleaned = describe_edits(
-        inputs, "clean", SHARD, 0, [{"begin": 0, "end": 9, "text": ""}, {"begin": 12, "end": 23, "text": "<EMAIL>"}]
+        inputs,
+        "clean",
+        SHARD,
+        0,
+        [
+            {"begin": 0, "end": 9, "text": ""},
+            {"begin": 12, "end": 23, "text": "<EMAIL>"},
+        ],
     )
     assert cleaned == {
         "number": 2,
         "bytes_removed": 20,
         "bytes_added": 7,
-        "first": [{"removed": "Écrivez ", "added": ""}, {"removed": "bob@mail.or", "added": "<EMAIL>"}],
+        "first": [
+            {"removed": "Écrivez ", "added": ""},
+            {"removed": "bob@mail.or", "added": "<EMAIL>"},
+        ],
     }
-    later = describe_edits(inputs, "decontaminate", SHARD, 0, [{"begin": 3, "end": 10, "text": "you"}])
+    later = describe_edits(
+        inputs, "decontaminate", SHARD, 0, [{"begin": 3, "end": 10, "text": "you"}]
+    )
     assert later["first"] == [{"removed": "<EMAIL>", "added": "you"}]
     lines = describe_values({"values": {}, "reason": None, "edits": cleaned})
     assert lines[0] == "edits: 2, 20 bytes removed, 7 added"
@@ -64,7 +93,9 @@ def edited(text: bytes, edits: list[dict[str, Any]]) -> bytes:
 
 
 @given(st.data())
-def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_order(data: st.DataObject) -> None:
+def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_order(
+    data: st.DataObject,
+) -> None:
     original = data.draw(st.text("abcdefgh", max_size=30))
     text, stages = original.encode(), {}
     for stage in ("clean", "dedup_lines", "decontaminate"):
@@ -75,14 +106,27 @@ def test_a_whole_text_holds_what_was_there_and_what_every_stage_left_in_their_or
         ]
         text = edited(text, stages[stage])
     table = pa.chunked_array([pa.array([original])])
-    with patch("gristmill.flows.questions.explain.read_document_rows", lambda *where: {"text": table}):
+    with patch(
+        "gristmill.flows.questions.explain.read_document_rows",
+        lambda *where: {"text": table},
+    ):
         pieces = marked_text({"ingest": Path("x")}, "part-0.parquet", 0, stages)
-    assert "".join(piece["text"] for piece in pieces if piece["edit"] != "removed").encode() == text
-    assert "".join(piece["text"] for piece in pieces if piece["edit"] != "added") == original
+    assert (
+        "".join(
+            piece["text"] for piece in pieces if piece["edit"] != "removed"
+        ).encode()
+        == text
+    )
+    assert (
+        "".join(piece["text"] for piece in pieces if piece["edit"] != "added")
+        == original
+    )
     assert all(piece["stage"] in stages for piece in pieces if piece["edit"])
 
 
-def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     print_text(
         plain_console(),
         [
@@ -99,7 +143,10 @@ def test_the_marks_of_a_whole_text_are_those_of_a_word_diff(capsys: pytest.Captu
 
 
 def test_whole_numbers_are_shown_with_all_their_digits() -> None:
-    assert [short_number(value) for value in (12345.0, 12345, 0.123456, 2.0, "de", float("inf"))] == [
+    assert [
+        short_number(value)
+        for value in (12345.0, 12345, 0.123456, 2.0, "de", float("inf"))
+    ] == [
         "12345",
         "12345",
         "0.1235",
@@ -110,7 +157,13 @@ def test_whole_numbers_are_shown_with_all_their_digits() -> None:
 
 
 def test_rules_that_changed_nothing_are_left_out() -> None:
-    values = {"clean_words": 0, "clean_fix_unicode": 0, "clean_email": 2, "removed_word_ratio": 0.0, "words": 0}
+    values = {
+        "clean_words": 0,
+        "clean_fix_unicode": 0,
+        "clean_email": 2,
+        "removed_word_ratio": 0.0,
+        "words": 0,
+    }
     assert describe_values({"values": values, "reason": "clean/empty"}) == [
         "clean_words 0, clean_email 2, removed_word_ratio 0, words 0"
     ]

@@ -31,7 +31,9 @@ def mix(tmp_path: Path) -> Path:
 
     rows = np.arange(12 * LENGTH).reshape(12, LENGTH) + 2
     folder = tmp_path / "mix"
-    write_packed_set(folder, rows, {"a": 12}, {"vocab_size": 200, "eos": 0, "pad": 1, "sha256": ""})
+    write_packed_set(
+        folder, rows, {"a": 12}, {"vocab_size": 200, "eos": 0, "pad": 1, "sha256": ""}
+    )
     pieces = pa.table(
         {
             "row": np.arange(12),
@@ -44,15 +46,23 @@ def mix(tmp_path: Path) -> Path:
         }
     ).cast(PIECES_SCHEMA)
     manifest = read_json(folder / "packed.json")
-    manifest["train"]["shards"] = [write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces)]
+    manifest["train"]["shards"] = [
+        write_rows(folder / "train-00000.bin", rows.astype("<u2"), pieces)
+    ]
     write_json(folder / "packed.json", manifest)
     return folder
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any) -> None:
+def opened(
+    monkeypatch: pytest.MonkeyPatch, committed: dict[str, Path], **plan: Any
+) -> None:
     """Patch the command to see these committed stages and this plan."""
     manifest = SimpleNamespace(seed=4)
-    session = SimpleNamespace(plan=plan, manifest=manifest, command=lambda *words: " ".join(("gristmill", *words)))
+    session = SimpleNamespace(
+        plan=plan,
+        manifest=manifest,
+        command=lambda *words: " ".join(("gristmill", *words)),
+    )
     monkeypatch.setattr(data_commands, "open_or_exit", lambda *arguments: session)
     monkeypatch.setattr(export_tokens, "committed_inputs", lambda *arguments: committed)
 
@@ -68,12 +78,27 @@ def test_rows_are_written_in_the_order_that_pre_training_reads_them(
     packed = PackedSet(mix)
     outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"))
     assert outcome.exit_code == 0, outcome.output
-    assert "96 tokens of 12 document pieces in 12 rows, order trained, uint16" in outcome.output
-    written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(12, LENGTH)
+    assert (
+        "96 tokens of 12 document pieces in 12 rows, order trained, uint16"
+        in outcome.output
+    )
+    written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(
+        12, LENGTH
+    )
     assert np.array_equal(written, packed.read(packed.order(9).rows(np.arange(12))))
-    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "stored"), "--order", "stored", "--json")
+    outcome = invoke(
+        "--format",
+        "memmap",
+        "--out",
+        str(tmp_path / "stored"),
+        "--order",
+        "stored",
+        "--json",
+    )
     assert json.loads(outcome.output)["order"] == "stored"
-    written = np.fromfile(tmp_path / "stored" / "train.bin", dtype="<u2").reshape(12, LENGTH)
+    written = np.fromfile(tmp_path / "stored" / "train.bin", dtype="<u2").reshape(
+        12, LENGTH
+    )
     assert np.array_equal(written, packed.read(np.arange(12)))
 
 
@@ -83,17 +108,26 @@ def test_without_a_pre_training_rows_have_the_order_of_the_manifests_seed(
     opened(monkeypatch, {"mix": mix})
     outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--json")
     assert (outcome.exit_code, json.loads(outcome.output)["order"]) == (0, "trained")
-    written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(12, LENGTH)
+    written = np.fromfile(tmp_path / "out" / "train.bin", dtype="<u2").reshape(
+        12, LENGTH
+    )
     packed = PackedSet(mix)
     assert np.array_equal(written, packed.read(packed.order(4).rows(np.arange(12))))
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_said(
+    monkeypatch: pytest.MonkeyPatch, mix: Path, tmp_path: Path
+) -> None:
     opened(monkeypatch, {})
     outcome = invoke("--format", "llmc", "--out", str(tmp_path / "out"))
-    assert (outcome.exit_code, outcome.output) == (2, "the mixture is not packed yet; run: gristmill run --until mix\n")
+    assert (outcome.exit_code, outcome.output) == (
+        2,
+        "the mixture is not packed yet; run: gristmill run --until mix\n",
+    )
     opened(monkeypatch, {"mix": mix})
-    outcome = invoke("--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation")
+    outcome = invoke(
+        "--format", "memmap", "--out", str(tmp_path / "out"), "--split", "validation"
+    )
     assert outcome.exit_code == 2
     assert "no rows of this split to export" in outcome.output
 

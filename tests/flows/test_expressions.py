@@ -29,8 +29,13 @@ def opened(folder: Path, where: str) -> None:
     open_session(str(folder / "m.yaml"), [], str(folder / "store"))
 
 
-def test_a_column_that_nothing_measures_is_refused_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"m\.yaml:6: sources\.web\.where: 'quality > 0.5'.*heuristic_score"):
+def test_a_column_that_nothing_measures_is_refused_with_its_line(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        ManifestError,
+        match=r"m\.yaml:6: sources\.web\.where: 'quality > 0.5'.*heuristic_score",
+    ):
         opened(tmp_path, "quality > 0.5")
 
 
@@ -47,8 +52,12 @@ def test_columns_of_the_configured_stages_pass(tmp_path: Path) -> None:
         ("tokens > today()", "the function today"),
     ],
 )
-def test_what_is_no_function_of_the_document_is_refused_with_its_line(tmp_path: Path, where: str, message: str) -> None:
-    with pytest.raises(ManifestError, match=rf"m\.yaml:6: sources\.web\.where: .*{message}"):
+def test_what_is_no_function_of_the_document_is_refused_with_its_line(
+    tmp_path: Path, where: str, message: str
+) -> None:
+    with pytest.raises(
+        ManifestError, match=rf"m\.yaml:6: sources\.web\.where: .*{message}"
+    ):
         opened(tmp_path, where)
 
 
@@ -63,9 +72,13 @@ def test_a_survivor_is_chosen_by_what_is_measured_before_and_a_wrong_name_is_tol
     tmp_path: Path, keep: str, message: str
 ) -> None:
     (tmp_path / "web.txt").write_text("a text")
-    text = MANIFEST.format(where="tokens > 3").replace("  - quality:", f"  - dedup: {{keep: {keep}}}\n  - quality:")
+    text = MANIFEST.format(where="tokens > 3").replace(
+        "  - quality:", f"  - dedup: {{keep: {keep}}}\n  - quality:"
+    )
     (tmp_path / "m.yaml").write_text(text)
-    with pytest.raises(ManifestError, match=rf"m\.yaml:9: prepare\S*dedup\S*: {message}"):
+    with pytest.raises(
+        ManifestError, match=rf"m\.yaml:9: prepare\S*dedup\S*: {message}"
+    ):
         open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))
     (tmp_path / "m.yaml").write_text(text.replace(keep, "[words desc, length desc]"))
     open_session(str(tmp_path / "m.yaml"), [], str(tmp_path / "store"))

@@ -1,4 +1,6 @@
-"""Runs in an object store whose network fails, whose owner is paused, or whose driver died on another host."""
+"""Runs in an object store whose network fails, whose owner is paused, or whose driver
+died on another host.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from gristmill.flows.running.run import Runner
 from tests.servers import wait_for
 from tests.stores import BUCKET, Outage
 
-ANOTHER = {"host": "another", "machine": "another", "boot": "of another host", "pids": "pid:[1]", "pid": 7, "ticks": 7}
+ANOTHER = {
+    "host": "another",
+    "machine": "another",
+    "boot": "of another host",
+    "pids": "pid:[1]",
+    "pid": 7,
+    "ticks": 7,
+}
 
 
 @pytest.fixture
@@ -43,9 +52,12 @@ def squares(runner: Runner) -> list[bytes]:
 
 
 @pytest.mark.slow
-def test_a_store_that_refuses_everything_for_a_while_costs_only_time(far: Runner, outage: Outage) -> None:
+def test_a_store_that_refuses_everything_for_a_while_costs_only_time(
+    far: Runner, outage: Outage
+) -> None:
     far.run_stage("first")
-    outage.begins_with, outage.refusals = "/data/1.txt", 8  # fewer than the attempts of a single request
+    # fewer than the attempts of a single request
+    outage.begins_with, outage.refusals = "/data/1.txt", 8
     far.run_stage("second")
     assert outage.refused == 8, "the outage happened during the stage"
     assert squares(far) == [b"0", b"1", b"4", b"9"]
@@ -55,13 +67,29 @@ def test_a_store_that_refuses_everything_for_a_while_costs_only_time(far: Runner
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_what_it_could_not_write(
-    outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    outage: Outage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals,
 ) -> None:
     monkeypatch.setenv(VARIABLE, "3600")
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(20)))
-    (tmp_path / "m.yaml").write_text(f'name: far\nsources: {{docs: {{path: "{tmp_path}/docs.jsonl"}}}}\n')
+    (tmp_path / "docs.jsonl").write_text(
+        "".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(20))
+    )
+    (tmp_path / "m.yaml").write_text(
+        f'name: far\nsources: {{docs: {{path: "{tmp_path}/docs.jsonl"}}}}\n'
+    )
     store = f"s3://{BUCKET}/{number.name}-{tmp_path.name}"
-    command = [sys.executable, "-m", "gristmill", "run", str(tmp_path / "m.yaml"), "--until", "ingest", "--no-ui"]
+    command = [
+        sys.executable,
+        "-m",
+        "gristmill",
+        "run",
+        str(tmp_path / "m.yaml"),
+        "--until",
+        "ingest",
+        "--no-ui",
+    ]
     outage.begins_with, outage.refusals = "/data/", 10**9
     with subprocess.Popen(
         [*command, "--store", store],
@@ -75,20 +103,30 @@ def test_an_interrupt_while_the_store_is_away_ends_a_run_in_seconds_and_says_wha
         output = process.communicate(timeout=120)[0]
     assert process.returncode == 130, output
     message = " ".join(output.split("interrupted while", 1)[1].split())
-    assert message.startswith(f"the store {store} could not be reached; not written: "), output
+    assert message.startswith(
+        f"the store {store} could not be reached; not written: "
+    ), output
     assert "lease/1.done" in message, output
     assert "resume with: " in message, output
     assert "Traceback" not in output
     outage.refusals = 0
     for store_address in (store, str(tmp_path / "here")):
-        again = subprocess.run([*command, "--store", store_address], capture_output=True, text=True, timeout=200)
+        again = subprocess.run(
+            [*command, "--store", store_address],
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
         assert again.returncode == 0, again.stdout + again.stderr
     remote_folder, local_folder = (
         stage_folder
         for store_address in (store, str(tmp_path / "here"))
         for stage_folder in (as_path(store_address) / "ingest").iterdir()
     )
-    assert read_json(remote_folder / "manifest.json")["files"] == read_json(local_folder / "manifest.json")["files"]
+    assert (
+        read_json(remote_folder / "manifest.json")["files"]
+        == read_json(local_folder / "manifest.json")["files"]
+    )
 
 
 @pytest.mark.slow
@@ -116,7 +154,9 @@ def test_what_a_driver_left_that_died_on_another_host_is_taken_over_and_resumed(
 def test_an_owner_that_was_paused_past_its_lease_commits_nothing(
     outage: Outage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It resumes after another host took over; the store lets only one of them commit."""
+    """It resumes after another host took over; the store lets only one of them
+    commit.
+    """
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.05)
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.01)
     folder = as_path(f"s3://{BUCKET}/{tmp_path.name}/lease")
@@ -126,9 +166,14 @@ def test_an_owner_that_was_paused_past_its_lease_commits_nothing(
     new_lease = acquire(folder, lambda owner: None, lambda: True)
     assert new_lease is not None
     assert new_lease.number == 2
-    with pytest.raises(LeaseLostError, match="taken over by another run; this attempt's work is not committed"):
+    with pytest.raises(
+        LeaseLostError,
+        match="taken over by another run; this attempt's work is not committed",
+    ):
         paused.commit(b"mine")
-    with pytest.raises(LeaseLostError, match="taken over by another run; this attempt stops"):
+    with pytest.raises(
+        LeaseLostError, match="taken over by another run; this attempt stops"
+    ):
         paused.check()
     new_lease.commit(b"theirs")
     assert (folder / "2.commit").read_bytes() == b"theirs"

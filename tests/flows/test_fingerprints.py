@@ -1,7 +1,9 @@
-"""Manifests of earlier versions keep the fingerprints of all their stages, so that stores stay usable.
+"""Manifests of earlier versions keep the fingerprints of all their stages, so that
+stores stay usable.
 
-`fingerprints.json` has the fingerprints of the manifests below. If the meaning of a stage's output changes, raise its
-version and write the file again: `python -m tests.flows.test_fingerprints > tests/flows/fingerprints.json`.
+`fingerprints.json` has the fingerprints of the manifests below. If the meaning of a
+stage's output changes, raise its version and write the file again: `python -m
+tests.flows.test_fingerprints > tests/flows/fingerprints.json`.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ FILES = {
     "given/tokenizer.json": "{}",
     "tokens/a.bin": "tokens",
     "tasks.jsonl": '{"question": "a", "answer": "b"}\n',
-    "steps.py": "def count_word(text, word): return {'magic': text.count(word)}\ndef tidy(text): return text.strip()\n",
+    "steps.py": "def count_word(text, word): return {'magic': text.count(word)}\ndef "
+    "tidy(text): return text.strip()\n",
 }
 EVERYTHING = """
 name: everything
@@ -191,7 +194,9 @@ DEMO_OVERRIDES = [
     "sft.data.0.path=chat.jsonl",
     "dpo.data.0.path=pairs.jsonl",
 ]
-"""Fixed sources for the demo, which otherwise reads files of the machine's own Python."""
+"""Fixed sources for the demo, which otherwise reads files of the machine's own
+Python.
+"""
 MANIFESTS = {
     "everything": (EVERYTHING, []),
     "others": (OTHERS, []),
@@ -223,36 +228,57 @@ def planned(folder: Path, manifest: str) -> tuple[Plan, Engine]:
 
 def fingerprints(folder: Path, manifest: str) -> dict[str, str]:
     """Return the fingerprints of a manifest by stage."""
-    return {name: node.fingerprint for name, node in planned(folder, manifest)[0].items()}
+    return {
+        name: node.fingerprint for name, node in planned(folder, manifest)[0].items()
+    }
 
 
 @pytest.mark.parametrize("manifest", MANIFESTS)
-def test_every_stage_of_an_earlier_manifest_keeps_its_fingerprint(manifest: str, tmp_path: Path) -> None:
+def test_every_stage_of_an_earlier_manifest_keeps_its_fingerprint(
+    manifest: str, tmp_path: Path
+) -> None:
     assert fingerprints(tmp_path, manifest) == json.loads(GOLDEN.read_text())[manifest]
 
 
 def test_the_manifests_have_every_stage_between_them() -> None:
-    names = {stage for stages in json.loads(GOLDEN.read_text()).values() for stage in stages}
+    names = {
+        stage for stages in json.loads(GOLDEN.read_text()).values() for stage in stages
+    }
     # the stage of a set of examples is named examples-NAME
     assert {name.partition("-")[0] for name in names} == set(STAGES)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
-        print(json.dumps({name: fingerprints(Path(temporary), name) for name in MANIFESTS}, indent=1))
+        print(
+            json.dumps(
+                {name: fingerprints(Path(temporary), name) for name in MANIFESTS},
+                indent=1,
+            )
+        )
 
 
-def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(tmp_path: Path) -> None:
-    """Scores of ARPA files differ in their last digits from those of earlier versions."""
+def test_a_given_ngram_model_is_scored_by_kenlm_and_its_recipe_says_so(
+    tmp_path: Path,
+) -> None:
+    """Scores of ARPA files differ in their last digits from those of earlier
+    versions.
+    """
     (tmp_path / "m.arpa").write_text("\\data\\")
     recipes = []
     for ngrams in ({"kenlm": str(tmp_path / "m.arpa")}, {"ngram": {"sources": ["a"]}}):
         section = Quality.model_validate({"perplexity": ngrams})
-        recipes.append(step_recipe(STAGES["quality"], section, load_manifest(str(DEMO)), False)[0]["perplexity"])
+        recipes.append(
+            step_recipe(STAGES["quality"], section, load_manifest(str(DEMO)), False)[0][
+                "perplexity"
+            ]
+        )
     assert [recipe.get("scored_by") for recipe in recipes] == ["kenlm", None]
 
 
-def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(tmp_path: Path) -> None:
+def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(
+    tmp_path: Path,
+) -> None:
     """Their scores differ in the last digits from those of earlier versions."""
     (tmp_path / "m.bin").write_bytes(b"a model")
     pretrained, manifest = {"model": str(tmp_path / "m.bin")}, load_manifest(str(DEMO))
@@ -264,11 +290,19 @@ def test_recipes_say_what_of_the_rows_of_a_classifier_is_added_up(tmp_path: Path
         section = Quality.model_validate({"classifier": classifier})
         assert recipe("quality", section)["classifier"]["summed_by"] == "product"
     toxic = {"toxicity": {**pretrained, "label": "__label__toxic"}}
-    rules = recipe("filter", Filter.model_validate({"rules": toxic, "by_language": {"de": {}}}))
-    assert rules["rules"]["toxicity"]["summed_by"] == rules["by_language"]["de"]["toxicity"]["summed_by"] == "product"
+    rules = recipe(
+        "filter", Filter.model_validate({"rules": toxic, "by_language": {"de": {}}})
+    )
+    assert (
+        rules["rules"]["toxicity"]["summed_by"]
+        == rules["by_language"]["de"]["toxicity"]["summed_by"]
+        == "product"
+    )
 
 
-def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: Path) -> None:
+def test_prepared_examples_name_the_version_of_a_step_that_was_raised(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "chat.jsonl").write_text("{}")
     (tmp_path / "m.yaml").write_text(
         f"name: a\nmodel: {{path: {tmp_path}}}\n"
@@ -285,8 +319,12 @@ def test_prepared_examples_name_the_version_of_a_step_that_was_raised(tmp_path: 
     assert "version" not in configuration[1]["prepare"][0]
 
 
-def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_besides(tmp_path: Path) -> None:
-    """The built-in question of a judge is named in its recipe but is not one of its settings."""
+def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_besides(
+    tmp_path: Path,
+) -> None:
+    """The built-in question of a judge is named in its recipe but is not one of its
+    settings.
+    """
     steps = [
         node
         for manifest in ("everything", "asked")
@@ -303,6 +341,15 @@ def test_steps_are_told_settings_that_they_take_and_nothing_of_their_recipes_bes
     )
     configured = STAGES["dpo_prepare"].configure
     assert configured is not None
-    recipe, settings = configured(load_manifest(str(tmp_path / "m.yaml")), False) or ({}, {})
+    recipe, settings = configured(load_manifest(str(tmp_path / "m.yaml")), False) or (
+        {},
+        {},
+    )
     assert recipe["prepare"][0]["judge_pairs"]["question"]
-    ExampleStep.model_validate({key: value for key, value in settings["prepare"][0].items() if value is not None})
+    ExampleStep.model_validate(
+        {
+            key: value
+            for key, value in settings["prepare"][0].items()
+            if value is not None
+        }
+    )

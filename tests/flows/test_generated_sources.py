@@ -1,4 +1,6 @@
-"""Generated sources: documents that a model writes from documents, with lineage in every command that reports it."""
+"""Generated sources: documents that a model writes from documents, with lineage in
+every command that reports it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from gristmill.mixtures.load import ManifestError
 from tests.chat_endpoint import Does, Ended, Endpoint, Refuse
 
 WORDS = (
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon"
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi "
+    "omicron pi rho sigma tau upsilon"
 ).split()
 TEXTS = [f"{WORDS[at]} {WORDS[-at - 1]} " * 12 + f"number {at}" for at in range(10)]
 MANIFEST = """
@@ -46,8 +49,8 @@ prepare:
 
 
 def write(prompt: str, earlier_requests: int) -> Does:
-    """A writer: a distinct text for each prompt, the parent's own text for number 3, an empty text for 4 and a
-    truncated one for 5.
+    """A writer: a distinct text for each prompt, the parent's own text for number 3, an
+    empty text for 4 and a truncated one for 5.
     """
     text = prompt.rsplit("\n\n", 1)[-1].removeprefix("The text:\n")
     if "number 3" in text:
@@ -56,8 +59,9 @@ def write(prompt: str, earlier_requests: int) -> Does:
         return "   "
     if "number 5" in text:
         return Ended("It was a dark and")
-    return f"About {text.split()[0]} one may say, the {earlier_requests + 1}st time: " + " ".join(
-        reversed(text.split())
+    return (
+        f"About {text.split()[0]} one may say, the {earlier_requests + 1}st time: "
+        + " ".join(reversed(text.split()))
     )
 
 
@@ -70,18 +74,27 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 @pytest.fixture
 def manifest(endpoint: Endpoint, tmp_path: Path) -> Path:
-    (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "web.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     return written(tmp_path, endpoint)
 
 
 def written(folder: Path, endpoint: Endpoint, extra_settings: str = "") -> Path:
-    (folder / "taught.yaml").write_text(MANIFEST.format(url=endpoint.url, more=extra_settings))
+    (folder / "taught.yaml").write_text(
+        MANIFEST.format(url=endpoint.url, more=extra_settings)
+    )
     return folder / "taught.yaml"
 
 
 def ran(manifest: Path) -> Session:
-    session = open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
-    assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=True) == 0
+    session = open_session(
+        str(manifest), [], str(manifest.parent / "store"), until="dedup"
+    )
+    assert (
+        launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
+        == 0
+    )
     return session
 
 
@@ -110,35 +123,52 @@ def test_children_are_documents_with_a_lineage_that_explain_licences_and_the_rep
     assert len(by_source["asked"]) in range(2, 15)
     for child in by_source["words"]:
         metadata = json.loads(child["metadata"])
-        assert (metadata["kind"], metadata["style"], metadata["model"]) == ("generated", "textbook", "writer")
+        assert (metadata["kind"], metadata["style"], metadata["model"]) == (
+            "generated",
+            "textbook",
+            "writer",
+        )
         assert parents[metadata["parents"]]["text"].split()[-1] in child["text"]
 
     inputs = committed_inputs(session, session.plan)
     lineage = read_table(inputs["generate"] / LINEAGE).to_pylist()
-    assert {row["child"] for row in lineage} == {document["id"] for document in all_documents} - {
-        document["id"] for document in by_source["web"]
-    }
-    first = next(document for document in by_source["web"] if document["text"] == TEXTS[0])
+    assert {row["child"] for row in lineage} == {
+        document["id"] for document in all_documents
+    } - {document["id"] for document in by_source["web"]}
+    first = next(
+        document for document in by_source["web"] if document["text"] == TEXTS[0]
+    )
     descendant_ids = descendants(inputs, [first["id"]])
     assert sum(document["id"] in descendant_ids for document in by_source["words"]) == 2
     explained = history(session, first["id"].hex())
     assert set(explained["children"]) == {document.hex() for document in descendant_ids}
-    child = next(document for document in by_source["words"] if document["id"] in descendant_ids)
+    child = next(
+        document for document in by_source["words"] if document["id"] in descendant_ids
+    )
     assert history(session, child["id"].hex())["parents"] == [first["id"].hex()]
 
-    assert session.manifest.licences == {"web": "CC-BY-4.0", "words": "CC-BY-4.0", "asked": "CC-BY-4.0"}
+    assert session.manifest.licences == {
+        "web": "CC-BY-4.0",
+        "words": "CC-BY-4.0",
+        "asked": "CC-BY-4.0",
+    }
     (batch, *_) = committed_corpus(session).batches(["source", "licence"], kept=None)
     assert set(batch["licence"].to_pylist()) == {"CC-BY-4.0"}
 
     summary = session.folder("generate").manifest()["summary"]["generated"]["words"]
-    assert summary["requests"] == 20 == summary["kept"] + sum(summary["dropped"].values()) + summary["quarantined"]
+    assert (
+        summary["requests"]
+        == 20
+        == summary["kept"] + sum(summary["dropped"].values()) + summary["quarantined"]
+    )
     assert summary["dropped"] == {"generate/empty": 2, "generate/cut": 2}
     assert summary["texts"]["distinct"]["1"] < 1
     page = render_report(session, None).replace("<wbr>", "")
     assert "Generated documents" in page
     for path in (manifest.parent / "store").rglob("*"):
         assert path.is_dir() or b"sk-a-key-of-nobody" not in path.read_bytes(), path
-    assert endpoint.headers.get("authorization") is None  # headers of the last source, which names no key
+    # headers of the last source, which names no key
+    assert endpoint.headers.get("authorization") is None
     assert "sk-a-key" not in capsys.readouterr().out
 
 
@@ -148,15 +178,25 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
 ) -> None:
     licences = ("MIT", "CC0-1.0")
     (tmp_path / "web.jsonl").write_text(
-        "".join(json.dumps({"text": text, "licence": licences[at % 2]}) + "\n" for at, text in enumerate(TEXTS))
+        "".join(
+            json.dumps({"text": text, "licence": licences[at % 2]}) + "\n"
+            for at, text in enumerate(TEXTS)
+        )
     )
-    (tmp_path / "join.j2").write_text("Join\n{% for one in others %}{{ one }}\n{% endfor %}\n\nThe text:\n{{ text }}")
-    manifest = written(tmp_path, endpoint, f"template: {tmp_path / 'join.j2'}\n      others: 2")
+    (tmp_path / "join.j2").write_text(
+        "Join\n{% for one in others %}{{ one }}\n{% endfor %}\n\nThe text:\n{{ text }}"
+    )
+    manifest = written(
+        tmp_path, endpoint, f"template: {tmp_path / 'join.j2'}\n      others: 2"
+    )
     session = ran(manifest)
     all_documents = documents(session)
     by_id = {document["id"].hex(): document for document in all_documents}
     inputs = committed_inputs(session, session.plan)
-    pairs = {(row["parent"].hex(), row["child"].hex()) for row in read_table(inputs["generate"] / LINEAGE).to_pylist()}
+    pairs = {
+        (row["parent"].hex(), row["child"].hex())
+        for row in read_table(inputs["generate"] / LINEAGE).to_pylist()
+    }
     children = [document for document in all_documents if document["source"] == "words"]
     assert children
     for child in children:
@@ -164,12 +204,20 @@ def test_a_child_of_several_parents_has_all_of_them_and_their_licences_and_is_fo
         parents = metadata["parents"].split()
         assert len(set(parents)) == 3
         assert {(parent, child["id"].hex()) for parent in parents} <= pairs
-        parent_licences = {json.loads(by_id[document]["metadata"])["licence"] for document in parents}
+        parent_licences = {
+            json.loads(by_id[document]["metadata"])["licence"] for document in parents
+        }
         assert set(metadata["licence"].split(" and ")) == parent_licences
         assert history(session, child["id"].hex())["parents"] == parents
-        assert all(child["id"] in descendants(inputs, [bytes.fromhex(document)]) for document in parents)
         assert all(
-            forget_answers(tmp_path / "store" / "answers", {document}, remove=False)["answers"] for document in parents
+            child["id"] in descendants(inputs, [bytes.fromhex(document)])
+            for document in parents
+        )
+        assert all(
+            forget_answers(tmp_path / "store" / "answers", {document}, remove=False)[
+                "answers"
+            ]
+            for document in parents
         )
 
 
@@ -185,26 +233,40 @@ def test_a_changed_limit_asks_only_what_changed_and_the_choice_is_a_prefix(
     manifest: Path, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     written(tmp_path, endpoint, "limit: 4")
-    first_locators = {document["locator"] for document in documents(ran(manifest)) if document["source"] == "words"}
+    first_locators = {
+        document["locator"]
+        for document in documents(ran(manifest))
+        if document["source"] == "words"
+    }
     first_requests = endpoint.asked.total()
     written(tmp_path, endpoint, "limit: 6")
-    second_locators = {document["locator"] for document in documents(ran(manifest)) if document["source"] == "words"}
+    second_locators = {
+        document["locator"]
+        for document in documents(ran(manifest))
+        if document["source"] == "words"
+    }
     assert first_locators < second_locators
     assert endpoint.asked.total() < 2 * first_requests
     written(tmp_path, endpoint, "limit: 4")
     requests_before = endpoint.asked.total()
     assert {
-        document["locator"] for document in documents(ran(manifest)) if document["source"] == "words"
+        document["locator"]
+        for document in documents(ran(manifest))
+        if document["source"] == "words"
     } == first_locators
     assert endpoint.asked.total() == requests_before
 
 
 @pytest.mark.slow
-def test_steps_choose_among_the_parents(manifest: Path, endpoint: Endpoint, tmp_path: Path) -> None:
+def test_steps_choose_among_the_parents(
+    manifest: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
     written(tmp_path, endpoint, "prepare: [{dedup: {exact: true}}]")
     lines = [json.dumps({"text": text}) + "\n" for text in [*TEXTS, *TEXTS]]
     (tmp_path / "web.jsonl").write_text("".join(lines))
-    summary = ran(manifest).folder("generate").manifest()["summary"]["generated"]["words"]
+    summary = (
+        ran(manifest).folder("generate").manifest()["summary"]["generated"]["words"]
+    )
     assert (summary["parents"], summary["requests"]) == (10, 20)
 
 
@@ -220,30 +282,53 @@ def test_how_a_judge_of_parents_is_reached_is_in_no_fingerprint_and_what_it_is_a
             f"{{judge: {{model: {{model: judge, {settings}}}, rubric: {rubric}}}}}"
         )
         manifest = written(tmp_path, endpoint, f"prepare: [{steps}]")
-        return open_session(str(manifest), [], str(tmp_path / "store"), until="dedup").plan["generate"].fingerprint
+        return (
+            open_session(str(manifest), [], str(tmp_path / "store"), until="dedup")
+            .plan["generate"]
+            .fingerprint
+        )
 
     endpoint_setting = 'endpoint: "http://127.0.0.1:1/v1"'
     assert fingerprint(endpoint_setting) == fingerprint(
         'endpoint: "http://127.0.0.1:2/v1", concurrency: 2, budget: {requests: 9}'
     )
-    assert fingerprint(endpoint_setting) != fingerprint(f"{endpoint_setting}, temperature: 0.5")
-    assert fingerprint(endpoint_setting) != fingerprint(endpoint_setting, rubric="toxicity")
+    assert fingerprint(endpoint_setting) != fingerprint(
+        f"{endpoint_setting}, temperature: 0.5"
+    )
+    assert fingerprint(endpoint_setting) != fingerprint(
+        endpoint_setting, rubric="toxicity"
+    )
 
 
 @pytest.mark.slow
 def test_what_the_endpoint_refuses_is_written_down_and_limited(
-    manifest: Path, endpoint: Endpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    manifest: Path,
+    endpoint: Endpoint,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     endpoint.behaviour = lambda prompt, earlier_requests: (
-        Refuse(400, "too long") if "number 7" in prompt else write(prompt, earlier_requests)
+        Refuse(400, "too long")
+        if "number 7" in prompt
+        else write(prompt, earlier_requests)
     )
     session = open_session(str(manifest), [], str(tmp_path / "store"), until="dedup")
-    assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=True) == 1
+    assert (
+        launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
+        == 1
+    )
     assert "2 of 20 records (10.0%) could not be processed" in capsys.readouterr().err
     written(tmp_path, endpoint, "max_quarantined: 0.2")
     session = ran(manifest)
-    lines = (session.folder("generate").data / "quarantine" / "words.jsonl").read_text().splitlines()
-    assert ["400 too long" in json.loads(line)["error"] for line in lines] == [True, True]
+    lines = (
+        (session.folder("generate").data / "quarantine" / "words.jsonl")
+        .read_text()
+        .splitlines()
+    )
+    assert ["400 too long" in json.loads(line)["error"] for line in lines] == [
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -256,34 +341,48 @@ def test_what_the_endpoint_refuses_is_written_down_and_limited(
         ("style: textbook", "stile: textbook", "unknown key, did you mean 'style'"),
     ],
 )
-def test_what_cannot_be_generated_is_said_before_any_work(manifest: Path, old: str, new: str, message: str) -> None:
+def test_what_cannot_be_generated_is_said_before_any_work(
+    manifest: Path, old: str, new: str, message: str
+) -> None:
     manifest.write_text(manifest.read_text().replace(old, new))
     with pytest.raises(ManifestError, match=message):
         open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
 
 
 def test_a_model_that_nobody_serves_and_a_missing_key_are_said_before_any_stage_runs(
-    manifest: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    manifest: Path,
+    endpoint: Endpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     with Endpoint() as closed_endpoint:
         closed_url = closed_endpoint.url
     monkeypatch.delenv("TAUGHT_KEY")
     manifest.write_text(
         manifest.read_text().replace(
-            f'model: {{endpoint: "{endpoint.url}", model: writer}}', f'model: {{endpoint: "{closed_url}", model: away}}'
+            f'model: {{endpoint: "{endpoint.url}", model: writer}}',
+            f'model: {{endpoint: "{closed_url}", model: away}}',
         )
     )
     store = manifest.parent / "store"
     session = open_session(str(manifest), [], str(store), until="dedup")
-    assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=True) == 1
+    assert (
+        launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
+        == 1
+    )
     error_text = capsys.readouterr().err
     assert "generate: `api_key_env` of the model writer names $TAUGHT_KEY" in error_text
-    assert f"generate: no endpoint of the model away answers ({closed_url}: connection refused)" in error_text
+    assert (
+        f"generate: no endpoint of the model away answers ({closed_url}: connection "
+        "refused)" in error_text
+    )
     assert not list(store.rglob("stage.json"))
     assert not endpoint.asked
 
 
-def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(manifest: Path, endpoint: Endpoint) -> None:
+def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(
+    manifest: Path, endpoint: Endpoint
+) -> None:
     (manifest.parent / "wrong.j2").write_text("{{ txt }}")
     written(
         manifest.parent,
@@ -294,7 +393,9 @@ def test_what_judges_of_parents_are_asked_is_looked_at_beforehand(manifest: Path
         open_session(str(manifest), [], str(manifest.parent / "store"), until="dedup")
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in Path("dataprep/llm/templates").glob("*.j2")))
+@pytest.mark.parametrize(
+    "name", sorted(path.name for path in Path("dataprep/llm/templates").glob("*.j2"))
+)
 def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) -> None:
     from gristmill.dataprep.examples import example_candidates, new_prompts
     from gristmill.dataprep.llm import generated_documents, judge, judge_pairs
@@ -322,7 +423,8 @@ def test_every_template_that_comes_with_gristmill_can_be_filled_in(name: str) ->
         "principle": "Be kind.",
     }
     filled_text = template.fill(
-        dict.fromkeys(variables, "") | {key: value for key, value in values.items() if key in variables}
+        dict.fromkeys(variables, "")
+        | {key: value for key, value in values.items() if key in variables}
     )
     assert "THE TEXT" in filled_text
     assert os.linesep * 3 not in filled_text

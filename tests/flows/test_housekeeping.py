@@ -1,4 +1,6 @@
-"""gc removes outputs that no recent run names; verify finds damage by checksum, and repair makes the file again."""
+"""gc removes outputs that no recent run names; verify finds damage by checksum, and
+repair makes the file again.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def finish(runner: Runner) -> Runner:
 
 
 def record_run(runner: Runner, name: str) -> None:
-    stages = {stage: {"fingerprint": node.fingerprint} for stage, node in runner.plan.items()}
+    stages = {
+        stage: {"fingerprint": node.fingerprint} for stage, node in runner.plan.items()
+    }
     write_json(runner.store.runs / name / "run.json", {"name": "toy", "stages": stages})
 
 
@@ -45,7 +49,10 @@ def test_only_outputs_that_no_recent_run_names_are_garbage(toy_runner: Make) -> 
     assert size > 0
     assert old.folder("first").state() == "committed"
     collect(new.store, keep_runs=1, delete=True)
-    assert (old.folder("first").state(), new.folder("first").state()) == ("missing", "committed")
+    assert (old.folder("first").state(), new.folder("first").state()) == (
+        "missing",
+        "committed",
+    )
 
 
 def test_an_output_that_is_being_written_is_never_garbage(toy_runner: Make) -> None:
@@ -56,18 +63,24 @@ def test_an_output_that_is_being_written_is_never_garbage(toy_runner: Make) -> N
     assert collect(runner.store, keep_runs=1, delete=True) == []
     assert lease is not None
     lease.release()
-    assert [path for path, _ in collect(runner.store, keep_runs=1, delete=True)] == [folder.path]
+    assert [path for path, _ in collect(runner.store, keep_runs=1, delete=True)] == [
+        folder.path
+    ]
 
 
 @pytest.mark.slow
-def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(toy_runner: Make) -> None:
+def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(
+    toy_runner: Make,
+) -> None:
     runner = finish(toy_runner(first={"n": 3}, second={}))
     session, folder = session_of(runner), runner.folder("second")
     kept = (folder.data / "0.txt").stat().st_mtime_ns
     (folder.data / "2.txt").write_bytes(b"5")
     damage = find_damage(session)
     assert list(damage) == ["second"]
-    assert damage["second"] == [f"{folder.data / '2.txt'} has the committed size but not the committed checksum"]
+    assert damage["second"] == [
+        f"{folder.data / '2.txt'} has the committed size but not the committed checksum"
+    ]
     repair_damage(session, damage)
     assert folder.state() == "unfinished"
     runner.run_stage("second")
@@ -76,7 +89,9 @@ def test_a_flipped_byte_is_found_withdrawn_and_just_that_file_made_again(toy_run
     assert find_damage(session) == {}
 
 
-def test_status_tells_committed_unfinished_running_and_missing_apart(toy_runner: Make) -> None:
+def test_status_tells_committed_unfinished_running_and_missing_apart(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 1}, second={})
     session = session_of(runner)
 
@@ -87,7 +102,9 @@ def test_status_tells_committed_unfinished_running_and_missing_apart(toy_runner:
     runner.run_stage("first")
     runner.folder("second").begin({})
     assert states() == ["committed", "unfinished"]
-    lease = acquire(runner.folder("second").path / "lease", lambda owner: None, lambda: True)
+    lease = acquire(
+        runner.folder("second").path / "lease", lambda owner: None, lambda: True
+    )
     assert states() == ["committed", "running"]
     assert lease is not None
     lease.release()

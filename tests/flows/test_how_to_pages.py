@@ -1,4 +1,6 @@
-"""Every command of the how-to pages runs in a copy of their project and prints the page's output: `make test-docs`."""
+"""Every command of the how-to pages runs in a copy of their project and prints the
+page's output: `make test-docs`.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ from tests.test_architecture import ROOT
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = sorted(path for path in HOW_TO.rglob("*.md") if path.name != "README.md")
 NOTHING_TO_RUN = {"kubernetes.md", "prefect.md"}
-"""Pages that need a cluster or a permanent server; tests/flows/test_deploy_files.py and test_serving.py check them."""
+"""Pages that need a cluster or a permanent server; tests/flows/test_deploy_files.py and
+test_serving.py check them.
+"""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the first page after its commands: a complete run, whose outputs all pages reuse."""
+    """The folder of the first page after its commands: a complete run, whose outputs
+    all pages reuse.
+    """
     folder = tmp_path_factory.mktemp("project")
     assert run_page(HOW_TO / "README.md", folder) == 2
     return folder
@@ -33,9 +39,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def what_the_page_needs(
-    page: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[None]:
-    """Start a Dask cluster or a server with a bucket, or check the sandbox, for pages that need it."""
+    """Start a Dask cluster or a server with a bucket, or check the sandbox, for pages
+    that need it.
+    """
     if page.name == "s3.md":
         address = f"http://127.0.0.1:{request.getfixturevalue('moto_port')}"
         for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": address}.items():
@@ -43,7 +54,10 @@ def what_the_page_needs(
         yield
     elif page.name == "reach-the-ui.md":
         monkeypatch.setenv(
-            "PREFECT_HOME", prefect_home(tmp_path / "prefect", request.getfixturevalue("prefect_database"))
+            "PREFECT_HOME",
+            prefect_home(
+                tmp_path / "prefect", request.getfixturevalue("prefect_database")
+            ),
         )
         monkeypatch.delenv("PREFECT_API_URL", raising=False)
         yield
@@ -64,11 +78,16 @@ def what_the_page_needs(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", [one for one in PAGES if one.name not in NOTHING_TO_RUN], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [one for one in PAGES if one.name not in NOTHING_TO_RUN],
+    ids=lambda page: page.stem,
+)
 @pytest.mark.usefixtures("what_the_page_needs")
 def test_what_the_page_says_happens(page: Path, project: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mill"
-    shutil.copytree(project, folder)  # copies modification times, which identify the files
+    # copies modification times, which identify the files
+    shutil.copytree(project, folder)
     if page.name == "dask.md":
         shutil.copy(tmp_path / "cluster" / "scheduler.json", folder)
     assert run_page(page, folder) >= 1
@@ -79,15 +98,28 @@ FORMATS = ROOT / "docs" / "reference" / "file-formats.md"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(project: Path) -> None:
+def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(
+    project: Path,
+) -> None:
     assert run_page(FORMATS, project) == 1
     documented_names = [
-        re.sub(r"\d{5,}|SOURCE", "*", pattern) for pattern in re.findall(r"`([^`\n]+)`", FORMATS.read_text())
+        re.sub(r"\d{5,}|SOURCE", "*", pattern)
+        for pattern in re.findall(r"`([^`\n]+)`", FORMATS.read_text())
     ]
     patterns = {pattern.removeprefix("data/") for pattern in documented_names}
     store, unknown = project / "gristmill-store", []
-    for stage in ("ingest", "filter", "dedup", "tokenizer", "tokenize", "mix", "pretrain"):
-        (output,) = (path for path in (store / stage).iterdir() if path.name.startswith("mill--"))
+    for stage in (
+        "ingest",
+        "filter",
+        "dedup",
+        "tokenizer",
+        "tokenize",
+        "mix",
+        "pretrain",
+    ):
+        (output,) = (
+            path for path in (store / stage).iterdir() if path.name.startswith("mill--")
+        )
         for path in output.rglob("*"):
             name = str(path.relative_to(output)).removeprefix("data/")
             parent_folders = {f"{folder}/" for folder in Path(name).parents}
@@ -95,19 +127,27 @@ def test_the_page_of_file_formats_names_every_file_that_a_run_leaves(project: Pa
                 path.is_file()
                 and not parent_folders & patterns
                 and not any(
-                    fnmatch.fnmatch(name, pattern) or fnmatch.fnmatch(Path(name).name, pattern) for pattern in patterns
+                    fnmatch.fnmatch(name, pattern)
+                    or fnmatch.fnmatch(Path(name).name, pattern)
+                    for pattern in patterns
                 )
             ):
                 unknown.append(f"{stage}: {name}")
     assert unknown == []
 
 
-@pytest.mark.parametrize("page", [HOW_TO / "README.md", *PAGES], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [HOW_TO / "README.md", *PAGES], ids=lambda page: page.stem
+)
 def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> None:
     text = page.read_text()
-    assert [block["text"] for block in MARKED.finditer(text)] == [block_text for _, block_text in BLOCK.findall(text)]
+    assert [block["text"] for block in MARKED.finditer(text)] == [
+        block_text for _, block_text in BLOCK.findall(text)
+    ]
     marks = [block["mark"] for block in MARKED.finditer(text)]
-    assert (page.name in NOTHING_TO_RUN) == (not any(mark.startswith("run") for mark in marks))
+    assert (page.name in NOTHING_TO_RUN) == (
+        not any(mark.startswith("run") for mark in marks)
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,12 +162,25 @@ def test_every_block_of_the_page_says_what_a_test_does_with_it(page: Path) -> No
         ("source too small", "source-too-small.md"),
     ],
 )
-def test_a_search_for_the_words_of_a_question_finds_its_page(words: str, page: str) -> None:
-    """The site's search ranks words in titles first; a page's question is right below its title."""
-    openings = {path.name: "\n".join(path.read_text().split("\n\n")[:2]).lower() for path in PAGES}
-    assert page in {name for name, text in openings.items() if all(word in text for word in words.split())}
+def test_a_search_for_the_words_of_a_question_finds_its_page(
+    words: str, page: str
+) -> None:
+    """The site's search ranks words in titles first; a page's question is right below
+    its title.
+    """
+    openings = {
+        path.name: "\n".join(path.read_text().split("\n\n")[:2]).lower()
+        for path in PAGES
+    }
+    assert page in {
+        name
+        for name, text in openings.items()
+        if all(word in text for word in words.split())
+    }
 
 
 def test_the_first_page_lists_all_others() -> None:
     text = (HOW_TO / "README.md").read_text()
-    assert [page.name for page in PAGES if f"]({page.relative_to(HOW_TO)})" not in text] == []
+    assert [
+        page.name for page in PAGES if f"]({page.relative_to(HOW_TO)})" not in text
+    ] == []

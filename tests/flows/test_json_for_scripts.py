@@ -48,10 +48,15 @@ def test_what_could_be_removed_is_listed_with_its_size(project):
 
 def test_nothing_committed_is_not_called_undamaged(project):
     assert printed("verify", "a.yaml", "--json") == {"committed": [], "damage": {}}
-    assert "no stage is committed yet; run:" in CliRunner().invoke(app, ["verify", "a.yaml"]).output
+    assert (
+        "no stage is committed yet; run:"
+        in CliRunner().invoke(app, ["verify", "a.yaml"]).output
+    )
 
 
 def test_the_other_lists_are_json_too_when_they_are_empty(project):
     assert printed("runs", "--json") == []
-    assert [row["state"] for row in printed("status", "a.yaml", "--json")] == ["missing"]
+    assert [row["state"] for row in printed("status", "a.yaml", "--json")] == [
+        "missing"
+    ]
     assert [row["action"] for row in printed("plan", "a.yaml", "--json")] == ["make"]

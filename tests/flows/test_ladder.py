@@ -1,4 +1,6 @@
-"""Ladders: a planted law is recovered, the dial derives the runs, and the target is predicted and then compared."""
+"""Ladders: a planted law is recovered, the dial derives the runs, and the target is
+predicted and then compared.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from gristmill.flows.cli.main import app
 from gristmill.flows.running.run import Observer
 from gristmill.flows.sweeps import ladder
 from gristmill.flows.sweeps.ladder import Rung
-from gristmill.flows.sweeps.scaling_law import ScalingLaw, described, fit_scaling_law, jackknife, left_out
+from gristmill.flows.sweeps.scaling_law import (
+    ScalingLaw,
+    described,
+    fit_scaling_law,
+    jackknife,
+    left_out,
+)
 from gristmill.mixtures.scaling.size_rules import model_of
 
 CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
@@ -21,13 +29,18 @@ CHINCHILLA = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
 SIZES, RATIOS = (1e6, 3e6, 1e7), (5, 20, 60)
 
 
-def trainings(law: ScalingLaw, noise: float = 0.0, seed: int = 0) -> tuple[list[float], list[float], list[float]]:
+def trainings(
+    law: ScalingLaw, noise: float = 0.0, seed: int = 0
+) -> tuple[list[float], list[float], list[float]]:
     pairs = [(size, size * ratio) for size in SIZES for ratio in RATIOS]
     noise_samples = np.random.default_rng(seed).standard_normal(len(pairs))
     return (
         [n for n, _ in pairs],
         [d for _, d in pairs],
-        [law(n, d) * (1 + noise * sample) for (n, d), sample in zip(pairs, noise_samples, strict=True)],
+        [
+            law(n, d) * (1 + noise * sample)
+            for (n, d), sample in zip(pairs, noise_samples, strict=True)
+        ],
     )
 
 
@@ -44,7 +57,9 @@ def test_a_planted_law_is_found_again(law: ScalingLaw) -> None:
 def test_one_bad_training_does_not_bend_the_law() -> None:
     n, d, losses = trainings(CHINCHILLA)
     losses[4] *= 1.2
-    assert fit_scaling_law(n, d, losses)(3e7, 6e8) == pytest.approx(CHINCHILLA(3e7, 6e8), rel=2e-3)
+    assert fit_scaling_law(n, d, losses)(3e7, 6e8) == pytest.approx(
+        CHINCHILLA(3e7, 6e8), rel=2e-3
+    )
 
 
 @pytest.mark.slow
@@ -57,7 +72,10 @@ def test_noise_gives_a_prediction_with_an_interval_around_the_truth() -> None:
     assert predicted.low < CHINCHILLA(3e7, 6e8) < predicted.high
     assert predicted.high - predicted.low < 0.3
     numbers = described(law, leave_one_out)
-    assert all(estimate["low"] <= estimate["value"] <= estimate["high"] for estimate in numbers.values())
+    assert all(
+        estimate["low"] <= estimate["value"] <= estimate["high"]
+        for estimate in numbers.values()
+    )
     assert numbers["a"]["value"] == pytest.approx(law.a)
 
 
@@ -86,7 +104,9 @@ pretrain: {size: 500k, tokens_per_parameter: 0.5}
 
 
 def asked(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["ladder", "m.yaml", *arguments, "--store", "store"])
+    result = CliRunner().invoke(
+        app, ["ladder", "m.yaml", *arguments, "--store", "store"]
+    )
     assert result.exit_code == code, result.output
     return result.output
 
@@ -100,36 +120,74 @@ def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("manifest")
-def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every training has the loss of a planted law; the trained target has one percent more."""
+def test_a_ladder_predicts_the_target_and_says_how_far_off_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every training has the loss of a planted law; the trained target has one percent
+    more.
+    """
     law, trained = ScalingLaw(2.0, 30.0, 0.3, 20.0, 0.25), []
 
     def train(rung: Rung, observer: Observer) -> float:
         section = rung.session.manifest.pretrain
         assert section is not None
-        assert list(rung.session.plan) == ["ingest", "tokenizer", "tokenize", "mix", "pretrain"]
-        trained.append((section.model.layer_weights, section.steps * section.global_batch_size * 32))
+        assert list(rung.session.plan) == [
+            "ingest",
+            "tokenizer",
+            "tokenize",
+            "mix",
+            "pretrain",
+        ]
+        trained.append(
+            (
+                section.model.layer_weights,
+                section.steps * section.global_batch_size * 32,
+            )
+        )
         return law(rung.parameters, rung.tokens)
 
     monkeypatch.setattr(ladder, "train_rung", train)
-    options = ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06,0.2", "--json")
-    outcome = CliRunner().invoke(app, ["ladder", "m.yaml", *options, "--store", "store"])
+    options = (
+        "--sizes",
+        "50k,400k",
+        "--tokens-per-parameter",
+        "0.02,0.06,0.2",
+        "--json",
+    )
+    outcome = CliRunner().invoke(
+        app, ["ladder", "m.yaml", *options, "--store", "store"]
+    )
     report = json.loads(outcome.stdout)  # stdout is only JSON: progress goes to stderr
-    assert [line for line in outcome.stderr.splitlines() if line.startswith("training")] == [
-        f"training {number} of 6: {rung_row['name']}" for number, rung_row in enumerate(report["rungs"], start=1)
+    assert [
+        line for line in outcome.stderr.splitlines() if line.startswith("training")
+    ] == [
+        f"training {number} of 6: {rung_row['name']}"
+        for number, rung_row in enumerate(report["rungs"], start=1)
     ]
-    assert trained == [(rung_row["parameters"], rung_row["tokens"]) for rung_row in report["rungs"]]
-    assert [rung_row["parameters"] for rung_row in report["rungs"]] == [depth_weights(1)] * 3 + [depth_weights(2)] * 3
+    assert trained == [
+        (rung_row["parameters"], rung_row["tokens"]) for rung_row in report["rungs"]
+    ]
+    assert [rung_row["parameters"] for rung_row in report["rungs"]] == [
+        depth_weights(1)
+    ] * 3 + [depth_weights(2)] * 3
     for rung_row, ratio in zip(report["rungs"], (0.02, 0.06, 0.2) * 2, strict=True):
         # rounded to whole steps of whole batches
-        assert rung_row["tokens"] == pytest.approx(ratio * rung_row["parameters"], rel=0.35)
+        assert rung_row["tokens"] == pytest.approx(
+            ratio * rung_row["parameters"], rel=0.35
+        )
     target = report["target"]
     assert target["measured"] is None
-    assert target["predicted"]["value"] == pytest.approx(law(target["parameters"], target["tokens"]), rel=1e-3)
-    monkeypatch.setattr(ladder, "measured_loss", lambda rung: 1.01 * law(rung.parameters, rung.tokens))
+    assert target["predicted"]["value"] == pytest.approx(
+        law(target["parameters"], target["tokens"]), rel=1e-3
+    )
+    monkeypatch.setattr(
+        ladder, "measured_loss", lambda rung: 1.01 * law(rung.parameters, rung.tokens)
+    )
     output = asked(*options[:-1])
     assert "off by -0.99%" in " ".join(output.split())
-    assert "the target reads its set of 100,000 tokens more than once" in " ".join(output.split())
+    assert "the target reads its set of 100,000 tokens more than once" in " ".join(
+        output.split()
+    )
     page = Path("m-ladder.html").read_text()
     assert "<svg" in page
     assert page.count(" x 0.06") == 2
@@ -144,12 +202,30 @@ def depth_weights(depth: int) -> int:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"), "2 trainings of 1 size:"),
-        (("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"), "a ladder needs at least 6 trainings"),
-        (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"), "3 sizes give 2 shapes"),
-        (("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"), "3 sizes give 2 shapes"),
-        (("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"), "set mix.tokens to at least"),
-        (("--sizes", "50k,400k", "--tokens-per-parameter", "a"), "'a' is not a list of numbers"),
+        (
+            ("--sizes", "50k", "--tokens-per-parameter", "0.02,0.06"),
+            "2 trainings of 1 size:",
+        ),
+        (
+            ("--sizes", "50k,400k", "--tokens-per-parameter", "0.02,0.06"),
+            "a ladder needs at least 6 trainings",
+        ),
+        (
+            ("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06,0.2"),
+            "3 sizes give 2 shapes",
+        ),
+        (
+            ("--sizes", "50k,51k,400k", "--tokens-per-parameter", "0.02,0.06"),
+            "3 sizes give 2 shapes",
+        ),
+        (
+            ("--sizes", "50k,400k", "--tokens-per-parameter", "1,2,3"),
+            "set mix.tokens to at least",
+        ),
+        (
+            ("--sizes", "50k,400k", "--tokens-per-parameter", "a"),
+            "'a' is not a list of numbers",
+        ),
         (("--sizes", "x,400k", "--tokens-per-parameter", "1,2,3"), "pretrain.size"),
         (
             (
@@ -166,9 +242,21 @@ def depth_weights(depth: int) -> int:
             ),
             "give pretrain.size",
         ),
-        (("--sizes", "50k,400k", "--tokens-per-parameter", "1", "--set", "mix.validation=0"), "mix.validation is 0"),
+        (
+            (
+                "--sizes",
+                "50k,400k",
+                "--tokens-per-parameter",
+                "1",
+                "--set",
+                "mix.validation=0",
+            ),
+            "mix.validation is 0",
+        ),
     ],
 )
-def test_what_gives_no_law_is_refused_before_any_work(options: tuple[str, ...], complaint: str) -> None:
+def test_what_gives_no_law_is_refused_before_any_work(
+    options: tuple[str, ...], complaint: str
+) -> None:
     assert complaint in " ".join(asked(*options, code=2).split())
     assert not Path("store").exists()

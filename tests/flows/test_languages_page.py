@@ -1,4 +1,6 @@
-"""The manifest and commands of docs/languages.md run on texts in its three languages."""
+"""The manifest and commands of docs/languages.md run on texts in its three
+languages.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from tests.flows.doc_pages import BLOCK, run_command
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "languages.md"
 MODEL = PAGE.parents[2] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not MODEL.exists(), reason="lid.176.ftz is missing"),
+]
 TEXTS = {
     "en": [
         "The river ran past the old mill all day.",
@@ -39,7 +44,11 @@ TEXTS = {
         "Une barque avec deux hommes tournait lentement.",
         "Ils avaient pêché, mais leurs filets étaient vides.",
     ],
-    "es": ["El río pasaba por delante del viejo molino.", "Nadie había visto al molinero desde la crecida de {n}."] * 3,
+    "es": [
+        "El río pasaba por delante del viejo molino.",
+        "Nadie había visto al molinero desde la crecida de {n}.",
+    ]
+    * 3,
 }
 
 
@@ -48,17 +57,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with documents in four languages, one of them unwanted."""
     (tmp_path / "data").mkdir()
     rows = [
-        {"text": " ".join(texts).format(n=7 * number), "url": f"https://{code}/{number}"}
+        {
+            "text": " ".join(texts).format(n=7 * number),
+            "url": f"https://{code}/{number}",
+        }
         for code, texts in TEXTS.items()
         for number in range(6)
     ]
     rows += [
         {
-            "text": "Donaudampfschifffahrtsgesellschaftskapitän und Straßenbahnhaltestellenschild der Stadt " * 9,
+            "text": "Donaudampfschifffahrtsgesellschaftskapitän und "
+            "Straßenbahnhaltestellenschild der Stadt " * 9,
             "url": "https://de/long",
         }
     ]
-    (tmp_path / "data" / "web.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "data" / "web.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)
@@ -81,7 +96,8 @@ def test_the_page_says_what_happens(folder: Path) -> None:
     assert "dropped: de/gopher_quality/max_mean_word_length" in why
     assert "threshold 12" in why
     scores, lengths = (
-        next(text for line, text in outputs.items() if key in line) for key in ("langid.keep", "max_mean")
+        next(text for line, text in outputs.items() if key in line)
+        for key in ("langid.keep", "max_mean")
     )
     assert "langid.keep.de" in scores
     assert "max_mean_word_length (de)" in lengths

@@ -18,7 +18,9 @@ def untracked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The last stage of every run that was made without Prefect's engine."""
     runs: list[str] = []
 
-    def run(session: Any, stages: list[str], force: Any, observer: Any, server: Any = None) -> Any:
+    def run(
+        session: Any, stages: list[str], force: Any, observer: Any, server: Any = None
+    ) -> Any:
         runs.append(stages[-1])
         return SimpleNamespace(folder=Path("run"))
 
@@ -36,10 +38,16 @@ def start(
     def failing(**_: Any) -> None:
         raise error
 
-    monkeypatch.setattr(launch, "choose_tracking", lambda: (is_shown, "where it is shown"))
+    monkeypatch.setattr(
+        launch, "choose_tracking", lambda: (is_shown, "where it is shown")
+    )
     monkeypatch.setattr("gristmill.flows.pipeline.gristmill", failing)
-    monkeypatch.setattr("gristmill.flows.orchestration.flow_liveness.mark_crashed_quietly", lambda: None)
-    node = SimpleNamespace(settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ()))
+    monkeypatch.setattr(
+        "gristmill.flows.orchestration.flow_liveness.mark_crashed_quietly", lambda: None
+    )
+    node = SimpleNamespace(
+        settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ())
+    )
     session: Any = SimpleNamespace(
         overrides=[],
         store_option=None,
@@ -51,10 +59,14 @@ def start(
         stage_server=lambda stages, force: nullcontext(None),
         forget_kept=lambda stages: None,
     )
-    return launch.launch(session, ["ingest", "filter"], force, tracked=True, summarise=False)
+    return launch.launch(
+        session, ["ingest", "filter"], force, tracked=True, summarise=False
+    )
 
 
-@pytest.mark.parametrize("inherited_handler", [signal.default_int_handler, signal.SIG_IGN])
+@pytest.mark.parametrize(
+    "inherited_handler", [signal.default_int_handler, signal.SIG_IGN]
+)
 def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignore_them(
     inherited_handler: Any, untracked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,16 +85,22 @@ def test_a_run_hears_an_interrupt_itself_unless_whoever_started_it_lets_it_ignor
         assert signal.getsignal(signal.SIGINT) is inherited_handler
     finally:
         signal.signal(signal.SIGINT, original_handler)
-    assert handlers == [signal.SIG_IGN if inherited_handler is signal.SIG_IGN else launch.interrupt]
+    assert handlers == [
+        signal.SIG_IGN if inherited_handler is signal.SIG_IGN else launch.interrupt
+    ]
 
 
-def test_every_error_of_the_flow_is_raised(untracked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_error_of_the_flow_is_raised(
+    untracked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RuntimeError, match="something else"):
         start(monkeypatch, True, RuntimeError("something else"))
     assert untracked == []
 
 
-def test_prefect_runs_the_flow_only_with_a_server(untracked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefect_runs_the_flow_only_with_a_server(
+    untracked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = AssertionError("Prefect was asked")
     assert start(monkeypatch, False, error) == 0
     assert untracked == ["filter"]

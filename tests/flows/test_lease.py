@@ -1,4 +1,6 @@
-"""One writer at a time: a dead owner is replaced at once, a living one is waited for, a paused one cannot commit."""
+"""One writer at a time: a dead owner is replaced at once, a living one is waited for, a
+paused one cannot commit.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,21 @@ import pytest
 
 from gristmill.core import lease as leases
 from gristmill.core.files import create_exclusively, read_json, write_json
-from gristmill.core.lease import Lease, LeaseLostError, acquire, identity, is_alive, is_gone, running_owner
+from gristmill.core.lease import (
+    Lease,
+    LeaseLostError,
+    acquire,
+    identity,
+    is_alive,
+    is_gone,
+    running_owner,
+)
 
 
 def take(folder: Path) -> Lease:
-    lease = acquire(folder, lambda owner: pytest.fail(f"waited for {owner}"), lambda: True)
+    lease = acquire(
+        folder, lambda owner: pytest.fail(f"waited for {owner}"), lambda: True
+    )
     assert lease is not None
     return lease
 
@@ -32,7 +44,9 @@ def dead_process() -> dict[str, Any]:
     return process_identity
 
 
-def test_leases_are_numbered_and_a_released_one_is_followed_by_the_next(tmp_path: Path) -> None:
+def test_leases_are_numbered_and_a_released_one_is_followed_by_the_next(
+    tmp_path: Path,
+) -> None:
     first = take(tmp_path)
     first.release()
     assert [first.number, take(tmp_path).number] == [1, 2]
@@ -43,7 +57,9 @@ def test_a_dead_owners_lease_is_taken_over_at_once(tmp_path: Path) -> None:
     assert take(tmp_path).number == 2
 
 
-def test_a_number_that_the_system_gave_to_another_process_does_not_keep_a_lease_alive(tmp_path: Path) -> None:
+def test_a_number_that_the_system_gave_to_another_process_does_not_keep_a_lease_alive(
+    tmp_path: Path,
+) -> None:
     write_json(tmp_path / "1.json", {**identity(os.getpid()), "ticks": 1})
     assert take(tmp_path).number == 2
 
@@ -62,7 +78,9 @@ def test_a_living_owner_is_waited_for_until_its_output_is_there(tmp_path: Path) 
     assert [owner["pid"] for owner in waited_for] == [os.getpid()]
 
 
-def test_an_owner_that_was_overtaken_learns_it_before_it_commits(tmp_path: Path) -> None:
+def test_an_owner_that_was_overtaken_learns_it_before_it_commits(
+    tmp_path: Path,
+) -> None:
     lease = take(tmp_path)
     lease.check()
     assert create_exclusively(tmp_path / "2.json", b"{}")
@@ -70,15 +88,21 @@ def test_an_owner_that_was_overtaken_learns_it_before_it_commits(tmp_path: Path)
         lease.check()
 
 
-def test_the_processes_that_a_dead_owner_left_behind_are_ended_first(tmp_path: Path) -> None:
-    orphan = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+def test_the_processes_that_a_dead_owner_left_behind_are_ended_first(
+    tmp_path: Path,
+) -> None:
+    orphan = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True
+    )
     write_json(tmp_path / "1.json", dead_process())
     write_json(tmp_path / "1.child.json", identity(orphan.pid))
     assert take(tmp_path).number == 2
     assert orphan.wait(timeout=10) == -9
 
 
-def test_whether_somebody_works_on_an_output_is_seen_from_outside(tmp_path: Path) -> None:
+def test_whether_somebody_works_on_an_output_is_seen_from_outside(
+    tmp_path: Path,
+) -> None:
     assert running_owner(tmp_path) is None
     lease = take(tmp_path)
     owner = running_owner(tmp_path)
@@ -105,11 +129,23 @@ sys.stdin.read()
 
 
 def in_another_namespace(folder: Path) -> subprocess.Popen[str] | None:
-    """Start a lease owner in separate PID and mount namespaces; None if the machine does not permit them."""
+    """Start a lease owner in separate PID and mount namespaces; None if the machine
+    does not permit them.
+    """
     if shutil.which("unshare") is None:
         return None
     owner = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", OWNER, str(folder)],
+        [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            sys.executable,
+            "-c",
+            OWNER,
+            str(folder),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -123,13 +159,16 @@ def in_another_namespace(folder: Path) -> subprocess.Popen[str] | None:
 
 @pytest.fixture
 def owned_elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Give lease 1 of the folder to a living process of another container of this machine; returns a function that ends
-    it.
+    """Give lease 1 of the folder to a living process of another container of this
+    machine; returns a function that ends it.
     """
     folder = tmp_path / "lease"
     owner = in_another_namespace(folder)
     if owner is None:  # the record that it would have written
-        write_json(folder / "1.json", {**identity(os.getpid()), "pids": "pid:[1]", "pid": 2**22 + 1, "ticks": 7})
+        write_json(
+            folder / "1.json",
+            {**identity(os.getpid()), "pids": "pid:[1]", "pid": 2**22 + 1, "ticks": 7},
+        )
     yield lambda: None if owner is None else owner.kill()
     if owner is not None:
         owner.kill()
@@ -139,7 +178,9 @@ def owned_elsewhere(tmp_path: Path) -> Iterator[Callable[[], None]]:
 def test_a_living_owner_in_another_container_is_not_taken_for_dead(
     tmp_path: Path, owned_elsewhere: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its host has our name, and its process number is another process or absent in our table."""
+    """Its host has our name, and its process number is another process or absent in our
+    table.
+    """
     folder = tmp_path / "lease"
     owner = read_json(folder / "1.json")
     assert (owner["host"], owner["boot"]) == (identity(1)["host"], identity(1)["boot"])
@@ -152,13 +193,18 @@ def test_a_living_owner_in_another_container_is_not_taken_for_dead(
     monkeypatch.setattr(leases, "STALE_SECONDS", 0.0)
     new_lease = acquire(folder, waited_for.append, lambda: True)
     assert new_lease is not None
-    assert new_lease.number == 2, "it is judged only by its heartbeat, which it does not send"
+    assert new_lease.number == 2, (
+        "it is judged only by its heartbeat, which it does not send"
+    )
 
 
 def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_json(tmp_path / "1.json", {**dead_process(), "boot": "of another machine with this one's name"})
+    write_json(
+        tmp_path / "1.json",
+        {**dead_process(), "boot": "of another machine with this one's name"},
+    )
     monkeypatch.setattr(leases, "WAIT_SECONDS", 0.0)
     clock = iter(range(0, 10_000, 60))
     monkeypatch.setattr(leases.time, "monotonic", lambda: next(clock))
@@ -175,13 +221,22 @@ def test_an_owner_elsewhere_that_sends_heartbeats_is_waited_for(
 def test_a_time_in_which_nobody_could_look_is_no_silence_of_the_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process was paused or the store was unreachable: then its owner could not prove that it lives either."""
+    """This process was paused or the store was unreachable: then its owner could not
+    prove that it lives either.
+    """
     write_json(tmp_path / "1.json", {**dead_process(), "boot": "of another machine"})
     write_json(tmp_path / "1.beat.json", {"beats": 1})
     now = [0.0]
     monkeypatch.setattr(leases.time, "monotonic", lambda: now[0])
     beats, owner = leases._BeatWatch(), read_json(tmp_path / "1.json")
-    for seconds, is_dead in ((1, False), (80, False), (600, False), (610, False), (680, False), (695, False)):
+    for seconds, is_dead in (
+        (1, False),
+        (80, False),
+        (600, False),
+        (610, False),
+        (680, False),
+        (695, False),
+    ):
         now[0] = float(seconds)
         assert beats.is_dead(tmp_path, 1, owner) == is_dead, seconds
     for seconds in range(700, 790, 10):
@@ -193,12 +248,16 @@ def test_a_time_in_which_nobody_could_look_is_no_silence_of_the_owner(
 def test_two_processes_never_have_one_identity(tmp_path: Path) -> None:
     take(tmp_path).release()
     take(tmp_path).release()
-    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in (1, 2))
+    first, second = (
+        json.loads((tmp_path / f"{number}.json").read_text()) for number in (1, 2)
+    )
     assert first.pop("id") != second.pop("id")
     assert first == second
 
 
-def test_of_an_owner_and_its_successor_one_decides_whatever_the_order(tmp_path: Path) -> None:
+def test_of_an_owner_and_its_successor_one_decides_whatever_the_order(
+    tmp_path: Path,
+) -> None:
     write_json(tmp_path / "paused" / "1.json", dead_process())
     take(tmp_path / "paused")
     with pytest.raises(LeaseLostError, match="not committed"):
@@ -211,5 +270,8 @@ def test_of_an_owner_and_its_successor_one_decides_whatever_the_order(tmp_path: 
         published.append(content)
         return True
 
-    assert acquire(tmp_path / "killed", lambda owner: None, lambda: not published, publish) is None
+    assert (
+        acquire(tmp_path / "killed", lambda owner: None, lambda: not published, publish)
+        is None
+    )
     assert published == [b"mine"]

@@ -1,4 +1,6 @@
-"""`pip install gristmill` alone prepares, tokenizes and mixes; every feature that needs more names its extra."""
+"""`pip install gristmill` alone prepares, tokenizes and mixes; every feature that needs
+more names its extra.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ prepare:
 def light(tmp_path: Path) -> Path:
     """A folder whose Python processes find no library of the extras."""
     (tmp_path / "blocked").mkdir()
-    (tmp_path / "blocked" / "sitecustomize.py").write_text(BLOCKING.format(set(EXTRA_OF)))
+    (tmp_path / "blocked" / "sitecustomize.py").write_text(
+        BLOCKING.format(set(EXTRA_OF))
+    )
     (tmp_path / "light.yaml").write_text(MANIFEST)
     (tmp_path / "trained.yaml").write_text(TRAINED)
     return tmp_path
@@ -63,7 +67,12 @@ def light(tmp_path: Path) -> Path:
 def done(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     variables = {**os.environ, "PYTHONPATH": str(folder / "blocked")}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=variables, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -71,7 +80,10 @@ def gristmill(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     return done(folder, "-m", "gristmill", *arguments)
 
 
-@pytest.mark.parametrize(("url", "extra"), [("s3://bucket/a.jsonl", "s3"), ("https://127.0.0.1:1/a.jsonl", "http")])
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [("s3://bucket/a.jsonl", "s3"), ("https://127.0.0.1:1/a.jsonl", "http")],
+)
 def test_a_source_whose_urls_nothing_here_opens_names_the_extra(
     url: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,22 +91,31 @@ def test_a_source_whose_urls_nothing_here_opens_names_the_extra(
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(sources, "find", missing)
-    with pytest.raises(sources.SourceError, match=rf"pip install 'gristmill\[{extra}\]'$"):
+    with pytest.raises(
+        sources.SourceError, match=rf"pip install 'gristmill\[{extra}\]'$"
+    ):
         sources.find_at("source 'web'", url)
 
 
 def names(requirements: list[str]) -> set[str]:
-    return {canonicalize_name(Requirement(requirement).name) for requirement in requirements}
+    return {
+        canonicalize_name(Requirement(requirement).name) for requirement in requirements
+    }
 
 
 def required_by(requirements: list[str]) -> set[str]:
     """Return the import names of requirements and their dependencies."""
-    queue, distributions = [Requirement(requirement) for requirement in requirements], set[str]()
+    queue, distributions = (
+        [Requirement(requirement) for requirement in requirements],
+        set[str](),
+    )
     while queue:
         requirement = queue.pop()
 
         def applies(dependency, extras=(*requirement.extras, "")):
-            return dependency.marker is None or any(dependency.marker.evaluate({"extra": extra}) for extra in extras)
+            return dependency.marker is None or any(
+                dependency.marker.evaluate({"extra": extra}) for extra in extras
+            )
 
         name = canonicalize_name(requirement.name)
         if name not in distributions:
@@ -119,21 +140,31 @@ def imported() -> dict[str, set[str]]:
                 if isinstance(node, ast.ImportFrom)
                 else []
             )
-            for library in {module.partition(".")[0] for module in modules} - set(sys.stdlib_module_names):
-                files_by_library.setdefault(library, set()).add(str(file.relative_to(ROOT)))
+            for library in {module.partition(".")[0] for module in modules} - set(
+                sys.stdlib_module_names
+            ):
+                files_by_library.setdefault(library, set()).add(
+                    str(file.relative_to(ROOT))
+                )
     return files_by_library
 
 
 def test_the_core_requires_none_of_what_an_extra_brings() -> None:
     extras = PROJECT["optional-dependencies"]
-    extra_libraries = {canonicalize_name(library) for library in EXTRA_OF} | {"mlflow-skinny"}
+    extra_libraries = {canonicalize_name(library) for library in EXTRA_OF} | {
+        "mlflow-skinny"
+    }
     assert names(PROJECT["dependencies"]) & extra_libraries == set()
     for library, extra in EXTRA_OF.items():
-        assert {canonicalize_name(library), f"{library}-skinny"} & names(extras[extra]), library
+        assert {canonicalize_name(library), f"{library}-skinny"} & names(
+            extras[extra]
+        ), library
 
 
 @pytest.mark.slow
-def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> None:
+def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_name() -> (
+    None
+):
     """`others` lists libraries whose importers have messages of their own."""
     others = {
         "IPython": "a notebook's own",
@@ -164,7 +195,15 @@ def test_whatever_is_imported_comes_with_the_core_or_has_an_extra_that_messages_
 def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
     paths = [
         path
-        for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "docs")
+        for folder in (
+            "mixtures",
+            "core",
+            "dataprep",
+            "tokenize",
+            "train",
+            "flows",
+            "docs",
+        )
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".py", ".md", ".yaml")
     ]
@@ -178,7 +217,9 @@ def test_every_extra_that_a_message_or_a_page_names_is_there() -> None:
     assert named_extras - PROJECT["optional-dependencies"].keys() == set()
 
 
-def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_is_not_installed_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(WorkerError, match=r"pip install 'gristmill\[engines\]'"):
         check_cluster({"dask_client_address": "tcp://127.0.0.1:1"}, 60)
@@ -187,7 +228,8 @@ def test_an_engine_that_is_not_installed_names_its_extra(monkeypatch: pytest.Mon
 @pytest.mark.slow
 def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
     code = (
-        "import importlib, json\nfrom gristmill.flows.stages.registry import STAGES\nfound = []\n"
+        "import importlib, json\nfrom gristmill.flows.stages.registry import "
+        "STAGES\nfound = []\n"
         "for name, stage in STAGES.items():\n"
         "    try:\n        importlib.import_module(stage.run.partition(':')[0])\n"
         "    except ImportError as error:\n        found.append((name, error.name))\n"
@@ -204,20 +246,28 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "sentence"),
     [
-        ("run light.yaml --no-ui", "the stage pretrain needs torch, which is not installed; install it with: pip"),
-        ("up", "this command needs prefect, which is not installed; install it with: pip install 'gristmill[ui]'"),
+        (
+            "run light.yaml --no-ui",
+            "the stage pretrain needs torch, which is not installed; install it "
+            "with: pip",
+        ),
+        (
+            "up",
+            "this command needs prefect, which is not installed; install it with: "
+            "pip install 'gristmill[ui]'",
+        ),
         ("serve", "this command needs prefect"),
         ("browse light.yaml", "this command needs starlette"),
         (
             "run demo --no-ui",
-            "some stages need libraries that are not installed (fasttext, which needs a C++ compiler: quality; "
-            "torch: pretrain, sft, reference, dpo, evaluate and export); install them with: "
-            "pip install 'gristmill[fasttext,train]'",
+            "some stages need libraries that are not installed (fasttext, which needs "
+            "a C++ compiler: quality; torch: pretrain, sft, reference, dpo, evaluate "
+            "and export); install them with: pip install 'gristmill[fasttext,train]'",
         ),
         (
             "run trained.yaml --no-ui",
-            "the step quality needs fasttext, which is not installed; install it, which needs a "
-            "C++ compiler, with: pip install 'gristmill[fasttext]'",
+            "the step quality needs fasttext, which is not installed; install it, "
+            "which needs a C++ compiler, with: pip install 'gristmill[fasttext]'",
         ),
     ],
 )
@@ -231,9 +281,18 @@ def test_what_is_missing_is_one_sentence_with_the_command_that_installs_it(
     assert "Traceback" not in process.stderr
 
 
-def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Return the error of a run of the demo with some settings, if only some libraries of the extras are installed."""
-    monkeypatch.setattr(missing_libraries, "is_installed", lambda library: library in present)
+def missing_for(
+    settings: list[str],
+    present: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> str:
+    """Return the error of a run of the demo with some settings, if only some libraries
+    of the extras are installed.
+    """
+    monkeypatch.setattr(
+        missing_libraries, "is_installed", lambda library: library in present
+    )
     session = open_session("demo", settings, str(tmp_path / "store"))
     with pytest.raises(gristmill_package.MissingLibraryError) as raised:
         check_libraries(session, list(session.plan))
@@ -246,8 +305,8 @@ def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.Monk
     [
         (
             "pretrain.optimizer.kind=adamw8bit",
-            "pretrain.optimizer.kind needs torchao, which is not installed; install it with: pip install 'gristmill[quant]', "
-            "or remove pretrain.optimizer.kind",
+            "pretrain.optimizer.kind needs torchao, which is not installed; install it "
+            "with: pip install 'gristmill[quant]', or remove pretrain.optimizer.kind",
         ),
         ("pretrain.float8=rowwise", "pretrain.float8 needs torchao"),
         ("sft.lora.base=nf4", "sft.lora.base needs bitsandbytes"),
@@ -257,26 +316,35 @@ def missing_for(settings: list[str], present: set[str], monkeypatch: pytest.Monk
             "pip install 'gristmill[wandb]', or remove engine.wandb",
         ),
         (
-            "prepare=[{filter: {rules: [{gopher_quality: {words: exact, dialect: datatrove}}]}}]",
-            "the step filter needs spacy, which is not installed; install it with: pip install 'gristmill[languages]'",
+            "prepare=[{filter: {rules: [{gopher_quality: {words: exact, dialect: "
+            "datatrove}}]}}]",
+            "the step filter needs spacy, which is not installed; install it with: "
+            "pip install 'gristmill[languages]'",
         ),
-        ("prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]", "the step filter needs datatrove"),
         (
-            "evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: [f1, chrf, rouge1]}]",
-            "some stages need libraries that are not installed (sacrebleu: evaluate.tasks.said.metrics; rouge_score: "
-            "evaluate.tasks.said.metrics); install them with: "
-            "pip install 'gristmill[eval]'",
+            "prepare=[{filter: {rules: [{fineweb: {words: language}}]}}]",
+            "the step filter needs datatrove",
+        ),
+        (
+            "evaluate.tasks=[{name: said, path: said.jsonl, kind: generate, metrics: "
+            "[f1, chrf, rouge1]}]",
+            "some stages need libraries that are not installed (sacrebleu: "
+            "evaluate.tasks.said.metrics; rouge_score: evaluate.tasks.said.metrics); "
+            "install them with: pip install 'gristmill[eval]'",
         ),
         (
             "prepare=[{quality: {perplexity: {kenlm: given.arpa}}}]",
-            "the step quality needs kenlm, which is not installed; install it, which needs a C++ compiler and Python 3.12 or "
+            "the step quality needs kenlm, which is not installed; install it, which "
+            "needs a C++ compiler and Python 3.12 or "
             "older, with: pip install 'gristmill[kenlm]'",
         ),
         (
-            "examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: 'http://127.0.0.1:1/v1', temperature: 1}, "
+            "examples.sums={data: [{path: sums.jsonl}], model: {model: m, endpoint: "
+            "'http://127.0.0.1:1/v1', temperature: 1}, "
             "per_prompt: 2, rewards: [{kind: model, path: judge}]}",
             "computing with a model (examples-sums, pretrain, sft, reference, dpo, "
-            "evaluate, export) needs torch, which is not installed; install it with: pip install 'gristmill[train]'",
+            "evaluate, export) needs torch, which is not installed; install it with: "
+            "pip install 'gristmill[train]'",
         ),
     ],
 )
@@ -298,7 +366,9 @@ def test_what_settings_need_is_said_before_any_work(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(light: Path) -> None:
+def test_a_run_prepares_tokenises_mixes_and_exports_without_any_extra(
+    light: Path,
+) -> None:
     run_process = gristmill(light, "run", "light.yaml", "--until", "mix")
     assert run_process.returncode == 0, run_process.stdout + run_process.stderr
     assert "Mixture" in run_process.stdout

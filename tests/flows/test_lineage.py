@@ -1,4 +1,6 @@
-"""Lineage of generated documents in trace, takedown, decontamination and the report, on one run."""
+"""Lineage of generated documents in trace, takedown, decontamination and the report, on
+one run.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ from tests.chat_endpoint import Endpoint
 
 pytestmark = pytest.mark.slow
 
-EXAM = "which of the four rivers that leave the garden is said to wind through the land of gold and onyx"
+EXAM = (
+    "which of the four rivers that leave the garden is said to wind through the "
+    "land of gold and onyx"
+)
 """An evaluation item, which the model writes into the texts about document 2."""
 THINGS = ("stone", "water", "bread", "lamp", "road")
 TEXTS = [" ".join(f"{name}{number}" for name in THINGS) * 3 for number in range(12)]
@@ -49,11 +54,17 @@ pretrain: {{model: {{layers: 1, width: 16, heads: 2}}, steps: 4, global_batch_si
 
 
 def write(prompt: str, earlier_requests: int) -> str:
-    """Return a distinct text for every prompt; the one about document 2 contains an evaluation item."""
+    """Return a distinct text for every prompt; the one about document 2 contains an
+    evaluation item.
+    """
     text = prompt.rsplit("\n\n", 1)[-1].removeprefix("The text:\n")
     subject = text.split()[0].removeprefix("of:")
     exam_text = f" {EXAM}" if subject == "stone2" else ""
-    return f"of:{subject} " + " ".join(f"{word}-{earlier_requests}" for word in reversed(text.split()[1:9])) + exam_text
+    return (
+        f"of:{subject} "
+        + " ".join(f"{word}-{earlier_requests}" for word in reversed(text.split()[1:9]))
+        + exam_text
+    )
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ class Ran:
     Attributes:
         manifest: path of its manifest.
         of_web: number of the text -> document id.
-        children, grandchildren: number of the text -> ids of documents written from it, and from its children.
+        children, grandchildren: number of the text -> ids of documents written from it,
+            and from its children.
     """
 
     session: Session
@@ -74,7 +86,14 @@ class Ran:
 
     def call(self, *words: str) -> str:
         outcome = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke(
-            app, [words[0], str(self.manifest), *words[1:], "--store", str(self.manifest.parent / "store")]
+            app,
+            [
+                words[0],
+                str(self.manifest),
+                *words[1:],
+                "--store",
+                str(self.manifest.parent / "store"),
+            ],
         )
         assert outcome.exit_code == 0, outcome.output
         return outcome.stdout
@@ -83,12 +102,21 @@ class Ran:
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("family")
-    (folder / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (folder / "web.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     (folder / "exam.jsonl").write_text(json.dumps({"text": EXAM}) + "\n")
     with Endpoint(write) as endpoint:
         (folder / "family.yaml").write_text(MANIFEST.format(url=endpoint.url))
-        session = open_session(str(folder / "family.yaml"), [], str(folder / "store"), until="mix")
-        assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=False) == 0
+        session = open_session(
+            str(folder / "family.yaml"), [], str(folder / "store"), until="mix"
+        )
+        assert (
+            launch(
+                session, list(session.plan), frozenset(), tracked=False, summarise=False
+            )
+            == 0
+        )
     inputs = committed_inputs(session, session.plan)
     rows = [
         row
@@ -97,7 +125,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     ]
     numbered_ids = {
         name: [
-            (int(row["text"].split()[0].removeprefix("of:").removeprefix("stone")), row["id"].hex())
+            (
+                int(row["text"].split()[0].removeprefix("of:").removeprefix("stone")),
+                row["id"].hex(),
+            )
             for row in rows
             if row["source"] == name
         ]
@@ -105,7 +136,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     }
     generations = [
         {
-            number: sorted(document_id for parent_number, document_id in numbered_ids[name] if parent_number == number)
+            number: sorted(
+                document_id
+                for parent_number, document_id in numbered_ids[name]
+                if parent_number == number
+            )
             for number in range(len(TEXTS))
         }
         for name in ("words", "asked")
@@ -121,7 +156,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def judged(ran: Ran, stage: str) -> dict[str, str | None]:
     inputs = committed_inputs(ran.session, ran.session.plan)
     rows: list[dict[str, Any]] = [
-        row for shard in shard_names(inputs["ingest"]) for row in read_table(inputs[stage] / shard).to_pylist()
+        row
+        for shard in shard_names(inputs["ingest"])
+        for row in read_table(inputs[stage] / shard).to_pylist()
     ]
     return {row["id"].hex(): row["reason"] for row in rows}
 
@@ -129,69 +166,120 @@ def judged(ran: Ran, stage: str) -> dict[str, str | None]:
 def test_trace_names_parents_and_children_whole_and_in_short(ran: Ran) -> None:
     family_ids = sorted([*ran.children[5], *ran.grandchildren[5]])
     assert (len(ran.children[5]), len(ran.grandchildren[5])) == (2, 2)
-    assert json.loads(ran.call("trace", "--document", ran.of_web[5], "--json"))["children"] == family_ids
+    assert (
+        json.loads(ran.call("trace", "--document", ran.of_web[5], "--json"))["children"]
+        == family_ids
+    )
     traced = json.loads(ran.call("trace", "--document", ran.children[5][0], "--json"))
     assert traced["parents"] == [ran.of_web[5]]
     assert len(traced["children"]) == 1
     printed = ran.call("trace", "--document", ran.children[5][0])
     assert max(map(len, printed.splitlines())) <= 80
-    lines = dict(line.split(maxsplit=1) for line in printed.splitlines() if line.startswith(("parents", "children")))
+    lines = dict(
+        line.split(maxsplit=1)
+        for line in printed.splitlines()
+        if line.startswith(("parents", "children"))
+    )
     assert lines["parents"].strip() == ran.of_web[5]
     assert lines["children"].strip() == traced["children"][0]
 
 
-def test_an_item_of_an_evaluation_in_a_generated_text_is_found_like_in_any_other(ran: Ran) -> None:
+def test_an_item_of_an_evaluation_in_a_generated_text_is_found_like_in_any_other(
+    ran: Ran,
+) -> None:
     reasons = judged(ran, "decontaminate")
     tainted = {*ran.children[2], *ran.grandchildren[2]}
-    assert {document_id for document_id, reason in reasons.items() if reason is not None} == tainted
+    assert {
+        document_id for document_id, reason in reasons.items() if reason is not None
+    } == tainted
     assert len(tainted) == 4
-    assert {reasons[document_id] for document_id in tainted} == {"decontaminate/max_contamination"}
+    assert {reasons[document_id] for document_id in tainted} == {
+        "decontaminate/max_contamination"
+    }
 
 
 def test_takedown_of_a_document_takes_all_that_was_written_from_it(ran: Ran) -> None:
     id_file = ran.manifest.with_name("gone.txt")
     id_file.write_text(ran.of_web[5] + "\n")
     family_ids = {ran.of_web[5], *ran.children[5], *ran.grandchildren[5]}
-    assessment = json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))
+    assessment = json.loads(
+        ran.call("takedown", "--ids", str(id_file), "--dry", "--json")
+    )
     assert set(assessment["excluded"]) == family_ids
-    assert {document["id"] for document in assessment["generated"]} == family_ids - {ran.of_web[5]}
+    assert {document["id"] for document in assessment["generated"]} == family_ids - {
+        ran.of_web[5]
+    }
     packed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"])
-    rows = packed.rows_of_documents([bytes.fromhex(document) for document in family_ids])["row"].to_pylist()
+    rows = packed.rows_of_documents(
+        [bytes.fromhex(document) for document in family_ids]
+    )["row"].to_pylist()
     assert assessment["rows"] == sorted(set(rows)) != []
     printed = ran.call("takedown", "--ids", str(id_file), "--dry")
-    assert printed.splitlines()[0] == "1 document, 0 near-duplicates, 4 written from it; 5 to take down"
+    assert (
+        printed.splitlines()[0]
+        == "1 document, 0 near-duplicates, 4 written from it; 5 to take down"
+    )
     assert max(map(len, printed.splitlines())) <= 80
-    child = next(document for document in assessment["generated"] if document["id"] == ran.children[5][0])
+    child = next(
+        document
+        for document in assessment["generated"]
+        if document["id"] == ran.children[5][0]
+    )
     assert f"{child['id'][:16]}  words" in printed
 
     id_file.write_text(ran.children[5][0] + "\n")
-    child_assessment = json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))
-    assert len(child_assessment["excluded"]) == 2  # only its own child, neither parent nor sibling
+    child_assessment = json.loads(
+        ran.call("takedown", "--ids", str(id_file), "--dry", "--json")
+    )
+    # only its own child, neither parent nor sibling
+    assert len(child_assessment["excluded"]) == 2
     assert set(child_assessment["excluded"]) < family_ids - {ran.of_web[5]}
 
 
-def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_later(ran: Ran) -> None:
+def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_later(
+    ran: Ran,
+) -> None:
     def stored_answers() -> bytes:
-        return b"".join(path.read_bytes() for path in sorted(ran.manifest.parent.glob("store/answers/*/*.jsonl")))
+        return b"".join(
+            path.read_bytes()
+            for path in sorted(ran.manifest.parent.glob("store/answers/*/*.jsonl"))
+        )
 
     id_file = ran.manifest.with_name("forgotten.txt")
     id_file.write_text(ran.of_web[7] + "\n")
     assert stored_answers().count(b"of:stone7 ") == 4
     answers_before = stored_answers()
-    assessment = json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))
-    assert (assessment["answers"], assessment["unknown_answers"], stored_answers()) == (4, 0, answers_before)
+    assessment = json.loads(
+        ran.call("takedown", "--ids", str(id_file), "--dry", "--json")
+    )
+    assert (assessment["answers"], assessment["unknown_answers"], stored_answers()) == (
+        4,
+        0,
+        answers_before,
+    )
     printed = ran.call("takedown", "--ids", str(id_file))
     assert "4 kept, forgotten now" in printed
-    assert max(map(len, printed.splitlines()[:-1])) <= 80  # commands are never truncated
+    # commands are never truncated
+    assert max(map(len, printed.splitlines()[:-1])) <= 80
     assert b"stone7" not in stored_answers()
     assert stored_answers().count(b"of:stone8 ") == 4
-    assert json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))["answers"] == 0
+    assert (
+        json.loads(ran.call("takedown", "--ids", str(id_file), "--dry", "--json"))[
+            "answers"
+        ]
+        == 0
+    )
 
-    answers = KeptAnswers(ran.manifest.parent / "store" / "answers", {"model": "later"}, "later")
+    answers = KeptAnswers(
+        ran.manifest.parent / "store" / "answers", {"model": "later"}, "later"
+    )
     answers.keep("ab" * 32, {"text": "of:stone7 again"}, ran.of_web[7])
     answers.close()
     store = ("--store", str(ran.manifest.parent / "store"))
-    assert json.loads(CliRunner().invoke(app, ["gc", *store, "--json"]).stdout)["answers"] == 1
+    assert (
+        json.loads(CliRunner().invoke(app, ["gc", *store, "--json"]).stdout)["answers"]
+        == 1
+    )
     assert (
         "answers about documents that were taken down: 1 can be deleted"
         in CliRunner().invoke(app, ["gc", *store]).stdout
@@ -202,15 +290,23 @@ def test_takedown_forgets_what_models_answered_about_it_and_gc_what_is_asked_lat
     assert b"stone7" not in stored_answers()
 
 
-def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(ran: Ran) -> None:
+def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(
+    ran: Ran,
+) -> None:
     section = generated(gather_facts(ran.session))
     assert section is not None
     yields, texts = (part for part in section.parts[:3] if isinstance(part, Table))
-    yield_rows = {row[0]: dict(zip(yields.header, row, strict=True)) for row in yields.rows}
-    mixed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"]).manifest["realised"]
+    yield_rows = {
+        row[0]: dict(zip(yields.header, row, strict=True)) for row in yields.rows
+    }
+    mixed = PackedSet(committed_inputs(ran.session, ran.session.plan)["mix"]).manifest[
+        "realised"
+    ]
     for name, parents, number in (("words", 12, 24), ("asked", 24, 24)):
         assert yield_rows[name]["parents"] == f"{parents} of {parents}"
-        assert [yield_rows[name][key] for key in ("asked for", "documents", "dropped")] == [
+        assert [
+            yield_rows[name][key] for key in ("asked for", "documents", "dropped")
+        ] == [
             str(number),
             str(number),
             "0",
@@ -219,8 +315,14 @@ def test_the_report_counts_yield_diversity_and_the_share_in_the_mixture(ran: Ran
     assert 0.25 < mixed["words"]["share"] < 0.35
     lengths = {row[0]: dict(zip(texts.header, row, strict=True)) for row in texts.rows}
     tenth, median, ninetieth = (
-        int(characters) for characters in lengths["words"]["characters (10 %, half, 90 %)"].split(" / ")
+        int(characters)
+        for characters in lengths["words"]["characters (10 %, half, 90 %)"].split(" / ")
     )
     assert 40 < tenth <= median <= ninetieth < 200
-    assert 0 < float(lengths["words"]["distinct words"]) <= float(lengths["words"]["triples"]) <= 1
+    assert (
+        0
+        < float(lengths["words"]["distinct words"])
+        <= float(lengths["words"]["triples"])
+        <= 1
+    )
     assert float(lengths["words"]["like its parent"]) == 0.0

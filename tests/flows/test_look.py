@@ -1,4 +1,6 @@
-"""`gristmill look` describes data in seconds, and writes a manifest for it on request."""
+"""`gristmill look` describes data in seconds, and writes a manifest for it on
+request.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import load_manifest
 from tests.dataprep.warc_records import http, record
 
-MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
+MODEL = (
+    Path(__file__).resolve().parents[3]
+    / "shared"
+    / "data"
+    / "langid"
+    / "lid176"
+    / "lid.176.ftz"
+)
 
 
 def words(seed: int, number: int) -> str:
@@ -38,14 +47,19 @@ def words(seed: int, number: int) -> str:
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     texts = [words(seed, 200) for seed in range(30)]
     near = texts[1].rsplit(" ", 1)[0]
-    rows = [{"id": f"n{place}", "text": text} for place, text in enumerate([*texts, texts[0], near, "too short"])]
+    rows = [
+        {"id": f"n{place}", "text": text}
+        for place, text in enumerate([*texts, texts[0], near, "too short"])
+    ]
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "more.txt").write_text(words(99, 300))
     (folder / "picture.png").write_bytes(b"\x89PNG")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(MODEL_VARIABLE, str(MODEL) if MODEL.exists() else str(tmp_path / "absent"))
+    monkeypatch.setenv(
+        MODEL_VARIABLE, str(MODEL) if MODEL.exists() else str(tmp_path / "absent")
+    )
     return folder
 
 
@@ -65,7 +79,9 @@ def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -
     gopher = next(row for row in report["rules"] if row["name"] == "gopher (dclm)")
     assert gopher["dropped"]["gopher_quality/min_words"] == 1
     assert gopher["documents"] == pytest.approx(33 / 34)
-    assert [row["name"] for row in report["rules"]] == list(rule_sets_for(is_code=False))
+    assert [row["name"] for row in report["rules"]] == list(
+        rule_sets_for(is_code=False)
+    )
     assert report["not_ready"] == []
     assert len(report["examples"]) == 10
     if MODEL.exists():
@@ -76,7 +92,9 @@ def test_a_look_finds_formats_duplicates_and_what_rules_would_keep(data: Path) -
 
 
 @pytest.mark.slow
-def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(data: Path, tmp_path: Path) -> None:
+def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(
+    data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "recipes").mkdir()
     output = look("data", "--out", "recipes/mine.yaml")
     assert "written: recipes/mine.yaml" in output
@@ -87,7 +105,9 @@ def test_the_manifest_is_written_where_asked_and_has_paths_relative_to_itself(da
     assert Path(source.path).resolve() == data
 
 
-def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_fits_a_narrow_terminal_up_to_its_manifest(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     output = look("data").partition("\nManifest\n")[0]
     assert max(map(len, output.splitlines())) <= 60
@@ -103,35 +123,55 @@ def test_a_look_needs_no_torch(data: Path) -> None:
         "print(done.output); assert done.exit_code == 0\n"
         "assert not {'apache_beam', 'prefect'} & set(sys.modules)"
     )
-    process = subprocess.run([sys.executable, "-c", code], cwd=data.parent, capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=data.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert process.returncode == 0, process.stdout + process.stderr
     assert "10 documents" in process.stdout
 
 
 @pytest.mark.slow
 def test_rows_for_fine_tuning_are_said_to_be_no_documents(tmp_path: Path) -> None:
-    (tmp_path / "pairs.jsonl").write_text(json.dumps({"prompt": "p" * 30, "chosen": "c" * 60, "rejected": "r" * 50}))
-    assert "look like preferences: `dpo:" in json.loads(look(str(tmp_path / "pairs.jsonl"), "--json"))["remarks"][0]
+    (tmp_path / "pairs.jsonl").write_text(
+        json.dumps({"prompt": "p" * 30, "chosen": "c" * 60, "rejected": "r" * 50})
+    )
+    assert (
+        "look like preferences: `dpo:"
+        in json.loads(look(str(tmp_path / "pairs.jsonl"), "--json"))["remarks"][0]
+    )
 
 
-def sample_of(path: Path, documents: int = 1000, most_bytes: float = 1e9) -> tuple[int, int | None]:
+def sample_of(
+    path: Path, documents: int = 1000, most_bytes: float = 1e9
+) -> tuple[int, int | None]:
     """Return the number of sampled documents and the estimated total."""
     with take_sample(str(path), None, documents, most_bytes) as sample:
         (folder,) = sample.inputs.values()
-        return sum(pq.read_metadata(folder / shard).num_rows for shard in sample.shards), sample.whole
+        return sum(
+            pq.read_metadata(folder / shard).num_rows for shard in sample.shards
+        ), sample.whole
 
 
-def test_of_many_small_files_as_many_are_read_as_documents_are_wanted(tmp_path: Path) -> None:
+def test_of_many_small_files_as_many_are_read_as_documents_are_wanted(
+    tmp_path: Path,
+) -> None:
     for number in range(60):
         (tmp_path / f"{number:02d}.txt").write_text(words(number, 100 + number))
     assert sample_of(tmp_path) == (60, 60)
     assert sample_of(tmp_path, documents=25) == (25, 60)
-    sampled, total = sample_of(tmp_path, most_bytes=25_000.0)  # about 1,100 bytes per file
+    # about 1,100 bytes per file
+    sampled, total = sample_of(tmp_path, most_bytes=25_000.0)
     assert 20 <= sampled <= 30
     assert total == 60
 
 
-def test_of_many_files_with_rows_some_are_read_until_there_are_enough(tmp_path: Path) -> None:
+def test_of_many_files_with_rows_some_are_read_until_there_are_enough(
+    tmp_path: Path,
+) -> None:
     for number in range(30):
         rows = [json.dumps({"text": words(number * 5 + row, 50)}) for row in range(5)]
         (tmp_path / f"{number:02d}.jsonl").write_text("\n".join(rows))
@@ -143,40 +183,71 @@ def test_of_many_files_with_rows_some_are_read_until_there_are_enough(tmp_path: 
 
 
 @pytest.mark.slow
-def test_text_of_compressed_files_and_tables_is_counted_not_guessed(tmp_path: Path) -> None:
+def test_text_of_compressed_files_and_tables_is_counted_not_guessed(
+    tmp_path: Path,
+) -> None:
     rows = [{"text": words(number, 400)} for number in range(50)]
     size = sum(len(row["text"]) for row in rows)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode()))
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", compression="zstd")
-    pq.write_table(pa.Table.from_pylist([{"text": "the same text again"}] * 9_000), tmp_path / "b.parquet")
-    assert look_at("a", str(tmp_path / "a.jsonl.gz")).text_bytes == pytest.approx(size, rel=0.01)
-    assert look_at("a", str(tmp_path / "a.parquet")).text_bytes == pytest.approx(size, rel=0.01)
-    assert look_at("b", str(tmp_path / "b.parquet")).text_bytes == pytest.approx(9_000 * 19, rel=0.01)
+    (tmp_path / "a.jsonl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode())
+    )
+    pq.write_table(
+        pa.Table.from_pylist(rows), tmp_path / "a.parquet", compression="zstd"
+    )
+    pq.write_table(
+        pa.Table.from_pylist([{"text": "the same text again"}] * 9_000),
+        tmp_path / "b.parquet",
+    )
+    assert look_at("a", str(tmp_path / "a.jsonl.gz")).text_bytes == pytest.approx(
+        size, rel=0.01
+    )
+    assert look_at("a", str(tmp_path / "a.parquet")).text_bytes == pytest.approx(
+        size, rel=0.01
+    )
+    assert look_at("b", str(tmp_path / "b.parquet")).text_bytes == pytest.approx(
+        9_000 * 19, rel=0.01
+    )
 
 
 def test_web_pages_are_measured_by_their_text(tmp_path: Path) -> None:
     text = words(1, 300)
-    pages = [f"<html><body><p>{number} {text}</p>{'<script>x()</script>' * 99}</body></html>" for number in range(20)]
-    responses = [record("response", http(page.encode()), number) for number, page in enumerate(pages)]
+    pages = [
+        f"<html><body><p>{number} {text}</p>{'<script>x()</script>' * 99}</body></html>"
+        for number in range(20)
+    ]
+    responses = [
+        record("response", http(page.encode()), number)
+        for number, page in enumerate(pages)
+    ]
     (tmp_path / "a.warc.gz").write_bytes(b"".join(map(gzip.compress, responses)))
     plain = [record("conversion", text.encode(), number) for number in range(20)]
     (tmp_path / "a.wet.gz").write_bytes(b"".join(map(gzip.compress, plain)))
     for name in ("a.warc.gz", "a.wet.gz"):
-        assert look_at("a", str(tmp_path / name)).text_bytes == pytest.approx(20 * len(text), rel=0.05)
+        assert look_at("a", str(tmp_path / name)).text_bytes == pytest.approx(
+            20 * len(text), rel=0.05
+        )
 
 
 @pytest.mark.slow
-def test_a_folder_of_programs_gets_the_rules_for_programs(data: Path, tmp_path: Path) -> None:
+def test_a_folder_of_programs_gets_the_rules_for_programs(
+    data: Path, tmp_path: Path
+) -> None:
     for number in range(3):
-        (tmp_path / "data" / f"{number}.py").write_text("import os\n\n\ndef work() -> str:\n    return os.sep\n" * 20)
+        (tmp_path / "data" / f"{number}.py").write_text(
+            "import os\n\n\ndef work() -> str:\n    return os.sep\n" * 20
+        )
     (data / "web.jsonl").unlink()
     text = json.loads(look("data", "--json"))["manifest"]
     assert "  - filter: {rules: [code]}\n  - dedup" in text
     assert "gopher" not in text
 
 
-def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: Path) -> None:
-    """One file of many documents beside files of one document each; none is read to its end."""
+def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(
+    data: Path,
+) -> None:
+    """One file of many documents beside files of one document each; none is read to its
+    end.
+    """
     rows = [{"text": words(seed, 200)} for seed in range(400)]
     (data / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     for number in range(19):
@@ -189,9 +260,12 @@ def test_the_whole_of_a_folder_with_several_formats_is_the_sum_over_them(data: P
     assert look.text_bytes == pytest.approx(stored_bytes, rel=0.02)
     assert look.remarks == (
         "20 of 21 files hold one text each beside files of rows: separate sources "
-        "(`gristmill new --source NAME='GLOB'` for each) can have separate weights and rules",
-        "gristmill has no reader for image files: name a function of yours that yields the texts, with pytesseract for "
-        "example (read: {use: ./readers.py:read_file}, see docs/own-readers.md), or read it with tesseract",
+        "(`gristmill new --source NAME='GLOB'` for each) can have separate weights "
+        "and rules",
+        "gristmill has no reader for image files: name a function of yours that "
+        "yields the texts, with pytesseract for "
+        "example (read: {use: ./readers.py:read_file}, see docs/own-readers.md), or "
+        "read it with tesseract",
     )
 
 
@@ -202,22 +276,34 @@ def test_what_cannot_be_read_is_named_with_its_file(data: Path) -> None:
     (data / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}' * 99)[:20])
     outcome = CliRunner().invoke(app, ["look", str(data / "cut.jsonl.gz")])
     assert outcome.exit_code == 2
-    assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(outcome.output.split())
+    assert "can be read as jsonl: cut.jsonl.gz: .gz data" in " ".join(
+        outcome.output.split()
+    )
 
 
 @pytest.mark.slow
 def test_a_compressed_book_is_a_book(tmp_path: Path) -> None:
-    book = "".join(f"Chapter {number}\n\n{words(number, 30_000)}\n\n" for number in range(1, 6)).encode()
+    book = "".join(
+        f"Chapter {number}\n\n{words(number, 30_000)}\n\n" for number in range(1, 6)
+    ).encode()
     (tmp_path / "book.txt.gz").write_bytes(gzip.compress(book))
     assert (tmp_path / "book.txt.gz").stat().st_size < 500_000 < len(book)
     book_look = look_at("book", str(tmp_path / "book.txt.gz"))
     assert book_look.split == "chapters"
-    assert book_look.remarks[0].startswith("it is longer than 500.0 kB, and is cut into chapters: book.txt.gz has 5 in")
+    assert book_look.remarks[0].startswith(
+        "it is longer than 500.0 kB, and is cut into chapters: book.txt.gz has 5 in"
+    )
     assert sample_of(tmp_path / "book.txt.gz") == (5, 5)
 
 
-def test_without_a_language_model_a_look_says_why_and_has_the_rest(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_sample, "find_languages", lambda texts, seconds: ([None] * len(texts), "no such file"))
+def test_without_a_language_model_a_look_says_why_and_has_the_rest(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        measured_sample,
+        "find_languages",
+        lambda texts, seconds: ([None] * len(texts), "no such file"),
+    )
     report = json.loads(look("data", "--json"))
     assert report["languages"] == {"found": {}, "missing": "no such file"}
     assert report["duplicates"] == {"exact": 1, "near": 1}
@@ -225,7 +311,9 @@ def test_without_a_language_model_a_look_says_why_and_has_the_rest(data: Path, m
 
 
 def test_what_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "vocabulary.json").write_text(json.dumps({f"w{number}": number for number in range(5000)}))
+    (tmp_path / "vocabulary.json").write_text(
+        json.dumps({f"w{number}": number for number in range(5000)})
+    )
     result = CliRunner().invoke(app, ["look", str(tmp_path / "vocabulary.json")])
     assert result.exit_code == 2
     assert "and 4,980 others; give a path" in " ".join(result.output.split())
@@ -238,18 +326,25 @@ def test_of_texts_alike_the_longest_stays() -> None:
     assert find_duplicates(texts) == {"exact": 1, "near": 1}
 
 
-def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(tmp_path: Path) -> None:
+def test_files_as_long_as_books_are_cut_by_their_headings_or_into_paragraphs(
+    tmp_path: Path,
+) -> None:
     chapter = "The river ran past the mill. " * 5_000
-    (tmp_path / "book.txt").write_text("".join(f"Chapter {number}\n\n{chapter}\n\n" for number in range(1, 6)))
+    (tmp_path / "book.txt").write_text(
+        "".join(f"Chapter {number}\n\n{chapter}\n\n" for number in range(1, 6))
+    )
     (tmp_path / "note.txt").write_text("A note.")
     chapter_look = look_at("books", str(tmp_path))
     assert chapter_look.split == "chapters"
     assert chapter_look.remarks == (
-        "1 of 2 files are longer than 500.0 kB, and are cut into chapters: book.txt has 5 in its first 725.1 kB",
+        "1 of 2 files are longer than 500.0 kB, and are cut into chapters: book.txt "
+        "has 5 in its first 725.1 kB",
     )
     (tmp_path / "book.txt").write_text("\n\n".join([chapter] * 5))
     paragraph_look = look_at("books", str(tmp_path))
     assert paragraph_look.split == BOOK_PARAGRAPHS
-    assert paragraph_look.remarks[0].endswith("cut into paragraphs: book.txt has no headings of chapters")
+    assert paragraph_look.remarks[0].endswith(
+        "cut into paragraphs: book.txt has no headings of chapters"
+    )
     note = look_at("note", str(tmp_path / "note.txt"))
     assert (note.split, note.remarks) == (None, ())

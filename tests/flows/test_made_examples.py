@@ -1,4 +1,6 @@
-"""Sets of examples that a model writes: from the manifest to the tunings and the commands that report on them."""
+"""Sets of examples that a model writes: from the manifest to the tunings and the
+commands that report on them.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,11 @@ def endpoint() -> Iterator[Endpoint]:
 def session(folder: Path, endpoint: Endpoint) -> Session:
     """A session whose stages before the first training are committed."""
     (folder / "aligned.yaml").write_text(MANIFEST.format(url=endpoint.url))
-    made(open_session(str(folder / "aligned.yaml"), [], str(folder / "store"), until="sft"))
+    made(
+        open_session(
+            str(folder / "aligned.yaml"), [], str(folder / "store"), until="sft"
+        )
+    )
     return open_session(str(folder / "aligned.yaml"), [], str(folder / "store"))
 
 
@@ -122,13 +128,24 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
     assert inputs["dpo_prepare"] == {"examples-compared"}
     assert "examples-grown" in inputs["rl"]
     summaries = {
-        name: folder.manifest()["summary"] for name in session.plan if (folder := session.committed(name)) is not None
+        name: folder.manifest()["summary"]
+        for name in session.plan
+        if (folder := session.committed(name)) is not None
     }
-    assert summaries["examples-grown"]["examples"] == summaries["examples-revised"]["examples"]
+    assert (
+        summaries["examples-grown"]["examples"]
+        == summaries["examples-revised"]["examples"]
+    )
     assert summaries["examples-revised"]["licences"] == ["CC0-1.0"]
-    assert [example_set["path"] for example_set in summaries["sft_data"]["sets"]] == ["examples://revised"]
+    assert [example_set["path"] for example_set in summaries["sft_data"]["sets"]] == [
+        "examples://revised"
+    ]
     assert summaries["sft_data"]["sets"][0]["name"] == "revised"
-    assert summaries["dpo_data"]["sets"][0]["records"] == summaries["examples-compared"]["examples"] == 6
+    assert (
+        summaries["dpo_data"]["sets"][0]["records"]
+        == summaries["examples-compared"]["examples"]
+        == 6
+    )
     prepared = read_json(session.folder("dpo_prepare").data / "prepared.json")
     assert prepared["sets"][0]["path"] == "examples://compared"
     chat = Chat(session.folder("tokenizer").data)
@@ -143,10 +160,16 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
 
 
 @pytest.mark.slow
-def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Session, endpoint: Endpoint) -> None:
+def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(
+    session: Session, endpoint: Endpoint
+) -> None:
     def changed(*settings: str) -> set[str]:
         changed_plan = opened(session, *settings).plan
-        return {name for name, node in changed_plan.items() if node.fingerprint != session.plan[name].fingerprint}
+        return {
+            name
+            for name, node in changed_plan.items()
+            if node.fingerprint != session.plan[name].fingerprint
+        }
 
     assert changed("examples.compared.compare.principles=[Be brief.]") == {
         "examples-compared",
@@ -156,9 +179,19 @@ def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Ses
         "dpo",
         "rl",
     }
-    assert changed("examples.revised.revise.rounds=2") >= {"examples-revised", "sft_data", "sft"}
+    assert changed("examples.revised.revise.rounds=2") >= {
+        "examples-revised",
+        "sft_data",
+        "sft",
+    }
     assert "examples-compared" not in changed("examples.grown.grow.number=3")
-    assert changed("examples.grown.model.concurrency=2", "examples.compared.compare.model.timeout_seconds=9") == set()
+    assert (
+        changed(
+            "examples.grown.model.concurrency=2",
+            "examples.compared.compare.model.timeout_seconds=9",
+        )
+        == set()
+    )
     requests_before = endpoint.asked.copy()
     changed_session = opened(session, "examples.revised.cut=keep")
     changed_session.runner(ShardClock()).run_stage("examples-revised")
@@ -166,48 +199,68 @@ def test_a_change_of_one_set_makes_what_reads_it_again_and_no_other(session: Ses
 
 
 @pytest.mark.slow
-def test_only_sets_that_are_not_made_yet_need_somebody_who_answers(session: Session) -> None:
+def test_only_sets_that_are_not_made_yet_need_somebody_who_answers(
+    session: Session,
+) -> None:
     unreachable_settings = [
         "examples.compared.model.endpoint=http://127.0.0.1:9/v1",
         "examples.compared.model.model=other",
     ]
     changed_session = opened(session, *unreachable_settings)
     (message,) = unreachable_models(changed_session, changed_session.plan)
-    assert message.startswith("examples-compared: no endpoint of the model other answers")
+    assert message.startswith(
+        "examples-compared: no endpoint of the model other answers"
+    )
 
 
 def wrong(folder: Path, *settings: str) -> str:
     (folder / "wrong.yaml").write_text(MANIFEST.format(url="http://127.0.0.1:9/v1"))
     with pytest.raises(ManifestError) as error:
-        open_session(str(folder / "wrong.yaml"), list(settings), str(folder / "wrong-store"))
+        open_session(
+            str(folder / "wrong.yaml"), list(settings), str(folder / "wrong-store")
+        )
     return str(error.value)
 
 
 def test_what_a_set_asks_for_in_vain_is_said_before_any_work(folder: Path) -> None:
-    assert "no such set: 'revisd', did you mean 'revised'" in wrong(folder, "sft.data.0.path=examples://revisd")
+    assert "no such set: 'revisd', did you mean 'revised'" in wrong(
+        folder, "sft.data.0.path=examples://revisd"
+    )
     assert "grown, revised are made from each other in a cycle" in wrong(
         folder, "examples.grown.data.0.path=examples://revised"
     )
     (folder / "bad.j2").write_text("{{ promt }}")
-    assert "there is no 'promt', did you mean 'prompt'" in wrong(folder, "examples.revised.revise.critique=bad.j2")
+    assert "there is no 'promt', did you mean 'prompt'" in wrong(
+        folder, "examples.revised.revise.critique=bad.j2"
+    )
     assert "gone.j2" in wrong(folder, "examples.revised.revise.revision=gone.j2")
     (folder / "none.txt").write_text("\n\n")
-    assert "has no line; write one principle per line" in wrong(folder, "examples.revised.revise.principles=none.txt")
-    assert "examples.revised.revise.round: " in wrong(folder, "examples.revised.revise.round=2")
+    assert "has no line; write one principle per line" in wrong(
+        folder, "examples.revised.revise.principles=none.txt"
+    )
+    assert "examples.revised.revise.round: " in wrong(
+        folder, "examples.revised.revise.round=2"
+    )
     assert (
-        "examples.compared.compare.model needs the model before sft has trained it: train and export it with another "
-        "manifest, and set the exported folder"
+        "examples.compared.compare.model needs the model before sft has trained it: "
+        "train and export it with another manifest, and set the exported folder"
     ) in wrong(folder, 'examples.compared.compare.model={"folder": "sft"}')
 
 
 @pytest.mark.slow
-def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(session: Session) -> None:
-    lines = (session.folder("examples-grown").data / "grown.jsonl").read_text().splitlines()
+def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(
+    session: Session,
+) -> None:
+    lines = (
+        (session.folder("examples-grown").data / "grown.jsonl").read_text().splitlines()
+    )
     _, seed, *_ = json.loads(lines[0])["parents"]
     records = {
         name: [
             json.loads(line)
-            for line in (session.folder(f"examples-{name}").data / f"{name}.jsonl").read_text().splitlines()
+            for line in (session.folder(f"examples-{name}").data / f"{name}.jsonl")
+            .read_text()
+            .splitlines()
         ]
         for name in ("grown", "revised", "compared")
     }
@@ -215,22 +268,42 @@ def test_a_prompt_is_taken_down_with_all_that_was_made_from_it(session: Session)
     excluded_ids = {example["id"] for example in assessment["examples"]}
     assert excluded_ids == set(assessment["excluded"])
     assert assessment["not_found"] == ["f" * 32]
-    assert {example["id"] for example in records["compared"] if seed in example["parents"]} <= excluded_ids
-    seed_ids = {example["id"] for example in records["grown"] if seed in example["parents"]}
+    assert {
+        example["id"] for example in records["compared"] if seed in example["parents"]
+    } <= excluded_ids
+    seed_ids = {
+        example["id"] for example in records["grown"] if seed in example["parents"]
+    }
     assert seed_ids
     assert seed_ids <= excluded_ids
-    assert {example["id"] for example in records["revised"] if seed_ids & set(example["parents"])} <= excluded_ids
+    assert {
+        example["id"]
+        for example in records["revised"]
+        if seed_ids & set(example["parents"])
+    } <= excluded_ids
     assert assessment["answers"] > 0
 
     takedown = write_takedown(session, assessment)
     reduced_session = open_session(takedown["manifest"], [], str(session.store.root))
     assert reduced_session.manifest.examples["compared"].exclude is not None
     changed = {
-        name for name, node in reduced_session.plan.items() if node.fingerprint != session.plan[name].fingerprint
+        name
+        for name, node in reduced_session.plan.items()
+        if node.fingerprint != session.plan[name].fingerprint
     }
-    assert changed >= {"examples-grown", "examples-revised", "examples-compared", "sft_data", "dpo_data", "sft", "dpo"}
+    assert changed >= {
+        "examples-grown",
+        "examples-revised",
+        "examples-compared",
+        "sft_data",
+        "dpo_data",
+        "sft",
+        "dpo",
+    }
     reduced_session.runner(ShardClock()).run_stage("examples-compared")
-    kept_text = (reduced_session.folder("examples-compared").data / "compared.jsonl").read_text()
+    kept_text = (
+        reduced_session.folder("examples-compared").data / "compared.jsonl"
+    ).read_text()
     assert kept_text == "".join(
         json.dumps(example, ensure_ascii=False, sort_keys=True) + "\n"
         for example in records["compared"]
@@ -245,12 +318,22 @@ def test_a_trained_example_names_what_it_was_made_from(session: Session) -> None
     folder = session.folder("examples-revised").data
     example = json.loads((folder / "revised.jsonl").read_text().splitlines()[0])
     traced = trace_document(session, example["id"])
-    assert (traced["kind"], traced["parents"], traced["children"]) == ("example", [example["parents"][0]], [])
+    assert (traced["kind"], traced["parents"], traced["children"]) == (
+        "example",
+        [example["parents"][0]],
+        [],
+    )
     assert {step["stage"] for step in traced["steps"]} == {"sft"}
 
 
 @pytest.mark.slow
 def test_the_report_shows_what_each_set_gave(session: Session) -> None:
     page = render_report(session, None).replace("<wbr>", "")
-    for title in ("Examples that a model wrote: examples-grown", "New prompts", "Principles", "Be kind.", "CC0-1.0"):
+    for title in (
+        "Examples that a model wrote: examples-grown",
+        "New prompts",
+        "Principles",
+        "Be kind.",
+        "CC0-1.0",
+    ):
         assert title in page

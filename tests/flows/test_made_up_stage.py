@@ -1,4 +1,6 @@
-"""A stage that is not part of gristmill, defined in one file, supports every command."""
+"""A stage that is not part of gristmill, defined in one file, supports every
+command.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +89,12 @@ def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "made_up_shouting.py").write_text(STAGE_FILE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry.register(importlib.import_module("made_up_shouting").STAGE, behind="quality")
-    (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    registry.register(
+        importlib.import_module("made_up_shouting").STAGE, behind="quality"
+    )
+    (tmp_path / "web.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     (tmp_path / "loud.yaml").write_text(MANIFEST)
     yield tmp_path / "loud.yaml"
     registry.unregister("shouting")
@@ -96,11 +102,15 @@ def loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def opened(manifest: Path, *overrides: str, until: str = "shouting") -> Session:
-    return open_session(str(manifest), list(overrides), str(manifest.parent / "store"), until=until)
+    return open_session(
+        str(manifest), list(overrides), str(manifest.parent / "store"), until=until
+    )
 
 
 def ran(session: Session) -> int:
-    return launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
+    return launch(
+        session, list(session.plan), frozenset(), tracked=False, summarise=True
+    )
 
 
 @pytest.mark.slow
@@ -109,7 +119,10 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
 ) -> None:
     session = opened(loud)
     assert list(session.plan) == ["ingest", "shouting"]
-    assert [row["reason"] for row in explain_plan(session)] == ["never made", "never made"]
+    assert [row["reason"] for row in explain_plan(session)] == [
+        "never made",
+        "never made",
+    ]
     assert ran(session) == 0
     assert "shouting Completed" in capsys.readouterr().out
     assert ran(session) == 0
@@ -123,7 +136,10 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
         "dropped": {"shouting/max_capital_share": 1},
     }
     facts = gather_facts(session)
-    assert [(row["stage"], row["kept"]) for row in facts["funnel"]] == [("ingest", 3), ("shouting", 2)]
+    assert [(row["stage"], row["kept"]) for row in facts["funnel"]] == [
+        ("ingest", 3),
+        ("shouting", 2),
+    ]
     page = render_report(session, None).replace("<wbr>", "")
     assert "shouting/max_capital_share" in page
     assert "capital_share" in page
@@ -134,9 +150,19 @@ def test_a_made_up_stage_is_run_skipped_listed_explained_replayed_and_reported(
     assert (verdict["threshold"], verdict["values"]) == (0.6, {"capital_share": 1.0})
 
     (rule,) = thresholds(session)
-    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == ("shouting.max_capital_share", 0.6, 3, 1)
-    stricter = replay_with(compare(session, opened(loud, "shouting.max_capital_share=0.3")), 1, None)
-    assert (stricter["now"]["web"]["documents"], stricter["then"]["web"]["documents"]) == (2, 1)
+    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == (
+        "shouting.max_capital_share",
+        0.6,
+        3,
+        1,
+    )
+    stricter = replay_with(
+        compare(session, opened(loud, "shouting.max_capital_share=0.3")), 1, None
+    )
+    assert (
+        stricter["now"]["web"]["documents"],
+        stricter["then"]["web"]["documents"],
+    ) == (2, 1)
 
 
 @pytest.mark.slow
@@ -150,7 +176,9 @@ def test_a_made_up_stage_that_was_killed_is_resumed(
     assert "shouting Resumed" in capsys.readouterr().out
 
 
-def test_what_its_settings_may_be_is_checked_like_those_of_all_others(loud: Path) -> None:
+def test_what_its_settings_may_be_is_checked_like_those_of_all_others(
+    loud: Path,
+) -> None:
     loud.write_text(MANIFEST.replace("max_capital_share", "max_capital_shares"))
     with pytest.raises(
         ManifestError,
@@ -159,12 +187,21 @@ def test_what_its_settings_may_be_is_checked_like_those_of_all_others(loud: Path
     ):
         opened(loud)
     loud.write_text(MANIFEST.replace("shouting", "shoutin"))
-    with pytest.raises(ManifestError, match=r"loud\.yaml:5: prepare\[0\]\.shoutin: unknown key, did you mean"):
+    with pytest.raises(
+        ManifestError,
+        match=r"loud\.yaml:5: prepare\[0\]\.shoutin: unknown key, did you mean",
+    ):
         opened(loud)
 
 
 def test_a_name_is_taken_once_and_a_place_is_one_that_there_is(loud: Path) -> None:
-    with pytest.raises(registry.StageNameError, match="there is already a stage 'shouting'"):
+    with pytest.raises(
+        registry.StageNameError, match="there is already a stage 'shouting'"
+    ):
         registry.register(registry.STAGES["shouting"])
-    with pytest.raises(registry.StageNameError, match="there is no stage 'polish'; there are"):
-        registry.register(replace(registry.STAGES["shouting"], name="x"), behind="polish")
+    with pytest.raises(
+        registry.StageNameError, match="there is no stage 'polish'; there are"
+    ):
+        registry.register(
+            replace(registry.STAGES["shouting"], name="x"), behind="polish"
+        )

@@ -79,12 +79,20 @@ export: {dtype: fp32}
     )
 )
 def test_any_value_is_read_back_as_it_was_set(value: dict[str, object]) -> None:
-    assert yaml.safe_load(set_keys(TEXT, {("mix", "weights"): value}))["mix"]["weights"] == value
+    assert (
+        yaml.safe_load(set_keys(TEXT, {("mix", "weights"): value}))["mix"]["weights"]
+        == value
+    )
 
 
 def test_a_key_below_a_value_and_a_text_with_anchors_are_refused() -> None:
-    with pytest.raises(ManifestTextError, match=r"mix.tokens is not a mapping, so mix.tokens.x cannot be set"):
+    with pytest.raises(
+        ManifestTextError,
+        match=r"mix.tokens is not a mapping, so mix.tokens.x cannot be set",
+    ):
         set_keys(TEXT, {("mix", "tokens", "x"): 1})
     anchored = "a: &a {x: 1}\nb: *a\n"
-    with pytest.raises(ManifestTextError, match=r"b.x cannot be set in this manifest's text"):
+    with pytest.raises(
+        ManifestTextError, match=r"b.x cannot be set in this manifest's text"
+    ):
         set_keys(anchored, {("b", "x"): 2})

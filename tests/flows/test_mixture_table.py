@@ -1,4 +1,6 @@
-"""Tables of a mixture: requested and realised shares, phases, and tokens moved by limits."""
+"""Tables of a mixture: requested and realised shares, phases, and tokens moved by
+limits.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
-from gristmill.flows.report.mixture import limits_note, mixture_section, mixture_table, stage_table
+from gristmill.flows.report.mixture import (
+    limits_note,
+    mixture_section,
+    mixture_table,
+    stage_table,
+)
 from gristmill.flows.report.terminal_summary import print_mixture
 from tests.flows.rendered import html_of
 
@@ -43,12 +50,23 @@ PACKED: dict[str, Any] = {
 
 def test_what_limits_moved_stands_beside_the_share_that_was_asked_for() -> None:
     header, rows = mixture_table({"packed": PACKED})
-    assert header == ["source", "tokens", "share", "requested", "moved", "epochs", "at most"]
+    assert header == [
+        "source",
+        "tokens",
+        "share",
+        "requested",
+        "moved",
+        "epochs",
+        "at most",
+    ]
     assert rows == [
         ["web", "1,200", "75.00%", "60.00%", "+240", "0.50", "1"],
         ["code", "400", "25.00%", "40.00%", "-240", "4.00", "4"],
     ]
-    assert limits_note({"packed": PACKED}) == "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
+    assert (
+        limits_note({"packed": PACKED})
+        == "web: epochs min(cluster_size, 4); code: max 4,100 tokens"
+    )
 
 
 def test_every_stage_shows_the_sources_that_it_has() -> None:
@@ -67,13 +85,28 @@ def test_a_plain_mixture_has_neither() -> None:
         **PACKED,
         "redistributed": {},
         "shares": PACKED["shares"][:1],
-        "requested": {name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]},
+        "requested": {
+            name: {"share": 0.5, "max_epochs": 1.0} for name in PACKED["sources"]
+        },
     }
-    assert mixture_table({"packed": plain_record})[0] == ["source", "tokens", "share", "requested", "epochs", "at most"]
+    assert mixture_table({"packed": plain_record})[0] == [
+        "source",
+        "tokens",
+        "share",
+        "requested",
+        "epochs",
+        "at most",
+    ]
     assert stage_table({"packed": plain_record}) is None
     assert limits_note({"packed": plain_record}) == ""
-    older_record = {key: value for key, value in plain_record.items() if key not in ("redistributed", "shares")}
-    assert mixture_table({"packed": older_record}) == mixture_table({"packed": plain_record})
+    older_record = {
+        key: value
+        for key, value in plain_record.items()
+        if key not in ("redistributed", "shares")
+    }
+    assert mixture_table({"packed": older_record}) == mixture_table(
+        {"packed": plain_record}
+    )
 
 
 def test_the_terminal_and_the_report_show_both_tables() -> None:
@@ -83,10 +116,14 @@ def test_the_terminal_and_the_report_show_both_tables() -> None:
         "code": {"largest_drift_rows": 0.375, "bound_rows": 0.5},
     }
     summaries = {"mix": {"prefixes": prefixes}}
-    print_mixture({"packed": PACKED, "summaries": summaries}, Console(file=terminal, width=60))
+    print_mixture(
+        {"packed": PACKED, "summaries": summaries}, Console(file=terminal, width=60)
+    )
     lines = terminal.getvalue().splitlines()
     assert max(map(len, lines)) <= 60
-    assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [line.rstrip() for line in lines]
+    assert "web      1,200  75.00%     60.00%   +240    0.50        1" in [
+        line.rstrip() for line in lines
+    ]
     html = html_of(mixture_section({"packed": PACKED, "summaries": summaries}))
     drift_text = "web 0.50 rows (bound 0.50), code 0.38 rows"
     assert drift_text in html

@@ -1,4 +1,6 @@
-"""`gristmill new` inspects data and writes a valid manifest with comments on its findings."""
+"""`gristmill new` inspects data and writes a valid manifest with comments on its
+findings.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from typer.testing import CliRunner, Result
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_VARIABLE
 from gristmill.dataprep.reading.sources import SourceError
 from gristmill.flows.authoring.look_at_data import id_field, look_at, size, text_field
-from gristmill.flows.authoring.new_manifest import MODELS, Wishes, source_name, write_manifest
+from gristmill.flows.authoring.new_manifest import (
+    MODELS,
+    Wishes,
+    source_name,
+    write_manifest,
+)
 from gristmill.flows.authoring.page_text import is_html
 from gristmill.flows.cli.main import app
 from gristmill.mixtures.load import ManifestError, load_manifest, parse_manifest
@@ -28,7 +35,14 @@ from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.rules import configured_names
 from gristmill.train.models.model_config import shape_of
 
-MODEL = Path(__file__).resolve().parents[3] / "shared" / "data" / "langid" / "lid176" / "lid.176.ftz"
+MODEL = (
+    Path(__file__).resolve().parents[3]
+    / "shared"
+    / "data"
+    / "langid"
+    / "lid176"
+    / "lid.176.ftz"
+)
 PROSE = "The river ran past the old mill and turned its wheel all day long. " * 20
 
 
@@ -37,11 +51,20 @@ def data(tmp_path: Path) -> Path:
     folder = tmp_path / "data"
     (folder / "code").mkdir(parents=True)
     rows = [
-        {"id": n, "url": "https://example.org", "title": "A title", "raw": {"content": f"{n} {PROSE}"}}
+        {
+            "id": n,
+            "url": "https://example.org",
+            "title": "A title",
+            "raw": {"content": f"{n} {PROSE}"},
+        }
         for n in range(9)
     ]
-    (folder / "crawl.gz").write_bytes(gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0))
-    pq.write_table(pa.table({"text": [PROSE] * 8, "note": ["x"] * 8}), folder / "books.parquet")
+    (folder / "crawl.gz").write_bytes(
+        gzip.compress("\n".join(map(json.dumps, rows)).encode(), mtime=0)
+    )
+    pq.write_table(
+        pa.table({"text": [PROSE] * 8, "note": ["x"] * 8}), folder / "books.parquet"
+    )
     for name in ("a.py", "b.py", "README.md"):
         (folder / "code" / name).write_text("def f():\n    return 1\n" * 30)
     return folder
@@ -51,7 +74,9 @@ def run_new(*arguments: str, answers: str = "") -> Result:
     return CliRunner().invoke(app, ["new", *arguments], input=answers)
 
 
-def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tmp_path: Path) -> None:
+def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(
+    data: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "mine.yaml"
     result = run_new(
         str(file),
@@ -68,52 +93,79 @@ def test_a_manifest_is_written_from_a_look_at_three_kinds_of_data(data: Path, tm
     )
     assert result.exit_code == 0, result.output
     assert "web: 1 file" in result.output
-    assert "format jsonl, text in field 'raw.content', ids in field 'id'" in result.output
+    assert (
+        "format jsonl, text in field 'raw.content', ids in field 'id'" in result.output
+    )
     manifest = load_manifest(file)
     assert list(manifest.sources) == ["web", "books", "code"]
     web, books, code = manifest.sources.values()
     assert (web.format, web.text_field, web.id_field) == ("jsonl", "raw.content", "id")
     assert (books.format, books.text_field, books.id_field) == ("auto", "text", None)
-    assert sum(source.weight for source in (web, books, code)) == pytest.approx(1.0, abs=0.002)
+    assert sum(source.weight for source in (web, books, code)) == pytest.approx(
+        1.0, abs=0.002
+    )
     (filter_, programs), (langid,) = (
-        [getattr(step, name) for step in manifest.prepare if step.stage == name] for name in ("filter", "langid")
+        [getattr(step, name) for step in manifest.prepare if step.stage == name]
+        for name in ("filter", "langid")
     )
-    assert filter_.sources == ("web", "books"), "rules for prose do not judge source code"
-    assert (programs.sources, configured_names(programs.rules)) == (("code",), ["code"]), "rules for code judge it"
+    assert filter_.sources == ("web", "books"), (
+        "rules for prose do not judge source code"
+    )
+    assert (programs.sources, configured_names(programs.rules)) == (
+        ("code",),
+        ["code"],
+    ), "rules for code judge it"
     assert langid.keep == ("no",), "YAML's `no` is a language here, not false"
-    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "filter", "dedup"], (
-        "stop words follow the language"
-    )
+    assert [step.stage for step in manifest.prepare] == [
+        "langid",
+        "filter",
+        "filter",
+        "dedup",
+    ], "stop words follow the language"
     assert manifest.mix is not None
     assert manifest.pretrain is not None
     assert manifest.mix.tokens == (
-        manifest.pretrain.steps * manifest.pretrain.global_batch_size * manifest.mix.sequence_length
+        manifest.pretrain.steps
+        * manifest.pretrain.global_batch_size
+        * manifest.mix.sequence_length
     )
     optimizer, schedule = manifest.pretrain.optimizer, manifest.pretrain.schedule
     assert (optimizer.kind, schedule.decay_fraction) == ("muon", 0.6)
 
 
-def test_tokens_are_those_of_all_epochs_that_a_source_allows(data: Path, tmp_path: Path) -> None:
+def test_tokens_are_those_of_all_epochs_that_a_source_allows(
+    data: Path, tmp_path: Path
+) -> None:
     """Four epochs of 20 % of the text, at four bytes per token."""
     look = replace(look_at("a", str(data / "books.parquet")), text_bytes=10_000_000)
-    manifest = parse_manifest(write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")), "a.yaml")
+    manifest = parse_manifest(
+        write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")), "a.yaml"
+    )
     assert manifest.mix is not None
     assert manifest.sources["a"].max_epochs == 4
     assert manifest.mix.tokens == pytest.approx(10_000_000 / 4 * 0.2 * 4, rel=0.01)
 
 
 @pytest.mark.slow
-def test_questions_are_asked_where_no_source_is_given(data: Path, tmp_path: Path) -> None:
+def test_questions_are_asked_where_no_source_is_given(
+    data: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "asked.yaml"
     answers = f"{data / 'nothing'}\n{data / 'books.parquet'}\n\nfirst\n\nn\n"
     result = run_new(str(file), answers=answers)
     assert result.exit_code == 0, result.output
     assert "nothing does not exist; correct its path" in result.output
     manifest = load_manifest(file)
-    assert (manifest.name, list(manifest.sources), manifest.pretrain) == ("first", ["books"], None)
+    assert (manifest.name, list(manifest.sources), manifest.pretrain) == (
+        "first",
+        ["books"],
+        None,
+    )
     assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup"]
     assert manifest.prepare[0].langid is not None
-    assert manifest.prepare[0].langid.keep == {"*": 0.0}, "without --language no language is dropped"
+    assert manifest.prepare[0].langid.keep == {"*": 0.0}, (
+        "without --language no language is dropped"
+    )
 
 
 SETTINGS = """
@@ -131,7 +183,9 @@ top_n_grams: [[2, 0.16], [3, 0.15], [4, 0.13]]
 
 
 @pytest.mark.slow
-def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data: Path, tmp_path: Path) -> None:
+def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(
+    data: Path, tmp_path: Path
+) -> None:
     for name in ("deu_Latn", "nob_Latn"):
         (tmp_path / f"{name}.yml").write_text(SETTINGS)
     file = tmp_path / "mine.yaml"
@@ -148,24 +202,39 @@ def test_fineweb_2s_settings_become_the_rules_and_scores_of_their_languages(data
     )
     assert result.exit_code == 0, result.output
     manifest = load_manifest(file)
-    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "filter"]
+    assert [step.stage for step in manifest.prepare] == [
+        "langid",
+        "filter",
+        "dedup",
+        "filter",
+    ]
     langid, rules = manifest.prepare[0].langid, manifest.prepare[3].filter
     assert langid.model == str(tmp_path / "glotlid.bin")
     assert langid.keep == {"deu_Latn": 0.82, "nob_Latn": 0.82}
     assert langid.sources == rules.sources == ("books",)
     german = rules.by_language["deu_Latn"]
-    assert (german.gopher_quality.dialect, german.gopher_quality.words) == ("datatrove", "language")
+    assert (german.gopher_quality.dialect, german.gopher_quality.words) == (
+        "datatrove",
+        "language",
+    )
     assert german.gopher_quality.stop_words == ("der", "no", "12")
     assert german.gopher_quality.max_mean_word_length == 15
     assert german.gopher_quality.min_words == 50
-    assert german.gopher_repetition.max_duplicate_line_ratio == 1.0, "in datatrove 0 means no limit"
+    assert german.gopher_repetition.max_duplicate_line_ratio == 1.0, (
+        "in datatrove 0 means no limit"
+    )
     assert german.gopher_repetition.max_duplicate_7gram_char_ratio == 0.12
     assert german.gopher_repetition.max_duplicate_paragraph_ratio == 1.0
-    assert (german.fineweb.min_terminal_line_ratio, german.fineweb.max_newline_word_ratio) == (0.0, 0.15)
+    assert (
+        german.fineweb.min_terminal_line_ratio,
+        german.fineweb.max_newline_word_ratio,
+    ) == (0.0, 0.15)
 
 
 @pytest.mark.slow
-def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path: Path) -> None:
+def test_what_is_no_file_of_fineweb_2s_settings_is_refused(
+    data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "deu_Latn.yml").write_text("dup_line_frac: 0.2\n")
     (tmp_path / "german.yml").write_text(SETTINGS)
     for path, message in (
@@ -174,7 +243,11 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path:
         ("absent.yml", "absent.yml"),
     ):
         result = run_new(
-            str(tmp_path / "a.yaml"), "--source", str(data / "books.parquet"), "--fineweb2", str(tmp_path / path)
+            str(tmp_path / "a.yaml"),
+            "--source",
+            str(data / "books.parquet"),
+            "--fineweb2",
+            str(tmp_path / path),
         )
         assert result.exit_code == 2
         assert message in " ".join(result.output.split())
@@ -192,12 +265,20 @@ def test_what_is_no_file_of_fineweb_2s_settings_is_refused(data: Path, tmp_path:
 
 
 def test_a_book_is_cut_and_an_address_is_an_id(tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("".join(f"Chapter {number}\n\n{PROSE * 100}\n\n" for number in range(1, 9)))
-    rows = [{"url": f"https://example.org/{number}", "text": PROSE} for number in range(3)]
+    (tmp_path / "book.txt").write_text(
+        "".join(f"Chapter {number}\n\n{PROSE * 100}\n\n" for number in range(1, 9))
+    )
+    rows = [
+        {"url": f"https://example.org/{number}", "text": PROSE} for number in range(3)
+    ]
     (tmp_path / "pages.jsonl").write_text("\n".join(map(json.dumps, rows)))
     plain = "\n\n".join([PROSE] * 500)
     (tmp_path / "plain.txt").write_text(plain)
-    sources = (part for name in ("book.txt", "pages.jsonl", "plain.txt") for part in ("--source", str(tmp_path / name)))
+    sources = (
+        part
+        for name in ("book.txt", "pages.jsonl", "plain.txt")
+        for part in ("--source", str(tmp_path / name))
+    )
     result = run_new(str(tmp_path / "m.yaml"), "--name", "m", *sources)
     assert result.exit_code == 0, result.output
     book, pages, cut = load_manifest(tmp_path / "m.yaml").document_sources.values()
@@ -211,34 +292,53 @@ def test_a_book_is_cut_and_an_address_is_an_id(tmp_path: Path) -> None:
 def test_the_written_manifest_runs_and_measures_languages_before_the_rules_that_judge_by_them(
     languages: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    german = "Der Fluss lief an der alten Mühle vorbei und drehte das Rad den ganzen Tag nicht ohne {} Wasser. "
+    german = (
+        "Der Fluss lief an der alten Mühle vorbei und drehte das Rad den ganzen "
+        "Tag nicht ohne {} Wasser. "
+    )
     rows = [
         {"text": "".join(text.format(f"{n} {line}") for line in range(5))}
         for n in range(5)
-        for text in ("The river and number {} of the wheels have turned with the water all day. ", german)
+        for text in (
+            "The river and number {} of the wheels have turned with the water all "
+            "day. ",
+            german,
+        )
     ]
     (tmp_path / "web.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(MODEL_VARIABLE, str(MODEL))
-    language_options = [part for language in languages for part in ("--language", language)]
-    assert run_new("m.yaml", "--source", "web.jsonl", "--no-train", *language_options).exit_code == 0
+    language_options = [
+        part for language in languages for part in ("--language", language)
+    ]
+    assert (
+        run_new(
+            "m.yaml", "--source", "web.jsonl", "--no-train", *language_options
+        ).exit_code
+        == 0
+    )
     assert ("none is dropped" in (tmp_path / "m.yaml").read_text()) == (not languages)
     outcome = CliRunner().invoke(app, ["run", "m.yaml", "--until", "filter", "--no-ui"])
     assert outcome.exit_code == 0, outcome.output
     (langid_table,), (filter_table,) = (
-        (tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet") for stage in ("langid", "filter")
+        (tmp_path / "gristmill-store" / stage).glob("*/data/part-*.parquet")
+        for stage in ("langid", "filter")
     )
     measured_languages = pq.read_table(langid_table)["language"].to_pylist()
     assert measured_languages == ["en", "de"] * 5
     stop_words = pq.read_table(filter_table)["stop_words"].to_pylist()
-    expected_kept = [not languages or language in languages for language in measured_languages]
-    assert [count is not None and count >= 2 for count in stop_words] == expected_kept, (
-        "each language has its own stop words"
-    )
+    expected_kept = [
+        not languages or language in languages for language in measured_languages
+    ]
+    assert [
+        count is not None and count >= 2 for count in stop_words
+    ] == expected_kept, "each language has its own stop words"
 
 
 @pytest.mark.slow
-def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tmp_path: Path) -> None:
+def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(
+    data: Path, tmp_path: Path
+) -> None:
     file = tmp_path / "there.yaml"
     file.write_text("mine")
     existing_file = run_new(str(file), "--source", str(data / "books.parquet"))
@@ -247,7 +347,13 @@ def test_nothing_is_overwritten_and_every_refusal_says_what_to_do(data: Path, tm
     without_source = run_new(str(tmp_path / "a.yaml"))
     assert without_source.exit_code == 2
     assert "gristmill new --source PATH" in without_source.output
-    duplicate_source = run_new(str(tmp_path / "a.yaml"), "--source", f"a={data}/code", "--source", f"a={data}/code")
+    duplicate_source = run_new(
+        str(tmp_path / "a.yaml"),
+        "--source",
+        f"a={data}/code",
+        "--source",
+        f"a={data}/code",
+    )
     assert "given twice; rename one of them" in duplicate_source.output
     assert not (tmp_path / "a.yaml").exists()
 
@@ -260,7 +366,13 @@ PROGRAM = "import os\n\n\ndef size(path):\n    return os.stat(path).st_size\n" *
     ("row", "is_code", "path_field"),
     [
         (
-            {"content": PROGRAM, "ext": "py", "lang": "Python", "max_stars_repo_path": "a/b.py", "size": 9},
+            {
+                "content": PROGRAM,
+                "ext": "py",
+                "lang": "Python",
+                "max_stars_repo_path": "a/b.py",
+                "size": 9,
+            },
             True,
             "max_stars_repo_path",
         ),
@@ -275,7 +387,11 @@ def test_rows_of_programs_are_seen_by_their_columns(
 ) -> None:
     pq.write_table(pa.Table.from_pylist([row] * 20), tmp_path / "rows.parquet")
     look = look_at("rows", str(tmp_path / "rows.parquet"))
-    assert (look.is_code, look.path_field, look.text_field) == (is_code, path_field, "content")
+    assert (look.is_code, look.path_field, look.text_field) == (
+        is_code,
+        path_field,
+        "content",
+    )
 
 
 def test_every_source_of_programs_gets_the_rules_for_its_paths(tmp_path: Path) -> None:
@@ -287,12 +403,20 @@ def test_every_source_of_programs_gets_the_rules_for_its_paths(tmp_path: Path) -
     for name, row in rows.items():
         (tmp_path / f"{name}.jsonl").write_text(f"{json.dumps(row)}\n" * 5)
     looks = {name: look_at(name, str(tmp_path / f"{name}.jsonl")) for name in rows}
-    text = write_manifest(Wishes("mine", ["en"], train=False), looks, str(tmp_path / "m.yaml"))
+    text = write_manifest(
+        Wishes("mine", ["en"], train=False), looks, str(tmp_path / "m.yaml")
+    )
     steps = parse_manifest(text, str(tmp_path / "m.yaml")).steps.values()
     filters = [step.config for step in steps if isinstance(step.config, Filter)]
-    paths = {step.sources: step.rules.code.path_field for step in filters if step.rules.code is not None}
+    paths = {
+        step.sources: step.rules.code.path_field
+        for step in filters
+        if step.rules.code is not None
+    }
     assert paths == {("stack",): "max_stars_repo_path", ("files",): "path"}
-    assert [step.sources for step in filters if step.rules.gopher_quality is not None] == [("web",)]
+    assert [
+        step.sources for step in filters if step.rules.gopher_quality is not None
+    ] == [("web",)]
 
 
 def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> None:
@@ -307,9 +431,21 @@ def test_rows_without_any_text_are_refused_with_their_fields(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("rows", "text", "identifier"),
     [
-        ([{"text": "short", "abstract": "a much longer text than that"}], "abstract", None),
-        ([{"text": "a text of some length", "abstract": "a text of this length"}], "text", None),
-        ([{"a": 1, "inner": {"body": "x"}, "id": "p"}, {"a": 2, "id": "q"}], "inner.body", "id"),
+        (
+            [{"text": "short", "abstract": "a much longer text than that"}],
+            "abstract",
+            None,
+        ),
+        (
+            [{"text": "a text of some length", "abstract": "a text of this length"}],
+            "text",
+            None,
+        ),
+        (
+            [{"a": 1, "inner": {"body": "x"}, "id": "p"}, {"a": 2, "id": "q"}],
+            "inner.body",
+            "id",
+        ),
         ([{"id": 1, "t": "x"}, {"id": 1, "t": "y"}], "t", None),
         ([{"x": 1}], None, None),
     ],
@@ -325,23 +461,35 @@ def test_rows_that_lack_their_text_are_remarked(tmp_path: Path) -> None:
     rows = [{"text": "some text"}, {"text": "more text"}, {"title": "none"}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
     look = look_at("a", str(tmp_path / "a.jsonl"))
-    assert look.remarks == ("1 of 3 rows sampled have no 'text': they will be quarantined",)
-    assert f"# {look.remarks[0]}" in write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml"))
+    assert look.remarks == (
+        "1 of 3 rows sampled have no 'text': they will be quarantined",
+    )
+    assert f"# {look.remarks[0]}" in write_manifest(
+        Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
+    )
 
 
 def save_tokenizer(path: Path, *special: str) -> None:
-    vocabulary = {token: number for number, token in enumerate([*special, "a", "b", "c"])}
+    vocabulary = {
+        token: number for number, token in enumerate([*special, "a", "b", "c"])
+    }
     tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="a"))
     tokenizer.add_special_tokens(list(special))
     tokenizer.save(str(path))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("special", "end_of_text"), [("<|endoftext|>", None), ("[SEP]", "[SEP]")])
-def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("special", "end_of_text"), [("<|endoftext|>", None), ("[SEP]", "[SEP]")]
+)
+def test_an_existing_tokenizer_is_taken(
+    special: str, end_of_text: str | None, data: Path, tmp_path: Path
+) -> None:
     save_tokenizer(tmp_path / "given.json", special)
     target, source = tmp_path / "a.yaml", f"a={data}/books.parquet"
-    result = run_new(str(target), "--source", source, "--tokenizer", str(tmp_path / "given.json"))
+    result = run_new(
+        str(target), "--source", source, "--tokenizer", str(tmp_path / "given.json")
+    )
     assert result.exit_code == 0, result.output
     manifest = load_manifest(target)
     assert manifest.tokenizer is not None
@@ -349,7 +497,12 @@ def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, d
     assert manifest.tokenizer.end_of_text == end_of_text
     assert manifest.pretrain is not None
     without_training = run_new(
-        str(tmp_path / "b.yaml"), "--source", source, "--tokenizer", str(tmp_path / "given.json"), "--no-train"
+        str(tmp_path / "b.yaml"),
+        "--source",
+        source,
+        "--tokenizer",
+        str(tmp_path / "given.json"),
+        "--no-train",
     )
     assert without_training.exit_code == 0, without_training.output
     assert load_manifest(tmp_path / "b.yaml").tokenizer == manifest.tokenizer
@@ -359,27 +512,45 @@ def test_an_existing_tokenizer_is_taken(special: str, end_of_text: str | None, d
 def test_a_tokenizer_that_cannot_be_used_is_refused(data: Path, tmp_path: Path) -> None:
     save_tokenizer(tmp_path / "given.json", "<|begin|>")
     result = run_new(
-        str(tmp_path / "a.yaml"), "--source", f"a={data}/books.parquet", "--tokenizer", str(tmp_path / "given.json")
+        str(tmp_path / "a.yaml"),
+        "--source",
+        f"a={data}/books.parquet",
+        "--tokenizer",
+        str(tmp_path / "given.json"),
     )
     assert result.exit_code == 2
     assert "given.json" in result.output
     assert not (tmp_path / "a.yaml").exists()
 
 
-PAGE = "<div><h1>Rhine</h1><p>{}</p><p>It ends in the <a href='/sea'>North Sea</a>, as everybody knows.</p></div>"
+PAGE = (
+    "<div><h1>Rhine</h1><p>{}</p><p>It ends in the <a href='/sea'>North Sea</a>, "
+    "as everybody knows.</p></div>"
+)
 PARAGRAPH = "The river ran past the old mill and turned its wheel all day. " * 20
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [PAGE, f"<!-- made by hand -->\n<!DOCTYPE html><html><body>{PAGE}</body></html>"])
+@pytest.mark.parametrize(
+    "page",
+    [PAGE, f"<!-- made by hand -->\n<!DOCTYPE html><html><body>{PAGE}</body></html>"],
+)
 @pytest.mark.parametrize("as_bytes", [False, True])
-def test_html_in_a_column_is_to_be_extracted(page: str, as_bytes: bool, tmp_path: Path) -> None:
+def test_html_in_a_column_is_to_be_extracted(
+    page: str, as_bytes: bool, tmp_path: Path
+) -> None:
     pages = [page.replace("{}", f"{number} {PARAGRAPH}") for number in range(5)]
-    column = pa.array([text.encode() for text in pages]) if as_bytes else pa.array(pages)
-    pq.write_table(pa.table({"id": list(range(5)), "content": column}), tmp_path / "pages.parquet")
+    column = (
+        pa.array([text.encode() for text in pages]) if as_bytes else pa.array(pages)
+    )
+    pq.write_table(
+        pa.table({"id": list(range(5)), "content": column}), tmp_path / "pages.parquet"
+    )
     look = look_at("pages", str(tmp_path / "pages.parquet"))
     assert (look.text_field, look.extract) == ("content", True)
-    assert "extract: resiliparse" in write_manifest(Wishes("a"), {"a": look}, str(tmp_path / "a.yaml"))
+    assert "extract: resiliparse" in write_manifest(
+        Wishes("a"), {"a": look}, str(tmp_path / "a.yaml")
+    )
 
 
 def test_prose_with_a_few_tags_or_signs_is_not_html() -> None:
@@ -394,13 +565,19 @@ def test_a_binary_format_is_answered_with_a_reader(name: str, tmp_path: Path) ->
         look_at("a", str(tmp_path / name))
 
 
-def test_a_binary_file_is_known_by_its_content_and_a_folder_names_what_it_does_not_read(tmp_path: Path) -> None:
+def test_a_binary_file_is_known_by_its_content_and_a_folder_names_what_it_does_not_read(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "book").write_bytes(b"%PDF-1.7\n1 0 obj\n")
     with pytest.raises(SourceError, match="cannot tell the format"):
         look_at("a", str(tmp_path / "book"))
     (tmp_path / "book").rename(tmp_path / "book.docx")
     (tmp_path / "a.txt").write_text(PARAGRAPH)
-    assert [remark for remark in look_at("a", str(tmp_path)).remarks if "python-docx" in remark]
+    assert [
+        remark
+        for remark in look_at("a", str(tmp_path)).remarks
+        if "python-docx" in remark
+    ]
 
 
 def test_a_json_array_is_looked_at(tmp_path: Path) -> None:
@@ -414,17 +591,35 @@ def test_a_json_array_is_looked_at(tmp_path: Path) -> None:
 
 def test_names_sizes_and_wishes_are_checked(data: Path, tmp_path: Path) -> None:
     assert source_name("s3://bucket/Common Crawl/2024/*.warc.gz", []) == "2024"
-    assert [source_name("/data/web.jsonl.zst", used_names) for used_names in ([], ["web"])] == ["web", "web-2"]
-    assert [size(count) for count in (999, 1234, 5.6e9, 7e12)] == ["999 bytes", "1.2 kB", "5.6 GB", "7.0 TB"]
+    assert [
+        source_name("/data/web.jsonl.zst", used_names) for used_names in ([], ["web"])
+    ] == ["web", "web-2"]
+    assert [size(count) for count in (999, 1234, 5.6e9, 7e12)] == [
+        "999 bytes",
+        "1.2 kB",
+        "5.6 GB",
+        "7.0 TB",
+    ]
     with pytest.raises(ManifestError, match="name"):
-        write_manifest(Wishes("not a name"), {"a": look_at("a", str(data / "code"))}, str(tmp_path / "a.yaml"))
+        write_manifest(
+            Wishes("not a name"),
+            {"a": look_at("a", str(data / "code"))},
+            str(tmp_path / "a.yaml"),
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12])
-def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(tokens: int, data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tokens",
+    [20_000, 2_400_000, 27_500_000, 27_548_160, 300_000_000, 2_300_000_000, 10**12],
+)
+def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(
+    tokens: int, data: Path, tmp_path: Path
+) -> None:
     text = write_manifest(
-        Wishes("a", tokens=tokens), {"a": look_at("a", str(data / "books.parquet"))}, str(tmp_path / "a.yaml")
+        Wishes("a", tokens=tokens),
+        {"a": look_at("a", str(data / "books.parquet"))},
+        str(tmp_path / "a.yaml"),
     )
     (tmp_path / "a.yaml").write_text(text)
     manifest = load_manifest(tmp_path / "a.yaml")
@@ -435,12 +630,17 @@ def test_the_model_is_the_largest_that_has_enough_tokens_per_parameter(tokens: i
         shape = shape_of(Model(preset=preset), vocabulary, manifest.mix.sequence_length)
         return manifest.mix.tokens / shape.parameters
 
-    sizes = {preset: tokens_per_parameter(preset, vocabulary) for preset, vocabulary, *_ in MODELS}
+    sizes = {
+        preset: tokens_per_parameter(preset, vocabulary)
+        for preset, vocabulary, *_ in MODELS
+    }
     largest = [preset for preset, ratio in sizes.items() if ratio >= 20]
     chosen_preset = manifest.pretrain.model.preset
     assert chosen_preset == (largest or ["llama-1m"])[-1]
     (comment,) = re.findall(r"preset: .*# (.*)", text)
     ratio_match = re.search(r"([\d,.e+]+) tokens each", comment)
     assert ratio_match is not None
-    assert float(ratio_match[1].replace(",", "")) == pytest.approx(sizes[chosen_preset], rel=0.01)
+    assert float(ratio_match[1].replace(",", "")) == pytest.approx(
+        sizes[chosen_preset], rel=0.01
+    )
     assert ("the largest preset with 20 or more" in comment) == bool(largest)

@@ -25,22 +25,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_do_what_it_says(folder: Path) -> None:
-    commands = [part for block in COMMANDS.findall(PAGE.read_text()) for part in block.split("$ ")[1:]]
+    commands = [
+        part
+        for block in COMMANDS.findall(PAGE.read_text())
+        for part in block.split("$ ")[1:]
+    ]
     assert len(commands) >= 4
     for command in commands:
         line, _, expected_output = command.partition("\n")
         process = gristmill_command(line.split()[1:], folder)
         assert expected_output.strip() in process.stdout + process.stderr
-        assert process.returncode == (2 if "planning would run" in expected_output else 0), (
-            process.stdout + process.stderr
-        )
+        assert process.returncode == (
+            2 if "planning would run" in expected_output else 0
+        ), process.stdout + process.stderr
 
 
 @pytest.mark.slow
 def test_the_quarantine_holds_what_the_page_says(folder: Path) -> None:
     import pyarrow.parquet as pq
 
-    (expected_error,) = re.findall(r"the third is in quarantine: `(.*?)`", PAGE.read_text())
+    (expected_error,) = re.findall(
+        r"the third is in quarantine: `(.*?)`", PAGE.read_text()
+    )
     gristmill_command(["run", "cards.yaml", "--until", "ingest", "--no-ui"], folder)
     (table,) = folder.glob("gristmill-store/ingest/cards--*/data/quarantine/*.parquet")
     assert pq.read_table(table)["error"].to_pylist() == [expected_error]

@@ -40,13 +40,20 @@ def read(path, least=0):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, text in {"m.yaml": MANIFEST, "own.py": CODE, "beside.py": "TEXT = 'x'\n", "a.txt": "a"}.items():
+    for name, text in {
+        "m.yaml": MANIFEST,
+        "own.py": CODE,
+        "beside.py": "TEXT = 'x'\n",
+        "a.txt": "a",
+    }.items():
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
 def opened(folder: Path, *overrides: str, allow: bool = False) -> Session:
-    return open_session(str(folder / "m.yaml"), list(overrides), str(folder / "store"), allow_code=allow)
+    return open_session(
+        str(folder / "m.yaml"), list(overrides), str(folder / "store"), allow_code=allow
+    )
 
 
 @pytest.mark.slow
@@ -69,7 +76,9 @@ def test_a_listing_runs_only_after_somebody_has_allowed_it(folder: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone(folder: Path) -> None:
+def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone(
+    folder: Path,
+) -> None:
     def fingerprint(*overrides: str) -> str:
         return opened(folder, *overrides, allow=True).plan["ingest"].fingerprint
 
@@ -77,7 +86,10 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
     (folder / "other.py").write_text("# imported by nothing")
     assert fingerprint("engine.workers=1") == original
     (folder / "b.md").write_text("b")
-    distinct_fingerprints = {original, fingerprint("sources.cards.read.with={least: 1}")}
+    distinct_fingerprints = {
+        original,
+        fingerprint("sources.cards.read.with={least: 1}"),
+    }
     (folder / "beside.py").write_text("TEXT = 'y'\n")
     distinct_fingerprints.add(fingerprint())
     (folder / "a.txt").write_text("longer")
@@ -89,10 +101,22 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("sources.cards.format=jsonl", "`read` and `format: jsonl` both determine how files are read"),
-        ("sources.cards.read.use=./own.py:raed", "own.py defines no 'raed', did you mean 'read'?"),
-        ("sources.cards.read.use=https://example.org/own.py:read", "code must come from a file beside the manifest"),
-        ("sources.cards.read.with={leas: 1}", "own.py, line 5: read has no parameter 'leas', did you mean 'least'?"),
+        (
+            "sources.cards.format=jsonl",
+            "`read` and `format: jsonl` both determine how files are read",
+        ),
+        (
+            "sources.cards.read.use=./own.py:raed",
+            "own.py defines no 'raed', did you mean 'read'?",
+        ),
+        (
+            "sources.cards.read.use=https://example.org/own.py:read",
+            "code must come from a file beside the manifest",
+        ),
+        (
+            "sources.cards.read.with={leas: 1}",
+            "own.py, line 5: read has no parameter 'leas', did you mean 'least'?",
+        ),
         (
             "sources.cards.read.use=./own.py:files",
             "m.yaml:5: sources.cards.read: own.py, line 2: files has the parameter "
@@ -108,7 +132,9 @@ def test_the_fingerprint_changes_with_the_code_its_options_and_the_listing_alone
         ),
     ],
 )
-def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, message: str) -> None:
+def test_a_wrong_key_is_named_with_its_place(
+    folder: Path, setting: str, message: str
+) -> None:
     with pytest.raises(ManifestError) as caught:
         opened(folder, setting, allow=True)
     assert message in str(caught.value)
@@ -116,45 +142,83 @@ def test_a_wrong_key_is_named_with_its_place(folder: Path, setting: str, message
 
 @pytest.mark.slow
 def test_what_a_listing_raises_is_named_at_its_key(folder: Path) -> None:
-    (folder / "own.py").write_text(CODE.replace('(path / "ran").touch()', "raise KeyError(ending)"))
-    with pytest.raises(ManifestError, match=r"m.yaml:4: sources.cards.list: KeyError: 'txt' \(own.py, line 3\)"):
+    (folder / "own.py").write_text(
+        CODE.replace('(path / "ran").touch()', "raise KeyError(ending)")
+    )
+    with pytest.raises(
+        ManifestError,
+        match=r"m.yaml:4: sources.cards.list: KeyError: 'txt' \(own.py, line 3\)",
+    ):
         opened(folder, allow=True)
 
 
 @pytest.fixture
 def tuned(tmp_path: Path) -> Path:
     """The folder of a training whose conversations a user function formatted."""
-    stage, tokenizer = tmp_path / "store" / "sft" / "tiny--12", tmp_path / "store" / "tokenizer" / "tiny--34" / "data"
+    stage, tokenizer = (
+        tmp_path / "store" / "sft" / "tiny--12",
+        tmp_path / "store" / "tokenizer" / "tiny--34" / "data",
+    )
     (tmp_path / "chat.py").write_text(
-        "def write(messages):\n    for one in messages:\n        yield one['role'] + ': ', False\n"
-        "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n        yield '\\n', False\n"
+        "def write(messages):\n    for one in messages:\n        yield one['role'] + "
+        "': ', False\n"
+        "        yield one['content'] + '<|end|>', one['role'] == 'assistant'\n      "
+        "  yield '\\n', False\n"
     )
     formatter = OwnFormatter(use=take_code(OwnFunction("./chat.py:write"), tmp_path))
-    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300), tokenizer, formatter)
+    write_tokenizer(
+        train(TokenizerSample({"all": ["red blue one two sky " * 20]}, {}), 300),
+        tokenizer,
+        formatter,
+    )
     shape = shape_of(Model(layers=1, width=32, heads=4, kv_heads=2), 300, 32)
     with torch.device("meta"):
-        parameters = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        parameters = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
     save_model(
-        stage / "data" / "model", shape, {name: drawn(shape, 0)(name, size) for name, size in parameters.items()}
+        stage / "data" / "model",
+        shape,
+        {name: drawn(shape, 0)(name, size) for name, size in parameters.items()},
     )
-    write_json(stage / "stage.json", {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]})
+    write_json(
+        stage / "stage.json",
+        {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]},
+    )
     return stage
 
 
-def test_an_exported_model_says_that_it_cannot_carry_the_function(tuned: Path, tmp_path: Path) -> None:
+def test_an_exported_model_says_that_it_cannot_carry_the_function(
+    tuned: Path, tmp_path: Path
+) -> None:
     events: list[dict[str, object]] = []
     tokenizer = tuned.parent.parent / "tokenizer" / "tiny--34" / "data"
     out = tmp_path / "exported"
-    export.run({"tokenizer": tokenizer, "sft": tuned / "data"}, {}, out, Context(work=tmp_path, emit=events.append))
+    export.run(
+        {"tokenizer": tokenizer, "sft": tuned / "data"},
+        {},
+        out,
+        Context(work=tmp_path, emit=events.append),
+    )
     assert not (out / "chat_template.jinja").exists()
     assert not list(out.glob("*formatter*"))
-    (warning,) = [str(event["message"]) for event in events if event["event"] == "warning"]
+    (warning,) = [
+        str(event["message"]) for event in events if event["event"] == "warning"
+    ]
     assert "has no chat template: chat:write writes its conversations" in warning
     card = (out / "README.md").read_text()
-    assert "system: Probe of the system.<|end|>\nuser: First probe of the user.<|end|>\nassistant: First" in card
+    assert (
+        "system: Probe of the system.<|end|>\nuser: First probe of the "
+        "user.<|end|>\nassistant: First" in card
+    )
     assert find_model(str(out), None).tokenizer == out
 
 
-def test_a_folder_that_holds_code_is_refused_where_no_manifest_names_it(tuned: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"chat:write\), and code runs only where a manifest names it"):
+def test_a_folder_that_holds_code_is_refused_where_no_manifest_names_it(
+    tuned: Path,
+) -> None:
+    with pytest.raises(
+        ModelNotFoundError,
+        match=r"chat:write\), and code runs only where a manifest names it",
+    ):
         find_model(str(tuned), None)

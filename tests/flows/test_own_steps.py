@@ -1,4 +1,6 @@
-"""User-defined steps in a run: planned, run by value, explained, replayed, resumed, reported."""
+"""User-defined steps in a run: planned, run by value, explained, replayed, resumed,
+reported.
+"""
 
 from __future__ import annotations
 
@@ -62,17 +64,23 @@ def own(tmp_path: Path) -> Path:
     """A manifest with three user-defined steps."""
     (tmp_path / "steps.py").write_text(STEPS)
     (tmp_path / "words.py").write_text(WORDS)
-    (tmp_path / "web.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    (tmp_path / "web.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    )
     (tmp_path / "own.yaml").write_text(MANIFEST)
     return tmp_path / "own.yaml"
 
 
 def opened(manifest: Path, *overrides: str, until: str = "long") -> Session:
-    return open_session(str(manifest), list(overrides), str(manifest.parent / "store"), until=until)
+    return open_session(
+        str(manifest), list(overrides), str(manifest.parent / "store"), until=until
+    )
 
 
 def ran(session: Session) -> int:
-    return launch(session, list(session.plan), frozenset(), tracked=False, summarise=True)
+    return launch(
+        session, list(session.plan), frozenset(), tracked=False, summarise=True
+    )
 
 
 @pytest.mark.slow
@@ -88,23 +96,36 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert ran(session) == 0
     assert "counting xyzzy" not in capsys.readouterr().out
 
-    documents_by_stage = {row["stage"]: row["documents"] for row in stage_states(session)}
+    documents_by_stage = {
+        row["stage"]: row["documents"] for row in stage_states(session)
+    }
     assert documents_by_stage["annotate"] == {
         "read": 5,
         "kept": 3,
         "quarantined": 0,
         "dropped": {"annotate/max_magic": 2},
     }
-    assert documents_by_stage["edit"] == {"read": 3, "kept": 3, "quarantined": 0, "dropped": {}}
+    assert documents_by_stage["edit"] == {
+        "read": 3,
+        "kept": 3,
+        "quarantined": 0,
+        "dropped": {},
+    }
     assert documents_by_stage["long"]["dropped"] == {"annotate/long_enough": 1}
 
     dropped = history(session, "web.jsonl#2")
     assert dropped["outcome"] == "dropped by annotate: annotate/max_magic"
     assert dropped["stages"][0]["threshold"] == 1
     assert dropped["stages"][0]["values"] == {"magic": 3}
-    assert history(session, "web.jsonl#3")["outcome"] == "dropped by long: annotate/long_enough"
+    assert (
+        history(session, "web.jsonl#3")["outcome"]
+        == "dropped by long: annotate/long_enough"
+    )
     edited = history(session, "web.jsonl#1", with_text=True)
-    assert [(edit["removed"], edit["added"]) for edit in edited["stages"][1]["edits"]["first"]] == [
+    assert [
+        (edit["removed"], edit["added"])
+        for edit in edited["stages"][1]["edits"]["first"]
+    ] == [
         ("  ", " "),
         ("colour", "color"),
     ]
@@ -112,10 +133,18 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert "a[-  -]{+ +}[-colour-]{+color+} that says xyzzy" in capsys.readouterr().out
 
     (rule,) = thresholds(session)
-    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == ("annotate.max.magic", 1, 5, 2)
+    assert (rule["key"], rule["bound"], rule["seen"], rule["failing"]) == (
+        "annotate.max.magic",
+        1,
+        5,
+        2,
+    )
     assert (rule["looser"]["bound"], rule["looser"]["failing"]) == (2, 1)
     looser = replay_with(compare(session, opened(own, "annotate.max.magic=2")), 1, None)
-    assert (looser["now"]["web"]["documents"], looser["unseen"]["web"]["documents"]) == (2, 1)
+    assert (
+        looser["now"]["web"]["documents"],
+        looser["unseen"]["web"]["documents"],
+    ) == (2, 1)
 
     page = render_report(session, None).replace("<wbr>", "")
     assert "annotate/max_magic = 1: 2 documents" in page
@@ -124,7 +153,9 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
     assert "./steps.py:count_word (sha256 " in page
 
     (own.parent / "words.py").write_text(WORDS + "# counts\n")
-    with pytest.raises(NotReplayableError, match=r"^annotate\.use changes a measurement"):
+    with pytest.raises(
+        NotReplayableError, match=r"^annotate\.use changes a measurement"
+    ):
         compare(session, opened(own))
     assert ran(opened(own)) == 0
     runs = [find_run(session.store, name) for name in ("last-1", "last")]
@@ -132,25 +163,40 @@ def test_own_steps_are_planned_run_explained_replayed_and_reported(
         difference["key"]: (difference["first"], difference["second"])
         for difference in compare_runs(session.store, *runs)["manifest"]
     }
-    assert set(changed) == {f"prepare.{name}.use" for name in ("annotate", "edit", "long")}
-    assert all("def " not in code and "sha256" in code for codes in changed.values() for code in codes)
+    assert set(changed) == {
+        f"prepare.{name}.use" for name in ("annotate", "edit", "long")
+    }
+    assert all(
+        "def " not in code and "sha256" in code
+        for codes in changed.values()
+        for code in codes
+    )
 
 
 def test_what_code_a_manifest_would_run_is_said_before_it_runs(own: Path) -> None:
-    outcome = CliRunner().invoke(app, ["plan", str(own), "--store", str(own.parent / "store")])
+    outcome = CliRunner().invoke(
+        app, ["plan", str(own), "--store", str(own.parent / "store")]
+    )
     assert outcome.exit_code == 0, outcome.output
-    assert "annotate runs code of your own: ./steps.py:count_word (sha256 " in outcome.output
+    assert (
+        "annotate runs code of your own: ./steps.py:count_word (sha256 "
+        in outcome.output
+    )
     assert "def count_word" not in outcome.output
     assert "counting" not in outcome.output
 
 
 @pytest.mark.slow
-def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothing(own: Path) -> None:
+def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothing(
+    own: Path,
+) -> None:
     assert ran(opened(own)) == 0
     before = opened(own)
     (own.parent / "notes.py").write_text("# nothing that a step imports\n")
     assert opened(own).plan["long"].fingerprint == before.plan["long"].fingerprint
-    (own.parent / "words.py").write_text(WORDS.replace("text.count", "text.lower().count"))
+    (own.parent / "words.py").write_text(
+        WORDS.replace("text.count", "text.lower().count")
+    )
     reasons = {row["stage"]: row["reason"] for row in explain_plan(opened(own))}
     assert reasons["ingest"] == ""
     assert reasons["annotate"] == "code changed: the code of ./steps.py:count_word"
@@ -160,16 +206,21 @@ def test_changed_code_rebuilds_its_stage_and_what_follows_and_other_files_nothin
         .replace("with: {word: xyzzy}, ", "with: {word: xyzzy}, measures: [count], ")
         .replace("magic", "count")
     )
-    reason = next(row["reason"] for row in explain_plan(opened(own)) if row["stage"] == "annotate")
+    reason = next(
+        row["reason"] for row in explain_plan(opened(own)) if row["stage"] == "annotate"
+    )
     assert "./steps.py:count_word -> ./words.py:count" in reason
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     dies = "import os, signal\n" + STEPS.replace(
         '    print("counting", word)\n',
         f"    if not os.path.exists({str(own.parent / 'died')!r}):\n"
-        f'        open({str(own.parent / "died")!r}, "w").close()\n        os.kill(os.getpid(), signal.SIGKILL)\n',
+        f'        open({str(own.parent / "died")!r}, "w").close()\n        '
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
     )
     (own.parent / "steps.py").write_text(dies)
     session = opened(own, "engine.retries=0")
@@ -179,11 +230,18 @@ def test_a_run_that_was_killed_is_resumed_after_the_file_is_gone(own: Path, caps
     assert "annotate: its process was killed" in capsys.readouterr().err
     assert ran(session) == 0
     assert "Resumed" in capsys.readouterr().out
-    assert next(row for row in stage_states(session) if row["stage"] == "annotate")["documents"]["kept"] == 3
+    assert (
+        next(row for row in stage_states(session) if row["stage"] == "annotate")[
+            "documents"
+        ]["kept"]
+        == 3
+    )
 
 
 def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None:
-    mixed = MANIFEST.replace("{path: web.jsonl}", "{path: web.jsonl, where: magic < 1 AND long_enough}")
+    mixed = MANIFEST.replace(
+        "{path: web.jsonl}", "{path: web.jsonl, where: magic < 1 AND long_enough}"
+    )
     mix = "mix: {sequence_length: 8, tokens: 16, weights: {web: 1}}\n"
     own.write_text(mixed + mix)
     open_session(str(own), [], str(own.parent / "store"), until="mix")
@@ -195,7 +253,11 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("./steps.py:count_word", "./step.py:count_word", r"own.yaml:5: .*use: there is no file step.py in .*steps.py"),
+        (
+            "./steps.py:count_word",
+            "./step.py:count_word",
+            r"own.yaml:5: .*use: there is no file step.py in .*steps.py",
+        ),
         (
             "./steps.py:count_word",
             "./steps.py:count_words",
@@ -212,7 +274,11 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
             r"own.yaml:5: .*use: steps.py, line 5: count_word has the parameter 'word', which "
             r"is no column of documents",
         ),
-        ("word: xyzzy", "word: xyzzy, other: 1", r"line 5: count_word has no parameter 'other'; correct `with`"),
+        (
+            "word: xyzzy",
+            "word: xyzzy, other: 1",
+            r"line 5: count_word has no parameter 'other'; correct `with`",
+        ),
         (
             "magic: 1",
             "magik: 1",
@@ -226,7 +292,9 @@ def test_measured_columns_stand_in_expressions_of_the_mixture(own: Path) -> None
         ),
     ],
 )
-def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, old: str, new: str, message: str) -> None:
+def test_what_is_wrong_with_a_step_is_said_before_anything_runs(
+    own: Path, old: str, new: str, message: str
+) -> None:
     own.write_text(MANIFEST.replace(old, new, 1))
     with pytest.raises(ManifestError, match=message):
         opened(own)
@@ -239,23 +307,38 @@ def test_what_is_wrong_with_a_step_is_said_before_anything_runs(own: Path, old: 
             "def count_word(text: str, word: str) -> dict:\n    return {'magic': 1\n",
             r"steps.py, line 2: not valid Python",
         ),
-        ("async def count_word(text, word): return {'magic': 1}", r"steps.py, line 1: count_word is an async function"),
-        ("def count_word(text, word): yield {'magic': 1}", r"steps.py, line 1: count_word yields values; return one"),
-        ("class count_word: ...", r"steps.py, line 1: count_word is a class; name a function"),
+        (
+            "async def count_word(text, word): return {'magic': 1}",
+            r"steps.py, line 1: count_word is an async function",
+        ),
+        (
+            "def count_word(text, word): yield {'magic': 1}",
+            r"steps.py, line 1: count_word yields values; return one",
+        ),
+        (
+            "class count_word: ...",
+            r"steps.py, line 1: count_word is a class; name a function",
+        ),
     ],
 )
-def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(own: Path, source: str, message: str) -> None:
+def test_what_the_source_shows_to_be_wrong_is_said_before_anything_runs(
+    own: Path, source: str, message: str
+) -> None:
     shutil.copy(own.parent / "steps.py", own.parent / "others.py")
     (own.parent / "steps.py").write_text(source)
     own.write_text(
-        MANIFEST.replace("./steps.py:tidy", "./others.py:tidy").replace("./steps.py:long", "./others.py:long")
+        MANIFEST.replace("./steps.py:tidy", "./others.py:tidy").replace(
+            "./steps.py:long", "./others.py:long"
+        )
     )
     with pytest.raises(ManifestError, match=message):
         opened(own)
 
 
 @pytest.mark.slow
-def test_what_a_function_prints_breaks_nothing(own: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_function_prints_breaks_nothing(
+    own: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     prints = (
         "import os",
         'print("no line end", end="")',
@@ -267,5 +350,10 @@ def test_what_a_function_prints_breaks_nothing(own: Path, capfd: pytest.CaptureF
     (own.parent / "steps.py").write_text(loud)
     session = opened(own)
     assert ran(session) == 0
-    assert next(row for row in stage_states(session) if row["stage"] == "annotate")["documents"]["kept"] == 3
+    assert (
+        next(row for row in stage_states(session) if row["stage"] == "annotate")[
+            "documents"
+        ]["kept"]
+        == 3
+    )
     assert os.path.exists(session.folder("long").path)

@@ -1,5 +1,5 @@
-"""The examples of docs/own-steps.md run: each Python block is the file that it names, each YAML block part of a
-manifest.
+"""The examples of docs/own-steps.md run: each Python block is the file that it names,
+each YAML block part of a manifest.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ from gristmill.flows.running.session import open_session
 pytestmark = pytest.mark.slow
 
 GUIDE = Path(__file__).resolve().parent.parent.parent / "docs" / "own-steps.md"
-BLOCK = re.compile(r"^```python\n# (\S+\.py)\n(.*?)^```\n\n```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXAMPLES = {name: (source, manifest) for name, source, manifest in BLOCK.findall(GUIDE.read_text())}
+BLOCK = re.compile(
+    r"^```python\n# (\S+\.py)\n(.*?)^```\n\n```yaml\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+EXAMPLES = {
+    name: (source, manifest)
+    for name, source, manifest in BLOCK.findall(GUIDE.read_text())
+}
 TEXTS = [
     "The xyzzy recipe.\nINGREDIENTS: grist, grist, grist, grist",
     "short",
@@ -38,21 +44,29 @@ KEPT = {
 
 
 def test_every_block_of_the_guide_is_one_of_its_examples() -> None:
-    assert len(re.findall(r"^```", GUIDE.read_text(), re.MULTILINE)) == 4 * len(EXAMPLES)
+    assert len(re.findall(r"^```", GUIDE.read_text(), re.MULTILINE)) == 4 * len(
+        EXAMPLES
+    )
     assert EXAMPLES.keys() == {*KEPT, "answers.py"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_of_the_guide_runs(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, manifest = EXAMPLES[name]
     (tmp_path / name).write_text(source)
     (tmp_path / "web.jsonl").write_text(
         "".join(
-            json.dumps({"text": text, "url": f"https://example.org/{row}"}) + "\n" for row, text in enumerate(TEXTS)
+            json.dumps({"text": text, "url": f"https://example.org/{row}"}) + "\n"
+            for row, text in enumerate(TEXTS)
         )
     )
     (tmp_path / "chats.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n" for answer in ("yes indeed", "no"))
+        "".join(
+            json.dumps({"prompt": f"say {answer}", "completion": answer}) + "\n"
+            for answer in ("yes indeed", "no")
+        )
     )
     sections = {
         "name": "guide",
@@ -61,31 +75,60 @@ def test_an_example_of_the_guide_runs(name: str, tmp_path: Path, capsys: pytest.
         **yaml.safe_load(manifest),
     }
     if "sft" in sections:
-        sections |= {"mix": {"tokens": 16, "sequence_length": 8}, "pretrain": {"steps": 1}}
+        sections |= {
+            "mix": {"tokens": 16, "sequence_length": 8},
+            "pretrain": {"steps": 1},
+        }
     (tmp_path / "guide.yaml").write_text(yaml.safe_dump(sections))
     last_stage = "sft_prepare" if "sft" in sections else None
-    session = open_session(str(tmp_path / "guide.yaml"), [], str(tmp_path / "store"), until=last_stage or "tokenizer")
-    stages = [last_stage] if last_stage else [stage for stage in session.plan if stage != "tokenizer"]
-    assert launch(session, stages, frozenset(), tracked=False, summarise=True) == 0, capsys.readouterr().err
+    session = open_session(
+        str(tmp_path / "guide.yaml"),
+        [],
+        str(tmp_path / "store"),
+        until=last_stage or "tokenizer",
+    )
+    stages = (
+        [last_stage]
+        if last_stage
+        else [stage for stage in session.plan if stage != "tokenizer"]
+    )
+    assert launch(session, stages, frozenset(), tracked=False, summarise=True) == 0, (
+        capsys.readouterr().err
+    )
     inputs = committed_inputs(session, session.plan)
     if last_stage:
         (prepared_set,) = session.folder(last_stage).manifest()["summary"]["sets"]
-        assert (prepared_set["dropped"], prepared_set["kept"]) == ({"annotate/min_words": 1}, 1)
+        assert (prepared_set["dropped"], prepared_set["kept"]) == (
+            {"annotate/min_words": 1},
+            1,
+        )
         return
-    texts = CorpusDataset.of(Corpus(inputs), ["text"]).scanner().to_table()["text"].to_pylist()
+    texts = (
+        CorpusDataset.of(Corpus(inputs), ["text"])
+        .scanner()
+        .to_table()["text"]
+        .to_pylist()
+    )
     assert [text.strip() for text in texts] == [
-        (TEXTS[row] if name != "tidy.py" else TEXTS[row].replace(" \n", "\n")) for row in KEPT[name]
+        (TEXTS[row] if name != "tidy.py" else TEXTS[row].replace(" \n", "\n"))
+        for row in KEPT[name]
     ]
 
 
-def test_columns_of_two_steps_have_the_names_that_the_guide_says(tmp_path: Path) -> None:
+def test_columns_of_two_steps_have_the_names_that_the_guide_says(
+    tmp_path: Path,
+) -> None:
     from gristmill.dataprep.where_sql import names_of
     from gristmill.flows.stages.registry import measured_by
     from gristmill.mixtures.load import parse_manifest
 
     source, manifest = EXAMPLES["shape.py"]
     (tmp_path / "shape.py").write_text(source)
-    sections = {"name": "guide", "sources": {"web": {"path": "web.jsonl"}}, **yaml.safe_load(manifest)}
+    sections = {
+        "name": "guide",
+        "sources": {"web": {"path": "web.jsonl"}},
+        **yaml.safe_load(manifest),
+    }
     steps = parse_manifest(yaml.safe_dump(sections), str(tmp_path / "guide.yaml")).steps
     column_names = names_of({name: measured_by(step) for name, step in steps.items()})
     assert (column_names["annotate"]["lines"], column_names["long_pages"]["lines"]) == (

@@ -1,4 +1,6 @@
-"""Runs whose process is gone are shown as crashed, other runs stay unchanged; a run that is cancelled in the UI ends."""
+"""Runs whose process is gone are shown as crashed, other runs stay unchanged; a run
+that is cancelled in the UI ends.
+"""
 
 from __future__ import annotations
 
@@ -44,32 +46,60 @@ class Server:
         task: Any = None,
         attempt_of_task: int = 1,
     ) -> Any:
-        labels = {} if owner is None else {f"gristmill.{key}": value for key, value in owner.items()}
+        labels = (
+            {}
+            if owner is None
+            else {f"gristmill.{key}": value for key, value in owner.items()}
+        )
         run = SimpleNamespace(
-            id=uuid.uuid4(), name=name, state=state, labels={**labels, "gristmill.runner": runner}, run_count=1
+            id=uuid.uuid4(),
+            name=name,
+            state=state,
+            labels={**labels, "gristmill.runner": runner},
+            run_count=1,
         )
         self.runs.append(run)
         if task is not None:
             self.tasks.append(
-                SimpleNamespace(id=uuid.uuid4(), flow_run_id=run.id, state=task, flow_run_run_count=attempt_of_task)
+                SimpleNamespace(
+                    id=uuid.uuid4(),
+                    flow_run_id=run.id,
+                    state=task,
+                    flow_run_run_count=attempt_of_task,
+                )
             )
         return run
 
-    def read_flow_runs(self, flow_run_filter: Any, limit: int, offset: int) -> list[Any]:
+    def read_flow_runs(
+        self, flow_run_filter: Any, limit: int, offset: int
+    ) -> list[Any]:
         state_types = flow_run_filter.state.type.any_
-        return [run for run in self.runs if run.state.type in state_types][offset : offset + limit]
+        return [run for run in self.runs if run.state.type in state_types][
+            offset : offset + limit
+        ]
 
     def read_flow_run(self, run: uuid.UUID) -> Any:
         return next(candidate for candidate in self.runs if candidate.id == run)
 
-    def read_task_runs(self, flow_run_filter: Any, task_run_filter: Any = None, limit: int = 0) -> list[Any]:
+    def read_task_runs(
+        self, flow_run_filter: Any, task_run_filter: Any = None, limit: int = 0
+    ) -> list[Any]:
         if flow_run_filter.id is not None:
-            return [task for task in self.tasks if task.flow_run_id in flow_run_filter.id.any_]
-        ended_runs = {run.id for run in self.runs if run.state.type in flow_run_filter.state.type.any_}
+            return [
+                task
+                for task in self.tasks
+                if task.flow_run_id in flow_run_filter.id.any_
+            ]
+        ended_runs = {
+            run.id
+            for run in self.runs
+            if run.state.type in flow_run_filter.state.type.any_
+        }
         return [
             task
             for task in self.tasks
-            if task.flow_run_id in ended_runs and task.state.type in task_run_filter.state.type.any_
+            if task.flow_run_id in ended_runs
+            and task.state.type in task_run_filter.state.type.any_
         ]
 
     def set_flow_run_state(self, run: uuid.UUID, state: Any, force: bool) -> None:
@@ -78,7 +108,9 @@ class Server:
 
     def set_task_run_state(self, task: uuid.UUID, state: Any, force: bool) -> None:
         assert force, "the owner is gone, so the state must be forced"
-        next(candidate for candidate in self.tasks if candidate.id == task).state = state
+        next(
+            candidate for candidate in self.tasks if candidate.id == task
+        ).state = state
 
     def update_flow_run_labels(self, run: uuid.UUID, labels: dict[str, Any]) -> None:
         self.read_flow_run(run).labels.update(labels)
@@ -87,7 +119,9 @@ class Server:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     fake = Server()
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: fake)
+    monkeypatch.setattr(
+        "prefect.client.orchestration.get_client", lambda sync_client: fake
+    )
     return fake
 
 
@@ -105,7 +139,9 @@ def states(server: Server) -> dict[str, str]:
     return {run.name: run.state.name for run in server.runs}
 
 
-def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Server, gone: dict[str, Any]) -> None:
+def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(
+    server: Server, gone: dict[str, Any]
+) -> None:
     from prefect.states import Cancelling, Completed, Running
 
     server.add("gone", Running(), gone, task=Running())
@@ -123,11 +159,17 @@ def test_only_runs_of_this_machine_whose_process_is_gone_are_marked(server: Serv
         "not ours": "Running",
         "over": "Completed",
     }
-    assert [task.state.name for task in server.tasks] == ["Crashed", "Cancelled", "Running"]
+    assert [task.state.name for task in server.tasks] == [
+        "Crashed",
+        "Cancelled",
+        "Running",
+    ]
     assert f"process ({gone['pid']}) is gone" in server.runs[0].state.message
 
 
-def test_a_runner_marks_those_that_it_started_and_no_others(server: Server, gone: dict[str, Any]) -> None:
+def test_a_runner_marks_those_that_it_started_and_no_others(
+    server: Server, gone: dict[str, Any]
+) -> None:
     from prefect.states import Running
 
     server.add("mine", Running(), gone, runner=7)
@@ -136,14 +178,20 @@ def test_a_runner_marks_those_that_it_started_and_no_others(server: Server, gone
     assert states(server) == {"mine": "Crashed", "another's": "Running"}
 
 
-def test_tasks_that_a_crashed_run_left_running_are_marked_too(server: Server, gone: dict[str, Any]) -> None:
+def test_tasks_that_a_crashed_run_left_running_are_marked_too(
+    server: Server, gone: dict[str, Any]
+) -> None:
     from prefect.states import Completed, Crashed, Running
 
     for task in (Running(), Completed()):
         server.add("crashed", Crashed(), gone, task=task)
     server.add("elsewhere", Crashed(), {**gone, "host": "another"}, task=Running())
     assert flow_liveness.mark_crashed() == []
-    assert [task.state.name for task in server.tasks] == ["Crashed", "Completed", "Running"]
+    assert [task.state.name for task in server.tasks] == [
+        "Crashed",
+        "Completed",
+        "Running",
+    ]
 
 
 def test_tasks_that_ended_with_their_cancelled_run_are_shown_as_cancelled_too(
@@ -159,7 +207,13 @@ def test_tasks_that_ended_with_their_cancelled_run_are_shown_as_cancelled_too(
 
     assert flow_liveness.mark_crashed() == []
 
-    assert [task.state.name for task in server.tasks] == ["Cancelled", "Completed", "Crashed", "Crashed", "Crashed"]
+    assert [task.state.name for task in server.tasks] == [
+        "Cancelled",
+        "Completed",
+        "Crashed",
+        "Crashed",
+        "Crashed",
+    ]
 
 
 def test_runs_beyond_the_first_page_are_found(
@@ -173,7 +227,9 @@ def test_runs_beyond_the_first_page_are_found(
     assert flow_liveness.mark_crashed() == [f"run {number}" for number in range(5)]
 
 
-def test_a_server_that_does_not_answer_stops_nothing(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_does_not_answer_stops_nothing(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
     server.silent = True
     flow_liveness.mark_crashed_quietly()
     flow_liveness.end_runs_of(1, seconds=0)
@@ -187,7 +243,9 @@ def test_a_server_that_does_not_answer_stops_nothing(server: Server, caplog: pyt
     assert flow_liveness.cancelled_runs == set()
 
 
-def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(server: Server) -> None:
+def test_a_runner_that_ends_ends_its_runs_first_and_marks_what_could_not_say_so(
+    server: Server,
+) -> None:
     from prefect.states import Running
 
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -212,7 +270,9 @@ def current(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     flow_liveness.cancelled_runs.clear()
 
 
-def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(server: Server, current: Any) -> None:
+def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(
+    server: Server, current: Any
+) -> None:
     from prefect.states import Cancelling, Crashed
 
     terminated = threading.Event()
@@ -231,7 +291,9 @@ def test_a_run_from_a_terminal_names_its_process_and_ends_when_it_is_cancelled(s
     assert current.state.name == "Cancelled"
 
 
-def test_a_run_that_is_not_cancelled_ends_by_itself_and_keeps_its_state(current: Any) -> None:
+def test_a_run_that_is_not_cancelled_ends_by_itself_and_keeps_its_state(
+    current: Any,
+) -> None:
     with flow_liveness.owned_run():
         pass
     flow_liveness.show_cancelled()

@@ -10,22 +10,35 @@ from gristmill.flows.orchestration.reporting import artifact_key
 
 def test_progress_names_done_total_loss_tokens_rate_and_time_left() -> None:
     pace = Pace.begin({"done": 100, "total": 400, "unit": "steps"}, now=1000.0)
-    event = {"done": 160, "total": 400, "unit": "steps", "loss": 3.2145, "tokens": 81920, "tokens_per_second": 2048.0}
-    # 60 steps took 30 s, so 240 more take 120 s; the 100 steps of an earlier attempt do not count for the rate.
+    event = {
+        "done": 160,
+        "total": 400,
+        "unit": "steps",
+        "loss": 3.2145,
+        "tokens": 81920,
+        "tokens_per_second": 2048.0,
+    }
+    # 60 steps took 30 s, so 240 more take 120 s; the 100 steps of an earlier attempt do
+    # not count for the rate.
     assert pace.describe(event, now=1030.0) == (
         "160 of 400 steps, loss 3.2145, 81,920 tokens, 2,048 tokens/s, 2:00 left"
     )
 
 
 def test_progress_of_a_job_of_shards_names_the_job_and_its_rate() -> None:
-    pace = Pace.begin({"done": 0, "total": 3128, "unit": "shards", "job": "rows"}, now=5.0)
-    assert pace.describe({"done": 0, "total": 3128, "unit": "shards"}, now=5.0) == "rows: 0 of 3,128 shards"
-    assert pace.describe({"done": 1564, "total": 3128, "unit": "shards"}, now=105.0) == (
-        "rows: 1,564 of 3,128 shards, 15.6 shards/s, 1:40 left"
+    pace = Pace.begin(
+        {"done": 0, "total": 3128, "unit": "shards", "job": "rows"}, now=5.0
     )
-    assert pace.describe({"done": 3128, "total": 3128, "unit": "shards"}, now=205.0) == (
-        "rows: 3,128 of 3,128 shards, 15.6 shards/s"
+    assert (
+        pace.describe({"done": 0, "total": 3128, "unit": "shards"}, now=5.0)
+        == "rows: 0 of 3,128 shards"
     )
+    assert pace.describe(
+        {"done": 1564, "total": 3128, "unit": "shards"}, now=105.0
+    ) == ("rows: 1,564 of 3,128 shards, 15.6 shards/s, 1:40 left")
+    assert pace.describe(
+        {"done": 3128, "total": 3128, "unit": "shards"}, now=205.0
+    ) == ("rows: 3,128 of 3,128 shards, 15.6 shards/s")
 
 
 def test_what_takes_long_is_told_of_by_its_seconds() -> None:
@@ -35,7 +48,10 @@ def test_what_takes_long_is_told_of_by_its_seconds() -> None:
     )
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (42, "0:42"), (725, "12:05"), (11220, "3:07:00")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0:00"), (42, "0:42"), (725, "12:05"), (11220, "3:07:00")],
+)
 def test_time_left_is_written_as_on_a_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
 

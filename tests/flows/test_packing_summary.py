@@ -14,7 +14,9 @@ from gristmill.flows.report.terminal_summary import print_packing
 from tests.flows.rendered import html_of
 
 
-def costs(rows: int, tokens: int, padding: int, dropped: int, split: int) -> dict[str, int]:
+def costs(
+    rows: int, tokens: int, padding: int, dropped: int, split: int
+) -> dict[str, int]:
     return {
         "rows": rows,
         "tokens": tokens,
@@ -67,7 +69,11 @@ def test_a_narrow_terminal_shows_all_of_it(facts: dict[str, Any]) -> None:
     console = Console(file=io.StringIO(), width=64)
     print_packing(facts, console)
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert [line.split()[0] for line in lines if line] == ["Packing", "packing", "best_fit"]
+    assert [line.split()[0] for line in lines if line] == [
+        "Packing",
+        "packing",
+        "best_fit",
+    ]
     assert lines[3].split()[1:] == ["125", "5.00%", "0.00%", "20.00%"]
 
 
@@ -79,7 +85,9 @@ def test_a_card_shows_the_packing_of_the_set_alone(facts: dict[str, Any]) -> Non
     assert "stream" not in card
 
 
-def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(facts: dict[str, Any]) -> None:
+def test_the_report_shows_it_and_leaves_it_out_where_it_is_not_known(
+    facts: dict[str, Any],
+) -> None:
     page = html_of(*packing(facts))
     assert "<td>best_fit (used)</td>" in page
     assert "20.000%" in page

@@ -1,4 +1,6 @@
-"""Pages as HTML and Markdown: every value is escaped, pages load nothing, and text is readable in light and dark mode."""
+"""Pages as HTML and Markdown: every value is escaped, pages load nothing, and text is
+readable in light and dark mode.
+"""
 
 from __future__ import annotations
 
@@ -60,9 +62,15 @@ from gristmill.flows.pages.pictures import curves, histogram, stacked_bars, step
 
 
 def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
-    assert [place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)] == [0, 1, 1.5, 2, 2.5, 4, 4]
-    drawn = draw_histogram([0, 10, 20], [0, 4, 2, 0], 12, "words", lambda low, high: f"/{low}-{high}")
-    assert drawn.cut == pytest.approx(600 * 2.2 / 4), "12 lies a fifth into the third of four bins"
+    assert [
+        place_on_bins(value, [0, 10, 20]) for value in (-1, 0, 5, 10, 15, 20, 99)
+    ] == [0, 1, 1.5, 2, 2.5, 4, 4]
+    drawn = draw_histogram(
+        [0, 10, 20], [0, 4, 2, 0], 12, "words", lambda low, high: f"/{low}-{high}"
+    )
+    assert drawn.cut == pytest.approx(600 * 2.2 / 4), (
+        "12 lies a fifth into the third of four bins"
+    )
     assert [(bar.title, bar.height, bar.href) for bar in drawn.bars] == [
         ("below 0: 0", 0, "/None-0"),
         ("0 to 10: 4", 140, "/0-10"),
@@ -70,14 +78,18 @@ def test_a_cut_is_drawn_where_its_value_lies_between_the_edges() -> None:
         ("from 20: 0", 0, "/20-None"),
     ]
     assert drawn.labels == [(150, "0"), (300, "10"), (450, "20")]
-    assert draw_histogram([0, 10], [3, 0, 0], None, "words").bars == [Bar(0, 552, 140, "below 0: 3")]
+    assert draw_histogram([0, 10], [3, 0, 0], None, "words").bars == [
+        Bar(0, 552, 140, "below 0: 3")
+    ]
 
 
 @pytest.mark.slow
 def test_no_legend_lies_over_what_is_drawn() -> None:
     two = {"a": [0.1, 0.5], "b": [0.9, 0.4]}
     for svg in (
-        curves({name: list(enumerate(values)) for name, values in two.items()}, "x", "y"),
+        curves(
+            {name: list(enumerate(values)) for name, values in two.items()}, "x", "y"
+        ),
         stacked_bars([("one", {"a": 1.0, "b": 2.0})], "x"),
         histogram(two, [0, 1, 2], "x"),
         steps(two, ["p", "q"], "y"),
@@ -89,8 +101,12 @@ def test_no_legend_lies_over_what_is_drawn() -> None:
 
 
 def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
-    drawn = curves({str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y")
-    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], "a fixed colour that dark mode cannot replace"
+    drawn = curves(
+        {str(number): [(0, number), (1, number)] for number in range(8)}, "x", "y"
+    )
+    assert re.findall(r"(?<!, )#[0-9a-f]{6}", drawn) == [], (
+        "a fixed colour that dark mode cannot replace"
+    )
     html = html_file(Page("x", parts=[Figure(drawn, "")]))
     dark = html.partition("(prefers-color-scheme: dark)")[2].partition("}")[0]
     used = set(re.findall(r"var\(--([\w-]+)", html))
@@ -99,34 +115,59 @@ def test_a_dark_page_has_its_own_colours_for_everything_that_is_drawn() -> None:
 
 @pytest.mark.parametrize("colours", [LIGHT, DARK])
 def test_text_can_be_read_in_both_modes(colours: dict[str, str]) -> None:
-    """WCAG 2.2, 1.4.3: a contrast of at least 4.5 to 1 for text; 1.4.11: 3 to 1 for graphics."""
+    """WCAG 2.2, 1.4.3: a contrast of at least 4.5 to 1 for text; 1.4.11: 3 to 1 for
+    graphics.
+    """
 
     def luminance(colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4
+            for part in parts
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     def contrast(first_colour: str, second_colour: str) -> float:
-        low, high = sorted(luminance(colour) + 0.05 for colour in (first_colour, second_colour))
+        low, high = sorted(
+            luminance(colour) + 0.05 for colour in (first_colour, second_colour)
+        )
         return high / low
 
     for name in ("ink", "soft", "accent", "good", "bad"):
         assert contrast(colours[name], colours["paper"]) >= 4.5, name
-        assert name == "accent" or contrast(colours[name], colours["plain"]) >= 4.5, name
+        assert name == "accent" or contrast(colours[name], colours["plain"]) >= 4.5, (
+            name
+        )
     for name in ("trained", "removed", "added", "hit"):
         assert contrast(colours["ink"], colours[name]) >= 4.5, name
     for name, colour in colours.items():
-        assert not name.startswith("series") or contrast(colour, colours["paper"]) >= 3, name
+        assert (
+            not name.startswith("series") or contrast(colour, colours["paper"]) >= 3
+        ), name
 
 
-def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> None:
-    html = html_file(Page("a<b", [Section("Loss & more", [Note("x")]), Section("Spikes", [])], contents=True))
-    assert '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>' in html
+def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_alone() -> (
+    None
+):
+    html = html_file(
+        Page(
+            "a<b",
+            [Section("Loss & more", [Note("x")]), Section("Spikes", [])],
+            contents=True,
+        )
+    )
+    assert (
+        '<nav><a href="#part-0">Loss &amp; more</a> <a href="#part-1">Spikes</a> </nav>'
+        in html
+    )
     assert '<h2 id="part-0">Loss &amp; more</h2>\n<p class="note">x</p>' in html
     assert '<h2 id="part-1">Spikes</h2>' in html
     assert "<title>a&lt;b - gristmill</title>" in html
     digest = b64encode(hashlib.sha256(table_script().encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    policy = (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'"
+    )
     assert f'content="{policy}"' in unescape(html)
     assert re.findall("<script>(.*?)</script>", html, re.DOTALL) == [table_script()], (
         "the policy allows only this script"
@@ -135,9 +176,16 @@ def test_the_page_refuses_the_network_links_its_parts_and_runs_its_own_script_al
 
 
 def test_columns_say_what_they_hold() -> None:
-    html = html_file(Page("x", parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})]))
-    assert '<th>stage</th><th class="n" title="documents that fail this rule and no other' in html
-    custom_html = html_file(Page("x", parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})]))
+    html = html_file(
+        Page("x", parts=[Table(["stage", "by it alone"], [["filter", 3]], {1})])
+    )
+    assert (
+        '<th>stage</th><th class="n" title="documents that fail this rule and no other'
+        in html
+    )
+    custom_html = html_file(
+        Page("x", parts=[Table(["share"], [["3 %"]], {0}, {"share": "of & all"})])
+    )
     assert 'title="of &amp; all"' in custom_html
     cards = html_file(Page("x", cards=[("documents read", "3")]))
     assert f'<div class="card" title="{MEANINGS["documents read"]}">' in cards
@@ -154,8 +202,13 @@ def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> N
         Fields([("address", Link("a_b", "/a"))]),
         Links([Link("gone", "/a")]),
     ]
-    sections = [Section("First", parts), Section("Only a picture", [Figure("<svg/>", "x")])]
-    markdown = markdown_page(Page("A_b", sections, note="today", cards=[("documents", "3")]))
+    sections = [
+        Section("First", parts),
+        Section("Only a picture", [Figure("<svg/>", "x")]),
+    ]
+    markdown = markdown_page(
+        Page("A_b", sections, note="today", cards=[("documents", "3")])
+    )
     assert markdown.splitlines() == [
         r"# A\_b",
         "",
@@ -190,24 +243,48 @@ def test_a_page_as_markdown_has_its_tables_and_escapes_what_documents_say() -> N
 
 def test_a_section_has_no_empty_tables_and_no_headings_above_nothing() -> None:
     table, note = Table(["a"], [["1"]]), Note("about it")
-    section = section_of("x", Heading("gone"), Table(["a"], []), Heading("first"), [table, note], None, Heading("last"))
+    section = section_of(
+        "x",
+        Heading("gone"),
+        Table(["a"], []),
+        Heading("first"),
+        [table, note],
+        None,
+        Heading("last"),
+    )
     assert section == Section("x", [Heading("first"), table, note])
     assert section_of("x", Heading("gone"), Table(["a"], []), note) is None
 
 
 def test_long_names_may_break_behind_their_punctuation_and_nowhere_else() -> None:
-    assert breakable("gopher_quality/min_words") == ["gopher_", "quality/", "min_", "words"]
-    assert breakable("in gopher_quality/min_words, 0.5") == ["in gopher_", "quality/", "min_", "words, 0.5"]
+    assert breakable("gopher_quality/min_words") == [
+        "gopher_",
+        "quality/",
+        "min_",
+        "words",
+    ]
+    assert breakable("in gopher_quality/min_words, 0.5") == [
+        "in gopher_",
+        "quality/",
+        "min_",
+        "words, 0.5",
+    ]
     assert breakable(1_000) == ["1000"]
-    cells = html_file(Page("x", parts=[Table(["a", "n"], [["gopher_quality/min_words"] * 2], {1})]))
+    cells = html_file(
+        Page("x", parts=[Table(["a", "n"], [["gopher_quality/min_words"] * 2], {1})])
+    )
     assert cells.count("<wbr>") == 3, "numbers do not break"
 
 
-EVIL = "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% raw %}_/_a.b"
+EVIL = (
+    "<script>alert('x')</script>\"><img src=x onerror=y>`<b>`{{ 7 * 6 }}{% raw %}_/_a.b"
+)
 
 
 def test_every_value_of_every_part_is_escaped() -> None:
-    """Values of documents, file names and manifests stay text, wherever a page shows them."""
+    """Values of documents, file names and manifests stay text, wherever a page shows
+    them.
+    """
     parts = [
         Note(EVIL),
         Heading(EVIL),
@@ -218,44 +295,66 @@ def test_every_value_of_every_part_is_escaped() -> None:
         Figure("<svg/>", EVIL),
         Histogram([Bar(0, 1, 1, EVIL, EVIL)], [(0, EVIL)], None, EVIL),
         DotMap([], [MapPoint(0, 0, 0, EVIL, EVIL, EVIL)], EVIL),
-        Sides([(EVIL, [Text([Span(EVIL, "removed")])]), (EVIL, [Text([Span(EVIL, "added")])])]),
+        Sides(
+            [
+                (EVIL, [Text([Span(EVIL, "removed")])]),
+                (EVIL, [Text([Span(EVIL, "added")])]),
+            ]
+        ),
         Details(EVIL, [Note(EVIL)]),
         Fields([(EVIL, EVIL)]),
         Links([EVIL, Link(EVIL, EVIL, EVIL, EVIL)], EVIL),
         Progress(EVIL, 1, 2),
         Form(
             EVIL,
-            [Field(EVIL, EVIL, EVIL, EVIL), Choice(EVIL, EVIL, {EVIL: [EVIL]}, EVIL, EVIL)],
+            [
+                Field(EVIL, EVIL, EVIL, EVIL),
+                Choice(EVIL, EVIL, {EVIL: [EVIL]}, EVIL, EVIL),
+            ],
             [Button(EVIL, EVIL, EVIL, EVIL, EVIL)],
             {EVIL: EVIL},
             after=EVIL,
         ),
     ]
-    assert {type(part) for part in parts} == set(get_args(Part)), "every kind of part is tested"
-    page = Page(EVIL, [Section(EVIL, parts)], parts, EVIL, [(EVIL, EVIL)], parts, True, EVIL)
+    assert {type(part) for part in parts} == set(get_args(Part)), (
+        "every kind of part is tested"
+    )
+    page = Page(
+        EVIL, [Section(EVIL, parts)], parts, EVIL, [(EVIL, EVIL)], parts, True, EVIL
+    )
     html = html_file(page)
     tag_counts = Counter[str]()
 
     class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        def handle_starttag(
+            self, tag: str, attributes: list[tuple[str, str | None]]
+        ) -> None:
             tag_counts[tag] += 1
             tag_counts.update(name for name, _ in attributes)
 
     Reader().feed(html)
     assert tag_counts["script"] == 1, "the page's own script"
     assert not {"img", "onerror", "src"} & set(tag_counts)
-    # Page and section titles, the captions of both drawings and the bar's text appear twice; the value of a choice
-    # marks an option, and a link's first key is a hint.
-    assert html.count("&lt;script&gt;") == repr(page).count("<script>") + 2 + 3 * (3 - 1 + 1)
+    # Page and section titles, the captions of both drawings and the bar's text appear
+    # twice; the value of a choice marks an option, and a link's first key is a hint.
+    assert html.count("&lt;script&gt;") == repr(page).count("<script>") + 2 + 3 * (
+        3 - 1 + 1
+    )
     assert "{{ 7 * 6 }}" in html
     assert tag_counts["svg"] == 3 * 3
     assert served_html(page).count("&lt;script&gt;") == html.count("&lt;script&gt;")
 
 
-def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> None:
+def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pictures() -> (
+    None
+):
     assert environment(TEMPLATES).autoescape is True
-    assert environment(TEMPLATES).undefined is StrictUndefined, "a misspelt name would render as nothing"
-    unescaped = re.compile(r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__")
+    assert environment(TEMPLATES).undefined is StrictUndefined, (
+        "a misspelt name would render as nothing"
+    )
+    unescaped = re.compile(
+        r"\|\s*(?:safe|xmlattr|tojson|urlize)\b|autoescape|Markup|__html__"
+    )
     root = Path(__file__).parents[2]
     unescaped_lines = [
         (path.name, line.strip())
@@ -274,7 +373,9 @@ def test_templates_escape_by_themselves_and_let_nothing_through_but_our_own_pict
 def test_no_page_is_put_together_by_hand() -> None:
     """HTML belongs in templates, which escape; Python strings would not."""
     root = Path(__file__).parents[2]
-    tags = re.compile(r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]")
+    tags = re.compile(
+        r"</?(?:p|td|tr|th|table|h[1-6]|div|span|html|figure|details|pre|li|ul|nav)[ >]"
+    )
     files_with_tags = {
         path.name
         for room in ("flows", "train")

@@ -1,4 +1,6 @@
-"""The documentation as a whole: its links, its pictures, and the files of `make docs`."""
+"""The documentation as a whole: its links, its pictures, and the files of `make
+docs`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from gristmill.flows.cli.main import app
 from tests.test_architecture import ROOT
 
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "deploy").rglob("*.md"),
+    ]
 )
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
@@ -27,9 +34,14 @@ ELSEWHERE = re.compile(r"\w+://|mailto:")
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings on a forge: lower case, without punctuation, hyphens for spaces."""
+    """Return the anchors of a page's headings on a forge: lower case, without
+    punctuation, hyphens for spaces.
+    """
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+        for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -59,9 +71,15 @@ def test_the_pictures_are_those_that_are_drawn(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / ".ci" / "pictures.py", tmp_path], check=True)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert len(drawn) >= 1
-    assert {name: (ROOT / "docs" / "pictures" / name).read_text() for name in drawn} == drawn  # make pictures
-    for path in (ROOT / "docs" / "pictures").glob("*.svg"):  # pictures load nothing from other servers
-        assert re.search(r"(href=|src=|url\()[\"']?https?:", path.read_text()) is None, path.name
+    # make pictures
+    assert {
+        name: (ROOT / "docs" / "pictures" / name).read_text() for name in drawn
+    } == drawn
+    # pictures load nothing from other servers
+    for path in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert (
+            re.search(r"(href=|src=|url\()[\"']?https?:", path.read_text()) is None
+        ), path.name
 
 
 @pytest.mark.slow
@@ -80,7 +98,9 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
     page = (out / "reference" / "commands.md").read_text()
     assert [name for name in commands if f"## gristmill {name}" not in page] == []
     page_list = (out / "llms.txt").read_text()
-    places = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    places = [
+        str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")
+    ]
     assert [place for place in places if f"]({place}): " not in page_list] == []
     papers = (out / "papers.md").read_text()
     assert re.search(r"`DedupSemantic` mixtures/steps/dedup_semantic.py:\d+", papers)
@@ -99,32 +119,48 @@ def test_the_site_has_every_page_and_every_command(tmp_path: Path) -> None:
         ("performance", "performance.md"),
     ],
 )
-def test_what_is_written_from_the_code_is_what_the_code_says(script: str, page: str) -> None:
+def test_what_is_written_from_the_code_is_what_the_code_says(
+    script: str, page: str
+) -> None:
     command = [sys.executable, ROOT / ".ci" / f"{script}.py"]
-    generated = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    generated = subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout
     assert (ROOT / "docs" / page).read_text() == generated  # make reference
 
 
 def test_tables_of_file_formats_are_those_that_are_written() -> None:
     text = (ROOT / "docs" / "reference" / "file-formats.md").read_text()
-    tables = re.findall(r"<!-- schema: (\S+) (\S+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text)
+    tables = re.findall(
+        r"<!-- schema: (\S+) (\S+) -->\n\|.*\n\|.*\n((?:\|.*\n)+)", text
+    )
     assert len(tables) == 5
     for module, name, rows in tables:
         schema = getattr(importlib.import_module(module), name)
-        kinds = {field.name: re.sub(r"<values=(\w+).*", r"<\1>", str(field.type)) for field in schema}
-        assert dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", rows, re.MULTILINE)) == kinds, name
+        kinds = {
+            field.name: re.sub(r"<values=(\w+).*", r"<\1>", str(field.type))
+            for field in schema
+        }
+        assert (
+            dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", rows, re.MULTILINE)) == kinds
+        ), name
 
 
 def test_nothing_of_the_site_is_asked_of_other_servers() -> None:
     text = (ROOT / ".ci" / "mkdocs.yml").read_text()
     assert re.search(r"https?://", text) is None
     (script,) = re.findall(r"polyfills: \[(\S+)\]", text)
-    assert "iframe-worker" in script  # this word tells the plugin not to add its own polyfill
+    # this word tells the plugin not to add its own polyfill
+    assert "iframe-worker" in script
     assert (ROOT / "docs" / script).exists()
 
 
 def test_every_paper_has_a_title() -> None:
-    rows = re.findall(r"^\| (.+? \d{4}) \| (.*?) \| ", (ROOT / "docs" / "papers.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (.+? \d{4}) \| (.*?) \| ",
+        (ROOT / "docs" / "papers.md").read_text(),
+        re.MULTILINE,
+    )
     assert len(rows) > 100
     assert [name for name, title in rows if not title] == []  # .ci/papers.yaml
 
@@ -136,13 +172,20 @@ def said_by(path: Path) -> list[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
         elif isinstance(node, ast.JoinedStr):
-            texts.append("".join(str(part.value) if isinstance(part, ast.Constant) else "..." for part in node.values))
+            texts.append(
+                "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "..."
+                    for part in node.values
+                )
+            )
     return texts
 
 
 @pytest.mark.slow
 def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
-    quoted = re.findall(r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
+    quoted = re.findall(
+        r"^> (.*)$", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE
+    )
     assert len(quoted) > 15
     texts = [
         text
@@ -150,14 +193,22 @@ def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
         for path in (ROOT / folder).rglob("*.py")
         for text in said_by(path)
     ]
-    assert [message for message in quoted if not any(message in text for text in texts)] == []
+    assert [
+        message for message in quoted if not any(message in text for text in texts)
+    ] == []
 
 
 def command_lines(text: str) -> list[str]:
-    """Return the lines of a page's blocks that call gristmill, without comments and shell operators."""
+    """Return the lines of a page's blocks that call gristmill, without comments and
+    shell operators.
+    """
     lines = [line for block in FENCED.findall(text) for line in block.splitlines()]
     stripped_lines = [re.sub(r"^\$ ", "", line.strip()) for line in lines]
-    return [re.split(r" (?:# |\|\|? |&& |> )", line)[0] for line in stripped_lines if line.startswith("gristmill ")]
+    return [
+        re.split(r" (?:# |\|\|? |&& |> )", line)[0]
+        for line in stripped_lines
+        if line.startswith("gristmill ")
+    ]
 
 
 def options_of(words: list[str]) -> set[str]:
@@ -172,7 +223,9 @@ def options_of(words: list[str]) -> set[str]:
         command = command.get_command(context, name)
         context = command.context_class(command, info_name=name, parent=context)
     return {
-        option for parameter in command.get_params(context) for option in (*parameter.opts, *parameter.secondary_opts)
+        option
+        for parameter in command.get_params(context)
+        for option in (*parameter.opts, *parameter.secondary_opts)
     }
 
 
@@ -191,6 +244,8 @@ def test_every_command_of_a_page_is_one_with_these_options(page: Path) -> None:
         wrong += [
             (line, word)
             for word in words
-            if word.startswith("--") and len(word) > 2 and word.partition("=")[0] not in options
+            if word.startswith("--")
+            and len(word) > 2
+            and word.partition("=")[0] not in options
         ]
     assert wrong == []

@@ -43,7 +43,9 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_parameters_with_credentials_are_refused_and_masked(
     overrides: list[str], store: str, forgotten: list[bool]
 ) -> None:
-    with pytest.raises(SecretParameterError, match="the environment of the machine that runs the flow") as error:
+    with pytest.raises(
+        SecretParameterError, match="the environment of the machine that runs the flow"
+    ) as error:
         refuse_secrets({"overrides": overrides, "store": store})
     assert SECRET not in str(error.value)
     assert str(error.value).startswith("store: " if store else "overrides: ")
@@ -51,14 +53,24 @@ def test_parameters_with_credentials_are_refused_and_masked(
 
 
 def test_parameters_without_credentials_pass(forgotten: list[bool]) -> None:
-    refuse_secrets({"overrides": ["tokenizer.eot_token=<|end|>", "sources.a.path=https://host/a?b=c"], "store": ""})
+    refuse_secrets(
+        {
+            "overrides": [
+                "tokenizer.eot_token=<|end|>",
+                "sources.a.path=https://host/a?b=c",
+            ],
+            "store": "",
+        }
+    )
     assert forgotten == []
 
 
 def test_what_is_wrong_is_told_without_the_credentials_that_it_is_about() -> None:
     error = ValueError("a plain sentence")
     assert without_secrets(error) is error
-    masked_error = without_secrets(ValueError(f"https://me:{SECRET}@host/a does not answer"))
+    masked_error = without_secrets(
+        ValueError(f"https://me:{SECRET}@host/a does not answer")
+    )
     assert isinstance(masked_error, RefusedError)
     assert str(masked_error) == "https://***@host/a does not answer"
 
@@ -67,31 +79,51 @@ def test_what_is_wrong_is_told_without_the_credentials_that_it_is_about() -> Non
     ("manifest", "overrides", "name"),
     [
         ("/data/mill/train.yaml", [], "train"),
-        ("train.yaml", ["pretrain.steps=3000", "seed=2"], "train: pretrain.steps=3000, seed=2"),
+        (
+            "train.yaml",
+            ["pretrain.steps=3000", "seed=2"],
+            "train: pretrain.steps=3000, seed=2",
+        ),
         ("recipe:c4", [], "c4"),
-        ("a.yaml", [f"sources.a.path=https://me:{SECRET}@host/a"], "a: sources.a.path=https://***@host/a"),
+        (
+            "a.yaml",
+            [f"sources.a.path=https://me:{SECRET}@host/a"],
+            "a: sources.a.path=https://***@host/a",
+        ),
     ],
 )
-def test_a_run_is_named_by_manifest_and_overrides(manifest: str, overrides: list[str], name: str) -> None:
+def test_a_run_is_named_by_manifest_and_overrides(
+    manifest: str, overrides: list[str], name: str
+) -> None:
     assert run_name(manifest, overrides) == name
     assert len(run_name(manifest, ["x=" + "y" * 999])) == MOST_NAME_CHARS
 
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(UnknownStageError("no such stage"), RefusedError), (ZeroDivisionError("a bug"), ZeroDivisionError)],
+    [
+        (UnknownStageError("no such stage"), RefusedError),
+        (ZeroDivisionError("a bug"), ZeroDivisionError),
+    ],
 )
 def test_a_refusal_is_a_sentence_and_a_bug_stays_what_it_is(
     error: Exception, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cards: list[str] = []
-    monkeypatch.setattr(reporting, "publish_card", lambda key, text, about: cards.append(text))
-    with pytest.raises(raised, match=str(error)), reporting.publishing_refusal("a.yaml"):
+    monkeypatch.setattr(
+        reporting, "publish_card", lambda key, text, about: cards.append(text)
+    )
+    with (
+        pytest.raises(raised, match=str(error)),
+        reporting.publishing_refusal("a.yaml"),
+    ):
         raise error
     assert str(error) in cards[0]
 
 
-def test_a_refused_flow_ends_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_refused_flow_ends_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from prefect.exceptions import FailedRun
 
     state = reporting.failed(RefusedError("mix.tokns: unknown key"))
@@ -114,7 +146,9 @@ def test_the_printed_link_signs_in_and_a_log_does_not_hold_the_password(
     page = tmp_path / "gristmill-pages" / "v2" / "gristmill.html"
     assert sign_in.KEY in page.read_text()
     for is_terminal in (True, False):
-        monkeypatch.setattr("sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal)
+        monkeypatch.setattr(
+            "sys.stdout.isatty", lambda is_terminal=is_terminal: is_terminal
+        )
         lines = "\n".join(sign_in.how_to_open(4200, f"me:{SECRET}"))
         assert ("#bWU6aHVudGVyMg==" in lines) == is_terminal
         assert "http://127.0.0.1:4200/v2/" in lines
@@ -122,11 +156,22 @@ def test_the_printed_link_signs_in_and_a_log_does_not_hold_the_password(
 
 
 def test_the_proxys_form_stands_for_keys_of_the_model_and_back() -> None:
-    keys: dict[str, Any] = {"layers": 3, "width": 64, "heads": 2, "qk_norm": True, "rope_theta": 500.5}
+    keys: dict[str, Any] = {
+        "layers": 3,
+        "width": 64,
+        "heads": 2,
+        "qk_norm": True,
+        "rope_theta": 500.5,
+    }
     form = ProxyModel.of(keys)
     assert form.more == ("qk_norm=true", "rope_theta=500.5")
     assert form.as_keys() == keys
-    assert ProxyModel.of({"qk_norm": True}).as_keys() == {"layers": 2, "width": 128, "heads": 4, "qk_norm": True}
+    assert ProxyModel.of({"qk_norm": True}).as_keys() == {
+        "layers": 2,
+        "width": 128,
+        "heads": 4,
+        "qk_norm": True,
+    }
 
 
 def test_the_forms_of_a_sweep_are_fields_and_not_json() -> None:
@@ -135,7 +180,17 @@ def test_the_forms_of_a_sweep_are_fields_and_not_json() -> None:
     from gristmill.flows.sweeps.sweep_flow import gristmill_sweep
 
     schema = parameter_schema(gristmill_sweep.fn).model_dump_for_openapi()
-    model, share = schema["definitions"]["ProxyModel"], schema["definitions"]["SourceShare"]
-    assert [model["properties"][name]["type"] for name in model["properties"]] == ["integer"] * 3 + ["array"]
-    assert [share["properties"][name]["type"] for name in share["properties"]] == ["string", "number"]
-    assert schema["properties"]["target"]["items"] == {"$ref": "#/definitions/SourceShare"}
+    model, share = (
+        schema["definitions"]["ProxyModel"],
+        schema["definitions"]["SourceShare"],
+    )
+    assert [model["properties"][name]["type"] for name in model["properties"]] == [
+        "integer"
+    ] * 3 + ["array"]
+    assert [share["properties"][name]["type"] for name in share["properties"]] == [
+        "string",
+        "number",
+    ]
+    assert schema["properties"]["target"]["items"] == {
+        "$ref": "#/definitions/SourceShare"
+    }

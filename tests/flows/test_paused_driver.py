@@ -1,4 +1,6 @@
-"""A driver that is stopped for longer than its lease while another run takes over, and then resumes."""
+"""A driver that is stopped for longer than its lease while another run takes over, and
+then resumes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ sys.argv[0] = "gristmill"
 from gristmill.flows.cli.main import main
 main()
 """
-"""gristmill with leases of three seconds, which sees only processes of its own host name."""
+"""gristmill with leases of three seconds, which sees only processes of its own host
+name.
+"""
 STEPS = """
 import os, time
 
@@ -49,9 +53,21 @@ engine: {workers: 1}
 
 
 @contextmanager
-def driver(host: str, folder: Path, store: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def driver(
+    host: str, folder: Path, store: str, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """Start a run in a separate session and end its processes on exit."""
-    command = [sys.executable, "-c", DRIVER, host, "run", str(folder / "m.yaml"), "--no-ui", "--store", store]
+    command = [
+        sys.executable,
+        "-c",
+        DRIVER,
+        host,
+        "run",
+        str(folder / "m.yaml"),
+        "--no-ui",
+        "--store",
+        store,
+    ]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -71,7 +87,10 @@ def driver(host: str, folder: Path, store: str, **environment: str) -> Iterator[
 def runs(pid: int) -> bool:
     """Return whether a process runs and is not a zombie."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return (
+            Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            not in "ZX"
+        )
     except OSError:
         return False
 
@@ -81,16 +100,23 @@ def runs(pid: int) -> bool:
 def test_a_driver_that_wakes_up_after_another_took_over_ends_its_children_and_commits_nothing(
     where: str, outage: Outage, tmp_path: Path
 ) -> None:
-    (tmp_path / "docs.jsonl").write_text("".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(20)))
+    (tmp_path / "docs.jsonl").write_text(
+        "".join(json.dumps({"text": f"number {n}"}) + "\n" for n in range(20))
+    )
     (tmp_path / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(tmp_path)))
     (tmp_path / "steps.py").write_text(STEPS)
-    store = str(tmp_path / "store") if where == "folder" else f"s3://{BUCKET}/{tmp_path.name}"
+    store = (
+        str(tmp_path / "store")
+        if where == "folder"
+        else f"s3://{BUCKET}/{tmp_path.name}"
+    )
     with driver("one", tmp_path, store, PAUSED=str(tmp_path)) as paused:
         wait_for((tmp_path / "reached").exists, "the tenth document")
         (folder,) = (as_path(store) / "annotate").iterdir()
         child = wait_for(
             lambda: (
-                (folder / "lease" / "1.child.json").exists() and read_json(folder / "lease" / "1.child.json")["pid"]
+                (folder / "lease" / "1.child.json").exists()
+                and read_json(folder / "lease" / "1.child.json")["pid"]
             ),
             "the name of its child",
         )
@@ -104,7 +130,9 @@ def test_a_driver_that_wakes_up_after_another_took_over_ends_its_children_and_co
         paused.send_signal(signal.SIGCONT)
         paused_output = paused.communicate(timeout=120)[0]
     assert paused.returncode == 1, paused_output
-    assert paused_output.rstrip().endswith("was taken over by another run; this attempt stops"), paused_output
+    assert paused_output.rstrip().endswith(
+        "was taken over by another run; this attempt stops"
+    ), paused_output
     assert "Traceback" not in paused_output
     assert not runs(child)
     assert (folder / "lease" / "1.commit").read_bytes() == FENCED
@@ -113,4 +141,7 @@ def test_a_driver_that_wakes_up_after_another_took_over_ends_its_children_and_co
     with driver("third", tmp_path, str(tmp_path / "undisturbed")) as third:
         assert third.wait(timeout=280) == 0
     (expected,) = (tmp_path / "undisturbed" / "annotate").iterdir()
-    assert json.loads(manifest_bytes)["files"] == read_json(expected / "manifest.json")["files"]
+    assert (
+        json.loads(manifest_bytes)["files"]
+        == read_json(expected / "manifest.json")["files"]
+    )

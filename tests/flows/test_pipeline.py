@@ -31,7 +31,9 @@ from gristmill.tokenize.packed import PackedSet
 
 pytestmark = pytest.mark.slow
 
-_spec = importlib.util.spec_from_file_location("gristmill_test_corpus", Path(__file__).with_name("corpus.py"))
+_spec = importlib.util.spec_from_file_location(
+    "gristmill_test_corpus", Path(__file__).with_name("corpus.py")
+)
 assert _spec is not None
 assert _spec.loader is not None
 corpus = importlib.util.module_from_spec(_spec)
@@ -58,7 +60,9 @@ START_SECONDS = 120.0
 
 
 def gristmill(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a command whose processes are forked from one that has imported everything."""
+    """Run a command whose processes are forked from one that has imported
+    everything.
+    """
     run = undisturbed_run.gristmill(arguments)
     if check:
         assert run.returncode == 0, run.stdout
@@ -66,13 +70,17 @@ def gristmill(*arguments: str, check: bool = True) -> subprocess.CompletedProces
 
 
 def look(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run a read-only command in this process: importing gristmill anew takes longer than the command."""
+    """Run a read-only command in this process: importing gristmill anew takes longer
+    than the command.
+    """
     outcome = CliRunner().invoke(app, arguments)
     if outcome.exception is not None and not isinstance(outcome.exception, SystemExit):
         raise outcome.exception
     if check:
         assert outcome.exit_code == 0, outcome.output
-    return subprocess.CompletedProcess(arguments, outcome.exit_code, outcome.stdout, outcome.stderr)
+    return subprocess.CompletedProcess(
+        arguments, outcome.exit_code, outcome.stdout, outcome.stderr
+    )
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +101,21 @@ def files_of(folder: StageFolder) -> dict[str, Any]:
 
 
 def losses_of(folder: StageFolder) -> list[tuple[int, float]]:
-    lines = [json.loads(line) for line in (folder.data / "metrics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line)
+        for line in (folder.data / "metrics.jsonl").read_text().splitlines()
+    ]
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
 def test_every_stage_says_what_it_cost_trainings_too(undisturbed: Session) -> None:
-    costs = {stage: undisturbed.folder(stage).manifest()["cost"] for stage in ALL_STAGES}
-    assert all(cost["cpu_seconds"] > 0 and cost["peak_memory_bytes"] > 10e6 for cost in costs.values()), costs
+    costs = {
+        stage: undisturbed.folder(stage).manifest()["cost"] for stage in ALL_STAGES
+    }
+    assert all(
+        cost["cpu_seconds"] > 0 and cost["peak_memory_bytes"] > 10e6
+        for cost in costs.values()
+    ), costs
 
 
 def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
@@ -109,11 +125,27 @@ def copy_store(undisturbed: Session, target: Path, without_from: str) -> None:
         shutil.copytree(folder.path, target / stage / folder.path.name)
 
 
-def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(undisturbed: Session) -> None:
+def test_every_stage_is_committed_and_a_second_run_finds_all_of_them(
+    undisturbed: Session,
+) -> None:
     assert list(undisturbed.plan) == ALL_STAGES
-    status = look("status", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--json")
-    assert {row["stage"]: row["state"] for row in json.loads(status.stdout)} == dict.fromkeys(ALL_STAGES, "committed")
-    second_run = gristmill("run", undisturbed.manifest_file, "--store", str(undisturbed.store.root), "--no-ui")
+    status = look(
+        "status",
+        undisturbed.manifest_file,
+        "--store",
+        str(undisturbed.store.root),
+        "--json",
+    )
+    assert {
+        row["stage"]: row["state"] for row in json.loads(status.stdout)
+    } == dict.fromkeys(ALL_STAGES, "committed")
+    second_run = gristmill(
+        "run",
+        undisturbed.manifest_file,
+        "--store",
+        str(undisturbed.store.root),
+        "--no-ui",
+    )
     assert second_run.stdout.count("Cached") == len(ALL_STAGES)
 
 
@@ -121,7 +153,10 @@ def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) ->
     kept_before = None
     for stage in ("ingest", "filter", "dedup", "quality", "tokenize", "mix"):
         counts = undisturbed.folder(stage).manifest()["summary"]["counts"]
-        assert counts["read"] == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
+        assert (
+            counts["read"]
+            == counts["kept"] + sum(counts["dropped"].values()) + counts["quarantined"]
+        )
         assert kept_before in (None, counts["read"])
         kept_before = counts["kept"]
     ingest = undisturbed.folder("ingest").manifest()["summary"]["counts"]
@@ -134,8 +169,11 @@ def test_every_document_is_accounted_for_at_every_stage(undisturbed: Session) ->
 
 def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> None:
     packed = json.loads((undisturbed.folder("mix").data / "packed.json").read_text())
-    # 24,000 tokens are 375 rows of 64: 225, 75 and 75 of them for weights 0.6, 0.2 and 0.2.
-    assert dict(zip(packed["sources"], packed["train"]["rows_per_source"], strict=True)) == {
+    # 24,000 tokens are 375 rows of 64: 225, 75 and 75 of them for weights 0.6, 0.2 and
+    # 0.2.
+    assert dict(
+        zip(packed["sources"], packed["train"]["rows_per_source"], strict=True)
+    ) == {
         "web": 225,
         "books": 75,
         "code": 75,
@@ -144,7 +182,9 @@ def test_the_packed_set_honours_the_weights_exactly(undisturbed: Session) -> Non
 
 def test_explain_prints_the_history_of_a_dropped_document(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
-    explained = json.loads(look("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout)
+    explained = json.loads(
+        look("explain", undisturbed.manifest_file, "b.jsonl#33", *base).stdout
+    )
     assert explained["outcome"] == "dropped by filter: gopher_quality/min_words"
     (verdict,) = explained["stages"]
     assert (verdict["values"]["words"], verdict["threshold"]) == (2, 50)
@@ -152,11 +192,15 @@ def test_explain_prints_the_history_of_a_dropped_document(undisturbed: Session) 
 
 def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> None:
     base = ["--store", str(undisturbed.store.root), "--json"]
-    step = json.loads(look("trace", undisturbed.manifest_file, "--step", "3", *base).stdout)
+    step = json.loads(
+        look("trace", undisturbed.manifest_file, "--step", "3", *base).stdout
+    )
     assert len(step["rows"]) == 8
     assert step["tokens"] == 8 * 64
     document = step["documents"][0]
-    explained = json.loads(look("explain", undisturbed.manifest_file, document["id"], *base).stdout)
+    explained = json.loads(
+        look("explain", undisturbed.manifest_file, document["id"], *base).stdout
+    )
     assert explained["locator"] == document["locator"]
     assert set(document["rows"]) <= set(explained["mix"]["rows"])
     assert 3 in explained["mix"]["steps"]
@@ -164,31 +208,55 @@ def test_explain_and_trace_agree_on_what_a_step_read(undisturbed: Session) -> No
 
 
 def traced(undisturbed: Session, *arguments: str) -> dict[str, Any]:
-    run = look("trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), "--json")
+    run = look(
+        "trace",
+        undisturbed.manifest_file,
+        *arguments,
+        "--store",
+        str(undisturbed.store.root),
+        "--json",
+    )
     answer: dict[str, Any] = json.loads(run.stdout)
     return answer
 
 
-def test_trace_follows_documents_and_examples_through_every_training(undisturbed: Session) -> None:
+def test_trace_follows_documents_and_examples_through_every_training(
+    undisturbed: Session,
+) -> None:
     step = traced(undisturbed, "--step", "3")
     assert step["use"] == "read"
     read_document = step["documents"][0]
     assert set(read_document["quality"]) == {"quality"}
     assert read_document["cluster_size"] == 1
     document = traced(undisturbed, "--document", read_document["id"])
-    assert {entry["step"]: entry["rows"] for entry in document["steps"]}[3] == read_document["rows"]
+    assert {entry["step"]: entry["rows"] for entry in document["steps"]}[
+        3
+    ] == read_document["rows"]
     assert {entry["use"] for entry in document["steps"]} == {"read"}
     dropped = traced(undisturbed, "--document", "b.jsonl#33")
-    assert (dropped["outcome"], dropped["steps"]) == ("dropped by filter: gopher_quality/min_words", [])
+    assert (dropped["outcome"], dropped["steps"]) == (
+        "dropped by filter: gopher_quality/min_words",
+        [],
+    )
     packed = PackedSet(undisturbed.folder("mix").data)
-    held_out = traced(undisturbed, "--document", packed.validation_pieces("web")["id"][0].as_py().hex())
+    held_out = traced(
+        undisturbed,
+        "--document",
+        packed.validation_pieces("web")["id"][0].as_py().hex(),
+    )
     assert (held_out["use"], held_out["steps"]) == ("held out", [])
     for stage in ("sft", "dpo"):
         tuning_step = traced(undisturbed, "--step", "2", "--stage", stage)
         example = traced(undisturbed, "--document", tuning_step["examples"][0])
-        assert (stage, 2) in {(entry["stage"], entry["step"]) for entry in example["steps"]}
+        assert (stage, 2) in {
+            (entry["stage"], entry["step"]) for entry in example["steps"]
+        }
     comparison = traced(undisturbed, "--against", undisturbed.manifest_file)
-    assert (comparison["first_difference"], comparison["recorded"]["agree"], comparison["attested"]) == (
+    assert (
+        comparison["first_difference"],
+        comparison["recorded"]["agree"],
+        comparison["attested"],
+    ) == (
         None,
         24,
         [True, True],
@@ -198,12 +266,23 @@ def test_trace_follows_documents_and_examples_through_every_training(undisturbed
 def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
     for arguments, complaint in (
         (("--step", "25"), "pretrain has 24 steps; there is no step 25"),
-        (("--step", "3", "--rank", "1"), "there is no rank 1: engine.ranks is 1, so ranks are 0 to 0"),
-        (("--step", "3", "--document", "x"), "give one of --step N, --document ID, --against RUN and --text FILE"),
+        (
+            ("--step", "3", "--rank", "1"),
+            "there is no rank 1: engine.ranks is 1, so ranks are 0 to 0",
+        ),
+        (
+            ("--step", "3", "--document", "x"),
+            "give one of --step N, --document ID, --against RUN and --text FILE",
+        ),
         (("--against", "yesterday"), "'yesterday' is neither a manifest nor a run of"),
     ):
         process = look(
-            "trace", undisturbed.manifest_file, *arguments, "--store", str(undisturbed.store.root), check=False
+            "trace",
+            undisturbed.manifest_file,
+            *arguments,
+            "--store",
+            str(undisturbed.store.root),
+            check=False,
         )
         assert process.returncode == 2
         assert complaint in process.stderr
@@ -212,12 +291,21 @@ def test_trace_refuses_what_there_is_not(undisturbed: Session) -> None:
 def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else_as_it_was(
     undisturbed: Session, tmp_path: Path
 ) -> None:
-    store, before = str(undisturbed.store.root), PackedSet(undisturbed.folder("mix").data)
+    store, before = (
+        str(undisturbed.store.root),
+        PackedSet(undisturbed.folder("mix").data),
+    )
     document = before.pieces(reading_of(undisturbed).rows(5))["id"][0].as_py()
     (tmp_path / "list.txt").write_text(f"# asked for\n{document.hex()}\n")
     takedown = json.loads(
         look(
-            "takedown", undisturbed.manifest_file, "--ids", str(tmp_path / "list.txt"), "--store", store, "--json"
+            "takedown",
+            undisturbed.manifest_file,
+            "--ids",
+            str(tmp_path / "list.txt"),
+            "--store",
+            store,
+            "--json",
         ).stdout
     )
     assert [entry["id"] for entry in takedown["documents"]] == [document.hex()]
@@ -226,12 +314,18 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     rows = sorted(set(before.rows_of_document(document)["row"].to_pylist()))
     assert takedown["rows"] == rows
     reduced_run = open_session(takedown["written"]["manifest"], [], store)
-    assert takedown["command"].endswith(f"{takedown['written']['manifest']} --store {store}")
+    assert takedown["command"].endswith(
+        f"{takedown['written']['manifest']} --store {store}"
+    )
     changed = [
-        stage for stage in ALL_STAGES if reduced_run.plan[stage].fingerprint != undisturbed.plan[stage].fingerprint
+        stage
+        for stage in ALL_STAGES
+        if reduced_run.plan[stage].fingerprint != undisturbed.plan[stage].fingerprint
     ]
     assert changed[0] == "mix"
-    gristmill("run", reduced_run.manifest_file, "--until", "mix", "--store", store, "--no-ui")
+    gristmill(
+        "run", reduced_run.manifest_file, "--until", "mix", "--store", store, "--no-ui"
+    )
     packed = PackedSet(reduced_run.folder("mix").data)
     assert packed.withheld.tolist() == rows
     assert packed.rows_of_document(document).num_rows == 0
@@ -240,28 +334,66 @@ def test_a_takedown_empties_the_rows_of_the_documents_and_leaves_everything_else
     assert packed.ledger([document])["reason"].to_pylist() == ["excluded"]
 
 
-def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(undisturbed: Session, tmp_path: Path) -> None:
+def test_whatif_foretells_what_a_run_with_other_thresholds_keeps(
+    undisturbed: Session, tmp_path: Path
+) -> None:
     file, store = undisturbed.manifest_file, str(undisturbed.store.root)
     change = ("--set", "filter.gopher_quality.min_stop_words=36")
-    prediction = json.loads(look("whatif", file, *change, "--store", store, "--json", "--samples", "3").stdout)
+    prediction = json.loads(
+        look(
+            "whatif", file, *change, "--store", store, "--json", "--samples", "3"
+        ).stdout
+    )
     other_store = tmp_path / "store"
-    shutil.copytree(undisturbed.folder("ingest").path, other_store / "ingest" / undisturbed.folder("ingest").path.name)
-    gristmill("run", file, *change, "--store", str(other_store), "--until", "filter", "--no-ui")
-    summary = open_session(file, [change[1]], str(other_store)).folder("filter").manifest()["summary"]
+    shutil.copytree(
+        undisturbed.folder("ingest").path,
+        other_store / "ingest" / undisturbed.folder("ingest").path.name,
+    )
+    gristmill(
+        "run",
+        file,
+        *change,
+        "--store",
+        str(other_store),
+        "--until",
+        "filter",
+        "--no-ui",
+    )
+    summary = (
+        open_session(file, [change[1]], str(other_store))
+        .folder("filter")
+        .manifest()["summary"]
+    )
     counts, rules = summary["counts"], summary["rules"]
-    kept_by_filter = {name: source["kept"] for name, source in counts["sources"].items()}
+    kept_by_filter = {
+        name: source["kept"] for name, source in counts["sources"].items()
+    }
     assert 0 < kept_by_filter["web"] < 90
-    # Documents that dedup and quality dropped stay dropped, so fewer remain than the filter keeps.
-    now, then = ({name: size["documents"] for name, size in prediction[side].items()} for side in ("now", "then"))
+    # Documents that dedup and quality dropped stay dropped, so fewer remain than the
+    # filter keeps.
+    now, then = (
+        {name: size["documents"] for name, size in prediction[side].items()}
+        for side in ("now", "then")
+    )
     assert then["code"] == now["code"]
     assert then["web"] < now["web"]
     assert then["web"] <= kept_by_filter["web"]
-    assert prediction["rules"]["gopher_quality/min_stop_words"]["then"] == rules["gopher_quality/min_stop_words"]
+    assert (
+        prediction["rules"]["gopher_quality/min_stop_words"]["then"]
+        == rules["gopher_quality/min_stop_words"]
+    )
     (cut,) = prediction["cuts"]
-    assert (cut["now"], cut["then"], len(cut["failing"]), len(cut["passing"])) == (2, 36, 3, 3)
+    assert (cut["now"], cut["then"], len(cut["failing"]), len(cut["passing"])) == (
+        2,
+        36,
+        3,
+        3,
+    )
     assert all(sample["value"] < 36 for sample in cut["failing"])
     assert all(sample["value"] >= 36 for sample in cut["passing"])
-    process = look("whatif", file, "--set", "dedup.exact=false", "--store", store, check=False)
+    process = look(
+        "whatif", file, "--set", "dedup.exact=false", "--store", store, check=False
+    )
     assert process.returncode == 2
     assert "dedup.exact changes a measurement" in process.stderr
 
@@ -280,18 +412,29 @@ def test_the_report_is_one_file_that_needs_no_network(undisturbed: Session) -> N
     ):
         assert text in html
     without_namespaces = html.replace("http://www.w3.org/", "")
-    assert "http://" not in without_namespaces.replace("http://purl.org", "").replace("http://creativecommons.org", "")
+    assert "http://" not in without_namespaces.replace("http://purl.org", "").replace(
+        "http://creativecommons.org", ""
+    )
     assert html.count("<script") == 1, "only the script that sorts tables"
     assert table_script() in html
 
 
 @pytest.mark.parametrize(
-    "stage", ["mix", *(pytest.param(stage, marks=pytest.mark.chaos) for stage in ("ingest", "dedup", "pretrain"))]
+    "stage",
+    [
+        "mix",
+        *(
+            pytest.param(stage, marks=pytest.mark.chaos)
+            for stage in ("ingest", "dedup", "pretrain")
+        ),
+    ],
 )
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     undisturbed: Session, tmp_path: Path, stage: str
 ) -> None:
-    """SIGKILL to the run and to the stage's process group, twice, after random numbers of written files."""
+    """SIGKILL to the run and to the stage's process group, twice, after random numbers
+    of written files.
+    """
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"seed {seed}")
     random_ = random.Random(seed)
@@ -321,16 +464,33 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
         assert files_of(folder) == files_of(undisturbed.folder(stage))
 
 
-def kill_when_files_reach(command: list[str], folder: StageFolder, new_files: int) -> None:
-    """Start a run, and kill it and its stage after it has written a number of files, or when it ends."""
+def kill_when_files_reach(
+    command: list[str], folder: StageFolder, new_files: int
+) -> None:
+    """Start a run, and kill it and its stage after it has written a number of files, or
+    when it ends.
+    """
 
     def files() -> int:
-        return sum(1 for part in (folder.data, folder.work) for _ in part.rglob("*")) if folder.path.exists() else 0
+        return (
+            sum(1 for part in (folder.data, folder.work) for _ in part.rglob("*"))
+            if folder.path.exists()
+            else 0
+        )
 
     initial_files, leases = files(), set((folder.path / "lease").glob("*.child.json"))
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is None and files() < initial_files + new_files and folder.state() != "committed":
+    while (
+        process.poll() is None
+        and files() < initial_files + new_files
+        and folder.state() != "committed"
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.002)
     children = set((folder.path / "lease").glob("*.child.json")) - leases
@@ -343,13 +503,35 @@ def kill_when_files_reach(command: list[str], folder: StageFolder, new_files: in
     process.wait()
 
 
-def test_one_worker_and_a_permuted_listing_give_the_same_packed_set(undisturbed: Session, tmp_path: Path) -> None:
+def test_one_worker_and_a_permuted_listing_give_the_same_packed_set(
+    undisturbed: Session, tmp_path: Path
+) -> None:
     manifest = corpus.write_project(tmp_path / "project", reverse=True)
     store = str(tmp_path / "store")
-    gristmill("run", str(manifest), "--store", store, "--no-ui", "--until", "mix", "--set", "engine.workers=1")
+    gristmill(
+        "run",
+        str(manifest),
+        "--store",
+        store,
+        "--no-ui",
+        "--until",
+        "mix",
+        "--set",
+        "engine.workers=1",
+    )
     permuted_run = open_session(str(manifest), [], store)
-    for stage in ("ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix"):
-        assert files_of(permuted_run.folder(stage)) == files_of(undisturbed.folder(stage)), stage
+    for stage in (
+        "ingest",
+        "filter",
+        "dedup",
+        "quality",
+        "tokenizer",
+        "tokenize",
+        "mix",
+    ):
+        assert files_of(permuted_run.folder(stage)) == files_of(
+            undisturbed.folder(stage)
+        ), stage
 
 
 def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
@@ -368,14 +550,22 @@ def test_two_training_processes_read_the_same_rows_and_reach_the_same_losses(
         "--set",
         "engine.ranks=2",
     )
-    two_ranks = open_session(undisturbed.manifest_file, [], str(store)).folder("pretrain")
+    two_ranks = open_session(undisturbed.manifest_file, [], str(store)).folder(
+        "pretrain"
+    )
     one_rank = undisturbed.folder("pretrain")
-    assert [step for step, _ in losses_of(two_ranks)] == [step for step, _ in losses_of(one_rank)]
-    for (_, loss_of_two), (_, loss_of_one) in zip(losses_of(two_ranks), losses_of(one_rank), strict=True):
+    assert [step for step, _ in losses_of(two_ranks)] == [
+        step for step, _ in losses_of(one_rank)
+    ]
+    for (_, loss_of_two), (_, loss_of_one) in zip(
+        losses_of(two_ranks), losses_of(one_rank), strict=True
+    ):
         assert loss_of_two == pytest.approx(loss_of_one, abs=1e-4)
 
 
-def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp_path: Path) -> None:
+def test_a_new_weight_mixes_again_and_prepares_nothing(
+    undisturbed: Session, tmp_path: Path
+) -> None:
     plan = look(
         "plan",
         undisturbed.manifest_file,
@@ -386,20 +576,32 @@ def test_a_new_weight_mixes_again_and_prepares_nothing(undisturbed: Session, tmp
         "sources.code.weight=0.4",
     )
     actions = {row["stage"]: row["action"] for row in json.loads(plan.stdout)}
-    assert [stage for stage, action in actions.items() if action == "reuse"] == ALL_STAGES[:6]
-    reason = next(row["reason"] for row in json.loads(plan.stdout) if row["stage"] == "mix")
+    assert [
+        stage for stage, action in actions.items() if action == "reuse"
+    ] == ALL_STAGES[:6]
+    reason = next(
+        row["reason"] for row in json.loads(plan.stdout) if row["stage"] == "mix"
+    )
     assert reason == "config changed: sources.code.weight 0.2 -> 0.4"
 
 
 def test_a_forced_stage_gives_the_same_bytes_again(undisturbed: Session) -> None:
     run = gristmill(
-        "stage", "dedup", undisturbed.manifest_file, "--force", "--no-ui", "--store", str(undisturbed.store.root)
+        "stage",
+        "dedup",
+        undisturbed.manifest_file,
+        "--force",
+        "--no-ui",
+        "--store",
+        str(undisturbed.store.root),
     )
     assert "same bytes as before" in run.stdout
 
 
 @pytest.mark.slow
-def test_a_run_whose_reader_went_away_goes_on_to_its_end(project: Path, tmp_path: Path) -> None:
+def test_a_run_whose_reader_went_away_goes_on_to_its_end(
+    project: Path, tmp_path: Path
+) -> None:
     command = [
         sys.executable,
         "-m",
@@ -419,10 +621,15 @@ def test_a_run_whose_reader_went_away_goes_on_to_its_end(project: Path, tmp_path
     assert process.stderr.read() == b""
     assert process.wait() == 0
     session = open_session(str(project), [], str(tmp_path), until="filter")
-    assert [session.folder(stage).state() for stage in session.plan] == ["committed", "committed"]
+    assert [session.folder(stage).state() for stage in session.plan] == [
+        "committed",
+        "committed",
+    ]
 
 
-def test_a_missing_source_is_a_sentence_and_not_a_traceback(project: Path, tmp_path: Path) -> None:
+def test_a_missing_source_is_a_sentence_and_not_a_traceback(
+    project: Path, tmp_path: Path
+) -> None:
     run = gristmill(
         "run",
         str(project),
@@ -439,7 +646,9 @@ def test_a_missing_source_is_a_sentence_and_not_a_traceback(project: Path, tmp_p
     assert "Traceback" not in run.stdout
 
 
-def test_too_many_unreadable_records_fail_the_stage_with_the_share(project: Path, tmp_path: Path) -> None:
+def test_too_many_unreadable_records_fail_the_stage_with_the_share(
+    project: Path, tmp_path: Path
+) -> None:
     run = gristmill(
         "run",
         str(project),
@@ -459,9 +668,14 @@ def test_too_many_unreadable_records_fail_the_stage_with_the_share(project: Path
 
 def test_a_manifest_with_mistakes_is_refused_before_any_work(tmp_path: Path) -> None:
     manifest = tmp_path / "bad.yaml"
-    manifest.write_text("name: bad\nsources:\n  a: {path: x, wieght: 1}\nmix: {tokens: -5}\n")
+    manifest.write_text(
+        "name: bad\nsources:\n  a: {path: x, wieght: 1}\nmix: {tokens: -5}\n"
+    )
     run = look("run", str(manifest), "--store", str(tmp_path / "store"), check=False)
     assert run.returncode == 2
-    assert "bad.yaml:3: sources.a.wieght: unknown key, did you mean 'weight'?" in run.stderr
+    assert (
+        "bad.yaml:3: sources.a.wieght: unknown key, did you mean 'weight'?"
+        in run.stderr
+    )
     assert "3 problems in" in run.stderr
     assert not (tmp_path / "store").exists()

@@ -16,7 +16,9 @@ DEMO = str(Path(__file__).parents[2] / "mixtures" / "demo.yaml")
 
 
 def planned(store: Path, *arguments: str) -> dict[str, Any]:
-    outcome = CliRunner().invoke(app, ["plan", DEMO, "--store", str(store), "--json", "--gpus", "4", *arguments])
+    outcome = CliRunner().invoke(
+        app, ["plan", DEMO, "--store", str(store), "--json", "--gpus", "4", *arguments]
+    )
     assert outcome.exit_code == 0, outcome.output
     plan: dict[str, Any] = json.loads(outcome.stdout)
     return plan
@@ -24,13 +26,27 @@ def planned(store: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_plan_adds_up(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "--gpu", "H200", "--set", "pretrain.steps=1000", "--set", "pretrain.global_batch_size=16")
+    plan = planned(
+        tmp_path,
+        "--gpu",
+        "H200",
+        "--set",
+        "pretrain.steps=1000",
+        "--set",
+        "pretrain.global_batch_size=16",
+    )
     training, best = plan["training"], plan["forms"][0]
     assert training["tokens"] == 1000 * 16 * 256
-    assert training["flops"] == pytest.approx(training["tokens"] * plan["model"]["flops_per_token"]["exact"])
+    assert training["flops"] == pytest.approx(
+        training["tokens"] * plan["model"]["flops_per_token"]["exact"]
+    )
     assert best["fits"]
-    assert best["gpu_hours"] == pytest.approx(best["seconds_per_step"] * 1000 / 3600 * 4)
-    assert best["cost"] == pytest.approx(best["gpu_hours"] * plan["prices"]["per_gpu_hour"])
+    assert best["gpu_hours"] == pytest.approx(
+        best["seconds_per_step"] * 1000 / 3600 * 4
+    )
+    assert best["cost"] == pytest.approx(
+        best["gpu_hours"] * plan["prices"]["per_gpu_hour"]
+    )
     assert best["memory"]["total"] == pytest.approx(
         sum(value for name, value in best["memory"].items() if name != "total")
     )
@@ -41,7 +57,8 @@ def test_a_plan_adds_up(tmp_path: Path) -> None:
 def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> None:
     plan = planned(tmp_path, "--gpu", "mine", "--peak-tflops", "50", "--memory-gb", "1")
     assert plan["gpu"] == {"name": "mine", "flops": 50e12, "memory": 1e9, "link": 32e9}
-    assert not any(form["fits"] for form in plan["forms"])  # a single process takes more than 1 GB
+    # a single process takes more than 1 GB
+    assert not any(form["fits"] for form in plan["forms"])
     assert plan["forms"][0]["cost"] is None
 
 
@@ -54,8 +71,12 @@ def test_a_gpu_that_is_in_no_table_is_given_by_its_figures(tmp_path: Path) -> No
         (["--prices", "absent.yaml"], "absent.yaml: there is no such file"),
     ],
 )
-def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
-    outcome = CliRunner().invoke(app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments])
+def test_what_cannot_be_planned_is_said_in_a_sentence(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    outcome = CliRunner().invoke(
+        app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "4", *arguments]
+    )
     assert outcome.exit_code == 2
     assert sentence in outcome.output
 
@@ -64,22 +85,42 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(tmp_path: Path, arguments:
 @pytest.mark.parametrize("columns", [60, 80])
 def test_the_tables_fit_narrow_terminals(tmp_path: Path, columns: int) -> None:
     outcome = CliRunner().invoke(
-        app, ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"], env={"COLUMNS": str(columns)}
+        app,
+        ["plan", DEMO, "--store", str(tmp_path), "--gpus", "8", "--gpu", "A100"],
+        env={"COLUMNS": str(columns)},
     )
     assert outcome.exit_code == 0
     assert max(map(len, outcome.stdout.splitlines())) <= columns
     assert "8 x A100" in outcome.stdout
 
 
-def test_what_the_mixture_offers_stands_beside_what_is_read(capsys: pytest.CaptureFixture[str]) -> None:
-    """100 document tokens in rows of 104; the other source is read twice, starting again at step 6 of 10."""
-    source = {"share": 0.5, "tokens_read": 50.0, "tokens_there": 100, "epochs": 0.5, "wraps_at_step": None}
+def test_what_the_mixture_offers_stands_beside_what_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """100 document tokens in rows of 104; the other source is read twice, starting
+    again at step 6 of 10.
+    """
+    source = {
+        "share": 0.5,
+        "tokens_read": 50.0,
+        "tokens_there": 100,
+        "epochs": 0.5,
+        "wraps_at_step": None,
+    }
     print_data(
         Console(width=80),
         {
             "passes_over_the_set": 1.0,
             "set_tokens": 100,
-            "sources": {"web": source, "code": {**source, "tokens_there": 25, "epochs": 2.0, "wraps_at_step": 6}},
+            "sources": {
+                "web": source,
+                "code": {
+                    **source,
+                    "tokens_there": 25,
+                    "epochs": 2.0,
+                    "wraps_at_step": 6,
+                },
+            },
             "packing": {
                 "kind": "best_fit",
                 **waste_of(
@@ -99,5 +140,6 @@ def test_what_the_mixture_offers_stands_beside_what_is_read(capsys: pytest.Captu
     assert "code    50.0%     50   25    2.00              6" in output
     assert "never" in output
     assert " ".join(output.split()).endswith(
-        "packing best_fit: 3.8% padding in the rows, 20.0% of the tokens dropped, 25.0% of the documents cut"
+        "packing best_fit: 3.8% padding in the rows, 20.0% of the tokens dropped, "
+        "25.0% of the documents cut"
     )

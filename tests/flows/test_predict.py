@@ -29,8 +29,12 @@ SENTENCE = "The river and the mountain have to be seen with that light of the mo
 def manifest(tmp_path: Path) -> Manifest:
     (tmp_path / "notes").mkdir()
     for number in range(20):
-        (tmp_path / "notes" / f"{number:02d}.txt").write_text(f"{number} {SENTENCE}" * 10)
-    lines = "\n".join(json.dumps({"text": f"{number} {SENTENCE}" * 8}) for number in range(300))
+        (tmp_path / "notes" / f"{number:02d}.txt").write_text(
+            f"{number} {SENTENCE}" * 10
+        )
+    lines = "\n".join(
+        json.dumps({"text": f"{number} {SENTENCE}" * 8}) for number in range(300)
+    )
     (tmp_path / "web.jsonl").write_text(lines)
     (tmp_path / "packed.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     table = pa.table({"text": [f"{number} {SENTENCE}" for number in range(5000)]})
@@ -48,34 +52,55 @@ prepare: [{filter: {rules: [gopher_quality]}}, {dedup: {minhash: {bands: 20, row
 
 
 def copied(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_every_source_is_sampled_in_proportion_and_the_factor_is_what_is_missing(
     manifest: Manifest, tmp_path: Path
 ) -> None:
-    total_bytes = sum((tmp_path / name).stat().st_size for name in ("web.jsonl", "packed.jsonl.gz", "rows.parquet"))
+    total_bytes = sum(
+        (tmp_path / name).stat().st_size
+        for name in ("web.jsonl", "packed.jsonl.gz", "rows.parquet")
+    )
     total_bytes += sum(path.stat().st_size for path in (tmp_path / "notes").iterdir())
-    sample = take_sample(manifest, tmp_path / "sample", total_bytes // 4, whole_python=False)
+    sample = take_sample(
+        manifest, tmp_path / "sample", total_bytes // 4, whole_python=False
+    )
     for name in ("notes", "web", "packed"):
         assert sample.factor(name) == pytest.approx(4, rel=0.3)
-        assert sample.bytes_taken[name] == sum(map(len, copied(tmp_path / "sample" / name).values()))
+        assert sample.bytes_taken[name] == sum(
+            map(len, copied(tmp_path / "sample" / name).values())
+        )
     rows = pq.read_table(tmp_path / "sample" / "rows" / "rows.parquet").num_rows
     assert sample.factor("rows") == pytest.approx(5000 / rows, rel=0.01)
 
 
-def test_a_larger_sample_contains_a_smaller_one(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_larger_sample_contains_a_smaller_one(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     take_sample(manifest, tmp_path / "small", 20_000, whole_python=False)
     take_sample(manifest, tmp_path / "large", 80_000, whole_python=False)
     small, large = copied(tmp_path / "small"), copied(tmp_path / "large")
     assert set(small) <= set(large)
-    texts = {name: content for name, content in small.items() if not name.endswith(".parquet")}
+    texts = {
+        name: content
+        for name, content in small.items()
+        if not name.endswith(".parquet")
+    }
     assert all(large[name].startswith(content) for name, content in texts.items())
 
 
 def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
-    small = predict.SampleRun(1e6, 1e9, 100_000, {"filter": Measured(3.0, 300_000_000, 1_000)}, {})
-    large = predict.SampleRun(4e6, 1e9, 400_000, {"filter": Measured(6.0, 330_000_000, 4_000)}, {})
+    small = predict.SampleRun(
+        1e6, 1e9, 100_000, {"filter": Measured(3.0, 300_000_000, 1_000)}, {}
+    )
+    large = predict.SampleRun(
+        4e6, 1e9, 400_000, {"filter": Measured(6.0, 330_000_000, 4_000)}, {}
+    )
     row = predict.extrapolate("filter", small, large, 1e9, 16_000_000)
     assert row["seconds"] == pytest.approx(2.0 + 1e9 * 1e-6)
     assert row["memory_bytes"] == pytest.approx(330e6 + 100 * 15.6e6)
@@ -84,15 +109,28 @@ def test_time_grows_with_the_text_and_memory_with_the_shards_only() -> None:
 
 def test_one_sample_is_extrapolated_by_the_pace_of_its_shards() -> None:
     """Ten seconds, 4 of them for shards: 100 times the text takes 6 + 400 s."""
-    sample = predict.SampleRun(1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {})
+    sample = predict.SampleRun(
+        1e6, 1e8, 100_000, {"filter": Measured(10.0, 300_000_000, 1_000, 4.0)}, {}
+    )
     row = predict.from_one_sample("filter", sample, 1e8)
-    assert (row["seconds"], row["memory_bytes"], row["disk_bytes"]) == (pytest.approx(406.0), 300_000_000, 100_000)
+    assert (row["seconds"], row["memory_bytes"], row["disk_bytes"]) == (
+        pytest.approx(406.0),
+        300_000_000,
+        100_000,
+    )
     empty_sample = predict.SampleRun(0.0, 0.0, 0, {}, {})
-    assert predict.from_samples("filter", sample, empty_sample, 1e8, 1)["from"] == "one sample"
+    assert (
+        predict.from_samples("filter", sample, empty_sample, 1e8, 1)["from"]
+        == "one sample"
+    )
 
 
-def test_the_work_of_a_stage_is_counted_from_shard_to_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of eight shards is done after 3 s and the last 7 s later: one second each; then a second job."""
+def test_the_work_of_a_stage_is_counted_from_shard_to_shard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first of eight shards is done after 3 s and the last 7 s later: one second
+    each; then a second job.
+    """
     times = iter([3.0, 6.0, 10.0, 20.0, 22.0])
     monkeypatch.setattr(predict.time, "monotonic", lambda: next(times))
     watch = predict.ShardClock()
@@ -133,15 +171,24 @@ export: {}
     rows = {row["stage"]: row for row in prediction["stages"]}
     assert list(rows) == list(session.plan)
     assert {name for name, row in rows.items() if "error" not in row} == {"pretrain"}
-    assert (rows["pretrain"]["seconds"], rows["pretrain"]["from"]) == (20.0, "a run before")
-    assert "used up their time; allow more with --sample-seconds" in rows["ingest"]["error"]
+    assert (rows["pretrain"]["seconds"], rows["pretrain"]["from"]) == (
+        20.0,
+        "a run before",
+    )
+    assert (
+        "used up their time; allow more with --sample-seconds"
+        in rows["ingest"]["error"]
+    )
     assert rows["mix"]["error"] == "a sample has too few tokens to be mixed"
     predict.print_prediction(session, prediction)
     assert "? mix: a sample has too few tokens" in capsys.readouterr().out
 
 
 def test_a_stage_that_takes_too_long_is_interrupted() -> None:
-    with pytest.raises(predict.OutOfTimeError), predict.interrupted_at(predict.time.monotonic() + 0.01):
+    with (
+        pytest.raises(predict.OutOfTimeError),
+        predict.interrupted_at(predict.time.monotonic() + 0.01),
+    ):
         threading.Event().wait(60)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
@@ -156,14 +203,19 @@ def test_what_does_not_fit_is_said_with_both_numbers() -> None:
 
 
 def test_the_curve_is_the_banding_formula() -> None:
-    curve = {point["jaccard"]: point["found"] for point in lsh_curve(MinHash(bands=2, rows=1))}
+    curve = {
+        point["jaccard"]: point["found"]
+        for point in lsh_curve(MinHash(bands=2, rows=1))
+    }
     assert curve[0.5] == pytest.approx(0.75)
     assert curve[1.0] == 1.0
     assert lsh_curve(None) == []
 
 
 @pytest.mark.slow
-def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path) -> None:
+def test_plan_predict_prints_a_row_per_stage(
+    manifest: Manifest, tmp_path: Path
+) -> None:
     arguments = [
         "plan",
         str(tmp_path / "m.yaml"),
@@ -175,9 +227,20 @@ def test_plan_predict_prints_a_row_per_stage(manifest: Manifest, tmp_path: Path)
         "--store",
         str(tmp_path / "st"),
     ]
-    prediction = json.loads(CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout)
-    assert [row["stage"] for row in prediction["stages"]] == ["ingest", "filter", "dedup"]
-    assert all(row["seconds"] > 0 and row["memory_bytes"] > 50e6 for row in prediction["stages"])
-    true_text = 20 * 10 * len(SENTENCE) + 2 * 300 * 8 * len(SENTENCE) + 5000 * len(SENTENCE)
+    prediction = json.loads(
+        CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False).stdout
+    )
+    assert [row["stage"] for row in prediction["stages"]] == [
+        "ingest",
+        "filter",
+        "dedup",
+    ]
+    assert all(
+        row["seconds"] > 0 and row["memory_bytes"] > 50e6
+        for row in prediction["stages"]
+    )
+    true_text = (
+        20 * 10 * len(SENTENCE) + 2 * 300 * 8 * len(SENTENCE) + 5000 * len(SENTENCE)
+    )
     assert prediction["text_bytes"] == pytest.approx(true_text, rel=0.25)
     assert not (tmp_path / "st").exists()

@@ -1,4 +1,6 @@
-"""Prepared examples in the plan, in an example's history, in the report and in the terminal."""
+"""Prepared examples in the plan, in an example's history, in the report and in the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ from tests.flows.rendered import html_of
 
 pytestmark = pytest.mark.slow
 
-LEAK = "which of the seven rivers of the old kingdom carries no boats in the winter months of the year"
+LEAK = (
+    "which of the seven rivers of the old kingdom carries no boats in the winter "
+    "months of the year"
+)
 MANIFEST = """\
 name: prepared
 sources: {web: {path: web.jsonl}}
@@ -58,19 +63,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("When?", f"{answer} Again."),
     ]
     for name, rows in {
-        "chats": [{"prompt": prompt, "completion": completion} for prompt, completion in chats],
+        "chats": [
+            {"prompt": prompt, "completion": completion} for prompt, completion in chats
+        ],
         "pairs": [{"prompt": "q", "chosen": "a", "rejected": "b"}],
         "quiz": [{"question": LEAK}],
         "web": [{"text": "a"}],
     }.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     (folder / "run.yaml").write_text(MANIFEST)
     opened(folder).runner(ShardClock()).run_stage("sft_prepare")
     return folder
 
 
 def opened(folder: Path, *overrides: str) -> Session:
-    return open_session(str(folder / "run.yaml"), list(overrides), str(folder / "store"), None, False)
+    return open_session(
+        str(folder / "run.yaml"), list(overrides), str(folder / "store"), None, False
+    )
 
 
 def fingerprints(session: Session) -> dict[str, str]:
@@ -80,7 +91,10 @@ def fingerprints(session: Session) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("override", "changed"),
     [
-        ("sft.prepare.filter.rules.gopher_quality.min_words=4", {"sft_prepare", "sft_data", "sft", "reference", "dpo"}),
+        (
+            "sft.prepare.filter.rules.gopher_quality.min_words=4",
+            {"sft_prepare", "sft_data", "sft", "reference", "dpo"},
+        ),
         ("sft.data.0.weight=2", {"sft_data", "sft", "reference", "dpo"}),
         ("dpo.leaks=null", {"dpo_data", "reference", "dpo"}),
         ("dpo.prepare=[dedup]", {"dpo_data", "reference", "dpo"}),
@@ -94,28 +108,46 @@ def test_a_key_of_the_examples_changes_what_reads_them_and_no_more(
 ) -> None:
     before, after = fingerprints(opened(folder)), fingerprints(opened(folder, override))
     assert {name for name in before if before[name] != after[name]} == changed
-    assert set(after) - set(before) == ({"dpo_prepare"} if "prepare" in override and "dpo" in override else set())
+    assert set(after) - set(before) == (
+        {"dpo_prepare"} if "prepare" in override and "dpo" in override else set()
+    )
 
 
-def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_their_own(folder: Path) -> None:
+def test_pairs_are_compared_with_the_documents_evaluation_sets_unless_they_have_their_own(
+    folder: Path,
+) -> None:
     steps = "prepare=[{decontaminate: {against: quiz.jsonl, ngram: 9}}]"
     assert opened(folder).plan["dpo_data"].config["leaks"]["ngram"] == 8
-    assert opened(folder, "dpo.leaks=null", steps).plan["dpo_data"].config["leaks"]["ngram"] == 9
+    assert (
+        opened(folder, "dpo.leaks=null", steps)
+        .plan["dpo_data"]
+        .config["leaks"]["ngram"]
+        == 9
+    )
     assert opened(folder, "dpo.leaks=null").plan["dpo_data"].config["leaks"] is None
 
 
-def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_threshold(folder: Path) -> None:
+def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_threshold(
+    folder: Path,
+) -> None:
     session = opened(folder)
     short_example = history(session, "chats.jsonl:3")
-    assert short_example["outcome"] == "dropped by sft_prepare: filter: gopher_quality/min_words"
-    assert (short_example["source"], short_example["excerpt"]) == ("chats", "Why?\n\nBecause.")
+    assert (
+        short_example["outcome"]
+        == "dropped by sft_prepare: filter: gopher_quality/min_words"
+    )
+    assert (short_example["source"], short_example["excerpt"]) == (
+        "chats",
+        "Why?\n\nBecause.",
+    )
     assert [(entry["stage"], entry["keep"]) for entry in short_example["stages"]] == [
         ("sft_prepare: dedup", True),
         ("sft_prepare: filter", False),
     ]
     assert short_example["stages"][1]["threshold"] == 3
     assert (
-        history(session, "chats.jsonl:4")["outcome"] == "dropped by sft_prepare: decontaminate: "
+        history(session, "chats.jsonl:4")["outcome"]
+        == "dropped by sft_prepare: decontaminate: "
         "decontaminate/max_contamination"
     )
     (kept_example,) = (
@@ -129,7 +161,10 @@ def test_an_example_is_explained_by_its_place_or_id_with_the_rule_and_its_thresh
 
 
 def test_other_thresholds_for_examples_are_tried_by_running_them(folder: Path) -> None:
-    before, after = opened(folder), opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4")
+    before, after = (
+        opened(folder),
+        opened(folder, "sft.prepare.filter.rules.gopher_quality.min_words=4"),
+    )
     with pytest.raises(
         NotReplayableError,
         match=r"sft\.prepare.* concerns examples, .* run it: \S*gristmill run .* "
@@ -148,7 +183,14 @@ def rows_of(page: str) -> list[list[str]]:
 def test_the_terminal_and_the_report_account_for_every_record(folder: Path) -> None:
     facts = gather_facts(opened(folder))
     assert prepared_rows(facts) == [
-        ["sft: chats", "5", "0", "3", "2", "max_contamination 1, exact_duplicate 1, min_words 1"]
+        [
+            "sft: chats",
+            "5",
+            "0",
+            "3",
+            "2",
+            "max_contamination 1, exact_duplicate 1, min_words 1",
+        ]
     ]
     for width in (60, 80):
         console = Console(file=io.StringIO(), width=width)
@@ -183,8 +225,19 @@ def facts_of_pairs(audit: dict[str, Any]) -> dict[str, Any]:
         "prepared_dropped": {"exact_duplicate": 2},
         "audit": audit,
     }
-    drawn_pairs = {"name": "pairs", "pairs": 4, "held_out": 1, "drawn": 6, "drawn_share": 0.5}
-    return {"summaries": {"dpo_data": {"sets": [set_counts]}, "dpo": {"sets": [drawn_pairs]}}}
+    drawn_pairs = {
+        "name": "pairs",
+        "pairs": 4,
+        "held_out": 1,
+        "drawn": 6,
+        "drawn_share": 0.5,
+    }
+    return {
+        "summaries": {
+            "dpo_data": {"sets": [set_counts]},
+            "dpo": {"sets": [drawn_pairs]},
+        }
+    }
 
 
 def test_the_report_shows_every_number_of_the_audit() -> None:
@@ -199,7 +252,22 @@ def test_the_report_shows_every_number_of_the_audit() -> None:
         "leaks": {"quiz": {"items": 15, "leaked": 16, "texts": 17}},
     }
     page = html_of(preferences(facts_of_pairs(audit)))
-    for number in ("9", "6", "5", "11", "12", "13", "14", "61.5%", "15", "16", "17", "50.0%"):
+    for number in (
+        "9",
+        "6",
+        "5",
+        "11",
+        "12",
+        "13",
+        "14",
+        "61.5%",
+        "15",
+        "16",
+        "17",
+        "50.0%",
+    ):
         assert f">{number}</td>" in page, number
-    page_without_leaks = html_of(preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None})))
+    page_without_leaks = html_of(
+        preferences(facts_of_pairs({**audit, "longer_chosen": None, "leaks": None}))
+    )
     assert "evaluation set" not in page_without_leaks

@@ -1,4 +1,6 @@
-"""Output for people fits a terminal of 60 columns; text that they copy from it is never truncated."""
+"""Output for people fits a terminal of 60 columns; text that they copy from it is never
+truncated.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def step(**fields: Any) -> dict[str, Any]:
-    return {"stage": "sft", "step": 3, "use": "read", "rank": None, "ranks": 1, "rows": [33, 5], **fields}
+    return {
+        "stage": "sft",
+        "step": 3,
+        "use": "read",
+        "rank": None,
+        "ranks": 1,
+        "rows": [33, 5],
+        **fields,
+    }
 
 
 def test_a_step_names_every_example_of_a_row_that_holds_several(capsys):
@@ -40,7 +50,13 @@ def test_a_step_shows_each_locator_whole_below_its_columns(capsys):
         step(
             tokens=384,
             documents=[
-                {"tokens": 256, "source": "posts", "id": "0123456789abcdef0123", "locator": LONG, "cluster_size": 1},
+                {
+                    "tokens": 256,
+                    "source": "posts",
+                    "id": "0123456789abcdef0123",
+                    "locator": LONG,
+                    "cluster_size": 1,
+                },
                 {
                     "tokens": 128,
                     "source": "web",
@@ -103,7 +119,12 @@ def test_a_history_breaks_no_rule_s_name_and_has_no_empty_lines(capsys):
 def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsys):
     sizes = {"posts": {"documents": 2, "bytes": 10.0}}
     samples = [
-        {"value": 399.0, "source": "posts", "locator": locator, "excerpt": "It is a truth universally known"}
+        {
+            "value": 399.0,
+            "source": "posts",
+            "locator": locator,
+            "excerpt": "It is a truth universally known",
+        }
         for locator in (LONG, "a#1")
     ]
     print_replay(
@@ -119,7 +140,14 @@ def test_a_sample_of_whatif_shows_its_locator_whole_and_the_text_that_fits(capsy
                 }
             },
             "cuts": [
-                {"rule": "filter/x", "key": "filter.x", "now": 50, "then": 400, "failing": samples, "passing": []}
+                {
+                    "rule": "filter/x",
+                    "key": "filter.x",
+                    "now": 50,
+                    "then": 400,
+                    "failing": samples,
+                    "passing": [],
+                }
             ],
         }
     )
@@ -145,14 +173,26 @@ def test_small_sizes_times_and_costs_are_not_shown_as_nothing():
         "3.0 h",
         "3.0 d",
     ]
-    assert [at_least(value, 2) for value in (0, 0.004, 0.01, 1234.5)] == ["0.00", "less than 0.01", "0.01", "1,234.50"]
+    assert [at_least(value, 2) for value in (0, 0.004, 0.01, 1234.5)] == [
+        "0.00",
+        "less than 0.01",
+        "0.01",
+        "1,234.50",
+    ]
 
 
 def test_a_job_that_is_called_like_its_stage_is_named_once():
     row = {
         "stage": "filter",
         "owner": "process 7 on host",
-        "progress": {"started": 0.0, "at": 9.0, "job": "filter", "done": 0, "total": 4, "unit": "shards"},
+        "progress": {
+            "started": 0.0,
+            "at": 9.0,
+            "job": "filter",
+            "done": 0,
+            "total": 4,
+            "unit": "shards",
+        },
     }
 
     assert describe_running(row, 9.0) == "for 9 s: 0/4 shards (process 7 on host)"

@@ -14,10 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.core.store import StageFolder
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, MisalignedError, document_id, write_table
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    MisalignedError,
+    document_id,
+    write_table,
+)
 from gristmill.flows.questions.spike_documents import with_origins
 from gristmill.flows.questions.trace import compare_readings
-from gristmill.flows.questions.training_reads import Reading, TraceError, answers_of_step
+from gristmill.flows.questions.training_reads import (
+    Reading,
+    TraceError,
+    answers_of_step,
+)
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import Order
@@ -33,13 +42,22 @@ TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": "0" * 64}
 ROWS = np.arange(40 * 8).reshape(40, 8)
 
 
-def reading(folder: Path, packed: PackedSet | None = None, order: Order | None = None, **section: Any) -> Reading:
+def reading(
+    folder: Path,
+    packed: PackedSet | None = None,
+    order: Order | None = None,
+    **section: Any,
+) -> Reading:
     """Return a pre-training of 6 steps of 4 rows that has not started."""
-    settings_ = Pretrain.model_validate({"steps": 6, "global_batch_size": 4, "seed": 1, **section})
+    settings_ = Pretrain.model_validate(
+        {"steps": 6, "global_batch_size": 4, "seed": 1, **section}
+    )
     if order is None:
         assert packed is not None
         order = packed.order(settings_.seed or 0)
-    return Reading("pretrain", StageFolder(folder), settings_, plan_of(settings_, 8), order, packed)
+    return Reading(
+        "pretrain", StageFolder(folder), settings_, plan_of(settings_, 8), order, packed
+    )
 
 
 def packed_set(folder: Path, rows: np.ndarray = ROWS) -> PackedSet:
@@ -62,7 +80,12 @@ def record(training: Reading, steps: range, work: Path) -> None:
 def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
     """Return a reinforcement learning that has not started."""
     settings_ = Rl.model_validate(
-        {"data": [{"path": "p.jsonl"}], "rewards": [{"kind": "contains", "text": "e"}], "seed": 1, **section}
+        {
+            "data": [{"path": "p.jsonl"}],
+            "rewards": [{"kind": "contains", "text": "e"}],
+            "seed": 1,
+            **section,
+        }
     )
     return Reading(
         "rl",
@@ -74,8 +97,12 @@ def reinforcement(folder: Path, prompts: int, **section: Any) -> Reading:
     )
 
 
-def found_by_looking(training: Any, steps: int, wanted_rows: list[int]) -> dict[int, list[int]]:
-    """Return the wanted rows that each step reads, by scanning all rows of all steps."""
+def found_by_looking(
+    training: Any, steps: int, wanted_rows: list[int]
+) -> dict[int, list[int]]:
+    """Return the wanted rows that each step reads, by scanning all rows of all
+    steps.
+    """
     expected: dict[int, list[int]] = {}
     for step in range(1, steps + 1):
         hits = sorted(row for row in training.rows(step).tolist() if row in wanted_rows)
@@ -86,9 +113,21 @@ def found_by_looking(training: Any, steps: int, wanted_rows: list[int]) -> dict[
 
 @pytest.mark.slow
 @settings(max_examples=40)
-@given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 13), st.data())
+@given(
+    st.integers(1, 9),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 13),
+    st.data(),
+)
 def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
-    prompts: int, groups: int, steps_per_batch: int, epochs: int, steps: int, data: st.DataObject
+    prompts: int,
+    groups: int,
+    steps_per_batch: int,
+    epochs: int,
+    steps: int,
+    data: st.DataObject,
 ) -> None:
     training = reinforcement(
         Path("nowhere"),
@@ -99,13 +138,25 @@ def test_the_steps_of_a_prompt_are_all_those_that_learn_from_answers_to_it(
         steps_per_batch=steps_per_batch,
         epochs_per_batch=epochs,
     )
-    wanted_prompts = data.draw(st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True))
-    assert training.steps_that_read(np.array(wanted_prompts)) == found_by_looking(training, steps, wanted_prompts)
+    wanted_prompts = data.draw(
+        st.lists(st.integers(0, prompts - 1), min_size=1, max_size=3, unique=True)
+    )
+    assert training.steps_that_read(np.array(wanted_prompts)) == found_by_looking(
+        training, steps, wanted_prompts
+    )
 
 
-def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(tmp_path: Path) -> None:
+def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from(
+    tmp_path: Path,
+) -> None:
     training = reinforcement(
-        tmp_path, 8, group_size=2, global_batch_size=4, steps=8, steps_per_batch=2, epochs_per_batch=2
+        tmp_path,
+        8,
+        group_size=2,
+        global_batch_size=4,
+        steps=8,
+        steps_per_batch=2,
+        epochs_per_batch=2,
     )
     prompts = [training.rows(step).tolist() for step in (1, 2)]
     batch = [
@@ -129,26 +180,43 @@ def test_a_step_of_reinforcement_learning_shows_the_answers_that_it_learned_from
     assert answers_of_step(training, 1) == answers_of_step(training, 3) == batch[:4]
     assert answers_of_step(training, 2) == answers_of_step(training, 4) == batch[4:]
     assert answers_of_step(training, 5) == []
-    assert [answer["id"] for answer in answers_of_step(training, 2)[::2]] == [f"prompt-{row}" for row in prompts[1]]
+    assert [answer["id"] for answer in answers_of_step(training, 2)[::2]] == [
+        f"prompt-{row}" for row in prompts[1]
+    ]
     assert answers_of_step(training, 1, share=1, shares=3) == [batch[1]]
     (tmp_path / "data").mkdir()
-    gather_batches(tmp_path / "work" / "answers", 1, tmp_path / "data" / "answers.parquet")
+    gather_batches(
+        tmp_path / "work" / "answers", 1, tmp_path / "data" / "answers.parquet"
+    )
     shutil.rmtree(tmp_path / "work")
     assert answers_of_step(training, 4) == batch[4:]
 
 
 @pytest.mark.slow
 @settings(max_examples=40)
-@given(st.lists(st.integers(1, 12), min_size=1, max_size=3), st.integers(1, 7), st.integers(1, 9), st.data())
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.data(),
+)
 def test_the_steps_of_a_row_are_all_those_whose_batch_has_it(
     counts: list[int], batch: int, steps: int, data: st.DataObject
 ) -> None:
-    training = reading(Path("nowhere"), order=Order(counts, 3), steps=steps, global_batch_size=batch)
-    wanted_rows = data.draw(st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=3, unique=True))
-    assert training.steps_that_read(np.array(wanted_rows)) == found_by_looking(training, steps, wanted_rows)
+    training = reading(
+        Path("nowhere"), order=Order(counts, 3), steps=steps, global_batch_size=batch
+    )
+    wanted_rows = data.draw(
+        st.lists(st.integers(0, sum(counts) - 1), min_size=1, max_size=3, unique=True)
+    )
+    assert training.steps_that_read(np.array(wanted_rows)) == found_by_looking(
+        training, steps, wanted_rows
+    )
 
 
-def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_marker(tmp_path: Path) -> None:
+def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_marker(
+    tmp_path: Path,
+) -> None:
     training = reading(tmp_path, packed_set(tmp_path / "set"))
     assert training.steps_done() == 0
     for step, name in ((2, "complete.json"), (4, "half.bin")):
@@ -166,7 +234,10 @@ def test_a_step_is_read_once_it_was_trained_and_checkpoints_count_from_their_mar
 
 def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> None:
     packed = packed_set(tmp_path / "set")
-    training, longer = reading(tmp_path / "a", packed), reading(tmp_path / "b", packed, steps=9)
+    training, longer = (
+        reading(tmp_path / "a", packed),
+        reading(tmp_path / "b", packed, steps=9),
+    )
     assert compare_readings(training, longer) == {
         "first_difference": None,
         "same_steps": 6,
@@ -177,52 +248,87 @@ def test_two_trainings_of_one_set_are_compared_row_by_row(tmp_path: Path) -> Non
         "attested": [None, None],
     }
     other_batch = reading(
-        tmp_path / "c", packed, batch_ramp=[{"until_step": 3, "global_batch_size": 4}], global_batch_size=5
+        tmp_path / "c",
+        packed,
+        batch_ramp=[{"until_step": 3, "global_batch_size": 4}],
+        global_batch_size=5,
     )
     assert compare_readings(training, other_batch)["first_difference"] == 4
-    assert compare_readings(training, reading(tmp_path / "d", packed, seed=2))["first_difference"] == 1
+    assert (
+        compare_readings(training, reading(tmp_path / "d", packed, seed=2))[
+            "first_difference"
+        ]
+        == 1
+    )
 
 
-def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(tmp_path: Path) -> None:
+def test_sets_that_were_cut_into_other_shards_are_compared_by_their_tokens(
+    tmp_path: Path,
+) -> None:
     changed = ROWS.copy()
     training = reading(tmp_path / "a", packed_set(tmp_path / "set"))
     changed[training.rows(5)[2], 7] += 1
-    comparison = compare_readings(training, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed)))
+    comparison = compare_readings(
+        training, reading(tmp_path / "b", packed_set(tmp_path / "changed", changed))
+    )
     assert (comparison["same_set"], comparison["first_difference"]) == (False, 5)
 
 
-def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_is_told(tmp_path: Path) -> None:
+def test_recorded_digests_narrow_the_search_and_a_record_that_is_not_its_orders_is_told(
+    tmp_path: Path,
+) -> None:
     packed = packed_set(tmp_path / "set")
     ramp = [{"until_step": 3, "global_batch_size": 4}]
     training = reading(tmp_path / "a", packed)
-    other_training = reading(tmp_path / "b", packed, batch_ramp=ramp, global_batch_size=5)
+    other_training = reading(
+        tmp_path / "b", packed, batch_ramp=ramp, global_batch_size=5
+    )
     record(training, range(2, 7, 2), tmp_path / "a" / "work")
     record(other_training, range(2, 7, 2), tmp_path / "b" / "work")
     checked_steps: list[int] = []
     original = RowPlan.rows
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            RowPlan, "rows", lambda self, order, step: checked_steps.append(step + 1) or original(self, order, step)
+            RowPlan,
+            "rows",
+            lambda self, order, step: (
+                checked_steps.append(step + 1) or original(self, order, step)
+            ),
         )
-        patch.setattr("gristmill.flows.questions.trace._is_attested", lambda reading, record: True)
+        patch.setattr(
+            "gristmill.flows.questions.trace._is_attested", lambda reading, record: True
+        )
         comparison = compare_readings(training, other_training)
-    assert (comparison["first_difference"], comparison["recorded"]) == (4, {"agree": 2, "differ": 4})
+    assert (comparison["first_difference"], comparison["recorded"]) == (
+        4,
+        {"agree": 2, "differ": 4},
+    )
     assert sorted(set(checked_steps)) == [3, 4]
     assert compare_readings(training, other_training)["attested"] == [True, True]
-    (tmp_path / "b" / "work" / "metrics.jsonl").write_text('{"step": 2, "rows_digest": "0"}\n')
+    (tmp_path / "b" / "work" / "metrics.jsonl").write_text(
+        '{"step": 2, "rows_digest": "0"}\n'
+    )
     assert compare_readings(training, other_training)["attested"] == [True, False]
 
 
 def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) -> None:
     """5,000 documents in two shards; the described ones are in different row groups."""
     uuid = "0" * 8 + "-0000-0000-0000-" + "0" * 12
-    inputs = {name: tmp_path / name for name in ("ingest", "dedup", "quality", "langid")}
+    inputs = {
+        name: tmp_path / name for name in ("ingest", "dedup", "quality", "langid")
+    }
     ids = []
     for shard in range(2):
         locators = [
-            f"https://site.example/{shard}/{n}#part#{uuid}" if n == 7 else f"{shard}.jsonl#{n}" for n in range(2500)
+            f"https://site.example/{shard}/{n}#part#{uuid}"
+            if n == 7
+            else f"{shard}.jsonl#{n}"
+            for n in range(2500)
         ]
-        metadata = ['{"url": "https://other.example"}' if n == 2400 else "{}" for n in range(2500)]
+        metadata = [
+            '{"url": "https://other.example"}' if n == 2400 else "{}"
+            for n in range(2500)
+        ]
         shard_ids = [document_id("web", locator, "text") for locator in locators]
         ids.append(shard_ids)
         write_table(
@@ -238,7 +344,10 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
                 schema=DOCUMENT_SCHEMA,
             ),
         )
-        verdict_columns = {"id": pa.array(shard_ids, pa.binary(16)), "keep": [True] * 2500}
+        verdict_columns = {
+            "id": pa.array(shard_ids, pa.binary(16)),
+            "keep": [True] * 2500,
+        }
         write_table(
             inputs["quality"] / f"part-{shard}.parquet",
             pa.table({**verdict_columns, "quality": np.arange(2500) / 2500}),
@@ -270,7 +379,10 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
         for shard, shard_ids in enumerate(ids)
         for row, entry_id in enumerate(shard_ids)
     )
-    write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*entries)], schema=LEDGER_SCHEMA))
+    write_table(
+        packed.folder / LEDGER,
+        pa.table([list(column) for column in zip(*entries)], schema=LEDGER_SCHEMA),
+    )
     wanted_ids = [ids[1][2400], ids[0][7]]
     descriptions = describe_documents(packed, inputs, wanted_ids)
     step = {
@@ -283,7 +395,11 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
         {
             "id": wanted_ids[1].hex(),
             "loss": 9.0,
-            **{key: value for key, value in descriptions[wanted_ids[1]].items() if key not in ("id", "source")},
+            **{
+                key: value
+                for key, value in descriptions[wanted_ids[1]].items()
+                if key not in ("id", "source")
+            },
         },
         {"id": "ab"},
     ]
@@ -309,7 +425,16 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
             "cluster_size": 3,
         },
     }
-    swapped = [(entry_id, 1 - shard, *other_fields) for entry_id, shard, *other_fields in entries]
-    write_table(packed.folder / LEDGER, pa.table([list(column) for column in zip(*swapped)], schema=LEDGER_SCHEMA))
-    with pytest.raises(MisalignedError, match=r"part-0.parquet: row 2400 is document .* run the mix stage again"):
+    swapped = [
+        (entry_id, 1 - shard, *other_fields)
+        for entry_id, shard, *other_fields in entries
+    ]
+    write_table(
+        packed.folder / LEDGER,
+        pa.table([list(column) for column in zip(*swapped)], schema=LEDGER_SCHEMA),
+    )
+    with pytest.raises(
+        MisalignedError,
+        match=r"part-0.parquet: row 2400 is document .* run the mix stage again",
+    ):
         describe_documents(packed, inputs, wanted_ids)

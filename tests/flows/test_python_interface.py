@@ -32,14 +32,25 @@ from tests.flows.corpus import write_project
 pytestmark = pytest.mark.slow
 
 TRAINING = {"pretrain.steps": 4, "pretrain.validate_every": 4}
-STAGES = ["ingest", "filter", "dedup", "quality", "tokenizer", "tokenize", "mix", "pretrain"]
+STAGES = [
+    "ingest",
+    "filter",
+    "dedup",
+    "quality",
+    "tokenizer",
+    "tokenize",
+    "mix",
+    "pretrain",
+]
 
 
 def write_short_project(folder: Path) -> Path:
     """Write a project that ends with pre-training."""
     file = write_project(folder)
     remaining_lines = [
-        line for line in file.read_text().splitlines() if not line.startswith(("sft", "dpo", "evaluate", "export"))
+        line
+        for line in file.read_text().splitlines()
+        if not line.startswith(("sft", "dpo", "evaluate", "export"))
     ]
     file.write_text("\n".join(remaining_lines))
     return file
@@ -52,29 +63,58 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(project: Path) -> gristmill.Run:
-    return gristmill.run(project, set=TRAINING, store=project.parent / "store", progress=False)
+    return gristmill.run(
+        project, set=TRAINING, store=project.parent / "store", progress=False
+    )
 
 
-def on_the_command_line(run: gristmill.Run, project: Path, verb: str, *arguments: str) -> Any:
-    settings = [f"--set={key}={value}" for key, value in TRAINING.items() if verb != "whatif"]
+def on_the_command_line(
+    run: gristmill.Run, project: Path, verb: str, *arguments: str
+) -> Any:
+    settings = [
+        f"--set={key}={value}" for key, value in TRAINING.items() if verb != "whatif"
+    ]
     outcome = CliRunner().invoke(
-        app, [verb, str(project), *arguments, *settings, "--store", str(run.path.parent.parent), "--json"]
+        app,
+        [
+            verb,
+            str(project),
+            *arguments,
+            *settings,
+            "--store",
+            str(run.path.parent.parent),
+            "--json",
+        ],
     )
     assert outcome.exit_code == 0, outcome.output
     return json.loads(outcome.stdout)
 
 
-def a_small_one(folder: Path, documents: int = 6, **sections: Any) -> gristmill.Manifest:
+def a_small_one(
+    folder: Path, documents: int = 6, **sections: Any
+) -> gristmill.Manifest:
     (folder / "web").mkdir(exist_ok=True, parents=True)
     lines = [
-        json.dumps({"text": f"This is the document number {number}, and it has {'very ' * number}little in it."})
+        json.dumps(
+            {
+                "text": f"This is the document number {number}, and it has "
+                f"{'very ' * number}little in it."
+            }
+        )
         for number in range(documents)
     ]
     (folder / "web" / "a.jsonl").write_text("\n".join(lines))
-    return gristmill.Manifest(name="small", sources={"web": {"path": "web/*.jsonl"}}, folder=folder, **sections)
+    return gristmill.Manifest(
+        name="small",
+        sources={"web": {"path": "web/*.jsonl"}},
+        folder=folder,
+        **sections,
+    )
 
 
-def test_a_run_has_its_stages_with_what_they_made_and_measured(run: gristmill.Run) -> None:
+def test_a_run_has_its_stages_with_what_they_made_and_measured(
+    run: gristmill.Run,
+) -> None:
     assert run.state == "completed"
     assert list(run.stages) == STAGES
     assert {stage.state for stage in run.stages.values()} == {"committed"}
@@ -82,7 +122,8 @@ def test_a_run_has_its_stages_with_what_they_made_and_measured(run: gristmill.Ru
     ingest = run.stages["ingest"]
     assert ingest.counts is not None
     assert ingest.counts["read"] == sum(
-        ingest.counts["dropped"].values(), ingest.counts["kept"] + ingest.counts["quarantined"]
+        ingest.counts["dropped"].values(),
+        ingest.counts["kept"] + ingest.counts["quarantined"],
     )
     assert run.stages["pretrain"].counts is None
     assert run.summaries["ingest"]["counts"] == ingest.counts
@@ -103,14 +144,29 @@ def test_losses_are_a_table(run: gristmill.Run) -> None:
 def test_the_command_line_answers_the_same(run: gristmill.Run, project: Path) -> None:
     dropped = run.whatif({"filter.gopher_quality.min_words": 10}, samples=3)
     assert dropped.found == on_the_command_line(
-        run, project, "whatif", "--samples", "3", "--set=filter.gopher_quality.min_words=10"
+        run,
+        project,
+        "whatif",
+        "--samples",
+        "3",
+        "--set=filter.gopher_quality.min_words=10",
     )
     document = dropped.cuts[0]["passing"][0]["id"]
-    assert run.explain(document).found == on_the_command_line(run, project, "explain", document)
-    assert run.explain(document, text=True).found == on_the_command_line(run, project, "explain", document, "--text")
-    assert run.trace(2).found == on_the_command_line(run, project, "trace", "--step", "2")
-    assert run.trace_document(document).found == on_the_command_line(run, project, "trace", "--document", document)
-    assert [threshold.found for threshold in run.thresholds()] == on_the_command_line(run, project, "whatif")
+    assert run.explain(document).found == on_the_command_line(
+        run, project, "explain", document
+    )
+    assert run.explain(document, text=True).found == on_the_command_line(
+        run, project, "explain", document, "--text"
+    )
+    assert run.trace(2).found == on_the_command_line(
+        run, project, "trace", "--step", "2"
+    )
+    assert run.trace_document(document).found == on_the_command_line(
+        run, project, "trace", "--document", document
+    )
+    assert [threshold.found for threshold in run.thresholds()] == on_the_command_line(
+        run, project, "whatif"
+    )
 
 
 def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
@@ -118,11 +174,15 @@ def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
 ) -> None:
     """The rows of every step are known before training."""
     settings = {**TRAINING, "pretrain.steps": 5}
-    ended = gristmill.run(project, set=settings, until="mix", store=run.path.parent.parent, progress=False)
+    ended = gristmill.run(
+        project, set=settings, until="mix", store=run.path.parent.parent, progress=False
+    )
     overrides = [f"--set={key}={value}" for key, value in settings.items()]
 
     def answer_of(*words: str) -> Any:
-        outcome = CliRunner().invoke(app, [*words, *overrides, "--store", str(run.path.parent.parent), "--json"])
+        outcome = CliRunner().invoke(
+            app, [*words, *overrides, "--store", str(run.path.parent.parent), "--json"]
+        )
         assert outcome.exit_code == 0, outcome.output
         return json.loads(outcome.stdout)
 
@@ -131,29 +191,56 @@ def test_a_run_that_ended_before_its_training_answers_as_the_command_line_does(
         assert step.found == answer_of("trace", str(project), "--step", "5")
         assert step.found["use"] == "will read"
         document = step.documents[0]["id"]
-        assert ended_run.explain(document).found == answer_of("explain", str(project), document)
-        assert ended_run.trace_document(document).found == answer_of("trace", str(project), "--document", document)
+        assert ended_run.explain(document).found == answer_of(
+            "explain", str(project), document
+        )
+        assert ended_run.trace_document(document).found == answer_of(
+            "trace", str(project), "--document", document
+        )
         assert "pretrain" not in ended_run.stages
 
 
-def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: gristmill.Run, project: Path) -> None:
+def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(
+    run: gristmill.Run, project: Path
+) -> None:
     store = ["--store", str(run.path.parent.parent)]
     document = run.trace(1).documents[0]["id"]
     id_file = project.with_name("list.txt")
     id_file.write_text(document)
-    sections = ("pretrain", "  model", "  steps", "  global", "  micro", "  log_every", "  validate")
-    untrained = [line for line in project.read_text().splitlines() if not line.startswith(sections)]
+    sections = (
+        "pretrain",
+        "  model",
+        "  steps",
+        "  global",
+        "  micro",
+        "  log_every",
+        "  validate",
+    )
+    untrained = [
+        line
+        for line in project.read_text().splitlines()
+        if not line.startswith(sections)
+    ]
     for name, lines in (
         ("mixed", untrained),
-        ("cleaned", [line for line in untrained if not line.startswith(("mix", "tokenizer"))]),
+        (
+            "cleaned",
+            [line for line in untrained if not line.startswith(("mix", "tokenizer"))],
+        ),
     ):
         manifest = project.with_name(f"{name}.yaml")
         manifest.write_text("\n".join(lines))
-        outcome = CliRunner().invoke(app, ["takedown", str(manifest), "--ids", str(id_file), "--json", *store])
+        outcome = CliRunner().invoke(
+            app, ["takedown", str(manifest), "--ids", str(id_file), "--json", *store]
+        )
         assert outcome.exit_code == 0, outcome.output
         takedown = json.loads(outcome.stdout)
         assert takedown["excluded"] == [document]
-        assert (takedown["first_step"], takedown["checkpoints"], takedown["models"]) == (
+        assert (
+            takedown["first_step"],
+            takedown["checkpoints"],
+            takedown["models"],
+        ) == (
             None,
             {"clean": [], "affected": []},
             [],
@@ -164,19 +251,27 @@ def test_documents_are_taken_down_from_a_manifest_that_trains_nothing(run: grist
 
 
 def test_answers_are_objects(
-    run: gristmill.Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: gristmill.Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     replay = run.whatif({"filter.gopher_quality.min_words": 345})
     assert 0 < replay.then["web"].documents < replay.now["web"].documents
     assert isinstance(replay.now["web"].tokens, int)
     explained = run.explain(replay.cuts[0]["failing"][0]["id"])
     assert explained.kept
-    assert [verdict.stage for verdict in explained.stages] == ["filter", "dedup", "quality"]
+    assert [verdict.stage for verdict in explained.stages] == [
+        "filter",
+        "dedup",
+        "quality",
+    ]
     assert explained.metadata["author"].startswith("a")
     assert all(verdict.keep and verdict.values for verdict in explained.stages)
     step = run.trace(1)
     assert step.tokens == sum(document["tokens"] for document in step.documents) > 0
-    steps = {entry["step"] for entry in run.trace_document(step.documents[0]["id"]).steps}
+    steps = {
+        entry["step"] for entry in run.trace_document(step.documents[0]["id"]).steps
+    }
     assert 1 in steps
     # The output is plain text in a notebook too.
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
@@ -184,11 +279,15 @@ def test_answers_are_objects(
     assert explained.id in capsys.readouterr().out
 
 
-def test_a_run_is_asked_by_its_record_when_manifest_and_sources_are_gone(tmp_path: Path) -> None:
+def test_a_run_is_asked_by_its_record_when_manifest_and_sources_are_gone(
+    tmp_path: Path,
+) -> None:
     rules = {"gopher_quality": {"min_words": 13, "min_stop_words": 0}}
     manifest = a_small_one(tmp_path / "project", prepare=[{"filter": {"rules": rules}}])
     store = gristmill.Store(tmp_path / "store")
-    original_run = gristmill.run(manifest.save(tmp_path / "project" / "small.yaml"), store=store, progress=False)
+    original_run = gristmill.run(
+        manifest.save(tmp_path / "project" / "small.yaml"), store=store, progress=False
+    )
     shutil.rmtree(tmp_path / "project")
     reopened_run = store.run()
     assert (reopened_run.name, reopened_run.stages, reopened_run.manifest) == (
@@ -207,8 +306,12 @@ def test_a_run_is_asked_by_its_record_when_manifest_and_sources_are_gone(tmp_pat
     assert {stage.name for stage in store.stages} == {"ingest", "filter"}
 
 
-def test_documents_are_a_dataset_with_every_column_of_every_step(run: gristmill.Run) -> None:
-    kept, dropped, all_of_them = (run.documents(kept=kept) for kept in (True, False, None))
+def test_documents_are_a_dataset_with_every_column_of_every_step(
+    run: gristmill.Run,
+) -> None:
+    kept, dropped, all_of_them = (
+        run.documents(kept=kept) for kept in (True, False, None)
+    )
     assert isinstance(kept, pyarrow.dataset.Dataset)
     counts = run.stages["quality"].counts
     assert counts is not None
@@ -218,7 +321,9 @@ def test_documents_are_a_dataset_with_every_column_of_every_step(run: gristmill.
         == all_of_them.count_rows()
         == run.summaries["ingest"]["counts"]["kept"]
     )
-    assert {"id", "text", "kept", "reason", "words", "cluster_size"} <= {*kept.schema.names}
+    assert {"id", "text", "kept", "reason", "words", "cluster_size"} <= {
+        *kept.schema.names
+    }
     assert set(dropped.to_table(columns=["kept"])["kept"].to_pylist()) == {False}
     some = run.documents(columns=["words", "id"])
     assert some.schema.names == some.head(3).column_names == ["words", "id"]
@@ -226,24 +331,39 @@ def test_documents_are_a_dataset_with_every_column_of_every_step(run: gristmill.
     assert run.explain(some.head(1)["id"][0].as_py()).kept
 
 
-def test_documents_are_filtered_without_being_read_before(run: gristmill.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_are_filtered_without_being_read_before(
+    run: gristmill.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     documents, words = run.documents(), pyarrow.dataset.field("words")
     long = documents.filter(words > 320)
-    expected = [row for row in documents.to_table(columns=["id", "words"]).to_pylist() if (row["words"] or 0) > 320]
+    expected = [
+        row
+        for row in documents.to_table(columns=["id", "words"]).to_pylist()
+        if (row["words"] or 0) > 320
+    ]
     assert 0 < len(expected) < documents.count_rows()
     assert long.to_table(columns=["id", "words"]).to_pylist() == expected
-    assert long.count_rows() == run.documents(where="words > 320").count_rows() == len(expected)
+    assert (
+        long.count_rows()
+        == run.documents(where="words > 320").count_rows()
+        == len(expected)
+    )
     assert (
         long.filter(words < 340).count_rows()
         == long.count_rows(filter=words < 340)
         == sum(row["words"] < 340 for row in expected)
     )
     assert pickle.loads(pickle.dumps(long)).count_rows() == len(expected)
-    monkeypatch.setattr("gristmill.dataprep.corpus.read_table", lambda *_, **__: pytest.fail("a shard was read"))
+    monkeypatch.setattr(
+        "gristmill.dataprep.corpus.read_table",
+        lambda *_, **__: pytest.fail("a shard was read"),
+    )
     run.documents(kept=None).filter(words > 3)
 
 
-def test_documents_go_into_other_libraries_with_the_same_values(run: gristmill.Run) -> None:
+def test_documents_go_into_other_libraries_with_the_same_values(
+    run: gristmill.Run,
+) -> None:
     documents = run.documents(columns=["id", "source", "text", "words"])
     expected = documents.to_table().to_pylist()
     relation = documents.to_duckdb()
@@ -260,10 +380,17 @@ def test_documents_go_into_other_libraries_with_the_same_values(run: gristmill.R
 def test_documents_go_into_polars_lazily(run: gristmill.Run) -> None:
     polars = pytest.importorskip("polars")
     documents = run.documents()
-    frame = documents.to_polars().filter(polars.col("words") > 320).select("id", "words").collect()
+    frame = (
+        documents.to_polars()
+        .filter(polars.col("words") > 320)
+        .select("id", "words")
+        .collect()
+    )
     assert (
         frame.to_dicts()
-        == documents.filter(pyarrow.dataset.field("words") > 320).to_table(columns=["id", "words"]).to_pylist()
+        == documents.filter(pyarrow.dataset.field("words") > 320)
+        .to_table(columns=["id", "words"])
+        .to_pylist()
     )
 
 
@@ -277,45 +404,70 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
         ("datasets", "hf", documents.to_hf),
     ):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(gristmill.MissingLibraryError, match=rf"{name} is not installed; .*gristmill\[{extra}\]"):
+        with pytest.raises(
+            gristmill.MissingLibraryError,
+            match=rf"{name} is not installed; .*gristmill\[{extra}\]",
+        ):
             convert()
 
 
-def test_nothing_is_run_again_and_the_plan_says_so(run: gristmill.Run, project: Path) -> None:
+def test_nothing_is_run_again_and_the_plan_says_so(
+    run: gristmill.Run, project: Path
+) -> None:
     store = run.path.parent.parent
     planned_stages = gristmill.plan(project, set=TRAINING, store=store)
-    assert [(stage.stage, stage.action) for stage in planned_stages] == [(name, "reuse") for name in STAGES]
-    planned_stages = gristmill.plan(project, until="dedup", set={"filter.gopher_quality.min_words": 40}, store=store)
+    assert [(stage.stage, stage.action) for stage in planned_stages] == [
+        (name, "reuse") for name in STAGES
+    ]
+    planned_stages = gristmill.plan(
+        project, until="dedup", set={"filter.gopher_quality.min_words": 40}, store=store
+    )
     assert {stage.stage: stage.action for stage in planned_stages} == {
         "ingest": "reuse",
         "filter": "make",
         "dedup": "make",
     }
     assert "min_words 50 -> 40" in planned_stages[1].reason
-    second_run = gristmill.run(gristmill.Manifest.load(project), until="mix", set=TRAINING, store=store, progress=False)
+    second_run = gristmill.run(
+        gristmill.Manifest.load(project),
+        until="mix",
+        set=TRAINING,
+        store=store,
+        progress=False,
+    )
     assert {stage.how for stage in second_run.stages.values()} == {"Cached"}
     assert second_run.stages["mix"].fingerprint == run.stages["mix"].fingerprint
 
 
-def test_a_manifest_without_a_file_is_run_and_can_be_run_again_by_the_file_that_commands_name(tmp_path: Path) -> None:
+def test_a_manifest_without_a_file_is_run_and_can_be_run_again_by_the_file_that_commands_name(
+    tmp_path: Path,
+) -> None:
     manifest = a_small_one(tmp_path)
     run = gristmill.run(manifest, store=tmp_path / "store", progress=False)
     assert run.stages["ingest"].counts is not None
     assert run.stages["ingest"].counts["kept"] == 6
     file = read_json(run.path / "run.json")["manifest_file"]
     assert gristmill.Manifest.load(file) == manifest == run.manifest
-    assert [stage.action for stage in gristmill.plan(file, store=tmp_path / "store")] == ["reuse"]
+    assert [
+        stage.action for stage in gristmill.plan(file, store=tmp_path / "store")
+    ] == ["reuse"]
 
 
-def test_it_works_inside_a_running_event_loop_and_in_another_thread(tmp_path: Path) -> None:
+def test_it_works_inside_a_running_event_loop_and_in_another_thread(
+    tmp_path: Path,
+) -> None:
     manifest, finished_runs = a_small_one(tmp_path), []
 
     async def cell() -> None:
-        finished_runs.append(gristmill.run(manifest, store=tmp_path / "one", progress=False))
+        finished_runs.append(
+            gristmill.run(manifest, store=tmp_path / "one", progress=False)
+        )
 
     asyncio.run(cell())
     thread = threading.Thread(
-        target=lambda: finished_runs.append(gristmill.run(manifest, store=tmp_path / "other", progress=False))
+        target=lambda: finished_runs.append(
+            gristmill.run(manifest, store=tmp_path / "other", progress=False)
+        )
     )
     thread.start()
     thread.join()
@@ -325,13 +477,21 @@ def test_it_works_inside_a_running_event_loop_and_in_another_thread(tmp_path: Pa
 def test_a_script_needs_no_guard_since_nothing_imports_it_again(tmp_path: Path) -> None:
     a_small_one(tmp_path).save(tmp_path / "small.yaml")
     (tmp_path / "script.py").write_text(
-        "import gristmill\nprint('begins')\nrun = gristmill.run('small.yaml', set={'engine.mode': 'processes'})\n"
+        "import gristmill\nprint('begins')\nrun = gristmill.run('small.yaml', "
+        "set={'engine.mode': 'processes'})\n"
         "print(run.stages['ingest'].counts['kept'])\n"
     )
-    process = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    process = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     lines = process.stdout.splitlines()
     assert (lines[0], lines[-1], lines.count("begins")) == ("begins", "6", 1)
-    assert re.search(r"^\+ ingest +Completed ", process.stdout, re.MULTILINE)  # on a slow machine after its progress
+    # on a slow machine after its progress
+    assert re.search(r"^\+ ingest +Completed ", process.stdout, re.MULTILINE)
 
 
 def test_an_interrupt_ends_the_run_cleanly_and_the_next_one_resumes(
@@ -354,11 +514,15 @@ def test_an_interrupt_ends_the_run_cleanly_and_the_next_one_resumes(
     assert [run.state for run in store.runs] == ["interrupted", "completed"]
 
 
-def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(tmp_path: Path) -> None:
+def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(
+    tmp_path: Path,
+) -> None:
     manifest = a_small_one(tmp_path)
     (tmp_path / "web" / "b.jsonl").write_text("no json\n" * 4)
     store = gristmill.Store(tmp_path / "store")
-    with pytest.raises(gristmill.StageFailedError, match=r"ingest: .*quarantined") as failed:
+    with pytest.raises(
+        gristmill.StageFailedError, match=r"ingest: .*quarantined"
+    ) as failed:
         gristmill.run(manifest, store=store, progress=False)
     assert "resume with: " in str(failed.value)
     assert store.run().state == "failed"
@@ -371,7 +535,11 @@ def test_a_stage_that_fails_is_an_error_with_the_sentence_of_the_command_line(tm
         ({"until": "ingset"}, gristmill.UnknownStageError, "did you mean 'ingest'"),
         ({"force": ["filter"]}, gristmill.UnknownStageError, "has no stage 'filter'"),
         ({"set": {"sed": 1}}, gristmill.ManifestError, "did you mean 'seed'"),
-        ({"store": "memory://x"}, gristmill.StoreLocationError, "in the memory of this process alone"),
+        (
+            {"store": "memory://x"},
+            gristmill.StoreLocationError,
+            "in the memory of this process alone",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -386,34 +554,58 @@ def test_bad_arguments_get_one_sentence_and_nothing_is_run(
         gristmill.Store(tmp_path / "store").run()
 
 
-@pytest.mark.parametrize("location", ["a run", "its folder", "the folder of its packed set"])
-def test_a_stream_reads_what_the_trace_of_the_runs_training_says(run: gristmill.Run, location: str) -> None:
-    place: Any = {"a run": run, "its folder": run.path, "the folder of its packed set": run.folder("mix")}[location]
+@pytest.mark.parametrize(
+    "location", ["a run", "its folder", "the folder of its packed set"]
+)
+def test_a_stream_reads_what_the_trace_of_the_runs_training_says(
+    run: gristmill.Run, location: str
+) -> None:
+    place: Any = {
+        "a run": run,
+        "its folder": run.path,
+        "the folder of its packed set": run.folder("mix"),
+    }[location]
     seed = json.loads((run.path / "run.json").read_text())["manifest"]["seed"]
     seed_option = {} if location != "the folder of its packed set" else {"seed": seed}
-    rows = gristmill.stream(place, batch_size=len(run.trace(1).rows), provenance=True, **seed_option)
-    for step, batch in zip(range(1, TRAINING["pretrain.steps"] + 1), rows, strict=False):
+    rows = gristmill.stream(
+        place, batch_size=len(run.trace(1).rows), provenance=True, **seed_option
+    )
+    for step, batch in zip(
+        range(1, TRAINING["pretrain.steps"] + 1), rows, strict=False
+    ):
         traced, row_provenance = run.trace(step), batch["provenance"]
         assert [entry["row"] for entry in row_provenance] == traced.rows
         tokens: Counter[tuple[str, str]] = Counter()
         for entry in row_provenance:
             for piece in entry["documents"]:
                 tokens[piece["id"], entry["source"]] += piece["length"]
-        assert tokens == {(entry["id"], entry["source"]): entry["tokens"] for entry in traced.documents}
+        assert tokens == {
+            (entry["id"], entry["source"]): entry["tokens"]
+            for entry in traced.documents
+        }
 
 
 def test_questions_that_have_no_answer_get_one_sentence(run: gristmill.Run) -> None:
-    with pytest.raises(gristmill.UnknownStageError, match="has no stage 'dedpu', did you mean 'dedup'"):
+    with pytest.raises(
+        gristmill.UnknownStageError, match="has no stage 'dedpu', did you mean 'dedup'"
+    ):
         run.folder("dedpu")
-    with pytest.raises(gristmill.DocumentNotFoundError, match="no document has the id, locator or address 'ffff'"):
+    with pytest.raises(
+        gristmill.DocumentNotFoundError,
+        match="no document has the id, locator or address 'ffff'",
+    ):
         run.explain("ffff")
-    with pytest.raises(gristmill.UnknownColumnError, match="there is no column 'wrods'"):
+    with pytest.raises(
+        gristmill.UnknownColumnError, match="there is no column 'wrods'"
+    ):
         run.documents(columns=["wrods"])
     with pytest.raises(gristmill.ExpressionError, match="there is no column 'wrods'"):
         run.documents(where="wrods > 3").count_rows()
     with pytest.raises(gristmill.TraceError, match="step"):
         run.trace(99)
-    with pytest.raises(gristmill.NotReplayableError, match="which stored values cannot replay"):
+    with pytest.raises(
+        gristmill.NotReplayableError, match="which stored values cannot replay"
+    ):
         run.whatif({"mix.sequence_length": 32})
     with pytest.raises(gristmill.ManifestError, match="did you mean 'min_words'"):
         run.whatif({"filter.gopher_quality.min_wrds": 3})
@@ -425,7 +617,8 @@ def test_the_report_stands_in_a_frame_that_runs_nothing_and_the_run_is_a_table(
     report = run.report()
     frame = report._repr_html_()
     assert frame.startswith('<iframe sandbox="" srcdoc="')
-    assert frame.count("<") == 2  # only the frame's own tags: the page inside is escaped
+    # only the frame's own tags: the page inside is escaped
+    assert frame.count("<") == 2
     assert report.save(tmp_path / "report.html").read_text() == report.page
     table = run._repr_html_()
     assert all(f">{name}</td>" in table for name in STAGES)
@@ -438,7 +631,9 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def display(element: Any, display_id: bool) -> Any:
         displays.append(element._repr_html_())
-        return SimpleNamespace(update=lambda element: displays.append(element._repr_html_()))
+        return SimpleNamespace(
+            update=lambda element: displays.append(element._repr_html_())
+        )
 
     monkeypatch.setitem(
         sys.modules,
@@ -447,7 +642,9 @@ def displayed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             get_ipython=lambda: SimpleNamespace(kernel=1), version_info=(9, 0, 0)
         ),
     )
-    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setitem(
+        sys.modules, "IPython.display", SimpleNamespace(display=display)
+    )
     return displays
 
 

@@ -1,4 +1,6 @@
-"""Manifests as objects: created in Python, loaded, changed, saved, and rejected with the messages of the command line."""
+"""Manifests as objects: created in Python, loaded, changed, saved, and rejected with
+the messages of the command line.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,27 @@ from gristmill.flows.python.manifest_builder import file_to_run, overrides_of
 from gristmill.mixtures.load import load_manifest
 from tests.test_architecture import ROOT
 
-PREPARE = [{"filter": {"rules": {"gopher_quality": {"min_words": 12, "max_words": 5000}}}}, "dedup"]
-SECTIONS: dict[str, Any] = {"name": "made", "seed": 3, "sources": {"web": {"path": "web/*.jsonl"}}, "prepare": PREPARE}
+PREPARE = [
+    {"filter": {"rules": {"gopher_quality": {"min_words": 12, "max_words": 5000}}}},
+    "dedup",
+]
+SECTIONS: dict[str, Any] = {
+    "name": "made",
+    "seed": 3,
+    "sources": {"web": {"path": "web/*.jsonl"}},
+    "prepare": PREPARE,
+}
 
 
 def test_it_is_what_the_same_keys_are_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "made.yaml").write_text(yaml.safe_dump(SECTIONS))
     manifest = Manifest(**SECTIONS, folder=tmp_path)
     assert manifest.settings == load_manifest(tmp_path / "made.yaml")
-    assert manifest == Manifest(SECTIONS, folder=tmp_path) == Manifest.load(tmp_path / "made.yaml")
+    assert (
+        manifest
+        == Manifest(SECTIONS, folder=tmp_path)
+        == Manifest.load(tmp_path / "made.yaml")
+    )
     assert manifest.settings.sources["web"].path == str(tmp_path / "web" / "*.jsonl")  # type: ignore[union-attr]
     assert (manifest.name, manifest.folder, manifest.file) == ("made", tmp_path, None)
 
@@ -49,29 +63,53 @@ def test_values_of_pythons_own_become_those_of_yaml(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "file",
-    sorted(path for folder in ("mixtures", "benchmarks") for path in (ROOT / folder).rglob("*.yaml")),
+    sorted(
+        path
+        for folder in ("mixtures", "benchmarks")
+        for path in (ROOT / folder).rglob("*.yaml")
+    ),
     ids=lambda file: file.name,
 )
 def test_what_is_saved_is_equal_when_it_is_loaded(file: Path, tmp_path: Path) -> None:
     loaded = Manifest.load(file)
     assert Manifest.load(loaded.save(tmp_path / "elsewhere" / "saved.yaml")) == loaded
     # The manifest in a run's record is equal too, with presets expanded.
-    recorded = Manifest(loaded.settings.model_dump(mode="json", exclude_unset=True)).settings
+    recorded = Manifest(
+        loaded.settings.model_dump(mode="json", exclude_unset=True)
+    ).settings
     assert recorded.model_dump() == loaded.settings.model_dump()
 
 
 def test_in_its_own_folder_it_is_saved_as_it_was_written(tmp_path: Path) -> None:
-    assert yaml.safe_load(Manifest(SECTIONS, folder=tmp_path).save(tmp_path / "made.yaml").read_text()) == SECTIONS
+    assert (
+        yaml.safe_load(
+            Manifest(SECTIONS, folder=tmp_path).save(tmp_path / "made.yaml").read_text()
+        )
+        == SECTIONS
+    )
 
 
-STEPS = "def count_word(text: str, word: str) -> dict:\n    return {'magic': text.count(word)}\n"
+STEPS = (
+    "def count_word(text: str, word: str) -> dict:\n    return {'magic': "
+    "text.count(word)}\n"
+)
 ANNOTATED = {
     **SECTIONS,
-    "prepare": [{"annotate": {"use": "./steps.py:count_word", "with": {"word": "a"}, "max": {"magic": 0}}}],
+    "prepare": [
+        {
+            "annotate": {
+                "use": "./steps.py:count_word",
+                "with": {"word": "a"},
+                "max": {"magic": 0},
+            }
+        }
+    ],
 }
 
 
-def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(tmp_path: Path) -> None:
+def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
     manifest = Manifest(ANNOTATED, folder=tmp_path)
     assert yaml.safe_load(manifest.save(tmp_path / "own.yaml").read_text()) == ANNOTATED
@@ -83,33 +121,61 @@ def test_code_of_ones_own_is_saved_as_it_was_written_and_found_from_elsewhere(tm
     recorded = manifest.settings.model_dump(mode="json", exclude_unset=True)
     (tmp_path / "steps.py").unlink()
     assert Manifest(Manifest(recorded).content) == manifest
-    with pytest.raises(ManifestError, match=r"Manifest: prepare\[0\]\.annotate\.use: there is no file steps\.py"):
+    with pytest.raises(
+        ManifestError,
+        match=r"Manifest: prepare\[0\]\.annotate\.use: there is no file steps\.py",
+    ):
         Manifest(ANNOTATED, folder=tmp_path)
 
 
-def test_a_function_of_a_file_is_given_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_a_file_is_given_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_steps.py").write_text(STEPS)
     monkeypatch.syspath_prepend(str(tmp_path))
     function = importlib.import_module("own_steps").count_word
     step = {"use": function, "with": {"word": "a"}, "max": {"magic": 0}}
     manifest = Manifest({**SECTIONS, "prepare": [{"annotate": step}]})
-    assert manifest.content["prepare"][0]["annotate"]["use"] == f"{tmp_path / 'own_steps.py'}:count_word"
+    assert (
+        manifest.content["prepare"][0]["annotate"]["use"]
+        == f"{tmp_path / 'own_steps.py'}:count_word"
+    )
 
 
-def test_another_one_with_other_settings_leaves_the_first_as_it_was(tmp_path: Path) -> None:
+def test_another_one_with_other_settings_leaves_the_first_as_it_was(
+    tmp_path: Path,
+) -> None:
     manifest = Manifest(SECTIONS, folder=tmp_path)
-    changed_manifest = manifest.replace({"filter.gopher_quality.min_words": 40, "seed": 4})
-    assert changed_manifest.content["prepare"][0]["filter"]["rules"]["gopher_quality"]["min_words"] == 40
-    assert (changed_manifest.settings.seed, manifest.settings.seed, manifest.content) == (4, 3, SECTIONS)
+    changed_manifest = manifest.replace(
+        {"filter.gopher_quality.min_words": 40, "seed": 4}
+    )
+    assert (
+        changed_manifest.content["prepare"][0]["filter"]["rules"]["gopher_quality"][
+            "min_words"
+        ]
+        == 40
+    )
+    assert (
+        changed_manifest.settings.seed,
+        manifest.settings.seed,
+        manifest.content,
+    ) == (4, 3, SECTIONS)
     assert changed_manifest != manifest
     file = manifest.save(tmp_path / "made.yaml")
-    assert Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40}) == changed_manifest
+    assert (
+        Manifest.load(file, set={"seed": 4, "filter.gopher_quality.min_words": 40})
+        == changed_manifest
+    )
 
 
 @pytest.mark.slow
 @given(
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
         max_leaves=6,
     )
@@ -119,7 +185,9 @@ def test_settings_mean_on_the_command_line_what_they_are_in_python(value: Any) -
     assert yaml.safe_load(override.removeprefix("key=")) == value
 
 
-def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(tmp_path: Path) -> None:
+def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(
+    tmp_path: Path,
+) -> None:
     sections = {
         "name": "a b",
         "sources": {"web": {"pth": "x"}},
@@ -130,29 +198,42 @@ def test_all_that_is_wrong_is_said_at_once_in_the_words_of_a_file(tmp_path: Path
         load_manifest(tmp_path / "wrong.yaml")
     with pytest.raises(ManifestError) as python_error:
         Manifest(sections)
-    assert sorted((problem.key, problem.message) for problem in python_error.value.problems) == sorted(
-        (problem.key, problem.message) for problem in file_error.value.problems
+    assert sorted(
+        (problem.key, problem.message) for problem in python_error.value.problems
+    ) == sorted((problem.key, problem.message) for problem in file_error.value.problems)
+    assert (
+        "Manifest: prepare[0].filter.rules.gopher_quality.min_wrds: unknown key, did "
+        "you mean 'min_words'?" in str(python_error.value)
     )
-    assert "Manifest: prepare[0].filter.rules.gopher_quality.min_wrds: unknown key, did you mean 'min_words'?" in str(
-        python_error.value
-    )
-    with pytest.raises(ManifestError, match=r"--set filter\.gopher_quality\.min_words: "):
+    with pytest.raises(
+        ManifestError, match=r"--set filter\.gopher_quality\.min_words: "
+    ):
         Manifest(SECTIONS).replace({"filter.gopher_quality.min_words": "many"})
 
 
 def test_a_value_that_no_manifest_can_hold_is_refused() -> None:
-    with pytest.raises(ManifestError, match=r"Manifest: .*\(bytes\) cannot be a value in a manifest"):
+    with pytest.raises(
+        ManifestError, match=r"Manifest: .*\(bytes\) cannot be a value in a manifest"
+    ):
         Manifest(name="made", sources={"web": {"path": b"web"}})
-    with pytest.raises(ManifestError, match="write it at the top level of a file of its own"):
+    with pytest.raises(
+        ManifestError, match="write it at the top level of a file of its own"
+    ):
         Manifest(name="made", sources={"web": {"path": lambda: "web"}})
 
 
 def test_a_function_of_a_module_stands_for_its_name(tmp_path: Path) -> None:
-    manifest = Manifest(name="made", sources={"web": {"path": "web", "licence": shutil.which}}, folder=tmp_path)
+    manifest = Manifest(
+        name="made",
+        sources={"web": {"path": "web", "licence": shutil.which}},
+        folder=tmp_path,
+    )
     assert manifest.content["sources"]["web"]["licence"] == f"{shutil.__file__}:which"
 
 
-def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(tmp_path: Path) -> None:
+def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(
+    tmp_path: Path,
+) -> None:
     manifest, store = Manifest(SECTIONS, folder=tmp_path), Store.at(tmp_path / "store")
     file = file_to_run(manifest, store)
     assert Path(file).parent == tmp_path / "store" / "manifests"
@@ -167,7 +248,9 @@ def test_what_is_in_no_file_is_saved_in_the_store_so_that_commands_can_name_it(t
 
 
 def test_every_public_name_is_where_the_package_says() -> None:
-    assert sorted(gristmill.__all__) == sorted([*gristmill._PLACES, *gristmill._GROUPS, "__version__"])
+    assert sorted(gristmill.__all__) == sorted(
+        [*gristmill._PLACES, *gristmill._GROUPS, "__version__"]
+    )
     for name in gristmill.__all__:
         assert getattr(gristmill, name) is not None
     with pytest.raises(AttributeError, match="has no attribute 'rum'"):

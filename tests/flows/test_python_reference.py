@@ -1,4 +1,6 @@
-"""Every public name is documented, typed and listed in docs/api.md; every example of docs/python.md runs."""
+"""Every public name is documented, typed and listed in docs/api.md; every example of
+docs/python.md runs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
     untyped = [
         parameter_name
         for parameter_name, parameter in signature.parameters.items()
-        if parameter.annotation is parameter.empty and parameter_name not in ("self", "cls")
+        if parameter.annotation is parameter.empty
+        and parameter_name not in ("self", "cls")
     ]
     assert untyped == [], name
 
@@ -41,13 +44,17 @@ def test_what_is_public_says_what_it_is_and_what_it_takes(name: str) -> None:
 def test_every_public_name_has_a_place_on_the_page() -> None:
     page = reference()
     assert [
-        name for name in gristmill.__all__ if f"`gristmill.{name}`" not in page and name not in gristmill._GROUPS
+        name
+        for name in gristmill.__all__
+        if f"`gristmill.{name}`" not in page and name not in gristmill._GROUPS
     ] == []
     assert all(f"\n## gristmill.{group}\n" in page for group in gristmill._GROUPS)
 
 
 @pytest.mark.slow
-def test_every_example_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_example_of_the_tour_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_corpus(tmp_path)
     monkeypatch.chdir(tmp_path)
     examples = CODE.findall((ROOT / "docs" / "python.md").read_text())
@@ -57,7 +64,12 @@ def test_every_example_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.Monk
         if "import polars" in example or ".to_polars()" in example:
             pytest.importorskip("polars")
         exec(compile(example, "docs/python.md", "exec"), names)
-    readme = CODE.findall((ROOT / "README.md").read_text().partition("## From Python")[2].partition("\n## ")[0])
+    readme = CODE.findall(
+        (ROOT / "README.md")
+        .read_text()
+        .partition("## From Python")[2]
+        .partition("\n## ")[0]
+    )
     assert readme != []
     for example in readme:
         exec(compile(example, "README.md", "exec"), names)

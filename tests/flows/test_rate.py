@@ -1,5 +1,5 @@
-"""`gristmill rate`: pages and verdicts of raters, the file of ratings, and results checked against hand-computed
-numbers.
+"""`gristmill rate`: pages and verdicts of raters, the file of ratings, and results
+checked against hand-computed numbers.
 """
 
 from __future__ import annotations
@@ -43,8 +43,12 @@ def rated(path: Path, *verdicts: tuple[int, str, Verdict]) -> Path:
     return path
 
 
-def test_a_rating_that_prefers_an_answer_is_a_pair_that_dpo_reads(tmp_path: Path) -> None:
-    path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "second"), (1, "ann", "first"))
+def test_a_rating_that_prefers_an_answer_is_a_pair_that_dpo_reads(
+    tmp_path: Path,
+) -> None:
+    path = rated(
+        tmp_path / "x.ratings.jsonl", (0, "ann", "second"), (1, "ann", "first")
+    )
     examples = read_examples(str(path), "dpo")
     serialized = json.dumps(examples, default=lambda example: example.__dict__)
     assert '"Question 0?"' in serialized
@@ -52,7 +56,9 @@ def test_a_rating_that_prefers_an_answer_is_a_pair_that_dpo_reads(tmp_path: Path
     assert serialized.index("plain 1") < serialized.index("<b>better</b> 1")
 
 
-def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_its_place(tmp_path: Path) -> None:
+def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_its_place(
+    tmp_path: Path,
+) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "tie"))
     complete_bytes = path.read_bytes()
     path.write_bytes(complete_bytes + b'{"pair": "00')
@@ -63,14 +69,20 @@ def test_a_line_that_was_cut_by_an_end_is_not_counted_and_the_next_rating_takes_
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_file_that_holds_something_else_is_named_with_its_line(tmp_path: Path) -> None:
+def test_a_file_that_holds_something_else_is_named_with_its_line(
+    tmp_path: Path,
+) -> None:
     path = rated(tmp_path / "x.ratings.jsonl", (0, "ann", "tie"))
     path.write_text(path.read_text() + '{"prompt": "x"}\n')
-    with pytest.raises(RatingsError, match=r"x\.ratings\.jsonl, line 2: not a rating: KeyError: 'pair'"):
+    with pytest.raises(
+        RatingsError, match=r"x\.ratings\.jsonl, line 2: not a rating: KeyError: 'pair'"
+    ):
         read_ratings(path)
 
 
-def test_the_last_rating_of_a_rater_counts_and_majorities_settle(tmp_path: Path) -> None:
+def test_the_last_rating_of_a_rater_counts_and_majorities_settle(
+    tmp_path: Path,
+) -> None:
     path = rated(
         tmp_path / "x.ratings.jsonl",
         (0, "ann", "first"),
@@ -84,7 +96,12 @@ def test_the_last_rating_of_a_rater_counts_and_majorities_settle(tmp_path: Path)
     ratings = read_ratings(path)
     assert len(ratings) == 6
     assert [
-        (settled_pair["prompt"], settled_pair["chosen"], settled_pair["for"], settled_pair["against"])
+        (
+            settled_pair["prompt"],
+            settled_pair["chosen"],
+            settled_pair["for"],
+            settled_pair["against"],
+        )
         for settled_pair in settled_pairs(ratings)
     ] == [
         ("Question 0?", "<b>better</b> 0", 2, 0),
@@ -105,7 +122,9 @@ def test_files_lie_beside_the_manifest_or_the_ratings(tmp_path: Path) -> None:
 
 
 def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
-    """Pairs score 1, (1 + 1/2) / 2, 0 and 1/2: the mean is 2.25 / 4. Majorities: two for dpo, one against."""
+    """Pairs score 1, (1 + 1/2) / 2, 0 and 1/2: the mean is 2.25 / 4. Majorities: two
+    for dpo, one against.
+    """
     path = rated(
         tmp_path / "x.ratings.jsonl",
         (0, "ann", "second"),
@@ -115,7 +134,12 @@ def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
         (3, "ann", "both_bad"),
     )
     (comparison,) = results_of(read_ratings(path))
-    assert (comparison["first"], comparison["second"], comparison["pairs"], comparison["ratings"]) == (
+    assert (
+        comparison["first"],
+        comparison["second"],
+        comparison["pairs"],
+        comparison["ratings"],
+    ) == (
         "sft",
         "dpo",
         4,
@@ -123,16 +147,25 @@ def test_win_rates_count_ties_as_halves_and_a_pair_once(tmp_path: Path) -> None:
     )
     assert comparison["win_rate"]["value"] == pytest.approx(2.25 / 4)
     assert comparison["win_rate"]["low"] <= 2.25 / 4 <= comparison["win_rate"]["high"]
-    assert (comparison["decided"]["value"], comparison["decided"]["units"]) == (pytest.approx(2 / 3), 3)
+    assert (comparison["decided"]["value"], comparison["decided"]["units"]) == (
+        pytest.approx(2 / 3),
+        3,
+    )
     assert comparison["verdicts"] == {"first": 1, "second": 2, "tie": 1, "both_bad": 1}
     assert comparison["raters"] == {"ann": 4, "bob": 1}
-    assert comparison["kappas"] == [{"raters": ["ann", "bob"], "pairs": 1, "same": 0.0, "kappa": 0.0}]
+    assert comparison["kappas"] == [
+        {"raters": ["ann", "bob"], "pairs": 1, "same": 0.0, "kappa": 0.0}
+    ]
 
 
 def test_krippendorffs_alpha_is_that_of_his_own_examples() -> None:
-    """Krippendorff 2011: two observers, binary (section B: 0.095), and four with gaps, nominal (section C: 0.743)."""
+    """Krippendorff 2011: two observers, binary (section B: 0.095), and four with gaps,
+    nominal (section C: 0.743).
+    """
     observers = ("0100000000", "1110010010")
-    assert krippendorff_alpha(list(zip(*observers, strict=True))) == pytest.approx(0.095, abs=5e-4)
+    assert krippendorff_alpha(list(zip(*observers, strict=True))) == pytest.approx(
+        0.095, abs=5e-4
+    )
     units = [
         ["1", "1", "1"],
         ["2", "2", "3", "2"],
@@ -163,20 +196,29 @@ def pages(tmp_path: Path) -> TestClient:
 
 def client(folder: Path) -> TestClient:
     rating_pages = RatingPages(
-        PAIRS, folder / "x.ratings.jsonl", folder / "x.pairs.jsonl", "gristmill rate x.yaml --results"
+        PAIRS,
+        folder / "x.ratings.jsonl",
+        folder / "x.pairs.jsonl",
+        "gristmill rate x.yaml --results",
     )
-    return TestClient(rating_pages.app(), base_url="http://127.0.0.1", follow_redirects=True)
+    return TestClient(
+        rating_pages.app(), base_url="http://127.0.0.1", follow_redirects=True
+    )
 
 
 def form_of(page: httpx.Response) -> dict[str, str]:
     return {
         name: unescape(value)
-        for name, value in re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text)
+        for name, value in re.findall(
+            r'<input type="hidden" name="(\w+)" value="([^"]*)">', page.text
+        )
     }
 
 
 @pytest.mark.slow
-def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(pages: TestClient, tmp_path: Path) -> None:
+def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(
+    pages: TestClient, tmp_path: Path
+) -> None:
     page, sides = pages.get("/?rater=ann"), set()
     for number in range(len(PAIRS)):
         assert f"ann: {number} of 12 rated" in page.text
@@ -188,18 +230,23 @@ def test_pairs_are_blind_the_sides_are_drawn_and_all_that_was_said_is_kept(pages
         plain_is_left = page.text.index("plain") < page.text.index("&lt;b&gt;")
         assert plain_is_left is not first.is_swapped("ann")
         sides.add(plain_is_left)
-        page = pages.post("/rate", data={**form, "choice": "left" if plain_is_left else "right"})
+        page = pages.post(
+            "/rate", data={**form, "choice": "left" if plain_is_left else "right"}
+        )
     assert "All rated" in page.text
     assert sides == {True, False}
     ratings = read_ratings(tmp_path / "x.ratings.jsonl")
     assert [candidate["verdict"] for candidate in ratings] == ["first"] * 12
     assert len(read_examples(str(tmp_path / "x.pairs.jsonl"), "dpo")) == 12
-    # A new server continues where this one ended, and a new rater starts at the first pair.
+    # A new server continues where this one ended, and a new rater starts at the first
+    # pair.
     assert "All rated" in client(tmp_path).get("/?rater=ann").text
     assert "bob: 0 of 12 rated" in client(tmp_path).get("/?rater=bob").text
 
 
-def test_a_rater_may_go_back_and_say_something_else(pages: TestClient, tmp_path: Path) -> None:
+def test_a_rater_may_go_back_and_say_something_else(
+    pages: TestClient, tmp_path: Path
+) -> None:
     first = form_of(pages.get("/?rater=ann"))
     page = pages.post("/rate", data={**first, "choice": "left"})
     (back,) = re.findall(r'<a href="([^"]*pair=[^"]*)"', page.text)
@@ -207,7 +254,9 @@ def test_a_rater_may_go_back_and_say_something_else(pages: TestClient, tmp_path:
     assert form_of(page)["pair"] == first["pair"]
     assert re.search(r'value="left"[^>]*aria-pressed="true"', page.text)
     pages.post("/rate", data={**form_of(page), "choice": "tie"})
-    assert [rating["verdict"] for rating in read_ratings(tmp_path / "x.ratings.jsonl")] == ["tie"]
+    assert [
+        rating["verdict"] for rating in read_ratings(tmp_path / "x.ratings.jsonl")
+    ] == ["tie"]
     assert len((tmp_path / "x.ratings.jsonl").read_text().splitlines()) == 2
 
 
@@ -225,7 +274,10 @@ def test_what_no_page_of_this_server_sends_is_refused_and_not_kept(
     pages: TestClient, tmp_path: Path, change: dict[str, Any], status: int
 ) -> None:
     form = form_of(pages.get("/?rater=ann"))
-    assert pages.post("/rate", data={**form, "choice": "left", **change}).status_code == status
+    assert (
+        pages.post("/rate", data={**form, "choice": "left", **change}).status_code
+        == status
+    )
     assert not (tmp_path / "x.ratings.jsonl").exists()
 
 

@@ -31,23 +31,41 @@ ROWS = {"pretrain": "documents", "sft": "conversations", "dpo": "preferences"}
 GREEDY = Sampling(0.0, 1.0, 0)
 
 
-def session(folder: Path, name: str = "run", made: tuple[str, ...] = ("pretrain", "sft", "dpo"), seed: int = 0) -> Any:
-    """Return a fake session with a plan of three trainings, some of which have committed models in a folder."""
+def session(
+    folder: Path,
+    name: str = "run",
+    made: tuple[str, ...] = ("pretrain", "sft", "dpo"),
+    seed: int = 0,
+) -> Any:
+    """Return a fake session with a plan of three trainings, some of which have
+    committed models in a folder.
+    """
     plan = {
-        stage: SimpleNamespace(stage=SimpleNamespace(makes_model=True, rows=rows), identity=f"{name}-{stage}")
+        stage: SimpleNamespace(
+            stage=SimpleNamespace(makes_model=True, rows=rows),
+            identity=f"{name}-{stage}",
+        )
         for stage, rows in ROWS.items()
     }
-    plan["filter"] = SimpleNamespace(stage=SimpleNamespace(makes_model=False, rows=None), identity="")
+    plan["filter"] = SimpleNamespace(
+        stage=SimpleNamespace(makes_model=False, rows=None), identity=""
+    )
 
     def committed(stage: str) -> Any:
-        return SimpleNamespace(data=folder / f"{name}-{stage}") if stage in (*made, TOKENIZER) else None
+        return (
+            SimpleNamespace(data=folder / f"{name}-{stage}")
+            if stage in (*made, TOKENIZER)
+            else None
+        )
 
     return SimpleNamespace(
         plan=plan,
         committed=committed,
         manifest=SimpleNamespace(name=name),
         manifest_file=f"{name}.yaml",
-        command=lambda *words: f"gristmill {words[0]} {name}.yaml {' '.join(words[1:])}".strip(),
+        command=lambda *words: (
+            f"gristmill {words[0]} {name}.yaml {' '.join(words[1:])}".strip()
+        ),
     )
 
 
@@ -55,10 +73,16 @@ def labels(*arguments: Any) -> list[str]:
     return [model.label for model in models_to_rate(*arguments)]
 
 
-def test_the_last_two_models_of_a_manifest_are_compared_or_those_that_are_named(tmp_path: Path) -> None:
+def test_the_last_two_models_of_a_manifest_are_compared_or_those_that_are_named(
+    tmp_path: Path,
+) -> None:
     run = session(tmp_path)
     first, second = models_to_rate(run, None, None, None)
-    assert (first.label, first.fingerprint, first.weights) == ("sft", "run-sft", tmp_path / "run-sft" / "model")
+    assert (first.label, first.fingerprint, first.weights) == (
+        "sft",
+        "run-sft",
+        tmp_path / "run-sft" / "model",
+    )
     assert (second.label, second.chat, first.chat) == ("dpo", True, True)
     assert labels(run, None, "pretrain", None) == ["pretrain", "dpo"]
     assert labels(run, None, None, "sft") == ["dpo", "sft"]
@@ -82,8 +106,20 @@ def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
     [
         (("sft",), None, None, None, "run.yaml has made sft; two models are compared"),
         ((), None, None, None, "run.yaml has made no model yet"),
-        (("sft", "dpo"), None, "dpo", "dpo", "both models are dpo; name two different stages"),
-        (("sft", "dpo"), None, "sft", "filter", "'filter' makes no model; those that do are pretrain, sft, dpo"),
+        (
+            ("sft", "dpo"),
+            None,
+            "dpo",
+            "dpo",
+            "both models are dpo; name two different stages",
+        ),
+        (
+            ("sft", "dpo"),
+            None,
+            "sft",
+            "filter",
+            "'filter' makes no model; those that do are pretrain, sft, dpo",
+        ),
         (
             ("sft", "dpo"),
             None,
@@ -91,7 +127,13 @@ def test_another_manifest_gives_the_second_model(tmp_path: Path) -> None:
             "dpo",
             "run.yaml: pretrain has made no model yet; run: gristmill run run.yaml",
         ),
-        (("sft",), (), None, None, "after.yaml: no model is trained yet; run: gristmill run after.yaml"),
+        (
+            ("sft",),
+            (),
+            None,
+            None,
+            "after.yaml: no model is trained yet; run: gristmill run after.yaml",
+        ),
         ((), ("sft",), None, None, "run.yaml: no model is trained yet"),
     ],
 )
@@ -111,20 +153,34 @@ def test_what_cannot_be_compared_is_said(
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two untrained models with different outputs; the model of `after` equals that of `run-dpo`."""
+    """Two untrained models with different outputs; the model of `after` equals that of
+    `run-dpo`.
+    """
     folder = tmp_path_factory.mktemp("models")
-    vocabulary = train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270)
+    vocabulary = train(
+        TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 270
+    )
     shape = shape_of(Model(layers=1, width=16, heads=2), 270, 64)
     with torch.device("meta"):
-        parameters = {name: tensor.shape for name, tensor in Llama(shape).named_parameters()}
-    # An untrained model repeats the last token for any seed, unless its layers have larger weights.
-    for name, scale in (("run-pretrain", 1.0), ("run-dpo", 100.0), ("after-pretrain", 100.0)):
+        parameters = {
+            name: tensor.shape for name, tensor in Llama(shape).named_parameters()
+        }
+    # An untrained model repeats the last token for any seed, unless its layers have
+    # larger weights.
+    for name, scale in (
+        ("run-pretrain", 1.0),
+        ("run-dpo", 100.0),
+        ("after-pretrain", 100.0),
+    ):
         (folder / name / "model").mkdir(parents=True)
         weights = {key: drawn(shape, 2)(key, size) for key, size in parameters.items()}
         save_model(
             folder / name / "model",
             shape,
-            {key: tensor * scale if "layers" in key else tensor for key, tensor in weights.items()},
+            {
+                key: tensor * scale if "layers" in key else tensor
+                for key, tensor in weights.items()
+            },
         )
     for name in ("run", "after"):
         (folder / f"{name}-{TOKENIZER}").mkdir()
@@ -134,7 +190,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rated(folder: Path, name: str, stage: str) -> RatedModel:
     return RatedModel(
-        stage, f"{name}-{stage}", folder / f"{name}-{stage}" / "model", folder / f"{name}-{TOKENIZER}", False
+        stage,
+        f"{name}-{stage}",
+        folder / f"{name}-{stage}" / "model",
+        folder / f"{name}-{TOKENIZER}",
+        False,
     )
 
 
@@ -149,8 +209,13 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
     )
     made_pairs = make_pairs(models, prompts, GREEDY, 8, answers_file)
     assert [answer_pair.prompt for answer_pair in made_pairs.pairs] == ["red", "rose"]
-    assert {(answer_pair.first, answer_pair.second) for answer_pair in made_pairs.pairs} == {("pretrain", "dpo")}
-    assert all(answer_pair.answers[0] != answer_pair.answers[1] for answer_pair in made_pairs.pairs)
+    assert {
+        (answer_pair.first, answer_pair.second) for answer_pair in made_pairs.pairs
+    } == {("pretrain", "dpo")}
+    assert all(
+        answer_pair.answers[0] != answer_pair.answers[1]
+        for answer_pair in made_pairs.pairs
+    )
     assert list(made_pairs.failed) == [3]
     assert made_pairs.failed[3].startswith("pretrain: ")
     opened_models = list[str]()
@@ -158,7 +223,9 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
     monkeypatch.setattr(
         answer_pairs,
         "open_language_model",
-        lambda weights, tokenizer: opened_models.append(weights.parent.name) or original(weights, tokenizer),
+        lambda weights, tokenizer: (
+            opened_models.append(weights.parent.name) or original(weights, tokenizer)
+        ),
     )
     assert make_pairs(models, prompts, GREEDY, 8, answers_file) == made_pairs
     assert opened_models == []
@@ -170,21 +237,30 @@ def test_answers_that_differ_are_pairs_and_are_written_once(
 
 
 @pytest.mark.slow
-def test_prompts_that_both_models_answer_alike_are_left_out(trained: Path, tmp_path: Path) -> None:
+def test_prompts_that_both_models_answer_alike_are_left_out(
+    trained: Path, tmp_path: Path
+) -> None:
     models = [rated(trained, "run", "dpo"), rated(trained, "after", "pretrain")]
-    made_pairs = make_pairs(models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json")
+    made_pairs = make_pairs(
+        models, {1: {"prompt": "red"}}, GREEDY, 8, tmp_path / "x.answers.json"
+    )
     assert (made_pairs.pairs, made_pairs.same, made_pairs.failed) == ([], 1, {})
 
 
 def asked(tmp_path: Path, *prompts: str) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    path.write_text(
+        "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts)
+    )
     return path
 
 
 @pytest.mark.slow
 def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_the_first(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     served = list[Any]()
 
@@ -193,15 +269,31 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
         listening.close()
 
     monkeypatch.setattr(page_server, "serve", keep)
-    run, after = session(trained, made=("pretrain",)), session(trained, "after", ("pretrain",))
+    run, after = (
+        session(trained, made=("pretrain",)),
+        session(trained, "after", ("pretrain",)),
+    )
     files = rating_files(None, str(tmp_path / "run.yaml"))
-    serve_pairs(run, after, None, None, asked(tmp_path, "red", "sky " * 100, "rose"), files, (0.0, 1.0, 0), 8, 0)
+    serve_pairs(
+        run,
+        after,
+        None,
+        None,
+        asked(tmp_path, "red", "sky " * 100, "rose"),
+        files,
+        (0.0, 1.0, 0),
+        8,
+        0,
+    )
     (app, (host, port)), printed = served[0], capsys.readouterr()
     assert host == "127.0.0.1"
     address = printed.out.split()[0]
     assert address.startswith(f"http://127.0.0.1:{port}/?token=")
     assert f"asks about 2 pairs; ratings go to {files.ratings}" in printed.out
-    assert f"{tmp_path / 'prompts.jsonl'}, line 2 is left out: run/pretrain: " in printed.err
+    assert (
+        f"{tmp_path / 'prompts.jsonl'}, line 2 is left out: run/pretrain: "
+        in printed.err
+    )
     client = TestClient(app, base_url=f"http://127.0.0.1:{port}")
     assert client.get("/?rater=ann").status_code == 403
     assert client.get(address).status_code == 200
@@ -217,10 +309,21 @@ def test_what_is_served_are_the_pairs_of_both_manifests_and_ratings_lie_beside_t
 def test_a_server_with_nothing_to_rate_does_not_begin(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_server, "serve", lambda app, listening: pytest.fail("it was served"))
+    monkeypatch.setattr(
+        page_server, "serve", lambda app, listening: pytest.fail("it was served")
+    )
     run = session(trained, made=("pretrain",))
     files = rating_files(None, str(tmp_path / "run.yaml"))
-    with pytest.raises(RateProblemError, match=r"prompts\.jsonl has two answers that differ; there is nothing to rate"):
-        serve_pairs(run, run, None, None, asked(tmp_path, "red"), files, (0.0, 1.0, 0), 8, 0)
-    with pytest.raises(RateProblemError, match=r"run\.yaml has made pretrain; two models are compared"):
-        serve_pairs(run, None, None, None, asked(tmp_path, "red"), files, (0.0, 1.0, 0), 8, 0)
+    with pytest.raises(
+        RateProblemError,
+        match=r"prompts\.jsonl has two answers that differ; there is nothing to rate",
+    ):
+        serve_pairs(
+            run, run, None, None, asked(tmp_path, "red"), files, (0.0, 1.0, 0), 8, 0
+        )
+    with pytest.raises(
+        RateProblemError, match=r"run\.yaml has made pretrain; two models are compared"
+    ):
+        serve_pairs(
+            run, None, None, None, asked(tmp_path, "red"), files, (0.0, 1.0, 0), 8, 0
+        )

@@ -29,11 +29,16 @@ def finish(runner: Runner) -> Runner:
 
 
 def told(runner: Runner, *force: str) -> list[tuple[str, str]]:
-    return [(row["action"], row["reason"]) for row in explain_plan(session_of(runner), frozenset(force))]
+    return [
+        (row["action"], row["reason"])
+        for row in explain_plan(session_of(runner), frozenset(force))
+    ]
 
 
 @pytest.mark.slow
-def test_the_plan_says_which_key_changed_and_what_follows_from_it(toy_runner: Make) -> None:
+def test_the_plan_says_which_key_changed_and_what_follows_from_it(
+    toy_runner: Make,
+) -> None:
     finished = finish(toy_runner(first={"n": 1, "deep": {"epochs": 5}}, second={}))
     assert told(finished) == [("reuse", ""), ("reuse", "")]
     changed = toy_runner(first={"n": 1, "deep": {"epochs": 10}}, second={})
@@ -51,21 +56,32 @@ def test_what_was_never_made_and_what_is_forced_is_said(toy_runner: Make) -> Non
 
 
 @pytest.mark.slow
-def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(toy_runner: Make) -> None:
+def test_of_several_outputs_the_nearest_is_compared_and_not_the_newest(
+    toy_runner: Make,
+) -> None:
     finish(toy_runner(first={"n": 1, "a": 1, "b": 1}))
     finish(toy_runner(first={"n": 9, "a": 9, "b": 9}))
-    assert told(toy_runner(first={"n": 1, "a": 1, "b": 2})) == [("make", "config changed: b 1 -> 2")]
+    assert told(toy_runner(first={"n": 1, "a": 1, "b": 2})) == [
+        ("make", "config changed: b 1 -> 2")
+    ]
 
 
-def test_what_another_manifest_made_is_compared_only_where_it_is_nearly_the_same(toy_runner: Make) -> None:
+def test_what_another_manifest_made_is_compared_only_where_it_is_nearly_the_same(
+    toy_runner: Make,
+) -> None:
     finish(toy_runner(first={"n": 1, **dict.fromkeys("abcde", 1)}))
 
     def told_to_another(**recipe: int) -> str:
         runner = toy_runner(first=recipe)
-        session = replace(session_of(runner), manifest=Manifest(name="other", sources={"a": Source(path="x")}))
+        session = replace(
+            session_of(runner),
+            manifest=Manifest(name="other", sources={"a": Source(path="x")}),
+        )
         return str(explain_plan(session)[0]["reason"])
 
-    assert told_to_another(n=2, **dict.fromkeys("abcde", 1)) == "config changed: n 1 -> 2"
+    assert (
+        told_to_another(n=2, **dict.fromkeys("abcde", 1)) == "config changed: n 1 -> 2"
+    )
     assert told_to_another(n=2, **dict.fromkeys("abcde", 2)) == "never made"
 
 
@@ -76,12 +92,20 @@ def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
     def file(path: str, stamp: str = "x") -> dict[str, object]:
         return {"path": path, "size": 1, "stamp": stamp}
 
-    manifest["recipe"] = {"gone": 1, "sources": {"web": {"listing": [file("a"), file("b"), file("c")]}}}
+    manifest["recipe"] = {
+        "gone": 1,
+        "sources": {"web": {"listing": [file("a"), file("b"), file("c")]}},
+    }
     node = runner.plan["first"]
     node = replace(
         node,
         stage=replace(node.stage, version=3),
-        recipe={"long": ["x" * 99], "sources": {"web": {"listing": [file("b", "y"), file("c"), file("d"), file("e")]}}},
+        recipe={
+            "long": ["x" * 99],
+            "sources": {
+                "web": {"listing": [file("b", "y"), file("c"), file("d"), file("e")]}
+            },
+        },
     )
     assert differences(manifest, node) == {
         "config": ["gone removed: 1", "long added"],
@@ -94,12 +118,19 @@ def test_files_keys_and_code_are_told_apart(toy_runner: Make) -> None:
 def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_that_it_could_continue_from(
     toy_runner: Make,
 ) -> None:
-    recipe = {"steps": 100, "seed": 1, "schedule": {"kind": "wsd"}, "optimizer": {"kind": "adamw", "eps": 0.1}}
+    recipe = {
+        "steps": 100,
+        "seed": 1,
+        "schedule": {"kind": "wsd"},
+        "optimizer": {"kind": "adamw", "eps": 0.1},
+    }
 
     def told_to(**changes: object) -> dict[str, object]:
         session = session_of(toy_runner(pretrain={**recipe, **changes}))
         node = session.plan["pretrain"]
-        session.plan["pretrain"] = replace(node, stage=replace(node.stage, trained=Pretrain))
+        session.plan["pretrain"] = replace(
+            node, stage=replace(node.stage, trained=Pretrain)
+        )
         (row,) = explain_plan(session)
         return row
 
@@ -113,12 +144,18 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
     plan_row = told_to(steps=200, schedule={"kind": "cosine"})
     assert plan_row["continue_from"] == {"step": 80, "checkpoint": str(checkpoint)}
     assert told_to(steps=60)["continue_from"]["step"] == 40  # type: ignore[index]
-    for changes in ({"seed": 2}, {"optimizer": {"kind": "lion", "eps": 0.1}}, {"steps": 30}):
+    for changes in (
+        {"seed": 2},
+        {"optimizer": {"kind": "lion", "eps": 0.1}},
+        {"steps": 30},
+    ):
         assert "continue_from" not in told_to(**changes)
 
 
 @pytest.mark.slow
-def test_a_finished_training_says_which_settings_it_was_made_with_that_are_in_no_fingerprint(toy_runner: Make) -> None:
+def test_a_finished_training_says_which_settings_it_was_made_with_that_are_in_no_fingerprint(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 1})
     node = runner.plan["first"]
     runner.plan["first"] = replace(node, config={**node.config, "micro_batch_size": 4})

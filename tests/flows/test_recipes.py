@@ -1,4 +1,6 @@
-"""Recipes of the package: they are found by name from any folder, and every one runs to its end."""
+"""Recipes of the package: they are found by name from any folder, and every one runs to
+its end.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,21 @@ from gristmill.flows.report.report_facts import gather_facts
 from gristmill.flows.report.training import loss_rows
 from gristmill.flows.running.session import open_session
 from gristmill.mixtures.load import ManifestError, load_manifest
-from gristmill.mixtures.recipes.named_recipes import describe_recipe, is_named, recipe_file, recipe_names
+from gristmill.mixtures.recipes.named_recipes import (
+    describe_recipe,
+    is_named,
+    recipe_file,
+    recipe_names,
+)
 from tests.chat_endpoint import Endpoint
-from tests.flows.recipe_stand_ins import MODEL, SMALLER, model_at, settings_of, write, write_stand_ins
+from tests.flows.recipe_stand_ins import (
+    MODEL,
+    SMALLER,
+    model_at,
+    settings_of,
+    write,
+    write_stand_ins,
+)
 from tests.warm_commands import gristmill_command
 
 GALLERY = Path(__file__).resolve().parents[2] / "docs" / "gallery.md"
@@ -50,7 +64,12 @@ def test_a_recipe_is_valid_and_says_its_sources_and_what_differs(name: str) -> N
     assert load_manifest(f"recipe:{name}").name == name
     text = recipe_file(name).read_text()
     assert describe_recipe(name).endswith(".")
-    for part in ("# Sources: ", "# Needs: ", "# It worked if: ", "# What differs, and why:"):
+    for part in (
+        "# Sources: ",
+        "# Needs: ",
+        "# It worked if: ",
+        "# What differs, and why:",
+    ):
         assert part in text
     assert name in SMALLER, "a test below runs every recipe to its end"
 
@@ -63,17 +82,31 @@ def section_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_tell_that_it_worked(name: str) -> None:
+def test_the_page_of_small_runs_has_the_time_of_a_recipe_its_steps_and_how_to_tell_that_it_worked(
+    name: str,
+) -> None:
     text, loaded = section_of(name), load_manifest(f"recipe:{name}")
     assert text.startswith(f"\n{describe_recipe(name)}\n")
-    assert re.search(r"\n\*\*\d+ s\*\* of processors, \d+ s by the clock \(\d{4}-\d\d-\d\d .*\d+ cores", text)
+    assert re.search(
+        r"\n\*\*\d+ s\*\* of processors, \d+ s by the clock \(\d{4}-\d\d-\d\d .*\d+ cores",
+        text,
+    )
     page_text = " ".join(text.split())
-    criterion = re.search(r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text())
+    criterion = re.search(
+        r"(?ms)^# It worked if: (.*?)\n# What differs", recipe_file(name).read_text()
+    )
     assert criterion is not None
-    assert f"*It worked if* {' '.join(criterion[1].replace('#', '').split())}" in page_text
+    assert (
+        f"*It worked if* {' '.join(criterion[1].replace('#', '').split())}" in page_text
+    )
     for training in ("pretrain", "sft", "dpo", "rl"):
-        assert (getattr(loaded, training) is not None) == (f"\n| {training} | " in text), training
-    assert f"| [`{name}`](recipe-runs.md#{name}) | `gristmill run recipe:{name} " in GALLERY.read_text()
+        assert (getattr(loaded, training) is not None) == (
+            f"\n| {training} | " in text
+        ), training
+    assert (
+        f"| [`{name}`](recipe-runs.md#{name}) | `gristmill run recipe:{name} "
+        in GALLERY.read_text()
+    )
     assert len(text.splitlines()) <= 36
 
 
@@ -92,9 +125,15 @@ def test_a_recipe_runs_through_its_last_stage_on_a_little_data(
     assert process.returncode == 0, process.stdout + process.stderr
     rows = json.loads(called("status", f"recipe:{name}", "--json", *settings).stdout)
     assert {row["state"] for row in rows} == {"committed"}
-    facts = gather_facts(open_session(f"recipe:{name}", settings[1::2], None), whole=False)
-    funnel = [f"| {row['stage']} | {row['read']:,} | {row['kept']:,} |" for row in facts["funnel"]]
-    assert [line for line in funnel if line not in section_of(name)] == []  # make recipes
+    facts = gather_facts(
+        open_session(f"recipe:{name}", settings[1::2], None), whole=False
+    )
+    funnel = [
+        f"| {row['stage']} | {row['read']:,} | {row['kept']:,} |"
+        for row in facts["funnel"]
+    ]
+    # make recipes
+    assert [line for line in funnel if line not in section_of(name)] == []
     for row in loss_rows(facts):
         assert row["last"] < row["first"] or row["stage"] == "rl", row
 
@@ -108,7 +147,9 @@ def test_paths_of_a_named_manifest_are_relative_to_the_current_folder(
     assert load_manifest("demo").name == "demo"
 
 
-def test_a_file_of_the_same_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_same_name_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert is_named("demo")
     (tmp_path / "demo").write_text("name: mine\nsources: {a: {path: a}}\n")
@@ -116,7 +157,9 @@ def test_a_file_of_the_same_name_comes_first(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> None:
-    with pytest.raises(ManifestError, match="no recipe is called 'finweb', did you mean 'fineweb'"):
+    with pytest.raises(
+        ManifestError, match="no recipe is called 'finweb', did you mean 'fineweb'"
+    ):
         load_manifest("recipe:finweb")
     assert "there are annealing" in called("recipes", "finweb").output
     assert load_manifest("recipe:llama").name == "llama1", "a unique prefix of a name"
@@ -126,7 +169,9 @@ def test_a_name_that_there_is_not_is_answered_with_those_that_there_are() -> Non
 
 @pytest.mark.slow
 def test_recipes_are_listed_shown_and_completed() -> None:
-    assert [row["name"] for row in json.loads(called("recipes", "--json").stdout)] == recipe_names()
+    assert [
+        row["name"] for row in json.loads(called("recipes", "--json").stdout)
+    ] == recipe_names()
     assert called("recipes", "lora").stdout == recipe_file("lora").read_text()
     assert "fineweb-edu" in called("recipes").stdout
     assert complete_manifest("recipe:fine") == [
@@ -136,24 +181,45 @@ def test_recipes_are_listed_shown_and_completed() -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_recipe_has_the_paths_that_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_of_a_recipe_has_the_paths_that_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sub").mkdir()
-    outcome = called("new", "sub/mine.yaml", "--recipe", "annealing", "--source", "web=data/*.jsonl")
+    outcome = called(
+        "new", "sub/mine.yaml", "--recipe", "annealing", "--source", "web=data/*.jsonl"
+    )
     assert outcome.exit_code == 0, outcome.output
-    assert "\nneeds: --set sources.web.path=... and --set sources.best.path=...\n" in outcome.output
+    assert (
+        "\nneeds: --set sources.web.path=... and --set sources.best.path=...\n"
+        in outcome.output
+    )
     loaded = load_manifest("sub/mine.yaml")
     assert Path(loaded.sources["web"].path).resolve() == tmp_path / "data" / "*.jsonl"
-    assert "# Sources: Hu et al. 2024" in (tmp_path / "sub" / "mine.yaml").read_text(), "the copy keeps the comments"
-    unknown_source = called("new", "other.yaml", "--recipe", "annealing", "--source", "wep=data")
-    assert (unknown_source.exit_code, "did you mean 'web'" in unknown_source.output) == (2, True)
+    assert (
+        "# Sources: Hu et al. 2024" in (tmp_path / "sub" / "mine.yaml").read_text()
+    ), "the copy keeps the comments"
+    unknown_source = called(
+        "new", "other.yaml", "--recipe", "annealing", "--source", "wep=data"
+    )
+    assert (
+        unknown_source.exit_code,
+        "did you mean 'web'" in unknown_source.output,
+    ) == (2, True)
     assert not (tmp_path / "other.yaml").exists()
     assert "written: llama1.yaml\n" in called("new", "--recipe", "llama").output
 
 
 @pytest.mark.slow
-def test_the_demo_is_planned_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_is_planned_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = called("demo", "--dry-run", "--until", "dedup")
     assert outcome.exit_code == 0, outcome.output
-    assert [line.split()[0] for line in outcome.stdout.splitlines()[1:5]] == ["ingest", "langid", "filter", "dedup"]
+    assert [line.split()[0] for line in outcome.stdout.splitlines()[1:5]] == [
+        "ingest",
+        "langid",
+        "filter",
+        "dedup",
+    ]

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gristmill.flows.authoring.manifest_reference import INDEX, anchor_of, pages, write_pages
+from gristmill.flows.authoring.manifest_reference import (
+    INDEX,
+    anchor_of,
+    pages,
+    write_pages,
+)
 from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.rules import GopherQuality
@@ -17,13 +22,22 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs" / "manifest"
 
 @pytest.mark.slow
 def test_the_pages_are_what_the_schema_says_now() -> None:
-    written = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
+    written = {
+        path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")
+    }
     assert written == pages(), "run: gristmill schema --markdown docs/manifest"
 
 
-def test_every_section_has_a_page_and_every_key_a_kind_a_default_and_a_meaning() -> None:
+def test_every_section_has_a_page_and_every_key_a_kind_a_default_and_a_meaning() -> (
+    None
+):
     written = pages()
-    rows = [line for text in written.values() for line in text.splitlines() if line.startswith(("| `", "| [`"))]
+    rows = [
+        line
+        for text in written.values()
+        for line in text.splitlines()
+        if line.startswith(("| `", "| [`"))
+    ]
     assert "| `min_words` | whole number | `50` |" in written["prepare-filter.md"]
     assert "| `packing` | `stream`, `best_fit` | `stream` |" in written["mix.md"]
     assert "## `prepare[].dedup.minhash`" in written["prepare-dedup.md"]
@@ -38,7 +52,10 @@ def test_no_page_is_as_long_as_a_book_and_every_link_leads_somewhere() -> None:
     assert max(map(len, written.values())) < 40_000
     for text in written.values():
         for page, anchor in re.findall(r"\]\(([\w-]+\.md)(?:#([\w-]+))?\)", text):
-            anchors = {anchor_of(heading) for heading in re.findall(r"^## (.*)$", written[page], re.MULTILINE)}
+            anchors = {
+                anchor_of(heading)
+                for heading in re.findall(r"^## (.*)$", written[page], re.MULTILINE)
+            }
             assert not anchor or anchor in anchors, (page, anchor)
 
 
@@ -50,15 +67,29 @@ def test_writing_replaces_pages_of_sections_that_are_no_more(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_json_schema_says_of_each_setting_what_its_docstring_says() -> None:
-    """Includes names of steps and settings inherited from base classes, but not settings that an editor shows by their
-    section.
+    """Includes names of steps and settings inherited from base classes, but not
+    settings that an editor shows by their section.
     """
     kinds = Manifest.model_json_schema()["$defs"]
     quality = kinds["GopherQuality"]["properties"]
-    assert quality["min_words"]["description"] == docstrings(GopherQuality)["min_words"] == "Smallest number of words."
-    assert kinds["FilterStep"]["properties"]["name"]["description"].startswith("Name of the step, beside the stage: `{")
-    assert kinds["Filter"]["properties"]["max_quarantined"]["description"].startswith("Share of documents that may")
-    settings = [setting for kind in kinds.values() for setting in kind.get("properties", {}).values()]
+    assert (
+        quality["min_words"]["description"]
+        == docstrings(GopherQuality)["min_words"]
+        == "Smallest number of words."
+    )
+    assert kinds["FilterStep"]["properties"]["name"]["description"].startswith(
+        "Name of the step, beside the stage: `{"
+    )
+    assert kinds["Filter"]["properties"]["max_quarantined"]["description"].startswith(
+        "Share of documents that may"
+    )
+    settings = [
+        setting
+        for kind in kinds.values()
+        for setting in kind.get("properties", {}).values()
+    ]
     bare = [setting for setting in settings if "description" not in setting]
     assert len(settings) > 1000
-    assert all("$ref" in setting or "anyOf" in setting for setting in bare), "a setting has no docstring"
+    assert all("$ref" in setting or "anyOf" in setting for setting in bare), (
+        "a setting has no docstring"
+    )

@@ -1,4 +1,6 @@
-"""A stage may occur in `prepare` more than once: each step has a name that identifies it everywhere."""
+"""A stage may occur in `prepare` more than once: each step has a name that identifies
+it everywhere.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ prepare:
 tokenizer: {vocab_size: 300}
 mix: {tokens: 20, sequence_length: 8, validation: 0}
 """
-WORDS = "river silt slowly carried toward quiet seas while older stories were told again by those who had stayed behind"
+WORDS = (
+    "river silt slowly carried toward quiet seas while older stories were told "
+    "again by those who had stayed behind"
+)
 
 
 def text(words: int) -> str:
@@ -48,15 +53,22 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A manifest that filters three times, run up to its tokens."""
     folder = tmp_path_factory.mktemp("twice")
     texts = [text(3), text(6), text(10), text(10), text(30), text(25)]
-    (folder / "web.jsonl").write_text("".join(json.dumps({"text": document_text}) + "\n" for document_text in texts))
+    (folder / "web.jsonl").write_text(
+        "".join(json.dumps({"text": document_text}) + "\n" for document_text in texts)
+    )
     (folder / "twice.yaml").write_text(MANIFEST)
     session = opened(folder / "twice.yaml")
-    assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=False) == 0
+    assert (
+        launch(session, list(session.plan), frozenset(), tracked=False, summarise=False)
+        == 0
+    )
     return folder / "twice.yaml"
 
 
 def opened(manifest: Path, *overrides: str, until: str = "mix") -> Session:
-    return open_session(str(manifest), list(overrides), str(manifest.parent / "store"), until=until)
+    return open_session(
+        str(manifest), list(overrides), str(manifest.parent / "store"), until=until
+    )
 
 
 STEPS = ["filter", "dedup", "clean", "filter-2", "strict"]
@@ -73,17 +85,33 @@ def test_each_step_has_its_own_name_place_and_inputs(twice: Path) -> None:
 
 def test_the_funnel_the_status_and_the_report_tell_the_steps_apart(twice: Path) -> None:
     session = opened(twice)
-    kept = {"ingest": 6, "filter": 5, "dedup": 4, "clean": 4, "filter-2": 3, "strict": 2}
-    assert {row["stage"]: row["kept"] for row in gather_facts(session)["funnel"]} == kept
-    assert {row["stage"]: row["documents"]["kept"] for row in stage_states(session)[:6]} == kept
+    kept = {
+        "ingest": 6,
+        "filter": 5,
+        "dedup": 4,
+        "clean": 4,
+        "filter-2": 3,
+        "strict": 2,
+    }
+    assert {
+        row["stage"]: row["kept"] for row in gather_facts(session)["funnel"]
+    } == kept
+    assert {
+        row["stage"]: row["documents"]["kept"] for row in stage_states(session)[:6]
+    } == kept
     page = render_report(session, None).replace("<wbr>", "")
     assert "filter-2: gopher_quality/min_words" in page
     assert "strict: gopher_quality/min_words" in page
 
 
-def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_step(twice: Path) -> None:
+def test_a_document_is_explained_step_by_step_with_the_threshold_of_the_very_step(
+    twice: Path,
+) -> None:
     explained = history(opened(twice), "web.jsonl#2")
-    assert [(verdict["stage"], verdict["keep"], verdict.get("threshold")) for verdict in explained["stages"]] == [
+    assert [
+        (verdict["stage"], verdict["keep"], verdict.get("threshold"))
+        for verdict in explained["stages"]
+    ] == [
         ("filter", True, None),
         ("dedup", True, None),
         ("clean", True, None),
@@ -105,14 +133,24 @@ def test_what_if_moves_the_threshold_of_one_step_alone(twice: Path) -> None:
         "strict.gopher_quality.min_words": (20, 1),
     }
     comparison = compare(session, opened(twice, "filter-2.gopher_quality.min_words=2"))
-    assert [rule.label for rule in comparison.changed] == ["filter-2: gopher_quality/min_words"]
+    assert [rule.label for rule in comparison.changed] == [
+        "filter-2: gopher_quality/min_words"
+    ]
     prediction = replay(comparison, 0, None)
-    assert (prediction["now"]["web"]["documents"], prediction["unseen"]["web"]["documents"]) == (2, 1)
+    assert (
+        prediction["now"]["web"]["documents"],
+        prediction["unseen"]["web"]["documents"],
+    ) == (2, 1)
 
 
 def test_one_step_is_run_again_and_those_before_it_are_not(twice: Path) -> None:
-    before, after = opened(twice).plan, opened(twice, "filter-2.gopher_quality.min_words=9").plan
-    assert [name for name in before if before[name].fingerprint != after[name].fingerprint] == [
+    before, after = (
+        opened(twice).plan,
+        opened(twice, "filter-2.gopher_quality.min_words=9").plan,
+    )
+    assert [
+        name for name in before if before[name].fingerprint != after[name].fingerprint
+    ] == [
         "filter-2",
         "strict",
         "tokenizer",
@@ -121,18 +159,27 @@ def test_one_step_is_run_again_and_those_before_it_are_not(twice: Path) -> None:
     ]
 
 
-def test_a_column_that_several_steps_measure_is_named_after_its_step(twice: Path) -> None:
+def test_a_column_that_several_steps_measure_is_named_after_its_step(
+    twice: Path,
+) -> None:
     manifest = twice.parent / "wrong.yaml"
     manifest.write_text(MANIFEST.replace("filter_2_words < 99", "words < 99"))
-    with pytest.raises(ManifestError, match=r"wrong\.yaml:3: .*there is no column 'words'.*filter_2_words"):
+    with pytest.raises(
+        ManifestError,
+        match=r"wrong\.yaml:3: .*there is no column 'words'.*filter_2_words",
+    ):
         opened(manifest)
     manifest.write_text(MANIFEST.replace('"words desc"', '"filter_2_words desc"'))
-    with pytest.raises(ManifestError, match=r"dedup\.keep.*: there is no column 'filter_2_words'"):
+    with pytest.raises(
+        ManifestError, match=r"dedup\.keep.*: there is no column 'filter_2_words'"
+    ):
         opened(manifest)
 
 
 def test_a_survivor_may_be_chosen_by_the_column_of_a_certain_step() -> None:
-    names = qualified({"filter": ["words"], "langid": ["language"], "filter-2": ["words"]})
+    names = qualified(
+        {"filter": ["words"], "langid": ["language"], "filter-2": ["words"]}
+    )
     assert names == {
         "words": ("filter-2", "words"),
         "language": ("langid", "language"),

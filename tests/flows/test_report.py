@@ -1,4 +1,6 @@
-"""Figures of the report before drawing: tokens along the funnel, cluster sizes, positions of cuts."""
+"""Figures of the report before drawing: tokens along the funnel, cluster sizes,
+positions of cuts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    annotate,
+    document_id,
+    write_table,
+)
 from gristmill.flows.orchestration.cards import document_lines, picture
 from gristmill.flows.pages.page_elements import Note, Section
 from gristmill.flows.questions.find_documents import documents_of
@@ -26,7 +33,11 @@ from gristmill.flows.report.document_sections import (
 )
 from gristmill.flows.report.evaluation import samples, some_samples
 from gristmill.flows.report.mixture import MOST_LANGUAGES, tokenizer_section
-from gristmill.flows.report.report_facts import duplicates_found, eaten_sources, with_tokens
+from gristmill.flows.report.report_facts import (
+    duplicates_found,
+    eaten_sources,
+    with_tokens,
+)
 from gristmill.flows.report.run_report import costs, stage_sections
 from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
@@ -36,7 +47,10 @@ from gristmill.train.loop.spike_report import describe_origin
 from tests.flows.rendered import html_of, sections_about
 
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
-SOURCES = {"a": {"bytes_read": 100, "bytes_kept": 80}, "b": {"bytes_read": 50, "bytes_kept": 10}}
+SOURCES = {
+    "a": {"bytes_read": 100, "bytes_kept": 80},
+    "b": {"bytes_read": 50, "bytes_kept": 10},
+}
 FACTS = {
     "funnel": [
         {
@@ -46,7 +60,10 @@ FACTS = {
             "dropped": {},
             "quarantined": 1,
             "bytes_kept": 150,
-            "sources": {"a": {"bytes_read": 100, "bytes_kept": 100}, "b": {"bytes_read": 50, "bytes_kept": 50}},
+            "sources": {
+                "a": {"bytes_read": 100, "bytes_kept": 100},
+                "b": {"bytes_read": 50, "bytes_kept": 50},
+            },
         },
         {
             "stage": "filter",
@@ -58,7 +75,9 @@ FACTS = {
             "sources": SOURCES,
         },
     ],
-    "summaries": {"filter": {"rules": {"gopher_quality/min_words": {"failing": 5, "only": 2}}}},
+    "summaries": {
+        "filter": {"rules": {"gopher_quality/min_words": {"failing": 5, "only": 2}}}
+    },
     "cuts": [
         {
             "rule": "gopher_quality/min_words",
@@ -67,20 +86,37 @@ FACTS = {
             "statistic": "words",
             "dropped": 3,
             "histogram": {"edges": [0, 50, 100], "counts": [0, 3, 4, 1]},
-            "failing": [{"value": 49, "source": "a", "locator": "x<y", "excerpt": "nearly <b>enough</b>"}],
-            "passing": [{"value": 50, "source": "b", "locator": "z", "excerpt": "just enough"}],
+            "failing": [
+                {
+                    "value": 49,
+                    "source": "a",
+                    "locator": "x<y",
+                    "excerpt": "nearly <b>enough</b>",
+                }
+            ],
+            "passing": [
+                {"value": 50, "source": "b", "locator": "z", "excerpt": "just enough"}
+            ],
         }
     ],
 }
 
 
-def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_it() -> None:
+def test_tokens_are_estimated_by_source_before_the_last_stage_and_counted_after_it() -> (
+    None
+):
     tokenized = {
         "tokens_per_source": {"a": 20, "b": 5},
-        "counts": {"bytes_kept": 90, "sources": {"a": {"bytes_kept": 80}, "b": {"bytes_kept": 10}}},
+        "counts": {
+            "bytes_kept": 90,
+            "sources": {"a": {"bytes_kept": 80}, "b": {"bytes_kept": 10}},
+        },
     }
     first, last = with_tokens(FACTS["funnel"], tokenized)  # type: ignore[arg-type]
-    assert (first["tokens_kept"], first["tokens_exact"]) == (pytest.approx(100 * 20 / 80 + 50 * 5 / 10), False)
+    assert (first["tokens_kept"], first["tokens_exact"]) == (
+        pytest.approx(100 * 20 / 80 + 50 * 5 / 10),
+        False,
+    )
     assert (last["tokens_kept"], last["tokens_exact"]) == (25, True)
     assert (tokens_kept(first), tokens_kept(last)) == ("≈ 50", "25")
     assert with_tokens(FACTS["funnel"], None) == FACTS["funnel"]  # type: ignore[arg-type]
@@ -93,14 +129,18 @@ def test_the_sections_show_every_fact_and_escape_what_documents_say() -> None:
     assert '<td class="n">3</td><td class="n">30.00%</td><td class="n">2</td>' in html
     assert "Quarantine</h2>" in html
     cuts_html = html_of(cuts(FACTS))
-    assert cuts_html.index("nearly &lt;b&gt;enough&lt;/b&gt;") < cuts_html.index("just enough")
+    assert cuts_html.index("nearly &lt;b&gt;enough&lt;/b&gt;") < cuts_html.index(
+        "just enough"
+    )
     assert "x&lt;y" in cuts_html
     assert "<b>enough" not in cuts_html
 
 
 @pytest.mark.slow
 def test_every_source_has_its_own_way_through_the_stages() -> None:
-    """A source of 28 pages beside one of 20,000 is invisible in megabytes, but not in its own share."""
+    """A source of 28 pages beside one of 20,000 is invisible in megabytes, but not in
+    its own share.
+    """
 
     def row(stage: str, big: tuple[int, int], small: tuple[int, int]) -> dict[str, Any]:
         parts = {
@@ -126,7 +166,10 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
         "summaries": {},
     }
     html = html_of(document_sections(facts)[0])
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in re.findall(r"<tr>(.*?)</tr>", html)]
+    cells = [
+        re.findall(r"<td[^>]*>(.*?)</td>", line)
+        for line in re.findall(r"<tr>(.*?)</tr>", html)
+    ]
     assert cells[-6:] == [
         ["german", "ingest", "28", "100.0%", "0.00", ""],
         ["german", "filter", "8", "28.6%", "0.00", ""],
@@ -139,9 +182,19 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
         "tokens_per_source": {"web": 4_500, "german": 4},
         "counts": {"bytes_kept": 18_008, "sources": facts["funnel"][-1]["sources"]},
     }
-    counted = html_of(document_sections({**facts, "funnel": with_tokens(facts["funnel"], tokenized)})[0])
-    assert '<td>german</td><td>filter</td><td class="n">8</td><td class="n">28.6%</td>' in counted
-    assert [re.findall(r"<td[^>]*>(.*?)</td>", line)[-1] for line in re.findall(r"<tr>(.*?)</tr>", counted)[-6:]] == [
+    counted = html_of(
+        document_sections({**facts, "funnel": with_tokens(facts["funnel"], tokenized)})[
+            0
+        ]
+    )
+    assert (
+        '<td>german</td><td>filter</td><td class="n">8</td><td class="n">28.6%</td>'
+        in counted
+    )
+    assert [
+        re.findall(r"<td[^>]*>(.*?)</td>", line)[-1]
+        for line in re.findall(r"<tr>(.*?)</tr>", counted)[-6:]
+    ] == [
         "≈ 14",
         "≈ 4",
         "4",
@@ -150,21 +203,32 @@ def test_every_source_has_its_own_way_through_the_stages() -> None:
         "4,500",
     ]
     assert labels(funnel_picture(facts)) >= {"ingest", "filter", "dedup"}
-    assert "read" not in labels(funnel_picture(facts)), "ingest lost nothing, so a bar for read would repeat it"
+    assert "read" not in labels(funnel_picture(facts)), (
+        "ingest lost nothing, so a bar for read would repeat it"
+    )
     single_source_facts = {
         **facts,
-        "funnel": [{**stage, "sources": {"web": stage["sources"]["web"]}} for stage in facts["funnel"]],
+        "funnel": [
+            {**stage, "sources": {"web": stage["sources"]["web"]}}
+            for stage in facts["funnel"]
+        ],
     }
     assert "Each source" not in html_of(document_sections(single_source_facts)[0])
 
 
 def labels(svg: str) -> set[str]:
-    return {text.strip() for text in ElementTree.fromstring(svg).itertext() if text.strip()}
+    return {
+        text.strip() for text in ElementTree.fromstring(svg).itertext() if text.strip()
+    }
 
 
 def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
     models = {
-        name: {"samples": [{"prompt": f"<{number}>", "completion": name} for number in range(4)]}
+        name: {
+            "samples": [
+                {"prompt": f"<{number}>", "completion": name} for number in range(4)
+            ]
+        }
         for name in ("pretrain", "sft", "dpo")
     }
     facts = {"evaluation": {"models": models}}
@@ -174,8 +238,16 @@ def test_samples_stand_under_the_stage_whose_model_wrote_them() -> None:
         "sft: answers a prompt",
         "dpo: answers a prompt",
     ]
-    assert html.index("pretrain:") < html.index("<b>&lt;0&gt;</b>pretrain") < html.index("sft:")
-    assert [sample["model"] for sample in some_samples(facts)] == ["pretrain", "sft", "dpo"]
+    assert (
+        html.index("pretrain:")
+        < html.index("<b>&lt;0&gt;</b>pretrain")
+        < html.index("sft:")
+    )
+    assert [sample["model"] for sample in some_samples(facts)] == [
+        "pretrain",
+        "sft",
+        "dpo",
+    ]
 
 
 def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
@@ -187,22 +259,52 @@ def test_the_card_has_the_same_as_markdown_with_pictures_inside() -> None:
 
 
 def test_duplicates_are_shown_with_what_each_rule_of_clusters_drops() -> None:
-    cluster_facts = {"largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}], "sizes": {}}
+    cluster_facts = {
+        "largest": [{"locator": "a.txt", "survivor": "00" * 16, "size": 3}],
+        "sizes": {},
+    }
     summary = {"clusters": 2, "dropped_by_rule": {"survivors": 1200, "connected": 1345}}
-    html = html_of(duplicates({"clusters": {"dedup": cluster_facts}, "summaries": {"dedup": summary}}))
+    html = html_of(
+        duplicates(
+            {"clusters": {"dedup": cluster_facts}, "summaries": {"dedup": summary}}
+        )
+    )
     assert "drops 1,200 documents, each similar to a kept one" in html
     assert "drops 1,345, all but one of each chain" in html
-    dropped_document, kept_document = ({"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt"))
+    dropped_document, kept_document = (
+        {"locator": name, "text": f"text of {name}"} for name in ("b.txt", "a.txt")
+    )
     facts_with_pair = {
         **cluster_facts,
-        "beside": [{"measure": "jaccard", "similarity": 0.756, "dropped": dropped_document, "kept": kept_document}],
+        "beside": [
+            {
+                "measure": "jaccard",
+                "similarity": 0.756,
+                "dropped": dropped_document,
+                "kept": kept_document,
+            }
+        ],
     }
-    pair_html = html_of(duplicates({"clusters": {"dedup": facts_with_pair}, "summaries": {"dedup": summary}}))
-    assert "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>" in pair_html
+    pair_html = html_of(
+        duplicates(
+            {"clusters": {"dedup": facts_with_pair}, "summaries": {"dedup": summary}}
+        )
+    )
+    assert (
+        "<summary>jaccard 0.76: b.txt, dropped, and a.txt, kept in its place</summary>"
+        in pair_html
+    )
     dropped_text, kept_text = re.findall(r"<pre>(.*?)</pre>", pair_html)
     assert dropped_text == "text of <del>b</del>.txt"
     assert kept_text == "text of <ins>a</ins>.txt"
-    older_html = html_of(duplicates({"clusters": {"dedup": cluster_facts}, "summaries": {"dedup": {"clusters": 2}}}))
+    older_html = html_of(
+        duplicates(
+            {
+                "clusters": {"dedup": cluster_facts},
+                "summaries": {"dedup": {"clusters": 2}},
+            }
+        )
+    )
     assert "2 clusters of two or more documents." in older_html
     assert "drops" not in older_html
 
@@ -228,7 +330,9 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
         [None, "d", None, "d", "d", None, None],
         {
             "cluster_size": pa.array([2, 2, 3, 3, 3, 1, 1], pa.int32()),
-            "duplicate_of": pa.array([None, ids[0], None, ids[2], ids[2], None, None], pa.binary(16)),
+            "duplicate_of": pa.array(
+                [None, ids[0], None, ids[2], ids[2], None, None], pa.binary(16)
+            ),
             "jaccard": pa.array([None, 1.0, None, 0.8, 0.7, None, float("nan")]),
         },
     )
@@ -246,13 +350,32 @@ def test_clusters_are_counted_once_each_by_their_survivors(tmp_path: Path) -> No
     }
 
 
-def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_brings_what_it_shows() -> None:
+def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_brings_what_it_shows() -> (
+    None
+):
     words = {"histograms": {"words": {"edges": [0, 10, 20], "counts": [0, 4, 2, 0]}}}
-    facts = {"funnel": [], "summaries": {"filter": words, "filter-2": words, "shouting": {"loudest": "A & B"}}}
-    shouting = Stage("shouting", 1, "nowhere:run", report=("tests.flows.test_report:loudest",))
-    kinds = {"filter": STAGES["filter"], "filter-2": STAGES["filter"], "shouting": shouting}
+    facts = {
+        "funnel": [],
+        "summaries": {
+            "filter": words,
+            "filter-2": words,
+            "shouting": {"loudest": "A & B"},
+        },
+    }
+    shouting = Stage(
+        "shouting", 1, "nowhere:run", report=("tests.flows.test_report:loudest",)
+    )
+    kinds = {
+        "filter": STAGES["filter"],
+        "filter-2": STAGES["filter"],
+        "shouting": shouting,
+    }
     html = html_of(*stage_sections(facts, kinds))
-    assert re.findall(r"<h2[^>]*>(.*?)</h2>", html) == ["Lengths", "Lengths: filter-2", "Loudest"]
+    assert re.findall(r"<h2[^>]*>(.*?)</h2>", html) == [
+        "Lengths",
+        "Lengths: filter-2",
+        "Loudest",
+    ]
     assert '<p class="note">A &amp; B</p>' in html
 
 
@@ -271,12 +394,29 @@ def test_what_was_cut_and_what_was_found_is_shown() -> None:
                     "mask_ip": {"documents": 0, "times": 0, "bytes": 0},
                 }
             },
-            "dedup_lines": {"most_repeated": [{"documents": 213, "document": "00", "text": "All rights <reserved>."}]},
+            "dedup_lines": {
+                "most_repeated": [
+                    {
+                        "documents": 213,
+                        "document": "00",
+                        "text": "All rights <reserved>.",
+                    }
+                ]
+            },
             "dedup_substrings": {
-                "largest_repeats": [{"copies": 2, "words": 115, "text": "June 2013", "document": "0"}]
+                "largest_repeats": [
+                    {"copies": 2, "words": 115, "text": "June 2013", "document": "0"}
+                ]
             },
             "decontaminate": {
-                "sets": {"gsm8k": {"items": 9, "checked": 8, "contaminated": 1, "contaminated_share": 0.125}},
+                "sets": {
+                    "gsm8k": {
+                        "items": 9,
+                        "checked": 8,
+                        "contaminated": 1,
+                        "contaminated_share": 0.125,
+                    }
+                },
                 "matches": [
                     {
                         "set": "gsm8k",
@@ -314,8 +454,14 @@ GROUP = {
     "tokens_per_word": 2.0,
 }
 TOKENIZED = {
-    "sources": {"a<b": GROUP, "b": {**GROUP, "tokens": 60, "words": 0, "tokens_per_word": None}},
-    "languages": {f"l{number:02}": {**GROUP, "tokens": number} for number in range(MOST_LANGUAGES + 1)},
+    "sources": {
+        "a<b": GROUP,
+        "b": {**GROUP, "tokens": 60, "words": 0, "tokens_per_word": None},
+    },
+    "languages": {
+        f"l{number:02}": {**GROUP, "tokens": number}
+        for number in range(MOST_LANGUAGES + 1)
+    },
     "vocabulary": {
         "size": 300,
         "used": 30,
@@ -329,17 +475,26 @@ TOKENIZED = {
 }
 
 
-def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> None:
+def test_the_tokenizers_fit_is_shown_by_source_and_language_with_what_is_used_of_its_vocabulary() -> (
+    None
+):
     html = html_of(tokenizer_section({"summaries": {"tokenize": TOKENIZED}}))
     assert html.index("<td>b</td>") < html.index("<td>a&lt;b</td>")
     assert (
-        '<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td class="n">40</td><td class="n">3.00</td>'
+        '<td>a&lt;b</td><td class="n">2</td><td class="n">0.00</td><td '
+        'class="n">40</td><td class="n">3.00</td>'
         '<td class="n">2.50</td><td class="n">2.00</td>'
     ) in html
     assert "<td>l20</td>" in html
     assert "<td>l00</td>" not in html
-    assert f"The {MOST_LANGUAGES} languages with most tokens of {MOST_LANGUAGES + 1}" in html
-    assert "Of 300 tokens (special ones apart) 30 occur (10.0%) and 270 never do; 25.5% of the text" in html
+    assert (
+        f"The {MOST_LANGUAGES} languages with most tokens of {MOST_LANGUAGES + 1}"
+        in html
+    )
+    assert (
+        "Of 300 tokens (special ones apart) 30 occur (10.0%) and 270 never do; 25.5% "
+        "of the text" in html
+    )
     assert "Encoded by the tokenizers library, because its normalizer is NFC." in html
     assert "&#39; &lt;the&gt;&#39;</td>" in html
     assert tokenizer_section({"summaries": {"tokenize": {"tokens": 3}}}) is None
@@ -357,28 +512,47 @@ def test_the_terminal_shows_the_tokenizers_fit_too() -> None:
 
 def test_a_source_that_a_stage_eats_is_named_with_the_rules_that_did() -> None:
     sources = {
-        "code": {"read": 40, "kept": 3, "dropped": {"gopher/words": 30, "gopher/symbols": 7}},
+        "code": {
+            "read": 40,
+            "kept": 3,
+            "dropped": {"gopher/words": 30, "gopher/symbols": 7},
+        },
         "few": {"read": 5, "kept": 0, "dropped": {"gopher/words": 5}},
         "web": {"read": 100, "kept": 10, "dropped": {"gopher/words": 90}},
     }
     rows = [{"stage": "filter", "read": 145, "kept": 13, "sources": sources}]
     assert eaten_sources(rows) == [
-        "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by gopher/words (30) and gopher/symbols (7)"
+        "filter keeps 3 of 40 documents of 'code' (7.5%), most dropped by "
+        "gopher/words (30) and gopher/symbols (7)"
     ]
 
 
 def test_a_spike_is_shown_with_the_documents_it_is_attributed_to() -> None:
     suspect = {"id": "ab12", "source": "web", "loss": None, "text": "<script> 0 0 0"}
     innocent = {"id": "cd34", "source": "web", "loss": 2.0, "text": "plain prose"}
-    step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect, innocent]}
+    step = {
+        "step": 21,
+        "loss": 9.5,
+        "mean": 3.0,
+        "suspects": ["ab12"],
+        "documents": [suspect, innocent],
+    }
     html = html_of(spikes({"spikes": {"pretrain": [step], "sft": []}}))
-    assert "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<" in html
-    assert '<b>NaN or Inf</b> web ab12</h5>\n<p class="excerpt">&lt;script&gt; 0 0 0</p>' in html
+    assert (
+        "pretrain, step 21: loss 9.500, where 3.000 was usual; 1 attributed document<"
+        in html
+    )
+    assert (
+        '<b>NaN or Inf</b> web ab12</h5>\n<p class="excerpt">&lt;script&gt; 0 0 0</p>'
+        in html
+    )
     assert "plain prose" not in html
     assert spikes({"spikes": {"pretrain": []}}) is None
 
 
-def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_judged() -> None:
+def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_judged() -> (
+    None
+):
     suspect = {
         "id": "ab12",
         "source": "web",
@@ -391,23 +565,51 @@ def test_an_attributed_document_is_shown_with_where_it_is_from_and_how_it_was_ju
         "cluster": "0123456789abcdef",
         "cluster_size": 4,
     }
-    step = {"step": 21, "loss": 9.5, "mean": 3.0, "suspects": ["ab12"], "documents": [suspect]}
-    assert "web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster 01234567 of 4" in html_of(
-        spikes({"spikes": {"pretrain": [step]}})
+    step = {
+        "step": 21,
+        "loss": 9.5,
+        "mean": 3.0,
+        "suspects": ["ab12"],
+        "documents": [suspect],
+    }
+    assert (
+        "web ab12 · https://site.example/a · de · score 0.123 · lines 3 · cluster "
+        "01234567 of 4" in html_of(spikes({"spikes": {"pretrain": [step]}}))
     )
-    assert describe_origin({"locator": "web.jsonl#3", "cluster": "01", "cluster_size": 1}) == "web.jsonl#3"
+    assert (
+        describe_origin({"locator": "web.jsonl#3", "cluster": "01", "cluster_size": 1})
+        == "web.jsonl#3"
+    )
 
 
 def test_curves_are_drawn_for_every_source_where_there_are_several() -> None:
-    steps = [{"step": 1, "loss": 3.0, "sources": {"a": {"loss": 4.0}, "b": {"loss": 2.0}}}, {"step": 2, "loss": 2.5}]
-    assert by_source(steps, "loss") == {"all": [(1, 3.0), (2, 2.5)], "a": [(1, 4.0)], "b": [(1, 2.0)]}
-    assert by_source([{"step": 1, "loss": 3.0, "sources": {"a": {"loss": 3.0}}}], "loss") == {"all": [(1, 3.0)]}
+    steps = [
+        {"step": 1, "loss": 3.0, "sources": {"a": {"loss": 4.0}, "b": {"loss": 2.0}}},
+        {"step": 2, "loss": 2.5},
+    ]
+    assert by_source(steps, "loss") == {
+        "all": [(1, 3.0), (2, 2.5)],
+        "a": [(1, 4.0)],
+        "b": [(1, 2.0)],
+    }
+    assert by_source(
+        [{"step": 1, "loss": 3.0, "sources": {"a": {"loss": 3.0}}}], "loss"
+    ) == {"all": [(1, 3.0)]}
     assert by_source(steps, "bits_per_byte") == {}
 
 
 def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
     made_stage = {"stage": "ingest", "seconds": 2.5, "bytes": 3_000_000, "cost": None}
-    html = html_of(costs({"stages": [made_stage, {"stage": "filter", "seconds": None, "bytes": None, "cost": None}]}))
+    html = html_of(
+        costs(
+            {
+                "stages": [
+                    made_stage,
+                    {"stage": "filter", "seconds": None, "bytes": None, "cost": None},
+                ]
+            }
+        )
+    )
     assert '<td>ingest</td><td class="n">2.5</td><td class="n">3.00</td>' in html
     assert "filter" not in html
     assert costs({"stages": []}) is None
@@ -415,11 +617,20 @@ def test_time_and_cost_are_of_the_stages_that_are_made() -> None:
 
 def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() -> None:
     damaged = [
-        {"source": "web", "file": f"{name}.jsonl.gz", "records": 200, "lost": lost, "error": "cut off"}
+        {
+            "source": "web",
+            "file": f"{name}.jsonl.gz",
+            "records": 200,
+            "lost": lost,
+            "error": "cut off",
+        }
         for name, lost in (("a", 1800), ("b", 90))
     ]
     facts = {**FACTS, "summaries": {"ingest": {"lost": 1890, "damaged": damaged}}}
-    note = "files that could not be read to their end lost about 1,890 records: a.jsonl.gz (about 1,800)"
+    note = (
+        "files that could not be read to their end lost about 1,890 records: "
+        "a.jsonl.gz (about 1,800)"
+    )
     console = Console(file=io.StringIO(), width=200)
     print_funnel(facts, console)
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
@@ -432,13 +643,17 @@ def test_files_that_ended_early_are_on_the_terminal_the_card_and_the_report() ->
 
 
 def test_what_was_skipped_is_beneath_the_funnel_by_cause() -> None:
-    skipped = {"request record": 20, "HTTP status 404": 1, **{f"content type image/{n}": 2 for n in "abcdef"}}
+    skipped = {
+        "request record": 20,
+        "HTTP status 404": 1,
+        **{f"content type image/{n}": 2 for n in "abcdef"},
+    }
     facts = {**FACTS, "summaries": {"ingest": {"skipped": skipped}}}
     console = Console(file=io.StringIO(), width=250)
     print_funnel(facts, console)
     note = (
-        "ingest skipped 33 records: request record 20, content type image/a 2, content type image/b 2, "
-        "content type image/c 2, content type image/d 2, others 5"
+        "ingest skipped 33 records: request record 20, content type image/a 2, content "
+        "type image/b 2, content type image/c 2, content type image/d 2, others 5"
     )
     assert note in console.file.getvalue()  # type: ignore[attr-defined]
     assert note in "\n".join(document_lines(facts))

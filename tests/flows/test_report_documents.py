@@ -13,7 +13,15 @@ import pytest
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.flows.pages.column_glossary import MEANINGS
 from gristmill.flows.pages.markdown import markdown_page
-from gristmill.flows.pages.page_elements import Details, Note, Page, Section, Span, Table, column_definitions
+from gristmill.flows.pages.page_elements import (
+    Details,
+    Note,
+    Page,
+    Section,
+    Span,
+    Table,
+    column_definitions,
+)
 from gristmill.flows.questions.document_samples import (
     DROPPED_SHOWN,
     KEPT_SHOWN,
@@ -27,11 +35,22 @@ from tests.flows.rendered import html_of
 FLOWS = Path(__file__).resolve().parents[2] / "flows"
 
 
-def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]]) -> dict[str, Path]:
-    """Write two shards of documents, each (source, text, reason of `first` or None, reason of `second` or None)."""
+def committed(
+    folder: Path, rows: list[tuple[str, str, str | None, str | None]]
+) -> dict[str, Path]:
+    """Write two shards of documents, each (source, text, reason of `first` or None,
+    reason of `second` or None).
+    """
     for shard in (0, 1):
-        shard_rows = [(f"{place}.txt", *row) for place, row in enumerate(rows) if place % 2 == shard]
-        ids = [document_id(source, locator, text) for locator, source, text, _, _ in shard_rows]
+        shard_rows = [
+            (f"{place}.txt", *row)
+            for place, row in enumerate(rows)
+            if place % 2 == shard
+        ]
+        ids = [
+            document_id(source, locator, text)
+            for locator, source, text, _, _ in shard_rows
+        ]
         write_table(
             folder / "ingest" / f"part-{shard}.parquet",
             pa.table(
@@ -46,7 +65,9 @@ def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]])
             ),
         )
         for step, reason_index in (("first", 3), ("second", 4)):
-            dropped_before = [step == "second" and row[3] is not None for row in shard_rows]
+            dropped_before = [
+                step == "second" and row[3] is not None for row in shard_rows
+            ]
             write_table(
                 folder / step / f"part-{shard}.parquet",
                 pa.table(
@@ -55,14 +76,18 @@ def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]])
                         "keep": pa.array(
                             [
                                 None if is_dropped else row[reason_index] is None
-                                for is_dropped, row in zip(dropped_before, shard_rows, strict=True)
+                                for is_dropped, row in zip(
+                                    dropped_before, shard_rows, strict=True
+                                )
                             ],
                             pa.bool_(),
                         ),
                         "reason": pa.array(
                             [
                                 None if is_dropped else row[reason_index]
-                                for is_dropped, row in zip(dropped_before, shard_rows, strict=True)
+                                for is_dropped, row in zip(
+                                    dropped_before, shard_rows, strict=True
+                                )
                             ],
                             pa.string(),
                         ).dictionary_encode(),
@@ -74,45 +99,75 @@ def committed(folder: Path, rows: list[tuple[str, str, str | None, str | None]])
     return {name: folder / name for name in ("ingest", "first", "second")}
 
 
-RECIPES: dict[str, dict[str, Any]] = {"ingest": {}, "first": {"min": {"words": 3}}, "second": {}}
+RECIPES: dict[str, dict[str, Any]] = {
+    "ingest": {},
+    "first": {"min": {"words": 3}},
+    "second": {},
+}
 
 
 @pytest.mark.slow
-def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_each_time(tmp_path: Path) -> None:
+def test_documents_of_every_source_and_rule_are_chosen_by_chance_and_the_same_each_time(
+    tmp_path: Path,
+) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
         ("web", f"a page with number {n}", None, None) for n in range(30)
     ]
     rows += [("book", "x" * (SHOWN_CHARACTERS + 5), None, None)]
     rows += [("web", f"short {n}", "first/min_words", None) for n in range(7)]
-    rows += [("web", f"some text that is there twice {n}", None, "exact_duplicate") for n in range(3)]
+    rows += [
+        ("web", f"some text that is there twice {n}", None, "exact_duplicate")
+        for n in range(3)
+    ]
     inputs = committed(tmp_path, rows)
     kept, short, duplicates = shown_documents(RECIPES, inputs)
-    assert [(group["step"], group["rule"], group["documents"]) for group in (kept, short, duplicates)] == [
+    assert [
+        (group["step"], group["rule"], group["documents"])
+        for group in (kept, short, duplicates)
+    ] == [
         (None, None, 31),
         ("first", "first/min_words", 7),
         ("second", "exact_duplicate", 3),
     ]
-    assert [len(group["shown"]) for group in (kept, short, duplicates)] == [KEPT_SHOWN, DROPPED_SHOWN, DROPPED_SHOWN]
-    assert [group["source"] for group in kept["shown"]] == ["book", *["web"] * (KEPT_SHOWN - 1)]
+    assert [len(group["shown"]) for group in (kept, short, duplicates)] == [
+        KEPT_SHOWN,
+        DROPPED_SHOWN,
+        DROPPED_SHOWN,
+    ]
+    assert [group["source"] for group in kept["shown"]] == [
+        "book",
+        *["web"] * (KEPT_SHOWN - 1),
+    ]
     book, page, *_ = kept["shown"]
     assert [len(piece["text"]) for piece in book["pieces"]] == [SHOWN_CHARACTERS]
     assert book["characters"] == SHOWN_CHARACTERS + 5
-    pages = {document_id("web", f"{n}.txt", text).hex(): text for n, (_, text, *reasons) in enumerate(rows[:30])}
-    assert [group["id"] for group in kept["shown"][1:]] == sorted(pages)[: KEPT_SHOWN - 1], (
-        "the smallest ids of both shards"
-    )
+    pages = {
+        document_id("web", f"{n}.txt", text).hex(): text
+        for n, (_, text, *reasons) in enumerate(rows[:30])
+    }
+    assert [group["id"] for group in kept["shown"][1:]] == sorted(pages)[
+        : KEPT_SHOWN - 1
+    ], "the smallest ids of both shards"
     assert page["pieces"] == [{"text": pages[page["id"]], "edit": None, "stage": None}]
     assert page["said"] == []
-    assert [group["said"] for group in short["shown"]] == [["threshold 3", "words 2"]] * 2
+    assert [group["said"] for group in short["shown"]] == [
+        ["threshold 3", "words 2"]
+    ] * 2
     assert shown_documents(RECIPES, inputs) == [kept, short, duplicates]
 
 
-def test_only_the_rules_that_dropped_most_have_their_documents_shown(tmp_path: Path) -> None:
+def test_only_the_rules_that_dropped_most_have_their_documents_shown(
+    tmp_path: Path,
+) -> None:
     rows: list[tuple[str, str, str | None, str | None]] = [
-        ("web", f"{rule} {n}", f"rule {rule:02}", None) for rule in range(MOST_GROUPS + 3) for n in range(rule + 1)
+        ("web", f"{rule} {n}", f"rule {rule:02}", None)
+        for rule in range(MOST_GROUPS + 3)
+        for n in range(rule + 1)
     ]
     groups = shown_documents(RECIPES, committed(tmp_path, rows))
-    assert [group["rule"] for group in groups] == [f"rule {rule:02}" for rule in range(MOST_GROUPS + 2, 2, -1)]
+    assert [group["rule"] for group in groups] == [
+        f"rule {rule:02}" for rule in range(MOST_GROUPS + 2, 2, -1)
+    ]
 
 
 def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
@@ -122,10 +177,15 @@ def test_what_two_texts_share_for_long_is_folded_on_both_sides_alike() -> None:
     assert spans[2].text.strip() == "[8,000 characters that both have]"
     assert len(spans[1].text) == len(spans[3].text) == 1000
     assert folded([(shared_text, False)], "removed")[1] == spans[2]
-    assert folded([("short", False), ("<b>", True)], "removed") == [Span("short"), Span("<b>", "removed")]
+    assert folded([("short", False), ("<b>", True)], "removed") == [
+        Span("short"),
+        Span("<b>", "removed"),
+    ]
 
 
-def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them() -> None:
+def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them() -> (
+    None
+):
     kept = {
         "id": "ab" * 16,
         "source": "web",
@@ -149,27 +209,48 @@ def test_whole_documents_are_opened_one_by_one_with_what_was_held_against_them()
     facts = {
         "shown_documents": [
             {"step": None, "rule": None, "documents": 1234, "shown": [kept]},
-            {"step": "filter", "rule": "gopher_quality/min_words", "documents": 2, "shown": [long]},
+            {
+                "step": "filter",
+                "rule": "gopher_quality/min_words",
+                "documents": 2,
+                "shown": [long],
+            },
         ]
     }
     html = html_of(whole_documents(facts))
-    assert re.findall(r"<h3>(.*?)</h3>", html) == ["Kept (1,234)", "Dropped by filter: gopher_quality/min_words (2)"]
+    assert re.findall(r"<h3>(.*?)</h3>", html) == [
+        "Kept (1,234)",
+        "Dropped by filter: gopher_quality/min_words (2)",
+    ]
     assert re.findall(r"<summary>(.*?)</summary>", html) == [
         "web a&lt;b, 11 characters: mail me@x.y",
         "web c, 50 characters: Nothing but this",
     ]
     assert "<pre>mail <del>me@x.y</del><ins>&lt;EMAIL&gt;</ins></pre>" in html
-    assert '<p class="note">threshold 50</p>\n<p class="note">words 3</p>\n<pre>Nothing but this</pre>' in html
+    assert (
+        '<p class="note">threshold 50</p>\n<p class="note">words 3</p>\n<pre>Nothing '
+        "but this</pre>" in html
+    )
     assert html.count("The first") == 1
-    assert f"The first 16 of 50 characters; <code>gristmill explain MANIFEST {'cd' * 16} --text</code>" in html
+    assert (
+        "The first 16 of 50 characters; <code>gristmill explain MANIFEST "
+        f"{'cd' * 16} --text</code>" in html
+    )
     assert whole_documents({}) is None
-    markdown = markdown_page(Page("x", [section for section in (whole_documents(facts),) if section is not None]))
+    markdown = markdown_page(
+        Page(
+            "x",
+            [section for section in (whole_documents(facts),) if section is not None],
+        )
+    )
     assert "Kept (1,234)" in markdown
     assert "Nothing" not in markdown, "Markdown has no folded documents"
 
 
 def numeric_columns(function: ast.FunctionDef) -> set[str]:
-    """Return the names of numeric columns in a function's tables, whose header is a list in the call or in a variable."""
+    """Return the names of numeric columns in a function's tables, whose header is a
+    list in the call or in a variable.
+    """
     lists = {
         target.id: node.value
         for node in ast.walk(function)
@@ -179,12 +260,24 @@ def numeric_columns(function: ast.FunctionDef) -> set[str]:
     }
     names = set()
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Table" and len(node.args) > 2:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", "") == "Table"
+            and len(node.args) > 2
+        ):
             header, numeric = node.args[0], node.args[2]
-            cells = header if isinstance(header, ast.List) else lists.get(getattr(header, "id", ""), ast.List([]))
+            cells = (
+                header
+                if isinstance(header, ast.List)
+                else lists.get(getattr(header, "id", ""), ast.List([]))
+            )
             places = set(range(1, len(cells.elts)))
             if isinstance(numeric, ast.Set):
-                places = {entry.value for entry in numeric.elts if isinstance(entry, ast.Constant)}
+                places = {
+                    entry.value
+                    for entry in numeric.elts
+                    if isinstance(entry, ast.Constant)
+                }
             names |= {
                 cell.value
                 for place, cell in enumerate(cells.elts)
@@ -200,18 +293,29 @@ def test_every_column_of_numbers_says_what_they_are() -> None:
     for path in FLOWS.rglob("*.py"):
         tree = ast.parse(path.read_text())
         if path.name != "column_glossary.py":
-            constants |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        if path.parent.name == "report" and path.name not in ("comparison.py", "terminal_summary.py"):
+            constants |= {
+                node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)
+            }
+        if path.parent.name == "report" and path.name not in (
+            "comparison.py",
+            "terminal_summary.py",
+        ):
             for function in ast.walk(tree):
                 if isinstance(function, ast.FunctionDef):
                     column_names |= numeric_columns(function)
     assert len(column_names) > 90
-    assert column_names - set(MEANINGS) == {"measure", "category"}, "only these columns hold text beside numbers"
-    assert set(MEANINGS) - constants == set(), "every meaning belongs to a column of a table"
+    assert column_names - set(MEANINGS) == {"measure", "category"}, (
+        "only these columns hold text beside numbers"
+    )
+    assert set(MEANINGS) - constants == set(), (
+        "every meaning belongs to a column of a table"
+    )
     inner = Table(["rule", "times"], [["x", 2]], {1}, {"times": "passages"})
     definitions = column_definitions(
         [
-            Section("a", [Table(["stage", "kept"], [["x", 2]], {1}), Table(["gone"], [])]),
+            Section(
+                "a", [Table(["stage", "kept"], [["x", 2]], {1}), Table(["gone"], [])]
+            ),
             Section("b", [Details("more", [inner])]),
         ]
     )

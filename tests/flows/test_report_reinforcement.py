@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from gristmill.flows.report.training import REWARD, reinforcement, reinforcement_details, reward_points
+from gristmill.flows.report.training import (
+    REWARD,
+    reinforcement,
+    reinforcement_details,
+    reward_points,
+)
 from tests.flows.rendered import html_of
 
 LINES: list[dict[str, Any]] = [
@@ -33,7 +38,15 @@ SUMMARY: dict[str, Any] = {
         "reward": 0.75,
         "difference": {"value": 0.5, "low": 0.25, "high": 0.75, "significant": True},
     },
-    "samples": [{"prompt": "2 + 2?", "before": "<b>5</b>", "reward_before": 0.0, "after": "4", "reward": 1.0}],
+    "samples": [
+        {
+            "prompt": "2 + 2?",
+            "before": "<b>5</b>",
+            "reward_before": 0.0,
+            "after": "4",
+            "reward": 1.0,
+        }
+    ],
 }
 FACTS: dict[str, Any] = {"summaries": {"rl": SUMMARY}, "training": {"rl": LINES}}
 
@@ -44,15 +57,25 @@ def test_the_section_shows_rewards_at_both_ends_and_answers_before_and_after() -
     assert "<td>all, weighted</td>" in html
     assert '<td class="n">0.100</td><td class="n">1.000</td>' in html
     assert "GRPO from the model of sft" in html
-    assert "12 held-out prompts: 0.250 before, 0.750 after; a gain of +0.500 (+0.250 to +0.750)" in html
+    assert (
+        "12 held-out prompts: 0.250 before, 0.750 after; a gain of +0.500 (+0.250 to "
+        "+0.750)" in html
+    )
     assert "&lt;b&gt;5&lt;/b&gt;" in html
     assert html.count("<svg") == 3
 
 
 @pytest.mark.slow
-def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them() -> None:
+def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them() -> (
+    None
+):
     share_fields = {"frac_reward_zero_std": 0.5, "completions/clipped_ratio": 0.1}
-    curriculum = {"pass_rate": 0.25, "curriculum/too_hard": 0.5, "curriculum/wanted": 0.3, "curriculum/too_easy": 0.2}
+    curriculum = {
+        "pass_rate": 0.25,
+        "curriculum/too_hard": 0.5,
+        "curriculum/wanted": 0.3,
+        "curriculum/too_easy": 0.2,
+    }
     tools = {"tools/call_frequency": 1.5, "tools/failure_frequency": 0.1}
     for added, figures, label in (
         (share_fields, 4, "group has one reward"),
@@ -61,7 +84,15 @@ def test_shares_of_answers_prompts_and_calls_are_drawn_where_the_record_has_them
     ):
         html = html_of(
             reinforcement(
-                {**FACTS, "training": {"rl": [{**line, **added} if REWARD in line else line for line in LINES]}}
+                {
+                    **FACTS,
+                    "training": {
+                        "rl": [
+                            {**line, **added} if REWARD in line else line
+                            for line in LINES
+                        ]
+                    },
+                }
             )
         )
         assert html.count("<svg") == figures
@@ -80,5 +111,8 @@ def test_one_reward_is_one_curve_and_several_are_drawn_beside_their_sum() -> Non
 
 
 def test_the_summary_says_what_rewards_became() -> None:
-    assert reinforcement_details(FACTS, LINES) == "reward 0.100 -> 1.000\nheld out 0.250 -> 0.750"
+    assert (
+        reinforcement_details(FACTS, LINES)
+        == "reward 0.100 -> 1.000\nheld out 0.250 -> 0.750"
+    )
     assert reinforcement_details({"summaries": {}}, LINES) == "reward 0.100 -> 1.000"

@@ -1,4 +1,6 @@
-"""A run that made nothing reuses the previous run's report with a first line of its own."""
+"""A run that made nothing reuses the previous run's report with a first line of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,14 @@ class Project:
         self.folder, self.rendered = folder, list[str]()
         self.commit("1")
         self.session: Any = SimpleNamespace(
-            plan={"ingest": SimpleNamespace(fingerprint="f", alias="", inputs={}, stage=SimpleNamespace(trained=None))},
+            plan={
+                "ingest": SimpleNamespace(
+                    fingerprint="f",
+                    alias="",
+                    inputs={},
+                    stage=SimpleNamespace(trained=None),
+                )
+            },
             store=SimpleNamespace(root=folder),
             committed=lambda stage: SimpleNamespace(path=folder / "ingest"),
         )
@@ -41,8 +50,15 @@ class Project:
     def report(self, name: str, started: float, seed: int = 1) -> str:
         folder = self.folder / "runs" / name
         folder.mkdir(parents=True)
-        content = {"name": name, "started": started, "state": "completed", "manifest": {"seed": seed}}
-        return run_report.write_report(self.session, RunRecord(folder, content)).read_text()
+        content = {
+            "name": name,
+            "started": started,
+            "state": "completed",
+            "manifest": {"seed": seed},
+        }
+        return run_report.write_report(
+            self.session, RunRecord(folder, content)
+        ).read_text()
 
 
 @pytest.fixture
@@ -53,13 +69,18 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 def test_it_is_rendered_once_and_says_which_run_it_is_of(project: Project) -> None:
-    first, second = project.report("20260101-a", 0.0), project.report("20260102-a", 86_400.0)
+    first, second = (
+        project.report("20260101-a", 0.0),
+        project.report("20260102-a", 86_400.0),
+    )
     assert project.rendered == ["20260101-a"]
     assert "of 1970-01-02" in second
     assert second.replace("1970-01-02", "1970-01-01") == first
 
 
-def test_another_commit_or_another_manifest_makes_another_report(project: Project) -> None:
+def test_another_commit_or_another_manifest_makes_another_report(
+    project: Project,
+) -> None:
     project.report("20260101-a", 0.0)
     project.commit("2")
     project.report("20260102-a", 0.0)
@@ -73,7 +94,9 @@ def test_what_is_shown_is_gathered_again_for_new_commits_alone(
 ) -> None:
     gather_calls: list[bool] = []
     monkeypatch.setattr(
-        report_facts, "_gather", lambda session, folders, whole: (gather_calls.append(whole), {"a": 1})[1]
+        report_facts,
+        "_gather",
+        lambda session, folders, whole: (gather_calls.append(whole), {"a": 1})[1],
     )
     for whole in (True, True, False):
         assert report_facts.gather_facts(project.session, whole) == {"a": 1}
@@ -88,29 +111,44 @@ def test_the_documents_around_each_cut_are_looked_at_again_where_documents_were_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(report_facts, "describe_cuts", lambda *arguments: (calls.append(1), [{"rule": len(calls)}])[1])
+    monkeypatch.setattr(
+        report_facts,
+        "describe_cuts",
+        lambda *arguments: (calls.append(1), [{"rule": len(calls)}])[1],
+    )
     monkeypatch.setattr(report_facts, "shown_documents", lambda *arguments: [])
     monkeypatch.setattr(report_facts, "committed_inputs", lambda session, plan: {})
-    session: Any = SimpleNamespace(manifest=SimpleNamespace(steps={"filter": None}), plan={})
+    session: Any = SimpleNamespace(
+        manifest=SimpleNamespace(steps={"filter": None}), plan={}
+    )
 
     def cuts_after(**commits: str) -> Any:
         for name, content in commits.items():
             (tmp_path / name).mkdir(exist_ok=True)
             (tmp_path / name / "_SUCCESS").write_text(content)
-        return report_facts._document_facts(session, {name: StageFolder(tmp_path / name) for name in commits}, {})[
-            "cuts"
-        ]
+        return report_facts._document_facts(
+            session, {name: StageFolder(tmp_path / name) for name in commits}, {}
+        )["cuts"]
 
     assert cuts_after(ingest="1", filter="1") == [{"rule": 1}]
     assert cuts_after(ingest="1", filter="1", mix="1") == [{"rule": 1}]
     assert cuts_after(ingest="1", filter="2", mix="1") == [{"rule": 2}]
 
 
-def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pictures, "_drawn", {})
     figures: list[int] = []
-    drawn = pictures.drawn_once(lambda number: (figures.append(number), f"picture {number}")[1])
-    assert [drawn(number) for number in (1, 2, 1, np.int64(1))] == ["picture 1", "picture 2", "picture 1", "picture 1"]
+    drawn = pictures.drawn_once(
+        lambda number: (figures.append(number), f"picture {number}")[1]
+    )
+    assert [drawn(number) for number in (1, 2, 1, np.int64(1))] == [
+        "picture 1",
+        "picture 2",
+        "picture 1",
+        "picture 1",
+    ]
     assert figures == [1, 2]
     for number in range(3, pictures.MOST_DRAWN + 2):
         drawn(number)
@@ -118,7 +156,9 @@ def test_a_picture_of_the_same_is_drawn_once_and_only_some_are_kept(monkeypatch:
     assert (drawn(1), figures[-1]) == ("picture 1", 1)
 
 
-def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_drawn_ahead_once_all_documents_are_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     records, drawn = list[Any](), threading.Event()
 
     def render(session: Any, record: object) -> str:
@@ -129,7 +169,10 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(monkeypatch: py
     monkeypatch.setattr(run_report, "render_report", render)
     kinds = {"ingest": False, "filter": True, "dedup": True, "mix": False}
     session: Any = SimpleNamespace(
-        plan={name: SimpleNamespace(stage=SimpleNamespace(judges=judges)) for name, judges in kinds.items()},
+        plan={
+            name: SimpleNamespace(stage=SimpleNamespace(judges=judges))
+            for name, judges in kinds.items()
+        },
         committed=lambda name: object() if name == "ingest" else None,
     )
     on_stage_end = prerender.prerenderer(session)

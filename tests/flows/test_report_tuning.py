@@ -1,4 +1,6 @@
-"""Teachers, reward models, origins of preference margins and rounded exports in the report."""
+"""Teachers, reward models, origins of preference margins and rounded exports in the
+report.
+"""
 
 from __future__ import annotations
 
@@ -47,33 +49,76 @@ def facts(**summaries: Any) -> dict[str, Any]:
         for step in (1, 2)
     ]
     reward = [
-        {"step": step, "loss": 0.5, "accuracy": 0.9, "scores/chosen": 1.0, "scores/rejected": 0.5} for step in (1, 2)
+        {
+            "step": step,
+            "loss": 0.5,
+            "accuracy": 0.9,
+            "scores/chosen": 1.0,
+            "scores/rejected": 0.5,
+        }
+        for step in (1, 2)
     ]
-    return {"summaries": summaries, "training": {"reward": reward, "dpo": dpo}, "evaluation": {}}
+    return {
+        "summaries": summaries,
+        "training": {"reward": reward, "dpo": dpo},
+        "evaluation": {},
+    }
 
 
-def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> None:
-    distilled_facts = facts(teacher={"tokens": 1200, "top_k": 64, "rest_mass": 0.0123, "temperature": 2.0, "loss": 1.5})
+def test_distillation_shows_what_was_kept_of_the_teacher_and_how_near_the_student_came() -> (
+    None
+):
+    distilled_facts = facts(
+        teacher={
+            "tokens": 1200,
+            "top_k": 64,
+            "rest_mass": 0.0123,
+            "temperature": 2.0,
+            "loss": 1.5,
+        }
+    )
     distilled_facts["training"]["sft"] = [
-        {"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step} for step in (1, 2)
+        {"step": step, "loss": 2.0, "label_loss": 3.0 / step, "divergence": 1.0 / step}
+        for step in (1, 2)
     ]
     text = text_of(distillation(distilled_facts))
-    assert "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% temperature 2" in text
-    assert "student's loss on the labels, last 1.5000 divergence from the teacher, first 1.0000 divergence" in text
+    assert (
+        "tokens of the teacher 1,200 ids kept per token 64 mass of the others 1.230% "
+        "temperature 2" in text
+    )
+    assert (
+        "student's loss on the labels, last 1.5000 divergence from the teacher, "
+        "first 1.0000 divergence" in text
+    )
     (row,) = (row for row in loss_rows(distilled_facts) if row["stage"] == "sft")
     assert row["details"] == "divergence from the teacher 1.000 -> 0.500"
     assert distillation(facts()) is None
 
 
-def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> None:
+def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pair_tells_is_blank() -> (
+    None
+):
     text = text_of(
         reward_model(
-            facts(reward={"held_out": HELD_OUT, "training_pairs": 1080, "held_out_pairs": 20, "too_long_pairs": 3})
+            facts(
+                reward={
+                    "held_out": HELD_OUT,
+                    "training_pairs": 1080,
+                    "held_out_pairs": 20,
+                    "too_long_pairs": 3,
+                }
+            )
         )
     )
-    assert "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen answer is the longer" in text
+    assert (
+        "chosen answer scores higher, held out 75.0% [50.0%, 90.0%] of 20 chosen "
+        "answer is the longer" in text
+    )
     assert "pairs trained on 1,080" in text
-    assert "correlation of score and length -0.250 mean and deviation of scores 0.125, 2.000" in text
+    assert (
+        "correlation of score and length -0.250 mean and deviation of scores 0.125, "
+        "2.000" in text
+    )
     part = {"measured": 1080, "wrong": 0.25, "median": 0.5}
     text = text_of(
         reward_model(
@@ -83,7 +128,11 @@ def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pai
                     "training_pairs": 1080,
                     "held_out_pairs": 20,
                     "too_long_pairs": 3,
-                    "margins": {"measured": 1080, "sets": [{"name": "pairs", "trained": part}], "worst": []},
+                    "margins": {
+                        "measured": 1080,
+                        "sets": [{"name": "pairs", "trained": part}],
+                        "worst": [],
+                    },
                 }
             )
         )
@@ -92,13 +141,35 @@ def test_a_reward_models_card_has_its_accuracy_with_the_interval_and_what_no_pai
     assert reward_model(facts()) is None
 
 
-def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_are_wrong() -> None:
-    line = {"id": "0123456789abcdef0123", "set": "pairs", "held_out": False, "margin": -1.25, "prompt_text": "<why>"}
-    pair = {**line, "chosen": 0.25, "rejected": 1.5, "chosen_text": "since", "rejected_text": "no idea"}
-    answer = {**line, "margin": -0.5, "chosen": None, "rejected": 0.5, "completion_text": "so"}
+def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_are_wrong() -> (
+    None
+):
+    line = {
+        "id": "0123456789abcdef0123",
+        "set": "pairs",
+        "held_out": False,
+        "margin": -1.25,
+        "prompt_text": "<why>",
+    }
+    pair = {
+        **line,
+        "chosen": 0.25,
+        "rejected": 1.5,
+        "chosen_text": "since",
+        "rejected_text": "no idea",
+    }
+    answer = {
+        **line,
+        "margin": -0.5,
+        "chosen": None,
+        "rejected": 0.5,
+        "completion_text": "so",
+    }
     part = {"measured": 1200, "wrong": 0.125, "median": 0.75}
     sets = [{"name": "pairs", "trained": part}]
-    text = text_of(*unlearned({"measured": 1200, "sets": sets, "worst": [pair, answer]}))
+    text = text_of(
+        *unlearned({"measured": 1200, "sets": sets, "worst": [pair, answer]})
+    )
     assert "pairs trained 1,200 12.5% +0.750" in text
     assert "0123456789abcdef pairs trained -1.250 <why> since no idea" in text
     assert "0123456789abcdef pairs trained -0.500 <why> so" in text
@@ -109,12 +180,21 @@ def test_the_worst_margins_are_shown_with_their_texts_and_how_many_of_each_set_a
 
 @pytest.mark.parametrize(
     ("alarm", "sentence"),
-    [(None, "Chosen answers did not keep becoming less likely."), (7, "Alarm at step 7: the margin grew although")],
+    [
+        (None, "Chosen answers did not keep becoming less likely."),
+        (7, "Alarm at step 7: the margin grew although"),
+    ],
 )
-def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int | None, sentence: str) -> None:
+def test_the_effects_of_preference_optimisation_are_split_by_answer(
+    alarm: int | None, sentence: str
+) -> None:
     summary = {
         "objective": "sigmoid",
-        "chosen_decline": {"alarm_step": alarm, "fell_chosen": 0.25, "fell_rejected": 0.9},
+        "chosen_decline": {
+            "alarm_step": alarm,
+            "fell_chosen": 0.25,
+            "fell_rejected": 0.9,
+        },
         "held_out_pairs": 40,
         "held_out": {
             "reward_accuracy": 0.7,
@@ -127,43 +207,78 @@ def test_the_effects_of_preference_optimisation_are_split_by_answer(alarm: int |
     assert "chosen 25.0% +0.0200 +0.1000 rejected 90.0% -0.0500 -0.2000" in text
     assert sentence in text
     assert (
-        "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], and is the likelier one in "
-        "60.0%, 50.0% before." in text
+        "On 40 held-out pairs the chosen answer gained more in 70.0% [54.6%, 81.9%], "
+        "and is the likelier one in 60.0%, 50.0% before." in text
     )
     assert preference_effects({"summaries": {}, "training": {}}) is None
 
 
 def test_the_terminal_says_how_a_reward_model_ranks_and_which_answers_fell() -> None:
-    """Figures cover all of margins.parquet, not the last logged batch, with an interval for few held-out pairs."""
+    """Figures cover all of margins.parquet, not the last logged batch, with an interval
+    for few held-out pairs.
+    """
     margins = {
-        "right": {"held_out": share_with_interval(np.arange(5) > 0), "trained": share_with_interval(np.arange(22) > 0)}
+        "right": {
+            "held_out": share_with_interval(np.arange(5) > 0),
+            "trained": share_with_interval(np.arange(22) > 0),
+        }
     }
     rows = loss_rows(
         facts(
             reward={"held_out": HELD_OUT, "margins": margins},
-            dpo={"margins": margins, "chosen_decline": {"alarm_step": 2, "fell_chosen": 0.25, "fell_rejected": 0.9}},
+            dpo={
+                "margins": margins,
+                "chosen_decline": {
+                    "alarm_step": 2,
+                    "fell_chosen": 0.25,
+                    "fell_rejected": 0.9,
+                },
+            },
         )
     )
     shares = "95% of 22 trained, 80% of 5 held out (38% to 96%)"
     assert [row["details"] for row in rows] == [
         f"ranked right {shares}",
-        f"reward accuracy {shares}\nlog-probability below the reference in the last batch: 25% of chosen, "
-        "90% of rejected, alarm at step 2",
+        f"reward accuracy {shares}\nlog-probability below the reference in the last "
+        "batch: 25% of chosen, 90% of rejected, alarm at step 2",
     ]
     partial_rows = loss_rows(
         facts(
             reward={"held_out": HELD_OUT},
-            dpo={"objective": "kto", "margins": {**margins, "right": {"trained": margins["right"]["trained"]}}},
+            dpo={
+                "objective": "kto",
+                "margins": {
+                    **margins,
+                    "right": {"trained": margins["right"]["trained"]},
+                },
+            },
         )
     )
-    assert [row["details"] for row in partial_rows] == ["", "answers rewarded right 95% of 22 trained"]
+    assert [row["details"] for row in partial_rows] == [
+        "",
+        "answers rewarded right 95% of 22 trained",
+    ]
 
 
 def test_what_rounding_costs_is_shown_where_it_was_measured() -> None:
-    cost = {"rows": 256, "perplexity_before": 12.5, "perplexity": 12.625, "growth": 0.01}
-    assert "256 12.5000 12.6250 +1.000%" in text_of(rounding(facts(export={"int8": cost})))
-    unmeasured = {"rows": 0, "perplexity_before": None, "perplexity": None, "growth": None}
-    assert "what rounding costs is not measured" in text_of(rounding(facts(export={"int8": unmeasured})))
+    cost = {
+        "rows": 256,
+        "perplexity_before": 12.5,
+        "perplexity": 12.625,
+        "growth": 0.01,
+    }
+    assert "256 12.5000 12.6250 +1.000%" in text_of(
+        rounding(facts(export={"int8": cost}))
+    )
+    unmeasured = {
+        "rows": 0,
+        "perplexity_before": None,
+        "perplexity": None,
+        "growth": None,
+    }
+    assert "what rounding costs is not measured" in text_of(
+        rounding(facts(export={"int8": unmeasured}))
+    )
     assert rounding(facts(export={})) is None
 
 
@@ -190,18 +305,31 @@ def test_what_fine_tuning_holds_out_is_said_with_its_loss() -> None:
         "replay": {"rows": 0, "share": 0.0},
     }
     text = text_of(masks(facts(sft_data=data, sft={"held_out": {"loss": 1.25}})))
-    assert "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in the end" in text
-    assert "held out" not in text_of(masks(facts(sft_data={**data, "sets": [{**set_counts, "held_out": 0}]}, sft={})))
+    assert (
+        "90.0% full; 2 of the used examples are held out, whose loss is 1.2500 in "
+        "the end" in text
+    )
+    assert "held out" not in text_of(
+        masks(facts(sft_data={**data, "sets": [{**set_counts, "held_out": 0}]}, sft={}))
+    )
 
 
 @pytest.mark.slow
 def test_a_training_that_a_callback_has_ended_says_where_and_why() -> None:
     """Its last step may be one without a log line."""
-    stopped = {"callback": "hooks:plateau", "step": 7, "reason": "no better for 3 validations"}
+    stopped = {
+        "callback": "hooks:plateau",
+        "step": 7,
+        "reason": "no better for 3 validations",
+    }
     (_, dpo) = loss_rows(facts(dpo={"stopped_by": stopped}))
-    assert (dpo["steps"], dpo["details"]) == (7, "hooks:plateau ended it after step 7: no better for 3 validations")
+    assert (dpo["steps"], dpo["details"]) == (
+        7,
+        "hooks:plateau ended it after step 7: no better for 3 validations",
+    )
     stopped_facts = facts(dpo={"stopped_by": stopped})
-    assert "dpo: hooks:plateau ended it after step 7: no better for 3 validations." in text_of(
-        training_section(stopped_facts)
+    assert (
+        "dpo: hooks:plateau ended it after step 7: no better for 3 validations."
+        in text_of(training_section(stopped_facts))
     )
     assert "ended it" not in text_of(training_section(facts()))

@@ -1,4 +1,6 @@
-"""A stage run by another deployment: it gets the same parameters, our run waits for it, and ending ours ends it."""
+"""A stage run by another deployment: it gets the same parameters, our run waits for it,
+and ending ours ends it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ from gristmill.flows.orchestration import remote_stages
 from gristmill.flows.orchestration.remote_stages import run_elsewhere
 from gristmill.flows.running.run import StageFailedError
 
-SESSION: Any = SimpleNamespace(manifest_file="a.yaml", overrides=["pretrain.steps=5"], store_option=None)
+SESSION: Any = SimpleNamespace(
+    manifest_file="a.yaml", overrides=["pretrain.steps=5"], store_option=None
+)
 
 
 class Server:
-    """A fake server that returns the other run's states in order; a state that is an exception is raised."""
+    """A fake server that returns the other run's states in order; a state that is an
+    exception is raised.
+    """
 
     def __init__(self, *states: Any) -> None:
         self.states = list(states)
@@ -29,7 +35,9 @@ class Server:
     def __exit__(self, *_: object) -> None:
         return
 
-    def run_deployment(self, name: str, parameters: dict[str, Any], timeout: float) -> Any:
+    def run_deployment(
+        self, name: str, parameters: dict[str, Any], timeout: float
+    ) -> Any:
         assert timeout == 0, "this process waits itself, so that it can be interrupted"
         self.started = {"deployment": name, **parameters}
         return SimpleNamespace(id=uuid.uuid4(), name="lucky-owl")
@@ -48,7 +56,9 @@ class Server:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(*states: Any) -> Server:
         server = Server(*states)
-        monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: server)
+        monkeypatch.setattr(
+            "prefect.client.orchestration.get_client", lambda sync_client: server
+        )
         monkeypatch.setattr("prefect.deployments.run_deployment", server.run_deployment)
         monkeypatch.setattr(remote_stages, "POLL_SECONDS", 0.0)
         return server
@@ -73,12 +83,16 @@ def test_the_other_run_gets_our_parameters_and_is_waited_for(serve: Any) -> None
 
 
 @pytest.mark.parametrize("state", ["Failed", "Crashed", "Cancelled"])
-def test_a_run_that_does_not_complete_fails_the_stage_with_its_own_words(state: str, serve: Any) -> None:
+def test_a_run_that_does_not_complete_fails_the_stage_with_its_own_words(
+    state: str, serve: Any
+) -> None:
     from prefect import states
 
     serve(states.Running(), getattr(states, state)(message="no memory"))
     with pytest.raises(
-        StageFailedError, match=f"pretrain: the run lucky-owl of gristmill-stage/gpu ended as {state}: no memory"
+        StageFailedError,
+        match=f"pretrain: the run lucky-owl of gristmill-stage/gpu ended as {state}: "
+        "no memory",
     ):
         run_elsewhere(SESSION, "pretrain", "gristmill-stage/gpu", force=False)
 
@@ -92,7 +106,9 @@ def test_a_run_of_ours_that_is_ended_cancels_the_other_one(serve: Any) -> None:
     assert server.set_to == ["Cancelling"]
 
 
-def test_a_deployment_that_is_absent_is_named_with_how_to_register_it(serve: Any, monkeypatch: Any) -> None:
+def test_a_deployment_that_is_absent_is_named_with_how_to_register_it(
+    serve: Any, monkeypatch: Any
+) -> None:
     from prefect.exceptions import ObjectNotFound
 
     serve()
@@ -101,5 +117,8 @@ def test_a_deployment_that_is_absent_is_named_with_how_to_register_it(serve: Any
         raise ObjectNotFound(http_exc=RuntimeError("404"))
 
     monkeypatch.setattr("prefect.deployments.run_deployment", absent)
-    with pytest.raises(StageFailedError, match="no deployment gristmill-stage/gpu; register it with: prefect deploy"):
+    with pytest.raises(
+        StageFailedError,
+        match="no deployment gristmill-stage/gpu; register it with: prefect deploy",
+    ):
         run_elsewhere(SESSION, "pretrain", "gristmill-stage/gpu", force=False)

@@ -1,4 +1,6 @@
-"""Stages are made once, continued after a kill, made again when forced, and never committed after a failure."""
+"""Stages are made once, continued after a kill, made again when forced, and never
+committed after a failure.
+"""
 
 from __future__ import annotations
 
@@ -36,25 +38,41 @@ def is_running(pid: int) -> bool:
 @pytest.mark.slow
 def test_a_stage_is_made_once_and_cached_afterwards(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 3}, second={})
-    assert [runner.run_stage(stage).how for stage in ("first", "second")] == ["Completed", "Completed"]
+    assert [runner.run_stage(stage).how for stage in ("first", "second")] == [
+        "Completed",
+        "Completed",
+    ]
     assert (runner.folder("second").data / "2.txt").read_text() == "4"
-    assert [runner.run_stage(stage).how for stage in ("first", "second")] == ["Cached", "Cached"]
+    assert [runner.run_stage(stage).how for stage in ("first", "second")] == [
+        "Cached",
+        "Cached",
+    ]
     assert runner.observer.started == [("first", False), ("second", False)]
 
 
 @pytest.mark.slow
-def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(toy_runner: Make) -> None:
+def test_a_changed_key_makes_that_stage_and_the_ones_behind_it_and_no_other(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 3}, second={})
     for stage in runner.plan:
         runner.run_stage(stage)
     changed = toy_runner(first={"n": 3}, second={"colour": 1})
-    assert [changed.run_stage(stage).how for stage in changed.plan] == ["Cached", "Completed"]
+    assert [changed.run_stage(stage).how for stage in changed.plan] == [
+        "Cached",
+        "Completed",
+    ]
     changed = toy_runner(first={"n": 2}, second={"colour": 1})
-    assert [changed.run_stage(stage).how for stage in changed.plan] == ["Completed", "Completed"]
+    assert [changed.run_stage(stage).how for stage in changed.plan] == [
+        "Completed",
+        "Completed",
+    ]
 
 
 @pytest.mark.slow
-def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(toy_runner: Make) -> None:
+def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(
+    toy_runner: Make,
+) -> None:
     undisturbed = toy_runner(first={"n": 4}, second={})
     for stage in undisturbed.plan:
         undisturbed.run_stage(stage)
@@ -65,18 +83,29 @@ def test_a_killed_stage_goes_on_where_it_stopped_and_ends_with_the_same_files(to
     assert runner.folder("second").state() == "unfinished"
     modification_time = (runner.folder("second").data / "1.txt").stat().st_mtime_ns
     assert runner.run_stage("second").how == "Resumed"
-    assert (runner.folder("second").data / "1.txt").stat().st_mtime_ns == modification_time
-    assert runner.folder("second").manifest()["files"] == undisturbed.folder("second").manifest()["files"]
+    assert (
+        runner.folder("second").data / "1.txt"
+    ).stat().st_mtime_ns == modification_time
+    assert (
+        runner.folder("second").manifest()["files"]
+        == undisturbed.folder("second").manifest()["files"]
+    )
 
 
 @pytest.mark.slow
-def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(toy_runner: Make) -> None:
+def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(retries=1, first={"n": 4}, second={"die_once": True})
     runner.run_stage("first")
     runner.run_stage("second")
     folder = runner.folder("second")
     assert folder.state() == "committed"
-    assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2, 3, 4]
+    assert [
+        event["done"]
+        for event in runner.observer.events
+        if event["event"] == "progress"
+    ] == [1, 2, 3, 4]
     assert [event["event"] for event in runner.observer.events].count("warning") == 2
     assert folder.manifest()["lease"] == 1, "the attempts share the lease"
     assert runner.observer.failures == []
@@ -84,7 +113,8 @@ def test_a_stage_lost_to_sigkill_is_tried_again_and_goes_on_where_it_stopped(toy
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "attempts"), [("killed", 3), ("killed_rank", 3), ("killed_worker", 3), ("exiting", 1)]
+    ("stage", "attempts"),
+    [("killed", 3), ("killed_rank", 3), ("killed_worker", 3), ("exiting", 1)],
 )
 def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
     toy_runner: Make, stage: str, attempts: int
@@ -98,7 +128,9 @@ def test_only_sigkill_is_tried_again_and_as_often_as_the_engine_says(
 
 
 @pytest.mark.slow
-def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Make) -> None:
+def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(failing={})
     with pytest.raises(StageFailedError) as caught:
         runner.run_stage("failing")
@@ -112,41 +144,66 @@ def test_a_failure_is_one_sentence_with_the_log_and_how_to_go_on(toy_runner: Mak
 
 
 @pytest.mark.slow
-def test_a_stage_that_finds_damage_names_the_command_that_repairs_it(toy_runner: Make) -> None:
-    runner = replace(toy_runner(damaged={}), repair_command="gristmill verify toy.yaml --repair")
-    with pytest.raises(StageFailedError, match=r"x\.bin is damaged: `gristmill verify toy\.yaml --repair` and a run"):
+def test_a_stage_that_finds_damage_names_the_command_that_repairs_it(
+    toy_runner: Make,
+) -> None:
+    runner = replace(
+        toy_runner(damaged={}), repair_command="gristmill verify toy.yaml --repair"
+    )
+    with pytest.raises(
+        StageFailedError,
+        match=r"x\.bin is damaged: `gristmill verify toy\.yaml --repair` and a run",
+    ):
         runner.run_stage("damaged")
 
 
 @pytest.mark.slow
-def test_a_process_that_just_ends_is_a_failure_with_its_last_line(toy_runner: Make) -> None:
+def test_a_process_that_just_ends_is_a_failure_with_its_last_line(
+    toy_runner: Make,
+) -> None:
     with pytest.raises(StageFailedError, match="ended with code 3: last words"):
         toy_runner(exiting={}).run_stage("exiting")
 
 
 @pytest.mark.slow
-def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(toy_runner: Make) -> None:
-    """As torchrun prints when two ranks end on a disk that is too full for the error file."""
+def test_the_reason_is_the_rank_that_failed_and_neither_those_that_lost_it_nor_a_banner(
+    toy_runner: Make,
+) -> None:
+    """As torchrun prints when two ranks end on a disk that is too full for the error
+    file.
+    """
     runner = toy_runner(ranks={})
     with pytest.raises(StageFailedError) as caught:
         runner.run_stage("ranks")
     # Later readers see the same message.
-    assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith("[Errno 28] No space left")
+    assert read_json(runner.folder("ranks").work / "error.json")["message"].startswith(
+        "[Errno 28] No space left"
+    )
     assert str(caught.value).splitlines()[0] == (
-        "ranks: [Errno 28] No space left on device: 'step-00000004'; free some space on the disk of "
+        "ranks: [Errno 28] No space left on device: 'step-00000004'; free some space "
+        "on the disk of "
         f"{runner.folder('ranks').path} (gristmill gc lists deletable outputs)"
     )
-    with pytest.raises(StageFailedError, match=r"^silent: its process ended with code 1: the last line that says"):
+    with pytest.raises(
+        StageFailedError,
+        match=r"^silent: its process ended with code 1: the last line that says",
+    ):
         toy_runner(silent={}).run_stage("silent")
 
 
-def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(toy_runner: Make) -> None:
-    with pytest.raises(StageFailedError, match=r"gristmill run toy\.yaml --until first"):
+def test_a_stage_whose_input_is_missing_names_the_command_that_makes_it(
+    toy_runner: Make,
+) -> None:
+    with pytest.raises(
+        StageFailedError, match=r"gristmill run toy\.yaml --until first"
+    ):
         toy_runner(first={"n": 1}, second={}).run_stage("second")
 
 
 @pytest.mark.slow
-def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(toy_runner: Make) -> None:
+def test_a_forced_stage_is_made_again_and_compared_with_what_it_replaces(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 2})
     runner.run_stage("first")
     outcome = runner.run_stage("first", force=True)
@@ -171,9 +228,17 @@ def test_events_reach_the_observer_and_lines_the_log(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 2}, second={})
     for stage in runner.plan:
         runner.run_stage(stage)
-    assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2]
+    assert [
+        event["done"]
+        for event in runner.observer.events
+        if event["event"] == "progress"
+    ] == [1, 2]
     assert {"event": "log", "line": "a line for the log"} in runner.observer.events
-    assert [event["message"] for event in runner.observer.events if event["event"] == "warning"] == ["rows are long"]
+    assert [
+        event["message"]
+        for event in runner.observer.events
+        if event["event"] == "warning"
+    ] == ["rows are long"]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
 
 
@@ -191,12 +256,17 @@ def test_an_interrupt_ends_the_whole_process_group(toy_runner: Make) -> None:
     runner.observer.on_event = interrupt
     with pytest.raises(KeyboardInterrupt):
         runner.run_stage("waiting")
-    pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
+    pids = [
+        int(pid)
+        for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()
+    ]
     assert [is_running(pid) for pid in pids] == [False, False]
     assert os.getpid() not in pids
 
 
-def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A training takes seconds to end, which tempts to press Ctrl-C again."""
     sent_events: list[dict[str, object]] = []
     poll_results = iter([None, None, -15])
@@ -215,7 +285,10 @@ def test_who_interrupts_hears_that_a_stage_saves_what_it_has_done(monkeypatch: p
     TerminalObserver(Console(file=terminal, width=200)).stage_event(
         cast(Any, SimpleNamespace(name="pretrain")), sent_events[0]
     )
-    assert terminal.getvalue() == "  pretrain: is stopping, and saves its progress first, in at most 15 s\n"
+    assert (
+        terminal.getvalue()
+        == "  pretrain: is stopping, and saves its progress first, in at most 15 s\n"
+    )
 
 
 def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end_alone(
@@ -224,7 +297,9 @@ def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end
     timeouts: list[float | None] = []
     wait = subprocess.Popen.wait
 
-    def wait_in_turns(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+    def wait_in_turns(
+        process: subprocess.Popen[bytes], timeout: float | None = None
+    ) -> int:
         timeouts.append(timeout)
         if len(timeouts) == 2:
             raise KeyboardInterrupt
@@ -238,8 +313,8 @@ def test_a_stage_is_waited_for_in_turns_so_that_no_interrupt_is_heard_at_its_end
 
 @pytest.fixture
 def overtaken(toy_runner: Make) -> Callable[[], None]:
-    """Return a function that marks the owner of the first lease as dead, as after a long pause, and lets another run
-    finish.
+    """Return a function that marks the owner of the first lease as dead, as after a
+    long pause, and lets another run finish.
     """
 
     def overtake() -> None:
@@ -252,9 +327,13 @@ def overtaken(toy_runner: Make) -> Callable[[], None]:
 
 
 def once(act: Callable[[], None], then: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that first runs an action in its first call, like a pause in which something else happens."""
+    """Return a function that first runs an action in its first call, like a pause in
+    which something else happens.
+    """
     pending = [act]
-    return lambda *arguments: (pending.pop()() if pending else None, then(*arguments))[1]
+    return lambda *arguments: (pending.pop()() if pending else None, then(*arguments))[
+        1
+    ]
 
 
 @pytest.mark.slow
@@ -262,7 +341,9 @@ def test_an_owner_that_was_paused_between_its_check_and_its_commit_overwrites_no
     toy_runner: Make, overtaken: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = toy_runner(first={"n": 2})
-    monkeypatch.setattr(store, "library_versions", once(overtaken, store.library_versions))
+    monkeypatch.setattr(
+        store, "library_versions", once(overtaken, store.library_versions)
+    )
     with pytest.raises(LeaseLostError, match="not committed"):
         runner.run_stage("first")
     assert runner.folder("first").state() == "committed"
@@ -286,7 +367,9 @@ def test_two_runs_of_the_same_stage_make_it_once(toy_runner: Make) -> None:
     first, second = toy_runner(first={"n": 3}), toy_runner(first={"n": 3})
     outcomes = []
     threads = [
-        threading.Thread(target=lambda runner=runner: outcomes.append(runner.run_stage("first")))
+        threading.Thread(
+            target=lambda runner=runner: outcomes.append(runner.run_stage("first"))
+        )
         for runner in (first, second)
     ]
     for thread in threads:

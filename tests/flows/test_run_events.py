@@ -1,4 +1,6 @@
-"""Events of a run reach the record, JSON lines, Prometheus and the final hook, and none of their failures ends the run."""
+"""Events of a run reach the record, JSON lines, Prometheus and the final hook, and none
+of their failures ends the run.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,11 @@ SECRET = "/services/T000/B000/abcdefghijkl"
 
 
 def session_of(runner: Runner, hook: str | None = None) -> Session:
-    manifest = Manifest(name="toy", sources={"a": Source(path="x")}, engine=Engine(notify=hook, retries=0))
+    manifest = Manifest(
+        name="toy",
+        sources={"a": Source(path="x")},
+        engine=Engine(notify=hook, retries=0),
+    )
     return Session(manifest, "toy.yaml", [], runner.store, None, runner.plan)
 
 
@@ -63,11 +69,16 @@ def samples(runner: Runner) -> dict[tuple[str, ...], float]:
 
 
 @pytest.mark.slow
-def test_the_record_has_the_rows_and_the_failure_of_each_stage(toy_runner: Make) -> None:
+def test_the_record_has_the_rows_and_the_failure_of_each_stage(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 1}, failing={})
     record = run_recorded(runner)
     stages = read_json(record.folder / "run.json")["stages"]
-    assert (stages["first"]["how"], stages["first"]["rows"]) == ("Completed", {"read": 1, "kept": 1})
+    assert (stages["first"]["how"], stages["first"]["rows"]) == (
+        "Completed",
+        {"read": 1, "kept": 1},
+    )
     assert "the number 7 is not allowed" in stages["failing"]["error"]
 
 
@@ -89,10 +100,16 @@ def test_a_record_that_cannot_be_written_while_a_stage_runs_ends_no_stage(
 @pytest.mark.slow
 def test_a_run_is_written_as_json_lines(toy_runner: Make) -> None:
     sink = io.StringIO()
-    run_recorded(toy_runner(first={"n": 2}, second={}, failing={}), JsonObserver(JsonLines(sink)))
+    run_recorded(
+        toy_runner(first={"n": 2}, second={}, failing={}), JsonObserver(JsonLines(sink))
+    )
     lines = [json.loads(line) for line in sink.getvalue().splitlines()]
     assert all({"time", "level", "event"} <= line.keys() for line in lines)
-    assert [(line["event"], line.get("stage"), line["level"]) for line in lines if line["event"] != "progress"] == [
+    assert [
+        (line["event"], line.get("stage"), line["level"])
+        for line in lines
+        if line["event"] != "progress"
+    ] == [
         ("stage_started", "first", "info"),
         ("stage_finished", "first", "info"),
         ("stage_started", "second", "info"),
@@ -118,15 +135,34 @@ def test_text_becomes_json_lines_without_credentials() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("stage", "code", "state"), [({"first": {"n": 1}}, 0, "completed"), ({"failing": {}}, 1, "failed")]
+    ("stage", "code", "state"),
+    [({"first": {"n": 1}}, 0, "completed"), ({"failing": {}}, 1, "failed")],
 )
 def test_a_launched_run_with_json_lines_ends_with_its_state(
-    toy_runner: Make, stage: dict[str, Any], code: int, state: str, capsys: pytest.CaptureFixture[str]
+    toy_runner: Make,
+    stage: dict[str, Any],
+    code: int,
+    state: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     session = session_of(toy_runner(**stage))
-    assert launch.launch(session, list(session.plan), frozenset(), False, summarise=True, json_lines=True) == code
+    assert (
+        launch.launch(
+            session,
+            list(session.plan),
+            frozenset(),
+            False,
+            summarise=True,
+            json_lines=True,
+        )
+        == code
+    )
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (lines[0]["event"], lines[-1]["event"], lines[-1]["state"]) == ("run_started", "run_finished", state)
+    assert (lines[0]["event"], lines[-1]["event"], lines[-1]["state"]) == (
+        "run_started",
+        "run_finished",
+        state,
+    )
 
 
 @pytest.mark.slow
@@ -144,7 +180,9 @@ def test_prometheus_sees_states_durations_and_rows(toy_runner: Make) -> None:
     assert values["gristmill_stage_seconds", "toy", "first"] > 0
 
 
-def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(toy_runner: Make) -> None:
+def test_prometheus_sees_how_far_and_how_fast_a_running_stage_is(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 1})
     record = session_of(runner).start_record()
     folder = runner.folder("first")
@@ -169,8 +207,14 @@ def test_metrics_are_served_beside_the_reports(toy_runner: Make) -> None:
     try:
         with urllib.request.urlopen(metrics_link(base, "gristmill:secret")) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain")
-            assert b'gristmill_run_state{name="toy",state="completed"} 1.0' in answer.read()
-        for url_without_token in (f"{base}/metrics", metrics_link(base, "gristmill:guess")):
+            assert (
+                b'gristmill_run_state{name="toy",state="completed"} 1.0'
+                in answer.read()
+            )
+        for url_without_token in (
+            f"{base}/metrics",
+            metrics_link(base, "gristmill:guess"),
+        ):
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(url_without_token)
     finally:
@@ -185,7 +229,9 @@ def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            bodies.append(
+                json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            )
             self.send_error(500)
 
         def log_message(self, format: str, *args: object) -> None: ...
@@ -213,19 +259,32 @@ def test_a_webhook_hears_of_the_end_and_its_address_is_nowhere(
     assert bodies[0]["stages"]["first"]["rows"] == {"read": 1, "kept": 1}
     assert "7 is not allowed" in bodies[0]["text"]
     assert len(caplog.records) == 2, "the server's error is a warning"
-    assert SECRET not in (record.folder / "run.json").read_text() + json.dumps(bodies) + caplog.text
+    assert (
+        SECRET
+        not in (record.folder / "run.json").read_text()
+        + json.dumps(bodies)
+        + caplog.text
+    )
 
 
 def test_the_path_of_a_webhook_is_masked_in_manifests_and_settings() -> None:
     masked = mask_secrets({"engine": {"notify": f"https://hooks.example{SECRET}"}})
     assert masked == {"engine": {"notify": "https://hooks.example/***"}}
-    assert mask_secrets([f"engine.notify=https://hooks.example{SECRET}"]) == ["engine.notify=https://hooks.example/***"]
-    assert mask_secrets({"notify": "./notify.sh --all"}) == {"notify": "./notify.sh --all"}
+    assert mask_secrets([f"engine.notify=https://hooks.example{SECRET}"]) == [
+        "engine.notify=https://hooks.example/***"
+    ]
+    assert mask_secrets({"notify": "./notify.sh --all"}) == {
+        "notify": "./notify.sh --all"
+    }
 
 
 @pytest.mark.slow
-def test_a_command_gets_the_end_on_its_standard_input(toy_runner: Make, tmp_path: Path) -> None:
-    record = run_recorded(toy_runner(first={"n": 1}), hook=f"tee {tmp_path / 'end.json'}")
+def test_a_command_gets_the_end_on_its_standard_input(
+    toy_runner: Make, tmp_path: Path
+) -> None:
+    record = run_recorded(
+        toy_runner(first={"n": 1}), hook=f"tee {tmp_path / 'end.json'}"
+    )
     payload = read_json(tmp_path / "end.json")
     assert (payload["state"], payload["run"], payload["stages"]["first"]["how"]) == (
         "completed",
@@ -235,8 +294,12 @@ def test_a_command_gets_the_end_on_its_standard_input(toy_runner: Make, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hook", ["false", "/no/such/command", "http://127.0.0.1:9/", "unbalanced 'quote"])
-def test_a_hook_that_fails_is_a_warning(toy_runner: Make, hook: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "hook", ["false", "/no/such/command", "http://127.0.0.1:9/", "unbalanced 'quote"]
+)
+def test_a_hook_that_fails_is_a_warning(
+    toy_runner: Make, hook: str, caplog: pytest.LogCaptureFixture
+) -> None:
     record = run_recorded(toy_runner(first={"n": 1}), hook=hook)
     assert record.content["state"] == "completed"
     assert [entry.name for entry in caplog.records] == ["gristmill.notify"]

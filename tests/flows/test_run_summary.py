@@ -1,4 +1,6 @@
-"""The summary printed at a run's end: a picture of the funnel, the effect of each training, and a question to try next."""
+"""The summary printed at a run's end: a picture of the funnel, the effect of each
+training, and a question to try next.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,27 @@ from rich.console import Console
 
 from gristmill.dataprep.whatif_thresholds import Rule
 from gristmill.flows.report.before_after import EFFECT_HEADINGS, effect_rows
-from gristmill.flows.report.terminal_summary import draw_funnel, looser_setting, print_losses
+from gristmill.flows.report.terminal_summary import (
+    draw_funnel,
+    looser_setting,
+    print_losses,
+)
 
 SHARES = {"units": 60, "value": 0.7, "low": 0.57, "high": 0.8}
 
 
-def drawn(rows: list[dict[str, Any]], encoding: str = "utf-8", width: int = 80) -> list[str]:
+def drawn(
+    rows: list[dict[str, Any]], encoding: str = "utf-8", width: int = 80
+) -> list[str]:
     sink = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=sink, width=width)
     draw_funnel(rows, console)
     sink.flush()
-    return [line.rstrip() for line in sink.buffer.getvalue().decode(encoding).splitlines() if line.strip()]  # type: ignore[attr-defined]
+    return [
+        line.rstrip()
+        for line in sink.buffer.getvalue().decode(encoding).splitlines()
+        if line.strip()
+    ]  # type: ignore[attr-defined]
 
 
 def test_bars_are_as_long_as_what_each_stage_kept() -> None:
@@ -31,25 +43,54 @@ def test_bars_are_as_long_as_what_each_stage_kept() -> None:
         {"stage": "dedup", "read": 101, "kept": 50},
     ]
     full_bar, half_bar, quarter_bar = (line.split()[1] for line in drawn(rows))
-    assert [len(bar) for bar in (full_bar, half_bar, quarter_bar)] == [40, 21, 10]  # 20.2 and 10 of 40 characters
+    # 20.2 and 10 of 40 characters
+    assert [len(bar) for bar in (full_bar, half_bar, quarter_bar)] == [40, 21, 10]
     assert half_bar == "█" * 20 + "▎"  # two eighths of a character
     assert [line.split()[-1] for line in drawn(rows)] == ["100%", "50%", "25%"]
-    assert [line.split()[1] for line in drawn(rows, "ascii")] == ["#" * 40, "#" * 20, "#" * 10]
+    assert [line.split()[1] for line in drawn(rows, "ascii")] == [
+        "#" * 40,
+        "#" * 20,
+        "#" * 10,
+    ]
     assert max(map(len, drawn(rows, width=40))) <= 40
 
 
 def test_a_funnel_that_lost_nothing_has_no_picture() -> None:
     assert drawn([{"stage": "ingest", "read": 10, "kept": 10}]) == []
-    assert drawn([{"stage": stage, "read": 10, "kept": 10} for stage in ("ingest", "filter")]) == []
-    assert drawn([{"stage": stage, "read": 0, "kept": 0} for stage in ("ingest", "filter")]) == []
+    assert (
+        drawn(
+            [{"stage": stage, "read": 10, "kept": 10} for stage in ("ingest", "filter")]
+        )
+        == []
+    )
+    assert (
+        drawn(
+            [{"stage": stage, "read": 0, "kept": 0} for stage in ("ingest", "filter")]
+        )
+        == []
+    )
 
 
 def facts(**summaries: Any) -> dict[str, Any]:
     record = [
-        {"step": 1, "loss": 8.0, "bits_per_byte": 3.4, "sources": {"web": {"bits_per_byte": 3.5}}},
-        {"step": 9, "validation": {"web": {"bits_per_byte": 2.0}, "books": {"bits_per_byte": 3.6}}},
+        {
+            "step": 1,
+            "loss": 8.0,
+            "bits_per_byte": 3.4,
+            "sources": {"web": {"bits_per_byte": 3.5}},
+        },
+        {
+            "step": 9,
+            "validation": {
+                "web": {"bits_per_byte": 2.0},
+                "books": {"bits_per_byte": 3.6},
+            },
+        },
     ]
-    return {"training": {"pretrain": record, **{name: [] for name in summaries}}, "summaries": summaries}
+    return {
+        "training": {"pretrain": record, **{name: [] for name in summaries}},
+        "summaries": summaries,
+    }
 
 
 def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
@@ -69,16 +110,29 @@ def test_each_training_is_held_against_what_it_did_not_train_on() -> None:
     )
     assert effects == [
         ("pretrain", "text of web", "3.500", "2.000", "better"),
-        ("pretrain", "text of books", "3.400", "3.600", "worse"),  # the first batch had no row of books
+        # the first batch had no row of books
+        ("pretrain", "text of books", "3.400", "3.600", "worse"),
         ("sft", "answers", "6.250", "5.000", "better"),
         ("dpo", "60 pairs", "50%", "70%", "above chance (57% to 80%)"),
-        ("rl", "rewards of 40 prompts", "0.250", "0.200", "within noise (-0.100 to +0.010)"),
+        (
+            "rl",
+            "rewards of 40 prompts",
+            "0.250",
+            "0.200",
+            "within noise (-0.100 to +0.010)",
+        ),
     ]
     assert {len(row) for row in effects} == {len(EFFECT_HEADINGS)}
 
 
-def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> None:
-    merge_facts = facts(merge={"sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}})
+def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_replace() -> (
+    None
+):
+    merge_facts = facts(
+        merge={
+            "sources": {"web": {"bits_per_byte": 2.25}, "books": {"bits_per_byte": 3.5}}
+        }
+    )
     assert effect_rows(merge_facts)[2:] == [
         ("merge", "text of web", "2.000", "2.250", "worse"),
         ("merge", "text of books", "3.600", "3.500", "better"),
@@ -94,34 +148,71 @@ def test_merged_checkpoints_are_held_against_the_end_of_the_training_that_they_r
         (-0.1, 0.2, "within noise (-0.100 to +0.200)"),
     ],
 )
-def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(low: float, high: float, verdict: str) -> None:
-    gain = {"reward_before": 0.2, "reward": 0.3, "difference": {"value": 0.1, "low": low, "high": high}}
-    assert effect_rows(facts(rl={"held_out_prompts": 7, "held_out": gain}))[-1][-1] == verdict
+def test_a_gain_in_rewards_counts_where_its_interval_is_on_one_side(
+    low: float, high: float, verdict: str
+) -> None:
+    gain = {
+        "reward_before": 0.2,
+        "reward": 0.3,
+        "difference": {"value": 0.1, "low": low, "high": high},
+    }
+    assert (
+        effect_rows(facts(rl={"held_out_prompts": 7, "held_out": gain}))[-1][-1]
+        == verdict
+    )
 
 
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
-    [(0.45, 0.8, "not to be told from chance (45% to 80%)"), (0.2, 0.4, "below chance (20% to 40%)")],
+    [
+        (0.45, 0.8, "not to be told from chance (45% to 80%)"),
+        (0.2, 0.4, "below chance (20% to 40%)"),
+    ],
 )
-def test_preferences_that_were_not_learnt_are_called_so(low: float, high: float, verdict: str) -> None:
+def test_preferences_that_were_not_learnt_are_called_so(
+    low: float, high: float, verdict: str
+) -> None:
     interval = {**SHARES, "low": low, "high": high}
-    assert effect_rows(facts(dpo={"held_out": {"reward_accuracy_interval": interval}}))[-1][-1] == verdict
-    assert effect_rows(facts(reward={"margins": {"right": {"held_out": interval}}}))[-1][-1] == verdict
+    assert (
+        effect_rows(facts(dpo={"held_out": {"reward_accuracy_interval": interval}}))[
+            -1
+        ][-1]
+        == verdict
+    )
+    assert (
+        effect_rows(facts(reward={"margins": {"right": {"held_out": interval}}}))[-1][
+            -1
+        ]
+        == verdict
+    )
 
 
 def test_a_run_without_held_out_examples_says_nothing_of_them() -> None:
-    assert [row[0] for row in effect_rows(facts(sft={"held_out": None}, dpo={}, rl={"held_out": None}))] == [
+    assert [
+        row[0]
+        for row in effect_rows(
+            facts(sft={"held_out": None}, dpo={}, rl={"held_out": None})
+        )
+    ] == [
         "pretrain",
         "pretrain",
     ]
     console = Console(file=io.StringIO(), width=80)
-    print_losses({"training": {"sft": [{"step": 1, "loss": 2.0}]}, "summaries": {}}, console)
+    print_losses(
+        {"training": {"sft": [{"step": 1, "loss": 2.0}]}, "summaries": {}}, console
+    )
     assert "What each stage changed" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def rule(name: str, bound: Any, side: Any) -> Rule:
     return Rule(
-        name, f"filter.rules.gopher_quality.{name}", "x", bound, lambda columns: np.zeros(0, bool), ("x",), side=side
+        name,
+        f"filter.rules.gopher_quality.{name}",
+        "x",
+        bound,
+        lambda columns: np.zeros(0, bool),
+        ("x",),
+        side=side,
     )
 
 
@@ -139,8 +230,17 @@ def rule(name: str, bound: Any, side: Any) -> Rule:
 def test_the_threshold_that_dropped_most_is_asked_about_half_as_strict(
     bound: Any, side: Any, looser_bound: str
 ) -> None:
-    rules = {"filter": [rule("less", 3, "min"), rule("most", bound, side), rule("words", "list", "min")]}
+    rules = {
+        "filter": [
+            rule("less", 3, "min"),
+            rule("most", bound, side),
+            rule("words", "list", "min"),
+        ]
+    }
     dropped = {"filter": {"counts": {"dropped": {"less": 4, "most": 9, "words": 20}}}}
-    assert looser_setting(rules, dropped) == f"filter.gopher_quality.most={looser_bound}"
+    assert (
+        looser_setting(rules, dropped) == f"filter.gopher_quality.most={looser_bound}"
+    )
     assert looser_setting(rules, {}) is None
-    assert looser_setting({"filter": [rule("most", 1, "min")]}, dropped) is None  # no bound is looser
+    # no bound is looser
+    assert looser_setting({"filter": [rule("most", 1, "min")]}, dropped) is None

@@ -33,7 +33,12 @@ MANIFEST = "name: a\nsources: {a: {path: x}}\n"
 
 
 @pytest.mark.parametrize(
-    "line", ["!!python/object/apply:os.mkdir [{trace}]", "!!python/name:os.mkdir", "!!python/module:os"]
+    "line",
+    [
+        "!!python/object/apply:os.mkdir [{trace}]",
+        "!!python/name:os.mkdir",
+        "!!python/module:os",
+    ],
 )
 def test_a_manifest_runs_no_code(line: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace"
@@ -46,31 +51,49 @@ def test_a_manifest_runs_no_code(line: str, tmp_path: Path) -> None:
 
 def test_a_secret_is_refused_in_the_file_and_in_a_setting() -> None:
     options = ["engine.runner=FlinkRunner", f"engine.options.password={SECRET}"]
-    with pytest.raises(ManifestError, match=r"engine\.options\.password: secrets do not belong") as error:
+    with pytest.raises(
+        ManifestError, match=r"engine\.options\.password: secrets do not belong"
+    ) as error:
         parse_manifest(MANIFEST, "a.yaml", options)
     assert SECRET not in str(error.value)
 
 
-def test_no_file_of_a_run_holds_the_credentials_of_an_address(toy_runner: Make, tmp_path: Path) -> None:
+def test_no_file_of_a_run_holds_the_credentials_of_an_address(
+    toy_runner: Make, tmp_path: Path
+) -> None:
     (tmp_path / "modules" / "gristmill_secret_stages.py").write_text(
         "def first(inputs, config, out, context):\n"
         "    print('reading', config['path'])\n"
         "    assert 'hunter2' in config['path']\n"
         "    for path in context.work.parents[2].rglob('*'):\n"
-        "        assert path.is_dir() or 'hunter2' not in path.read_text(), f'{path} holds it while the stage runs'\n"
+        "        assert path.is_dir() or 'hunter2' not in path.read_text(), f'{path} "
+        "holds it while the stage runs'\n"
         "    raise ValueError(config['path'] + ' is not there')\n"
     )
     runner = toy_runner(first={"path": URL})
     node = runner.plan["first"]
     object.__setattr__(node.stage, "run", "gristmill_secret_stages:first")
     manifest = Manifest.model_validate({"name": "toy", "sources": {"a": {"path": URL}}})
-    record = RunRecord.start(runner.store, manifest, "toy.yaml", [f"sources.a.path={URL}"], runner.plan)
-    with pytest.raises(StageFailedError, match=re.escape(f"{MASKED} is not there")), record.until_end():
+    record = RunRecord.start(
+        runner.store, manifest, "toy.yaml", [f"sources.a.path={URL}"], runner.plan
+    )
+    with (
+        pytest.raises(StageFailedError, match=re.escape(f"{MASKED} is not there")),
+        record.until_end(),
+    ):
         runner.run_stage("first")
     written_files = [path for path in runner.store.root.rglob("*") if path.is_file()]
-    assert {path.name for path in written_files} >= {"run.json", "stage.json", "error.json", "1.log"}
+    assert {path.name for path in written_files} >= {
+        "run.json",
+        "stage.json",
+        "error.json",
+        "1.log",
+    }
     assert [path for path in written_files if SECRET in path.read_text()] == []
-    assert read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"] == MASKED
+    assert (
+        read_json(record.folder / "run.json")["manifest"]["sources"]["a"]["path"]
+        == MASKED
+    )
 
 
 @pytest.mark.slow
@@ -83,21 +106,32 @@ def test_what_a_stage_tells_of_itself_is_kept_without_the_credentials_of_an_addr
         "    return {'sources': [{'path': config['path'], 'token': 'the'}]}\n"
     )
     runner = toy_runner(first={"path": URL})
-    object.__setattr__(runner.plan["first"].stage, "run", "gristmill_telling_stages:first")
+    object.__setattr__(
+        runner.plan["first"].stage, "run", "gristmill_telling_stages:first"
+    )
     summary = runner.run_stage("first").folder.manifest()["summary"]
     assert summary == {"sources": [{"path": MASKED, "token": "the"}]}
-    assert [path for path in runner.store.root.rglob("*") if path.is_file() and SECRET in path.read_text()] == []
+    assert [
+        path
+        for path in runner.store.root.rglob("*")
+        if path.is_file() and SECRET in path.read_text()
+    ] == []
 
 
-def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(toy_runner: Make, tmp_path: Path) -> None:
+def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(
+    toy_runner: Make, tmp_path: Path
+) -> None:
     (tmp_path / "modules" / "gristmill_refused_stages.py").write_text(
         "def first(inputs, config, out, context):\n"
         "    context.warn('first: Invalid bucket name ' + config['path'][5:30])\n"
         "    print('looking for', config['path'].split('@')[0][5:])\n"
-        "    raise ValueError('Parameter validation failed: Invalid bucket name ' + repr(config['path'][5:30]))\n"
+        "    raise ValueError('Parameter validation failed: Invalid bucket name ' + "
+        "repr(config['path'][5:30]))\n"
     )
     runner = toy_runner(first={"path": BUCKET})
-    object.__setattr__(runner.plan["first"].stage, "run", "gristmill_refused_stages:first")
+    object.__setattr__(
+        runner.plan["first"].stage, "run", "gristmill_refused_stages:first"
+    )
     with pytest.raises(StageFailedError) as error:
         runner.run_stage("first")
     assert "Invalid bucket name '***'" in str(error.value)
@@ -107,7 +141,9 @@ def test_a_library_that_repeats_a_part_of_an_address_gives_no_key_away(toy_runne
 
 
 @pytest.mark.slow
-def test_the_address_of_a_store_is_told_of_without_its_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_of_a_store_is_told_of_without_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "a.yaml").write_text("name: a\nsources: {a: {path: a.txt}}\n")
 
@@ -122,7 +158,9 @@ def test_the_address_of_a_store_is_told_of_without_its_keys(tmp_path: Path, monk
         assert "wJalrXUtnFEMI" not in result.output
 
 
-def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Path) -> None:
+def test_a_member_of_an_archive_is_read_and_never_written_anywhere(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "data" / "deep"
     folder.mkdir(parents=True)
     with tarfile.open(folder / "evil.tar", "w") as archive:
@@ -135,16 +173,26 @@ def test_a_member_of_an_archive_is_read_and_never_written_anywhere(tmp_path: Pat
         archive.addfile(link)
     paths_before = sorted(tmp_path.rglob("*"))
     (file,) = find_files("a", {"path": str(folder / "evil.tar")}).files
-    archive_records = [item for item in read_records(file, Reading()) if isinstance(item, Record)]
-    assert [record.text for record in archive_records] == ["prose"], "hidden names and links are not read"
+    archive_records = [
+        item for item in read_records(file, Reading()) if isinstance(item, Record)
+    ]
+    assert [record.text for record in archive_records] == ["prose"], (
+        "hidden names and links are not read"
+    )
     assert sorted(tmp_path.rglob("*")) == paths_before
 
 
 def test_servers_listen_on_the_loopback_address() -> None:
-    commands = [command.callback for command in cli.app.registered_commands if command.callback is not None]
-    options = {name for command in commands for name in inspect.signature(command).parameters}
+    commands = [
+        command.callback
+        for command in cli.app.registered_commands
+        if command.callback is not None
+    ]
+    options = {
+        name for command in commands for name in inspect.signature(command).parameters
+    }
     assert "port" in options
     assert "host" not in options
     with listen_locally(0) as listener:
         assert listener.getsockname()[0] == "127.0.0.1"
-    assert '"--host", "127.0.0.1"' in inspect.getsource(serving)
+    assert re.search(r'"--host",\s+"127\.0\.0\.1"', inspect.getsource(serving))

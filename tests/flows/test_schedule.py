@@ -1,4 +1,6 @@
-"""Stages start as soon as their inputs are made, as many at a time as there are workers, with one training at a time."""
+"""Stages start as soon as their inputs are made, as many at a time as there are
+workers, with one training at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.flows.running.run import Runner, RunningProcesses, RunStoppedError, StageFailedError
-from gristmill.flows.running.schedule import Job, jobs_of, next_jobs, run_in_threads, run_jobs
+from gristmill.flows.running.run import (
+    Runner,
+    RunningProcesses,
+    RunStoppedError,
+    StageFailedError,
+)
+from gristmill.flows.running.schedule import (
+    Job,
+    jobs_of,
+    next_jobs,
+    run_in_threads,
+    run_jobs,
+)
 from gristmill.flows.stages.plan import Node
 
 
@@ -23,9 +36,15 @@ def job(name: str, *needs: str, **options: Any) -> Job:
 
 
 def started(
-    jobs: list[Job], running: dict[str, tuple[Job, int]], done_names: list[str], workers: int
+    jobs: list[Job],
+    running: dict[str, tuple[Job, int]],
+    done_names: list[str],
+    workers: int,
 ) -> list[tuple[str, int]]:
-    return [(next_job.name, workers_taken) for next_job, workers_taken in next_jobs(jobs, running, done_names, workers)]
+    return [
+        (next_job.name, workers_taken)
+        for next_job, workers_taken in next_jobs(jobs, running, done_names, workers)
+    ]
 
 
 def test_what_needs_nothing_of_each_other_runs_together() -> None:
@@ -39,7 +58,9 @@ def test_a_stage_that_works_in_parallel_gets_what_is_free() -> None:
     wide, narrow = job("tokens", workers=4), job("pairs")
     assert started([wide], {}, [], 4) == [("tokens", 4)]
     assert started([wide], {"pairs": (narrow, 1)}, [], 4) == [("tokens", 4)]
-    assert started([wide], {"pairs": (narrow, 1), "chats": (job("chats"), 1)}, [], 4) == [("tokens", 3)]
+    assert started(
+        [wide], {"pairs": (narrow, 1), "chats": (job("chats"), 1)}, [], 4
+    ) == [("tokens", 3)]
 
 
 def test_one_stage_of_a_single_worker_runs_beside_those_that_have_taken_all() -> None:
@@ -51,15 +72,25 @@ def test_one_stage_of_a_single_worker_runs_beside_those_that_have_taken_all() ->
     assert started([narrow, job("tokens")], {}, [], 1) == [("pairs", 1)]
     assert started([narrow, job("sft", trains=True)], {}, [], 1) == [("pairs", 1)]
     assert started([job("sft", trains=True)], {"tokens": (wide, 4)}, [], 4) == []
-    assert started([narrow, third, job("sft", trains=True)], {}, [], 2) == [("sft", 1), ("pairs", 1), ("chats", 1)]
+    assert started([narrow, third, job("sft", trains=True)], {}, [], 2) == [
+        ("sft", 1),
+        ("pairs", 1),
+        ("chats", 1),
+    ]
 
 
 def test_one_training_runs_at_a_time_and_begins_with_all_its_ranks() -> None:
-    sft, reward = job("sft", trains=True, workers=2, least=2), job("reward", trains=True, workers=2, least=2)
+    sft, reward = (
+        job("sft", trains=True, workers=2, least=2),
+        job("reward", trains=True, workers=2, least=2),
+    )
     assert started([sft, reward], {}, [], 8) == [("sft", 2)]
     assert started([reward], {"sft": (sft, 2)}, [], 8) == []
     assert started([sft], {"pairs": (job("pairs"), 1)}, [], 2) == [("sft", 2)]
-    assert started([sft], {"pairs": (job("pairs"), 1), "chats": (job("chats"), 1)}, [], 2) == []
+    assert (
+        started([sft], {"pairs": (job("pairs"), 1), "chats": (job("chats"), 1)}, [], 2)
+        == []
+    )
 
 
 @st.composite
@@ -68,17 +99,28 @@ def graphs(draw: st.DrawFn) -> tuple[list[Job], int]:
     jobs: list[Job] = []
     for number in range(draw(st.integers(0, 8))):
         needs = (
-            draw(st.sets(st.sampled_from([earlier_job.name for earlier_job in jobs]), max_size=3)) if jobs else set()
+            draw(
+                st.sets(
+                    st.sampled_from([earlier_job.name for earlier_job in jobs]),
+                    max_size=3,
+                )
+            )
+            if jobs
+            else set()
         )
         trains = draw(st.booleans())
         size = draw(st.integers(1, workers))
-        jobs.append(Job(str(number), frozenset(needs), size, size if trains else 1, trains))
+        jobs.append(
+            Job(str(number), frozenset(needs), size, size if trains else 1, trains)
+        )
     return jobs, workers
 
 
 @pytest.mark.slow
 @given(graphs())
-def test_every_job_runs_once_behind_what_it_needs_within_the_workers(graph: tuple[list[Job], int]) -> None:
+def test_every_job_runs_once_behind_what_it_needs_within_the_workers(
+    graph: tuple[list[Job], int],
+) -> None:
     jobs, workers = graph
     lock, done_names, now = threading.Lock(), list[str](), dict[str, tuple[Job, int]]()
     by_name = {running_job.name: running_job for running_job in jobs}
@@ -95,7 +137,9 @@ def test_every_job_runs_once_behind_what_it_needs_within_the_workers(graph: tupl
         return name
 
     finished: list[str] = []
-    run_in_threads(jobs, workers, run, lambda name, _: finished.append(name), lambda: None)
+    run_in_threads(
+        jobs, workers, run, lambda name, _: finished.append(name), lambda: None
+    )
     assert sorted(finished) == sorted(by_name)
 
 
@@ -121,15 +165,21 @@ def test_where_one_fails_those_that_run_are_finished_and_nothing_else_begins() -
 
 
 @pytest.mark.slow
-def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(toy_runner: Callable[..., Runner]) -> None:
+def test_a_stage_that_failed_is_reported_while_the_one_beside_it_runs(
+    toy_runner: Callable[..., Runner],
+) -> None:
     runner = toy_runner(waiting={}, failing={})
     runner.plan["failing"].inputs.clear()  # type: ignore[attr-defined]
     began = threading.Event()
-    runner.observer.on_event = lambda event: began.set() if event.get("unit") == "steps" else None  # type: ignore[attr-defined]
+    runner.observer.on_event = lambda event: (
+        began.set() if event.get("unit") == "steps" else None
+    )  # type: ignore[attr-defined]
     states: list[str] = []
 
     def report(node: Node, message: str) -> None:
-        states.append(runner.folder("waiting").state() if node.name == "failing" else node.name)
+        states.append(
+            runner.folder("waiting").state() if node.name == "failing" else node.name
+        )
         runner.processes.stop()
 
     runner.observer.stage_failed = report  # type: ignore[method-assign]
@@ -158,7 +208,9 @@ def test_an_interrupt_ends_what_runs_and_waits_for_its_end(
         raise KeyboardInterrupt  # where Ctrl-C interrupts the main thread
 
     ready = threading.Event()
-    runner.observer.on_event = lambda event: ready.set() if event.get("unit") == "steps" else None  # type: ignore[attr-defined]
+    runner.observer.on_event = lambda event: (
+        ready.set() if event.get("unit") == "steps" else None
+    )  # type: ignore[attr-defined]
 
     def run(name: str, workers: int) -> Any:
         if name == "first":
@@ -187,8 +239,12 @@ class InterruptedAfter(queue.SimpleQueue):  # type: ignore[type-arg]
         return item
 
 
-@pytest.mark.parametrize("moment", ["a job has been started", "the end of one was taken from the queue"])
-def test_an_interrupt_at_any_moment_ends_the_wait(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "moment", ["a job has been started", "the end of one was taken from the queue"]
+)
+def test_an_interrupt_at_any_moment_ends_the_wait(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def start(name: str, workers_taken: int) -> Future[None]:
         if moment.startswith("a job"):
             raise KeyboardInterrupt  # after the call that started it
@@ -197,12 +253,20 @@ def test_an_interrupt_at_any_moment_ends_the_wait(moment: str, monkeypatch: pyte
         return future
 
     if not moment.startswith("a job"):
-        monkeypatch.setattr("gristmill.flows.running.schedule.queue.SimpleQueue", InterruptedAfter)
+        monkeypatch.setattr(
+            "gristmill.flows.running.schedule.queue.SimpleQueue", InterruptedAfter
+        )
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            run_jobs([Job("a", frozenset())], 1, start, lambda name, future: None, lambda: None)
+            run_jobs(
+                [Job("a", frozenset())],
+                1,
+                start,
+                lambda name, future: None,
+                lambda: None,
+            )
         except KeyboardInterrupt as error:
             raised.append(error)
 
@@ -212,21 +276,37 @@ def test_an_interrupt_at_any_moment_ends_the_wait(moment: str, monkeypatch: pyte
     assert len(raised) == 1, "it waits for an ended job"
 
 
-def test_of_a_plan_runs_together_what_reads_nothing_of_each_other_and_has_workers(tmp_path: Any) -> None:
-    """Preparation is sequential: each step reads the documents that earlier steps kept."""
+def test_of_a_plan_runs_together_what_reads_nothing_of_each_other_and_has_workers(
+    tmp_path: Any,
+) -> None:
+    """Preparation is sequential: each step reads the documents that earlier steps
+    kept.
+    """
     from tests.flows.test_fingerprints import planned
 
     plan, engine = planned(tmp_path, "everything")
     jobs = jobs_of(plan, list(plan), engine)
     waiting, done_names, together = list(jobs), list[str](), list[list[str]]()
     while waiting:  # as if all running jobs ended at once
-        startable = [plan_job for plan_job, _ in next_jobs(waiting, {}, done_names, engine.workers)]
+        startable = [
+            plan_job
+            for plan_job, _ in next_jobs(waiting, {}, done_names, engine.workers)
+        ]
         waiting = [plan_job for plan_job in waiting if plan_job not in startable]
         done_names += [plan_job.name for plan_job in startable]
         together.append([plan_job.name for plan_job in startable])
-    assert [names for names in together if len(names) > 1] == [["pretrain", "dpo_data"], ["evaluate", "export"]]
-    line = [plan_job for plan_job in jobs if plan_job.name == "ingest" or plan[plan_job.name].stage.section is not None]
-    assert all(previous_job.name in plan_job.needs for previous_job, plan_job in pairwise(line))
+    assert [names for names in together if len(names) > 1] == [
+        ["pretrain", "dpo_data"],
+        ["evaluate", "export"],
+    ]
+    line = [
+        plan_job
+        for plan_job in jobs
+        if plan_job.name == "ingest" or plan[plan_job.name].stage.section is not None
+    ]
+    assert all(
+        previous_job.name in plan_job.needs for previous_job, plan_job in pairwise(line)
+    )
 
 
 def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
@@ -238,8 +318,15 @@ def test_a_plan_says_what_each_stage_needs_and_takes(tmp_path: Any) -> None:
     assert jobs["sft_prepare"].needs == frozenset()
     assert "export" not in jobs["evaluate"].needs
     assert "evaluate" not in jobs["export"].needs
-    assert (jobs["ingest"].workers, jobs["sft_data"].workers, jobs["pretrain"].trains) == (3, 1, True)
-    assert {plan_job.name: plan_job.needs for plan_job in jobs_of(plan, ["mix", "pretrain"], engine)} == {
+    assert (
+        jobs["ingest"].workers,
+        jobs["sft_data"].workers,
+        jobs["pretrain"].trains,
+    ) == (3, 1, True)
+    assert {
+        plan_job.name: plan_job.needs
+        for plan_job in jobs_of(plan, ["mix", "pretrain"], engine)
+    } == {
         "mix": frozenset(),
         "pretrain": {"mix"},
     }
@@ -256,7 +343,11 @@ class Begun:
 
 
 def test_a_stage_begins_while_another_one_waits_for_its_process() -> None:
-    processes, first_waits, second_runs = RunningProcesses(), threading.Event(), threading.Event()
+    processes, first_waits, second_runs = (
+        RunningProcesses(),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def begin_late() -> Any:
         first_waits.set()

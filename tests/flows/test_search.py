@@ -1,4 +1,6 @@
-"""`gristmill search` by meaning, by words and by both: its answers, and the lack of vectors."""
+"""`gristmill search` by meaning, by words and by both: its answers, and the lack of
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from gristmill.flows.browse.browsed_run import BrowsedRun
 from gristmill.flows.cli.main import app
 from gristmill.flows.pages.dot_map import MARGIN, SIDE, draw_map
 from gristmill.flows.pages.page_elements import DotMap, MapPoint
-from gristmill.flows.questions.search import FUSION, SearchError, marked, merge, print_hits, search
+from gristmill.flows.questions.search import (
+    FUSION,
+    SearchError,
+    marked,
+    merge,
+    print_hits,
+    search,
+)
 from gristmill.flows.running.launch import launch
 from gristmill.flows.running.session import Session, open_session
 from gristmill.mixtures.encoder_settings import ReadingModel
@@ -48,8 +57,16 @@ tokenizer: {vocab_size: 300}
 
 def texts() -> dict[str, str]:
     draw = random.Random(9)
-    drawn = {f"d{number}": " ".join(draw.choices(WORDS, k=draw.randint(4, 25))) for number in range(120)}
-    return {**drawn, "tiny": "w1 w2", "long": "w7 w8 w9 " * 12, "attack": "w50 w51 w52 <script>alert(1)</script> w53"}
+    drawn = {
+        f"d{number}": " ".join(draw.choices(WORDS, k=draw.randint(4, 25)))
+        for number in range(120)
+    }
+    return {
+        **drawn,
+        "tiny": "w1 w2",
+        "long": "w7 w8 w9 " * 12,
+        "attack": "w50 w51 w52 <script>alert(1)</script> w53",
+    }
 
 
 @pytest.fixture(scope="module")
@@ -58,11 +75,25 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("found")
     write_word_vectors(folder / "model")
     (folder / "web.jsonl").write_text(
-        "".join(json.dumps({"key": key, "text": text}) + "\n" for key, text in texts().items())
+        "".join(
+            json.dumps({"key": key, "text": text}) + "\n"
+            for key, text in texts().items()
+        )
     )
     (folder / "found.yaml").write_text(MANIFEST)
-    new_session = open_session(str(folder / "found.yaml"), [], str(folder / "store"), until="short")
-    assert launch(new_session, list(new_session.plan), frozenset(), tracked=False, summarise=False) == 0
+    new_session = open_session(
+        str(folder / "found.yaml"), [], str(folder / "store"), until="short"
+    )
+    assert (
+        launch(
+            new_session,
+            list(new_session.plan),
+            frozenset(),
+            tracked=False,
+            summarise=False,
+        )
+        == 0
+    )
     return new_session
 
 
@@ -73,31 +104,53 @@ def hits_of(answer: dict[str, Any]) -> list[str]:
 def test_by_meaning_the_nearest_of_all_vectors_come_in_their_order(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Includes documents that a later step dropped, but not those that an earlier one dropped."""
+    """Includes documents that a later step dropped, but not those that an earlier one
+    dropped.
+    """
     monkeypatch.setattr(nearest_module, "ROWS_AT_ONCE", 7)
-    embedder = load_embedder(ReadingModel(path=str(Path(session.manifest_file).parent / "model")))
+    embedder = load_embedder(
+        ReadingModel(path=str(Path(session.manifest_file).parent / "model"))
+    )
     query = "w9 w7 w7 w8"
     candidate_texts = {key: text for key, text in texts().items() if key != "tiny"}
-    cosines = embedder.embed(list(candidate_texts.values())) @ embedder.embed([query])[0]
+    cosines = (
+        embedder.embed(list(candidate_texts.values())) @ embedder.embed([query])[0]
+    )
     expected = sorted(zip(-cosines, candidate_texts, strict=True))
     answer = search(session, query, "meaning", 8)
-    assert (answer["by"], answer["with_vectors"], answer["with_words"]) == (["meaning"], len(candidate_texts), None)
+    assert (answer["by"], answer["with_vectors"], answer["with_words"]) == (
+        ["meaning"],
+        len(candidate_texts),
+        None,
+    )
     measured = [hit["meaning"]["cosine"] for hit in answer["hits"]]
     assert np.allclose(measured, [-cosine for cosine, _ in expected[:8]], atol=2e-3)
     first = answer["hits"][0]
-    assert (first["locator"], first["kept"], first["dropped_by"]) == ("long", False, "short")
+    assert (first["locator"], first["kept"], first["dropped_by"]) == (
+        "long",
+        False,
+        "short",
+    )
     assert first["reason"] == "gopher_quality/max_words"
     assert first["words"] is None
 
 
 def test_by_words_all_documents_are_looked_through(session: Session) -> None:
     answer = search(session, '"w1 w2"', "words", 50)
-    assert (answer["by"], answer["documents"], answer["with_words"]) == (["words"], len(texts()), len(texts()))
+    assert (answer["by"], answer["documents"], answer["with_words"]) == (
+        ["words"],
+        len(texts()),
+        len(texts()),
+    )
     expected = {key for key, text in texts().items() if "w1 w2 " in f"{text} "}
     assert set(hits_of(answer)) == expected
     assert answer["matching"] == len(expected)
     tiny = next(hit for hit in answer["hits"] if hit["locator"] == "tiny")
-    assert (tiny["kept"], tiny["dropped_by"], tiny["snippet"]) == (False, "filter", "w1 w2")
+    assert (tiny["kept"], tiny["dropped_by"], tiny["snippet"]) == (
+        False,
+        "filter",
+        "w1 w2",
+    )
 
 
 def test_both_lists_are_merged_by_their_ranks(session: Session) -> None:
@@ -105,26 +158,45 @@ def test_both_lists_are_merged_by_their_ranks(session: Session) -> None:
     assert answer["by"] == ["meaning", "words"]
     for hit in answer["hits"]:
         ranks = [hit[way]["rank"] for way in ("meaning", "words") if hit[way]]
-        assert hit["score"] == pytest.approx(sum(1 / (FUSION + rank) for rank in ranks), abs=1e-6)
+        assert hit["score"] == pytest.approx(
+            sum(1 / (FUSION + rank) for rank in ranks), abs=1e-6
+        )
     scores = [hit["score"] for hit in answer["hits"]]
     assert scores == sorted(scores, reverse=True)
     assert sum(bool(hit["meaning"] and hit["words"]) for hit in answer["hits"]) > 5
     near = [(("a", 1), 0.9), (("b", 0), 0.8)]
     words = [WordHit("b", 0, 5.0), WordHit("c", 2, 4.0)]
-    assert [merged_hit.place for merged_hit in merge(near, words)] == [("b", 0), ("a", 1), ("c", 2)]
+    assert [merged_hit.place for merged_hit in merge(near, words)] == [
+        ("b", 0),
+        ("a", 1),
+        ("c", 2),
+    ]
 
 
-def test_without_vectors_a_sentence_says_how_to_get_meaning(session: Session, tmp_path: Path) -> None:
+def test_without_vectors_a_sentence_says_how_to_get_meaning(
+    session: Session, tmp_path: Path
+) -> None:
     bare = Path(session.manifest_file).with_name("bare.yaml")
     bare.write_text(re.sub(r"  - cluster.*\n", "", MANIFEST))
-    session_without_vectors = open_session(str(bare), [], str(session.store.root), until="filter")
+    session_without_vectors = open_session(
+        str(bare), [], str(session.store.root), until="filter"
+    )
     assert (
-        launch(session_without_vectors, list(session_without_vectors.plan), frozenset(), tracked=False, summarise=False)
+        launch(
+            session_without_vectors,
+            list(session_without_vectors.plan),
+            frozenset(),
+            tracked=False,
+            summarise=False,
+        )
         == 0
     )
     answer = search(session_without_vectors, "w3 w4")
     assert answer["by"] == ["words"]
-    assert answer["note"].startswith("searched by words alone: no step stored vectors; to search by meaning add a step")
+    assert answer["note"].startswith(
+        "searched by words alone: no step stored vectors; to search by meaning add a "
+        "step"
+    )
     assert len(answer["hits"]) == 10
     with pytest.raises(SearchError, match="add a step `cluster` or `dedup_semantic`"):
         search(session_without_vectors, "w3 w4", "meaning")
@@ -153,7 +225,15 @@ def test_what_is_nowhere_is_not_found(session: Session, text: str) -> None:
 
 
 def test_the_command_and_the_python_interface_answer_the_same(session: Session) -> None:
-    command = ["search", session.manifest_file, "w3 w4 w5", "--store", str(session.store.root), "--limit", "3"]
+    command = [
+        "search",
+        session.manifest_file,
+        "w3 w4 w5",
+        "--store",
+        str(session.store.root),
+        "--limit",
+        "3",
+    ]
     answer = search(session, "w3 w4 w5", limit=3)
     assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout) == answer
     run = gristmill.Store(session.store.root).runs[0]
@@ -161,28 +241,43 @@ def test_the_command_and_the_python_interface_answer_the_same(session: Session) 
     assert python_answer.found == answer
     assert python_answer.hits == answer["hits"]
     printed = CliRunner().invoke(app, command).stdout
-    assert f"3 of {len(texts())} documents; searched {len(texts()) - 1} by meaning" in printed
+    assert (
+        f"3 of {len(texts())} documents; searched {len(texts()) - 1} by meaning"
+        in printed
+    )
     assert answer["hits"][0]["id"][:16] in printed
     wrong = CliRunner().invoke(app, [*command, "--by", "smell"])
     assert wrong.exit_code == 2
 
 
 def test_the_browser_has_a_search_and_escapes_what_it_finds(session: Session) -> None:
-    with TestClient(make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300") as client:
+    with TestClient(
+        make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300"
+    ) as client:
         assert 'href="/search"' in client.get("/").text
         assert '<form action="/search"' in client.get("/search").text
         page = client.get("/search", params={"text": "w50 script"}).text
         assert "<mark>w50</mark>" in page
         assert "&lt;<mark>script</mark>&gt;" in page
         assert "<script>" not in page
-        assert "dropped</span> by short" in client.get("/search", params={"text": "w7 w8 w9", "by": "meaning"}).text
+        assert (
+            "dropped</span> by short"
+            in client.get("/search", params={"text": "w7 w8 w9", "by": "meaning"}).text
+        )
         response = client.get("/search", params={"text": " "})
-        assert (response.status_code, "search text is empty" in response.text) == (400, True)
+        assert (response.status_code, "search text is empty" in response.text) == (
+            400,
+            True,
+        )
 
 
-def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session: Session) -> None:
+def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(
+    session: Session,
+) -> None:
     summary = session.folder("cluster").manifest()["summary"]
-    with TestClient(make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300") as client:
+    with TestClient(
+        make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300"
+    ) as client:
         assert 'href="/domains/cluster"' in client.get("/").text
         page = client.get("/domains/cluster").text
         assert page.count("<circle") == len(summary["map"]) + len(summary["domains"])
@@ -197,12 +292,16 @@ def test_the_browser_has_a_map_of_domains_with_links_to_their_documents(session:
 def test_a_map_fills_its_square_and_keeps_the_shape_of_what_it_shows() -> None:
     domain = {"domain": 0, "name": "rivers", "x": 1.0, "y": 1.0, "documents": 2}
     domains = [domain, {**domain, "documents": 0}]
-    drawn = draw_map([(-1.0, 0.0, 0), (3.0, 2.0, 9)], domains, "x", lambda number: f"/{number}")
+    drawn = draw_map(
+        [(-1.0, 0.0, 0), (3.0, 2.0, 9)], domains, "x", lambda number: f"/{number}"
+    )
     assert [(dot.x, dot.y, dot.series) for dot in drawn.dots] == [
         (MARGIN, SIDE / 2 + (SIDE - 2 * MARGIN) / 4, 0),
         (SIDE - MARGIN, SIDE / 2 - (SIDE - 2 * MARGIN) / 4, 1),
     ]
-    assert drawn.labels == [MapPoint(SIDE / 2, SIDE / 2, 0, "0", "rivers: 2 documents", "/0")]
+    assert drawn.labels == [
+        MapPoint(SIDE / 2, SIDE / 2, 0, "0", "rivers: 2 documents", "/0")
+    ]
     assert draw_map([], [], "x") == DotMap([], [], "x")
 
 
@@ -210,7 +309,9 @@ def test_a_snippet_begins_before_the_first_word_and_marks_all() -> None:
     text = "a\n" * 200 + "the Mill grinds"
     pieces = snippet(text, ["mill"])
     assert pieces.startswith("... a a")
-    assert [piece for piece, is_word in marked(pieces, ["mill", "grinds"]) if is_word] == ["Mill", "grinds"]
+    assert [
+        piece for piece, is_word in marked(pieces, ["mill", "grinds"]) if is_word
+    ] == ["Mill", "grinds"]
     assert marked("plain", []) == [("plain", False)]
 
 

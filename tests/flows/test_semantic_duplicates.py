@@ -1,4 +1,6 @@
-"""A step `dedup_semantic` in a run: explain, the report, pages of duplicates, refusals."""
+"""A step `dedup_semantic` in a run: explain, the report, pages of duplicates,
+refusals.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ prepare:
   - filter: {rules: []}
 tokenizer: {vocab_size: 300}
 """
-TEXTS = {"first": "w1 w2 w3 w4 w5 w6", "other order": "w6 w5 w4 w3 w2 w1", "else": "w40 w41 w42 w43"}
+TEXTS = {
+    "first": "w1 w2 w3 w4 w5 w6",
+    "other order": "w6 w5 w4 w3 w2 w1",
+    "else": "w40 w41 w42 w43",
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +46,33 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
     folder = tmp_path_factory.mktemp("meanings")
     write_word_vectors(folder / "model")
     (folder / "web.jsonl").write_text(
-        "".join(json.dumps({"key": key, "text": text}) + "\n" for key, text in TEXTS.items())
+        "".join(
+            json.dumps({"key": key, "text": text}) + "\n" for key, text in TEXTS.items()
+        )
     )
     (folder / "meanings.yaml").write_text(MANIFEST)
-    new_session = open_session(str(folder / "meanings.yaml"), [], str(folder / "store"), until="cluster")
-    assert launch(new_session, list(new_session.plan), frozenset(), tracked=False, summarise=True) == 0
+    new_session = open_session(
+        str(folder / "meanings.yaml"), [], str(folder / "store"), until="cluster"
+    )
+    assert (
+        launch(
+            new_session,
+            list(new_session.plan),
+            frozenset(),
+            tracked=False,
+            summarise=True,
+        )
+        == 0
+    )
     return new_session
 
 
-def test_explain_says_for_which_document_and_with_which_cosine_another_went(session: Session) -> None:
-    (kept_key,) = [key for key in ("first", "other order") if not _dropped(session, key)]
+def test_explain_says_for_which_document_and_with_which_cosine_another_went(
+    session: Session,
+) -> None:
+    (kept_key,) = [
+        key for key in ("first", "other order") if not _dropped(session, key)
+    ]
     (dropped_key,) = {"first", "other order"} - {kept_key}
     verdict = _dropped(session, dropped_key)
     assert verdict["reason"] == "semantic_duplicate"
@@ -59,7 +82,11 @@ def test_explain_says_for_which_document_and_with_which_cosine_another_went(sess
 
 
 def _dropped(session: Session, key: str) -> dict[str, Any]:
-    judged = [verdict for verdict in history(session, key)["stages"] if verdict["stage"] == "dedup_semantic"]
+    judged = [
+        verdict
+        for verdict in history(session, key)["stages"]
+        if verdict["stage"] == "dedup_semantic"
+    ]
     return {} if judged[0]["keep"] else judged[0]
 
 
@@ -83,13 +110,19 @@ def test_the_report_names_the_domains_and_draws_them(session: Session) -> None:
         for key in ("first", "else")
         if not _dropped(session, key)
     }
-    assert {cluster_verdict["values"]["domain"] for cluster_verdict in judged.values()} <= {0, 1}
+    assert {
+        cluster_verdict["values"]["domain"] for cluster_verdict in judged.values()
+    } <= {0, 1}
 
 
 def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
-    with TestClient(make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300") as client:
+    with TestClient(
+        make_app(BrowsedRun(session)), base_url="http://127.0.0.1:4300"
+    ) as client:
         listed = client.get("/duplicates/dedup_semantic").text
-        (link,) = set(re.findall('href="(/duplicates/dedup_semantic/[0-9a-f]{32})"', listed))
+        (link,) = set(
+            re.findall('href="(/duplicates/dedup_semantic/[0-9a-f]{32})"', listed)
+        )
         page = client.get(link).text
         assert "Cosine of these two: <b>1" in page
         assert "found by meaning" in page
@@ -105,10 +138,14 @@ def test_the_pages_of_duplicates_show_the_cosine(session: Session) -> None:
         ("{threshold: 0.9}", "model"),
     ],
 )
-def test_what_cannot_run_is_refused_before_any_work(session: Session, tmp_path: Path, step: str, message: str) -> None:
+def test_what_cannot_run_is_refused_before_any_work(
+    session: Session, tmp_path: Path, step: str, message: str
+) -> None:
     write_word_vectors(tmp_path / "model")
     (tmp_path / "web.jsonl").write_text('{"key": "a", "text": "w1"}\n')
-    (tmp_path / "wrong.yaml").write_text(re.sub(r"\{model: model, .*", step, MANIFEST, count=1))
+    (tmp_path / "wrong.yaml").write_text(
+        re.sub(r"\{model: model, .*", step, MANIFEST, count=1)
+    )
     with pytest.raises(ManifestError) as caught:
         open_session(str(tmp_path / "wrong.yaml"), [], str(tmp_path / "store"))
     assert message in str(caught.value)

@@ -1,5 +1,5 @@
-"""Prefect's records in PostgreSQL: a real database is used and kept, a wrong one is rejected at once, passwords stay
-secret.
+"""Prefect's records in PostgreSQL: a real database is used and kept, a wrong one is
+rejected at once, passwords stay secret.
 """
 
 from __future__ import annotations
@@ -42,8 +42,14 @@ sources: {notes: {path: "notes/*.txt"}}
 
 def postgres_program(name: str) -> str:
     """Return the path of a PostgreSQL program, which Debian keeps off PATH."""
-    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
-    program = shutil.which(name) or shutil.which(name, path=os.pathsep.join(map(str, folders)))
+    folders = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"),
+        key=lambda path: int(path.parent.name),
+        reverse=True,
+    )
+    program = shutil.which(name) or shutil.which(
+        name, path=os.pathsep.join(map(str, folders))
+    )
     if program is None:
         pytest.skip(f"PostgreSQL is not installed: there is no {name}")
     return program
@@ -55,13 +61,17 @@ class Cluster:
 
     port: int
 
-    def url(self, user: str = USER, password: str = PASSWORD, name: str = "postgres") -> str:
+    def url(
+        self, user: str = USER, password: str = PASSWORD, name: str = "postgres"
+    ) -> str:
         return f"postgresql+asyncpg://{user}:{quote(password, safe='')}@127.0.0.1:{self.port}/{name}"
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster; PostgreSQL refuses root, so as root it runs as `nobody` in a folder that this user can reach."""
+    """A cluster; PostgreSQL refuses root, so as root it runs as `nobody` in a folder
+    that this user can reach.
+    """
     initdb, postgres = postgres_program("initdb"), postgres_program("postgres")
     folder = Path(tempfile.mkdtemp(prefix="gristmill-postgres-"))
     (folder / "password").write_text(PASSWORD)
@@ -112,19 +122,25 @@ def cluster() -> Iterator[Cluster]:
             **user,
         )
         started = Cluster(port)
-        wait_for(lambda: answers(started) or process.poll() is not None, "PostgreSQL's answer")
+        wait_for(
+            lambda: answers(started) or process.poll() is not None,
+            "PostgreSQL's answer",
+        )
         assert process.poll() is None, "PostgreSQL ended by itself"
         yield started
     finally:
         if process is not None:
-            process.send_signal(signal.SIGINT)  # a fast shutdown: clients are disconnected
+            # a fast shutdown: clients are disconnected
+            process.send_signal(signal.SIGINT)
             process.wait(timeout=30)
         shutil.rmtree(folder)
 
 
 def answers(cluster: Cluster) -> bool:
     with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", cluster.port)) == 0 and "PostgreSQL" in (check(cluster.url()) or "")
+        return probe.connect_ex(("127.0.0.1", cluster.port)) == 0 and "PostgreSQL" in (
+            check(cluster.url()) or ""
+        )
 
 
 def check(url: str) -> str | None:
@@ -140,7 +156,11 @@ def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
 
     async def fetch() -> list[tuple[Any, ...]]:
         connection = await asyncpg.connect(
-            host="127.0.0.1", port=cluster.port, user=USER, password=PASSWORD, database="postgres"
+            host="127.0.0.1",
+            port=cluster.port,
+            user=USER,
+            password=PASSWORD,
+            database="postgres",
         )
         try:
             return [tuple(row) for row in await connection.fetch(statement)]
@@ -151,24 +171,39 @@ def ask(cluster: Cluster, statement: str) -> list[tuple[Any, ...]]:
 
 
 def in_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine in a thread, since this thread may have the event loop of a browser that other tests drive."""
+    """Run a coroutine in a thread, since this thread may have the event loop of a
+    browser that other tests drive.
+    """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
 
 @pytest.mark.slow
-def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Cluster, tmp_path: Path) -> None:
+def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("A note of some words.")
     (tmp_path / "tiny.yaml").write_text(MANIFEST)
     port = free_ports()
     api = f"http://127.0.0.1:{port}/api"
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"
+    }
     environment |= {"PREFECT_HOME": str(tmp_path / "prefect")}
     output = tmp_path / "up.txt"
     with output.open("wb") as sink:
         up = subprocess.Popen(
-            [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(port), "--database", cluster.url()],
+            [
+                sys.executable,
+                "-m",
+                "gristmill.flows.cli.main",
+                "up",
+                "--port",
+                str(port),
+                "--database",
+                cluster.url(),
+            ],
             env=environment,
             cwd=tmp_path,
             stdout=sink,
@@ -176,7 +211,10 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
             start_new_session=True,
         )
     try:
-        wait_for(lambda: up.poll() is not None or "Deployments" in output.read_text(), "serving")
+        wait_for(
+            lambda: up.poll() is not None or "Deployments" in output.read_text(),
+            "serving",
+        )
         assert up.poll() is None, output.read_text()
         run = subprocess.run(
             [sys.executable, "-m", "gristmill.flows.cli.main", "run", "tiny.yaml"],
@@ -186,13 +224,21 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
             env={**environment, "PREFECT_API_URL": api},
         )
         assert run.returncode == 0, run.stdout + run.stderr
-        settings = json.dumps(call_prefect(api, "/admin/settings", password=kept_password(tmp_path / "prefect")))
+        settings = json.dumps(
+            call_prefect(
+                api, "/admin/settings", password=kept_password(tmp_path / "prefect")
+            )
+        )
     finally:
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=60)
     # The database holds the server's records after the server has ended.
-    assert ask(cluster, "select name, state_type::text from flow_run") == [("tiny", "COMPLETED")]
-    assert ask(cluster, "select name, state_name from task_run") == [("ingest", "Completed")]
+    assert ask(cluster, "select name, state_type::text from flow_run") == [
+        ("tiny", "COMPLETED")
+    ]
+    assert ask(cluster, "select name, state_name from task_run") == [
+        ("ingest", "Completed")
+    ]
     assert not (tmp_path / "prefect" / "prefect.db").exists()
     assert f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres" in output.read_text()
     texts = [output.read_text(), run.stdout, run.stderr, settings]
@@ -202,21 +248,33 @@ def test_up_keeps_runs_in_postgresql_and_tells_nobody_the_password(cluster: Clus
         for path in (tmp_path / folder).rglob("*")
         if path.is_file()
     ]
-    assert not [text for text in texts if PASSWORD in text or quote(PASSWORD, safe="") in text]
+    assert not [
+        text for text in texts if PASSWORD in text or quote(PASSWORD, safe="") in text
+    ]
 
 
-def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(cluster: Cluster) -> None:
+def test_a_database_that_cannot_be_used_is_refused_before_a_server_is_started(
+    cluster: Cluster,
+) -> None:
     ask(cluster, "create role guest login password 'guest'")
     for url, reason in (
-        (cluster.url(password="wrong"), 'password authentication failed for user "gristmill"'),
+        (
+            cluster.url(password="wrong"),
+            'password authentication failed for user "gristmill"',
+        ),
         (cluster.url(name="absent"), 'database "absent" does not exist'),
-        (cluster.url(user="guest", password="guest"), "does not allow guest to create tables"),
+        (
+            cluster.url(user="guest", password="guest"),
+            "does not allow guest to create tables",
+        ),
         (Cluster(free_port()).url(), "onnect"),
     ):
         with pytest.raises(DatabaseError, match=reason) as error:
             check_database(url)
         assert "PostgreSQL at 127.0.0.1:" in str(error.value)
-        assert not {"hunter2", "wrong", ":guest"} & set(str(error.value).replace("@", " ").split())
+        assert not {"hunter2", "wrong", ":guest"} & set(
+            str(error.value).replace("@", " ").split()
+        )
 
 
 def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
@@ -230,7 +288,14 @@ def test_a_database_may_be_tried_where_a_loop_runs_already() -> None:
 @pytest.mark.slow
 def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.cli.main", "up", "--port", str(free_port())],
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.cli.main",
+            "up",
+            "--port",
+            str(free_port()),
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, DATABASE_VARIABLE: cluster.url(password="wrong")},
@@ -238,7 +303,8 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr.splitlines() == [
         f"PostgreSQL at 127.0.0.1:{cluster.port}/postgres cannot be used as gristmill: "
-        'password authentication failed for user "gristmill"; correct --database or GRISTMILL_DATABASE'
+        'password authentication failed for user "gristmill"; correct --database or '
+        "GRISTMILL_DATABASE"
     ]
 
 
@@ -251,12 +317,20 @@ def test_up_ends_at_once_with_the_databases_sentence(cluster: Cluster) -> None:
         ("postgresql://me:hunter2/x@host/db", "%2F"),
         ("postgresql://me:hunter2?x@host/db", "%3F"),
         ("postgresql://me:100%@host/db", "%25"),
-        ("postgresql://me:hunter2/db", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
-        ("postgresql://me:hunter2@host", "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME"),
+        (
+            "postgresql://me:hunter2/db",
+            "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME",
+        ),
+        (
+            "postgresql://me:hunter2@host",
+            "is not written as postgresql://USER:PASSWORD@HOST:PORT/NAME",
+        ),
         ("postgresql://me:hunter2@host:port/db", "is not written as"),
     ],
 )
-def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(url: str, message: str) -> None:
+def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(
+    url: str, message: str
+) -> None:
     with pytest.raises(DatabaseError) as error:
         database_environment(url)
     assert message in str(error.value)
@@ -268,8 +342,14 @@ def test_an_address_that_is_written_wrongly_is_refused_without_being_repeated(ur
     ("url", "server_url"),
     [
         ("postgres://me@host/db", "postgresql+asyncpg://me@host/db"),
-        ("postgresql://me:a%40b@[::1]:5432/db", "postgresql+asyncpg://me:a%40b@[::1]:5432/db"),
-        ("postgresql+asyncpg://me:a@/db?host=/run/postgresql", "postgresql+asyncpg://me:a@/db?host=/run/postgresql"),
+        (
+            "postgresql://me:a%40b@[::1]:5432/db",
+            "postgresql+asyncpg://me:a%40b@[::1]:5432/db",
+        ),
+        (
+            "postgresql+asyncpg://me:a@/db?host=/run/postgresql",
+            "postgresql+asyncpg://me:a@/db?host=/run/postgresql",
+        ),
         ("sqlite+aiosqlite:////tmp/a.db", "sqlite+aiosqlite:////tmp/a.db"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Prefect's server: runs appear in it, deployments run requests of its API, and runs need no server."""
+"""Prefect's server: runs appear in it, deployments run requests of its API, and runs
+need no server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ from typing import Any
 import pytest
 
 from gristmill.flows.orchestration import serving
-from gristmill.flows.orchestration.deployments import ManifestOnOffer, find_manifests, make_deployments
+from gristmill.flows.orchestration.deployments import (
+    ManifestOnOffer,
+    find_manifests,
+    make_deployments,
+)
 from gristmill.flows.orchestration.server_settings import password_file, server_password
 from gristmill.flows.orchestration.serving import (
     NoServerError,
@@ -31,7 +37,15 @@ from gristmill.flows.orchestration.serving import (
     serve_deployments,
 )
 from tests.flows.test_sweep import MANIFEST as SWEPT
-from tests.servers import DEADLINE_SECONDS, call_prefect, free_port, free_ports, kept_password, prefect_home, wait_for
+from tests.servers import (
+    DEADLINE_SECONDS,
+    call_prefect,
+    free_port,
+    free_ports,
+    kept_password,
+    prefect_home,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +88,12 @@ def project(tmp_path: Path) -> Path:
 
 
 def environment_with(home: str) -> dict[str, str]:
-    """Return the environment of a Prefect process that keeps its files in a folder and sends no telemetry."""
-    environment = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    """Return the environment of a Prefect process that keeps its files in a folder and
+    sends no telemetry.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"
+    }
     return {
         **environment,
         "PREFECT_HOME": home,
@@ -91,14 +109,32 @@ def environment(tmp_path: Path, prefect_database: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[str]:
+def server(
+    tmp_path_factory: pytest.TempPathFactory, prefect_database: Path
+) -> Iterator[str]:
     """API address of a Prefect server on a free port of the loopback address."""
-    environment = environment_with(prefect_home(tmp_path_factory.mktemp("server") / "prefect", prefect_database))
+    environment = environment_with(
+        prefect_home(tmp_path_factory.mktemp("server") / "prefect", prefect_database)
+    )
     port = free_port()
     api = f"http://127.0.0.1:{port}/api"
     process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env={**environment, "PREFECT_UI_API_URL": "/api", "PREFECT_SERVER_API_AUTH_STRING": PASSWORD},
+        [
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ],
+        env={
+            **environment,
+            "PREFECT_UI_API_URL": "/api",
+            "PREFECT_SERVER_API_AUTH_STRING": PASSWORD,
+        },
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -119,8 +155,12 @@ def task_states(api: str, flow_run: str) -> dict[str, str]:
     return {run["name"]: run["state_name"] for run in runs}
 
 
-def parents(runs: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, dict[str, list[str]]]:
-    """Return the parents that Prefect draws for each task, by kind of relation; `runs` are (id, name, task_inputs)."""
+def parents(
+    runs: list[tuple[str, str, Mapping[str, Any]]],
+) -> dict[str, dict[str, list[str]]]:
+    """Return the parents that Prefect draws for each task, by kind of relation; `runs`
+    are (id, name, task_inputs).
+    """
     names = {uuid.UUID(run_id): name for run_id, name, _ in runs}
     return {
         name: {
@@ -136,7 +176,11 @@ def parents(runs: list[tuple[str, str, Mapping[str, Any]]]) -> dict[str, dict[st
 def test_deployments_run_what_the_api_triggers_with_other_parameters(
     server: str, project: Path, environment: dict[str, str]
 ) -> None:
-    environment = {**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD}
+    environment = {
+        **environment,
+        "PREFECT_API_URL": server,
+        "PREFECT_API_AUTH_STRING": PASSWORD,
+    }
     store = project.parent / "store"
     serving = subprocess.Popen(
         [sys.executable, "-m", "gristmill.flows.cli.main", "serve"],
@@ -148,13 +192,18 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
     )
     try:
         deployments = wait_for(
-            lambda: found if len(found := call(server, "/deployments/filter", {})) == 5 else None,
+            lambda: (
+                found
+                if len(found := call(server, "/deployments/filter", {})) == 5
+                else None
+            ),
             "registering the deployments",
         )
         run_deployment = next(
             deployment
             for deployment in deployments
-            if deployment["name"] == "tiny" and "until" in deployment["parameter_openapi_schema"]["properties"]
+            if deployment["name"] == "tiny"
+            and "until" in deployment["parameter_openapi_schema"]["properties"]
         )
         created = call(
             server,
@@ -170,20 +219,34 @@ def test_deployments_run_what_the_api_triggers_with_other_parameters(
         )
         ended = wait_for(
             lambda: (
-                (run := call(server, f"/flow_runs/{created['id']}"))["state_type"] in ("COMPLETED", "FAILED", "CRASHED")
+                (run := call(server, f"/flow_runs/{created['id']}"))["state_type"]
+                in ("COMPLETED", "FAILED", "CRASHED")
                 and run
             ),
             "the triggered run's end",
         )
-        assert (ended["state_type"], ended["state"]["message"]) == ("COMPLETED", ended["state"]["message"])
-        wait_for(lambda: len(task_states(server, created["id"])) == 2, "both tasks' records")
-        assert task_states(server, created["id"]) == {"ingest": "Completed", "filter": "Completed"}
+        assert (ended["state_type"], ended["state"]["message"]) == (
+            "COMPLETED",
+            ended["state"]["message"],
+        )
+        wait_for(
+            lambda: len(task_states(server, created["id"])) == 2, "both tasks' records"
+        )
+        assert task_states(server, created["id"]) == {
+            "ingest": "Completed",
+            "filter": "Completed",
+        }
     finally:
         stop(serving)
     (output,) = (store / "filter").iterdir()
     counts = json.loads((output / "manifest.json").read_text())["summary"]["counts"]
-    # Notes have one to six lines of 12 words: a minimum of 20 words drops the first and the short one.
-    assert (counts["read"], counts["kept"], counts["dropped"]) == (7, 5, {"gopher_quality/min_words": 2})
+    # Notes have one to six lines of 12 words: a minimum of 20 words drops the first and
+    # the short one.
+    assert (counts["read"], counts["kept"], counts["dropped"]) == (
+        7,
+        5,
+        {"gopher_quality/min_words": 2},
+    )
 
 
 def test_a_run_from_the_command_line_shows_up_in_a_running_server(
@@ -204,25 +267,42 @@ def test_a_run_from_the_command_line_shows_up_in_a_running_server(
             command,
             capture_output=True,
             text=True,
-            env={**environment, "PREFECT_API_URL": server, "PREFECT_API_AUTH_STRING": PASSWORD},
+            env={
+                **environment,
+                "PREFECT_API_URL": server,
+                "PREFECT_API_AUTH_STRING": PASSWORD,
+            },
         )
         assert run.returncode == 0, run.stdout + run.stderr
         newest = flow_runs(server)[0]
         assert newest["state_type"] == "COMPLETED"
         assert task_states(server, newest["id"]) == {"ingest": how, "filter": how}
         runs.append(newest["id"])
-        tasks = call(server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [newest["id"]]}}})
-        assert parents([(task["id"], task["name"], task["task_inputs"]) for task in tasks]) == {
+        tasks = call(
+            server, "/task_runs/filter", {"flow_runs": {"id": {"any_": [newest["id"]]}}}
+        )
+        assert parents(
+            [(task["id"], task["name"], task["task_inputs"]) for task in tasks]
+        ) == {
             "ingest": {},
             "filter": {"wait_for": ["ingest"]},
         }
     cards = call(
-        server, "/artifacts/filter", {"artifacts": {"key": {"any_": ["filter-card"]}, "flow_run_id": {"any_": runs}}}
+        server,
+        "/artifacts/filter",
+        {
+            "artifacts": {
+                "key": {"any_": ["filter-card"]},
+                "flow_run_id": {"any_": runs},
+            }
+        },
     )
     assert "dropped: gopher_quality/min_words | 1" in cards[0]["data"]
 
 
-def test_run_without_server_starts_none_and_stores_no_credentials(project: Path, tmp_path: Path) -> None:
+def test_run_without_server_starts_none_and_stores_no_credentials(
+    project: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "prefect"
     secret = "sources.notes.licence=https://me:hunter2@example.org/licence"
     run = subprocess.run(
@@ -243,7 +323,8 @@ def test_run_without_server_starts_none_and_stores_no_credentials(project: Path,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stderr == ""
-    assert not home.exists() or list(home.iterdir()) == []  # a server would have created its database
+    # a server would have created its database
+    assert not home.exists() or list(home.iterdir()) == []
     files = [path for path in (project.parent / "s").rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if b"hunter2" in path.read_bytes()] == []
@@ -264,8 +345,13 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
 
     def deployments() -> dict[str, bool]:
         """Return whether each deployment is paused, by name."""
-        deployment_records = call_prefect(api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect"))
-        return {deployment["name"]: deployment["paused"] for deployment in deployment_records}
+        deployment_records = call_prefect(
+            api, "/deployments/filter", {}, password=kept_password(tmp_path / "prefect")
+        )
+        return {
+            deployment["name"]: deployment["paused"]
+            for deployment in deployment_records
+        }
 
     with printed.open("wb") as sink:
         up = subprocess.Popen(
@@ -277,18 +363,34 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
             start_new_session=True,
         )
     try:
-        wait_for(lambda: (tmp_path / "prefect" / "gristmill-password").exists() and deployments(), "serving")
-        again = subprocess.run([*command, "up", "--port", str(port)], env=environment, capture_output=True, text=True)
+        wait_for(
+            lambda: (
+                (tmp_path / "prefect" / "gristmill-password").exists() and deployments()
+            ),
+            "serving",
+        )
+        again = subprocess.run(
+            [*command, "up", "--port", str(port)],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         error_text = " ".join(again.stderr.split())
         assert again.returncode == 2
         assert (
-            f"gristmill up is already running, as process {up.pid}: open http://127.0.0.1:{port}, end it" in error_text
+            f"gristmill up is already running, as process {up.pid}: open "
+            f"http://127.0.0.1:{port}, end it" in error_text
         )
         below = subprocess.run(
-            [*command, "up", "--port", str(port - 1)], env=environment, capture_output=True, text=True
+            [*command, "up", "--port", str(port - 1)],
+            env=environment,
+            capture_output=True,
+            text=True,
         )
         assert below.returncode == 2
-        assert f"port {port}, for the reports, is in use by process" in " ".join(below.stderr.split())
+        assert f"port {port}, for the reports, is in use by process" in " ".join(
+            below.stderr.split()
+        )
 
         with (tmp_path / "serve.txt").open("wb") as sink:
             serve = subprocess.Popen(
@@ -299,7 +401,10 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        wait_for(lambda: "Deployments" in (tmp_path / "serve.txt").read_text(), "another process that serves")
+        wait_for(
+            lambda: "Deployments" in (tmp_path / "serve.txt").read_text(),
+            "another process that serves",
+        )
         serve.send_signal(signal.SIGTERM)
         serve.wait(timeout=DEADLINE_SECONDS)
         assert deployments() == dict.fromkeys(names, False)
@@ -307,7 +412,10 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         up.send_signal(signal.SIGTERM)
         up.wait(timeout=DEADLINE_SECONDS)
         with socket.socket() as probe:
-            wait_for(lambda: probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED, "the server's end")
+            wait_for(
+                lambda: probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED,
+                "the server's end",
+            )
     finally:
         stop(up)
     for text in (printed.read_text(), (tmp_path / "serve.txt").read_text()):
@@ -315,14 +423,23 @@ def test_up_starts_a_server_with_the_deployments_shares_it_and_takes_it_down_aga
         assert "Traceback" not in text
     assert (tmp_path / "prefect" / "prefect.db").stat().st_mode & 0o777 == 0o600
     with sqlite3.connect(tmp_path / "prefect" / "prefect.db") as database:
-        assert dict(database.execute("select name, paused from deployment").fetchall()) == dict.fromkeys(names, 1)
+        assert dict(
+            database.execute("select name, paused from deployment").fetchall()
+        ) == dict.fromkeys(names, 1)
 
 
 def test_a_child_of_up_whose_parent_ended_before_it_looked_ends_too() -> None:
     parent = subprocess.Popen([sys.executable, "-c", ""])
     parent.wait()
     child = subprocess.run(
-        [sys.executable, "-m", "gristmill.flows.orchestration.serving", "server", str(free_port()), str(parent.pid)],
+        [
+            sys.executable,
+            "-m",
+            "gristmill.flows.orchestration.serving",
+            "server",
+            str(free_port()),
+            str(parent.pid),
+        ],
         timeout=DEADLINE_SECONDS,
     )
     assert child.returncode == -signal.SIGTERM
@@ -333,17 +450,25 @@ def test_a_child_of_up_that_ends_by_itself_is_started_again_and_given_up_where_t
 ) -> None:
     monkeypatch.setattr(serving, "RESTART_SECONDS", (0.0, 0.0))
     monkeypatch.setattr(
-        serving, "start_child", lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+        serving,
+        "start_child",
+        lambda *_: subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]),
     )
     child = Supervised("server", 4200, {}, None)
 
-    with pytest.raises(NoServerError, match=r"ended with code 3; start again with: gristmill up"):
+    with pytest.raises(
+        NoServerError, match=r"ended with code 3; start again with: gristmill up"
+    ):
         wait_for(child.look, "giving it up")
 
-    assert capsys.readouterr().out == "server ended with code 3; starting it again\n" * 2
+    assert (
+        capsys.readouterr().out == "server ended with code 3; starting it again\n" * 2
+    )
 
 
-def test_serving_without_a_server_says_how_to_start_one(environment: dict[str, str]) -> None:
+def test_serving_without_a_server_says_how_to_start_one(
+    environment: dict[str, str],
+) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "gristmill.flows.cli.main", "serve"],
         capture_output=True,
@@ -360,7 +485,15 @@ def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
 ) -> None:
     command = [sys.executable, "-m", "gristmill.flows.cli.main"]
     run = subprocess.run(
-        [*command, "run", str(project), "--store", str(project.parent / "s"), "--until", "ingest"],
+        [
+            *command,
+            "run",
+            str(project),
+            "--store",
+            str(project.parent / "s"),
+            "--until",
+            "ingest",
+        ],
         env={**environment, "PREFECT_API_URL": server},
         capture_output=True,
         text=True,
@@ -368,10 +501,15 @@ def test_a_server_whose_password_is_not_known_is_no_reason_to_stop(
     assert run.returncode == 0, run.stdout + run.stderr
     assert "requires a password" in run.stdout
     serving = subprocess.run(
-        [*command, "serve"], env={**environment, "PREFECT_API_URL": server}, capture_output=True, text=True
+        [*command, "serve"],
+        env={**environment, "PREFECT_API_URL": server},
+        capture_output=True,
+        text=True,
     )
     assert serving.returncode == 2
-    assert "set PREFECT_API_AUTH_STRING=USER:PASSWORD to the server's" in " ".join(serving.stderr.split())
+    assert "set PREFECT_API_AUTH_STRING=USER:PASSWORD to the server's" in " ".join(
+        serving.stderr.split()
+    )
 
 
 def test_serving_at_a_server_without_a_password_is_refused_unless_it_is_allowed(
@@ -409,7 +547,9 @@ def test_the_kept_password_is_made_once_and_readable_by_its_owner_alone(
     password_file().chmod(0o644)
     assert {server_password()} == passwords
     assert password_file().stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in password_file().parent.iterdir()] == [password_file().name]
+    assert [path.name for path in password_file().parent.iterdir()] == [
+        password_file().name
+    ]
     monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "me:mine")
     assert server_password() == "me:mine"
 
@@ -438,13 +578,18 @@ if __name__ == "__main__":
 def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcomes(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stages are left out; a mixture that cannot be filled is a result, not a failure of the flow."""
+    """Stages are left out; a mixture that cannot be filled is a result, not a failure
+    of the flow.
+    """
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("words\n")
     (tmp_path / "swept.yaml").write_text(SWEPT)
     (tmp_path / "grid.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
     (tmp_path / "tracked.py").write_text(TRACKED)
-    environment = {**environment_with(str(tmp_path / "prefect")), "PREFECT_API_AUTH_STRING": PASSWORD}
+    environment = {
+        **environment_with(str(tmp_path / "prefect")),
+        "PREFECT_API_AUTH_STRING": PASSWORD,
+    }
     process = subprocess.run(
         [sys.executable, "tracked.py", "swept.yaml", "grid.yaml", "store"],
         cwd=tmp_path,
@@ -456,12 +601,20 @@ def test_a_tracked_sweep_ends_with_a_task_for_each_mixture_and_with_their_outcom
     assert process.returncode == 0, process.stdout + process.stderr
     assert "True [None, 'cannot be filled']" in process.stdout
     monkeypatch.setenv("PREFECT_API_AUTH_STRING", PASSWORD)
-    (flow,) = [flow_run for flow_run in flow_runs(server) if flow_run["name"] == "mixtures of swept"]
+    (flow,) = [
+        flow_run
+        for flow_run in flow_runs(server)
+        if flow_run["name"] == "mixtures of swept"
+    ]
     assert flow["state_type"] == "COMPLETED"
-    assert (flow["parameters"]["model"]["layers"], flow["parameters"]["steps"]) == (2, 10)
+    assert (flow["parameters"]["model"]["layers"], flow["parameters"]["steps"]) == (
+        2,
+        10,
+    )
     wait_for(
         lambda: (
-            task_states(server, flow["id"]) == dict.fromkeys(["shared stages", "mixture-00", "mixture-01"], "Completed")
+            task_states(server, flow["id"])
+            == dict.fromkeys(["shared stages", "mixture-00", "mixture-01"], "Completed")
         ),
         "the tasks' records",
     )
@@ -489,7 +642,9 @@ def test_manifests_are_found_in_a_folder_and_those_right_below_and_wrong_ones_ar
     printed = capsys.readouterr().out
     assert printed.startswith("wrong.yaml gets no deployments of its own: ")
     assert "stepz" in printed
-    assert [f"{item.flow_name}/{item.name}" for item in make_deployments(offered[:1])] == [
+    assert [
+        f"{item.flow_name}/{item.name}" for item in make_deployments(offered[:1])
+    ] == [
         "gristmill/b",
         "gristmill-stage/stage-of-b",
         "gristmill/any-manifest",

@@ -1,4 +1,6 @@
-"""Prefect's settings are read from Prefect itself only if a file sets any, since its import is slow."""
+"""Prefect's settings are read from Prefect itself only if a file sets any, since its
+import is slow.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ print(prefect_setting("PREFECT_API_URL"), "prefect" in sys.modules)
         (".env", "OTHER=1\n", "None False"),
         ("pyproject.toml", '[project]\ndependencies = ["prefect"]\n', "None False"),
         ("pyproject.toml", "[tool.ruff]\nline-length = 120\n", "None False"),
-        ("pyproject.toml", '[tool]\nprefect.api.url = "http://there/api"\n', "http://there/api True"),
+        (
+            "pyproject.toml",
+            '[tool]\nprefect.api.url = "http://there/api"\n',
+            "http://there/api True",
+        ),
         ("prefect.toml", '[api]\nurl = "http://there/api"\n', "http://there/api True"),
         (".env", "prefect_api_url=http://there/api\n", "http://there/api True"),
         (
@@ -39,7 +45,11 @@ def test_it_is_asked_only_where_a_file_has_settings_of_it(
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / file).write_text(text)
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PREFECT_")
+    }
     run = subprocess.run(
         [sys.executable, "-c", ASKS],
         cwd=tmp_path,

@@ -1,4 +1,6 @@
-"""One manifest, run by the same command on two hosts that share only a network and the store."""
+"""One manifest, run by the same command on two hosts that share only a network and the
+store.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def after_step(metrics):
             time.sleep(0.05)
 """
 BOUND_SECONDS = 100.0
-"""Time for both hosts to report that they lost each other: 8 s, and the time of a busy machine to end its processes."""
+"""Time for both hosts to report that they lost each other: 8 s, and the time of a busy
+machine to end its processes.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +66,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for function in (module, *vars(module).values())
         if inspect.getdoc(function)
     ]
-    (folder / "docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in dict.fromkeys(texts)))
+    (folder / "docs.jsonl").write_text(
+        "".join(json.dumps({"text": text}) + "\n" for text in dict.fromkeys(texts))
+    )
     (folder / "m.yaml").write_text(MANIFEST.replace("FOLDER", str(folder)))
     (folder / "pause.py").write_text(PAUSE)
     run = subprocess.run(
-        [*GRISTMILL, "run", str(folder / "m.yaml"), "--until", "mix", "--no-ui", "--store", str(folder / "prepared")],
+        [
+            *GRISTMILL,
+            "run",
+            str(folder / "m.yaml"),
+            "--until",
+            "mix",
+            "--no-ui",
+            "--store",
+            str(folder / "prepared"),
+        ],
         capture_output=True,
         text=True,
         timeout=280,
@@ -76,10 +91,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def running(host: Host, command: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
+def running(
+    host: Host, command: list[str], **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run a command on a host, and end its processes on exit."""
     process = host.start(
-        command, {**os.environ, "OMP_NUM_THREADS": "1", **environment}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        {**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         yield process
@@ -90,7 +110,9 @@ def running(host: Host, command: list[str], **environment: str) -> Iterator[subp
 
 
 def wait_until_it_leads(run: subprocess.Popen[str]) -> str:
-    """Wait until a run announces that it waits for other hosts, and the command for them; consumes its output."""
+    """Wait until a run announces that it waits for other hosts, and the command for
+    them; consumes its output.
+    """
     assert run.stdout is not None
     waiting = next(line for line in run.stdout if "waiting at" in line)
     return waiting.partition("start the same gristmill command on them, or ")[2]
@@ -102,8 +124,14 @@ def stage_folder(store: Path, stage: str) -> Path:
 
 
 def losses(store: Path) -> dict[int, float]:
-    lines = (stage_folder(store, "pretrain") / "data" / "metrics.jsonl").read_text().splitlines()
-    return {line["step"]: line["loss"] for line in map(json.loads, lines) if "loss" in line}
+    lines = (
+        (stage_folder(store, "pretrain") / "data" / "metrics.jsonl")
+        .read_text()
+        .splitlines()
+    )
+    return {
+        line["step"]: line["loss"] for line in map(json.loads, lines) if "loss" in line
+    }
 
 
 @pytest.mark.slow
@@ -112,31 +140,51 @@ def losses(store: Path) -> dict[int, float]:
 def test_a_host_that_is_cut_off_is_named_in_time_and_the_other_resumes_alone_with_the_same_losses(
     leads: bool, folder: Path, tmp_path: Path
 ) -> None:
-    """The lost host is the leader, which has the store that connects all ranks, or a follower."""
+    """The lost host is the leader, which has the store that connects all ranks, or a
+    follower.
+    """
     for name in ("undisturbed", "store"):
         shutil.copytree(folder / "prepared", tmp_path / name, symlinks=True)
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
-    alone = subprocess.run([*command, str(tmp_path / "undisturbed")], capture_output=True, text=True, timeout=280)
+    alone = subprocess.run(
+        [*command, str(tmp_path / "undisturbed")],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert alone.returncode == 0, alone.stdout + alone.stderr
     store = tmp_path / "store"
     together = [*command, str(store), "--set", "engine.nodes=2"]
     with two_hosts() as (first, second):
         begins, joins = (second, first) if leads else (first, second)
         with contextlib.ExitStack() as stack:
-            leader = stack.enter_context(running(begins, together, PAUSED=str(tmp_path)))
+            leader = stack.enter_context(
+                running(begins, together, PAUSED=str(tmp_path))
+            )
             wait_until_it_leads(leader)
-            follower = stack.enter_context(running(joins, together, PAUSED=str(tmp_path)))
+            follower = stack.enter_context(
+                running(joins, together, PAUSED=str(tmp_path))
+            )
             wait_for((tmp_path / "reached").exists, "the thirteenth step on two hosts")
             second.cut_off()
             (tmp_path / "cut").touch()
-            outputs = [process.communicate(timeout=BOUND_SECONDS)[0] for process in (leader, follower)]
+            outputs = [
+                process.communicate(timeout=BOUND_SECONDS)[0]
+                for process in (leader, follower)
+            ]
         assert [leader.returncode, follower.returncode] == [1, 1], "\n".join(outputs)
         for text in outputs:
-            assert "(engine.network.timeout_seconds)" in text or "has given up" in text, text
+            assert (
+                "(engine.network.timeout_seconds)" in text or "has given up" in text
+            ), text
             assert "resumes from its last checkpoint" in text
             assert "Traceback" not in text
-        assert any(f"{name} (rank" in " ".join(outputs) for name in ("host-a", "host-b"))
-        with running(first, [*command, str(store), "--set", "engine.nodes=1"]) as resumed:
+        assert any(
+            f"{name} (rank" in " ".join(outputs) for name in ("host-a", "host-b")
+        )
+        with running(
+            first, [*command, str(store), "--set", "engine.nodes=1"]
+        ) as resumed:
             text = resumed.communicate(timeout=400)[0]
         assert resumed.returncode == 0, text
         assert "Resumed" in text
@@ -150,7 +198,9 @@ store = as_path("s3://shared/store")
 getattr(store.fs, sys.argv[1])(*(sys.argv[2:3] + [store.path] if sys.argv[1] == "put" else [store.path, sys.argv[2]]),
                                recursive=True)
 """
-"""Script that sends a folder to the store, or fetches it, on a host that reaches the store."""
+"""Script that sends a folder to the store, or fetches it, on a host that reaches the
+store.
+"""
 
 
 @pytest.mark.slow
@@ -158,14 +208,19 @@ getattr(store.fs, sys.argv[1])(*(sys.argv[2:3] + [store.path] if sys.argv[1] == 
 def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_number_of_hosts_resumes(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Two hosts train in separate folders; one resumes alone and is stopped; two finish, one of them by the command
-    that the other prints.
+    """Two hosts train in separate folders; one resumes alone and is stopped; two
+    finish, one of them by the command that the other prints.
     """
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     shutil.copytree(folder / "prepared", tmp_path / "undisturbed", symlinks=True)
     command = [*GRISTMILL, "run", str(folder / "m.yaml"), "--no-ui", "--store"]
-    alone = subprocess.run([*command, str(tmp_path / "undisturbed")], capture_output=True, text=True, timeout=280)
+    alone = subprocess.run(
+        [*command, str(tmp_path / "undisturbed")],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert alone.returncode == 0, alone.stdout + alone.stderr
     with two_hosts() as hosts, store_beside(hosts, "shared") as urls:
         first, second = hosts
@@ -179,22 +234,44 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
             for host in hosts
         }
 
-        def start(host: Host, nodes: int, **paused: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-            settings = ["--set", f"engine.nodes={nodes}", "--set", f"engine.network.interface={host.interface}"]
-            return running(host, [*command, "s3://shared/store", *settings], **environments[host.name], **paused)
+        def start(
+            host: Host, nodes: int, **paused: str
+        ) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
+            settings = [
+                "--set",
+                f"engine.nodes={nodes}",
+                "--set",
+                f"engine.network.interface={host.interface}",
+            ]
+            return running(
+                host,
+                [*command, "s3://shared/store", *settings],
+                **environments[host.name],
+                **paused,
+            )
 
         def copy(*arguments: str) -> None:
-            with running(first, [sys.executable, "-c", COPY, *arguments], **environments[first.name]) as copying:
+            with running(
+                first,
+                [sys.executable, "-c", COPY, *arguments],
+                **environments[first.name],
+            ) as copying:
                 assert "Error" not in copying.communicate(timeout=120)[0]
 
         copy("put", f"{folder / 'prepared'}/")
-        with start(first, 2, PAUSED=str(tmp_path)) as leader, contextlib.ExitStack() as joining:
+        with (
+            start(first, 2, PAUSED=str(tmp_path)) as leader,
+            contextlib.ExitStack() as joining,
+        ):
             wait_until_it_leads(leader)
             follower = joining.enter_context(start(second, 2, PAUSED=str(tmp_path)))
             wait_for((tmp_path / "reached").exists, "the thirteenth step on two hosts")
             second.cut_off()
             (tmp_path / "cut").touch()
-            outputs = [process.communicate(timeout=2 * BOUND_SECONDS)[0] for process in (leader, follower)]
+            outputs = [
+                process.communicate(timeout=2 * BOUND_SECONDS)[0]
+                for process in (leader, follower)
+            ]
         assert [leader.returncode, follower.returncode] == [1, 1], "\n".join(outputs)
         assert "resumes from its last checkpoint" in outputs[0], outputs[0]
         assert "could not be reached" in outputs[1], outputs[1]
@@ -210,11 +287,19 @@ def test_on_an_object_store_a_host_that_is_cut_off_costs_time_only_and_any_numbe
         second.connect()
         with start(first, 2) as leader:
             printed = wait_until_it_leads(leader)
-            with running(second, ["sh", "-c", printed], **environments[second.name]) as follower:
-                outputs = [process.communicate(timeout=400)[0] for process in (leader, follower)]
+            with running(
+                second, ["sh", "-c", printed], **environments[second.name]
+            ) as follower:
+                outputs = [
+                    process.communicate(timeout=400)[0]
+                    for process in (leader, follower)
+                ]
         assert [leader.returncode, follower.returncode] == [0, 0], "\n".join(outputs)
         assert any("Resumed" in text for text in outputs)
-        assert list((tmp_path / "cache" / "gristmill" / "stream" / "training").iterdir()) == []
+        assert (
+            list((tmp_path / "cache" / "gristmill" / "stream" / "training").iterdir())
+            == []
+        )
         copy("get", str(tmp_path / "fetched"))
     assert_same_training(tmp_path / "fetched", tmp_path / "undisturbed")
 
@@ -223,7 +308,9 @@ def assert_same_training(store: Path, undisturbed: Path) -> None:
     """Assert that two stores have the same losses and the same model."""
     assert losses(store) == losses(undisturbed)
     models = [
-        (stage_folder(root, "pretrain") / "data" / "model" / "model.safetensors").read_bytes()
+        (
+            stage_folder(root, "pretrain") / "data" / "model" / "model.safetensors"
+        ).read_bytes()
         for root in (store, undisturbed)
     ]
     assert models[0] == models[1]

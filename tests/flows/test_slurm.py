@@ -1,4 +1,6 @@
-"""Slurm runs a manifest: the submitted jobs, and their execution by a fake Slurm on two hosts."""
+"""Slurm runs a manifest: the submitted jobs, and their execution by a fake Slurm on two
+hosts.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     for number in range(12):
         (folder / f"docs-{number:02d}.jsonl").write_text(
-            "".join(json.dumps({"text": text}) + "\n" for text in [*texts[number::12], f"no {number}"])
+            "".join(
+                json.dumps({"text": text}) + "\n"
+                for text in [*texts[number::12], f"no {number}"]
+            )
         )
     with open(folder / "docs-11.jsonl", "a") as sink:
         sink.write(json.dumps({"text": "who reads this may be held up here"}) + "\n")
@@ -68,13 +73,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write(folder: Path, out: Path, *options: str) -> list[str]:
-    outcome = CliRunner().invoke(app, ["slurm", str(folder / "m.yaml"), "--out", str(out), *options])
+    outcome = CliRunner().invoke(
+        app, ["slurm", str(folder / "m.yaml"), "--out", str(out), *options]
+    )
     assert outcome.exit_code == 0, outcome.output
     return sorted(path.name for path in out.iterdir())
 
 
 def options_of(script: Path) -> dict[str, str]:
-    options = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), re.MULTILINE)
+    options = re.findall(
+        r"^#SBATCH --([\w-]+)(?:=(.*))?$", script.read_text(), re.MULTILINE
+    )
     return dict(options)
 
 
@@ -109,32 +118,53 @@ def test_a_stage_that_is_cut_is_an_array_a_training_has_its_hosts_and_each_waits
     jobs = tmp_path / "jobs"
     arrays = {name: options_of(jobs / name).get("array") for name in names[:-1]}
     assert set(arrays.values()) == {"0-15", None}
-    assert [name for name, tasks in arrays.items() if tasks is None] == ["07-pretrain.sbatch"]
+    assert [name for name, tasks in arrays.items() if tasks is None] == [
+        "07-pretrain.sbatch"
+    ]
     training = options_of(jobs / "07-pretrain.sbatch")
-    assert {key: training[key] for key in ("nodes", "gpus-per-node", "ntasks-per-node", "signal", "partition")} == {
+    assert {
+        key: training[key]
+        for key in ("nodes", "gpus-per-node", "ntasks-per-node", "signal", "partition")
+    } == {
         "nodes": "2",
         "gpus-per-node": "8",
         "ntasks-per-node": "1",
         "signal": "B:TERM@120",
         "partition": "long",
     }
-    assert "--set engine.nodes=2 --set engine.ranks=16 " in (jobs / "07-pretrain.sbatch").read_text()
-    assert "--until dedup --no-ui --set engine.nodes=16 --set engine.workers=4 " in (jobs / names[2]).read_text()
+    assert (
+        "--set engine.nodes=2 --set engine.ranks=16 "
+        in (jobs / "07-pretrain.sbatch").read_text()
+    )
+    assert (
+        "--until dedup --no-ui --set engine.nodes=16 --set engine.workers=4 "
+        in (jobs / names[2]).read_text()
+    )
     submits = re.findall(r"sbatch --parsable (.*)\)", (jobs / "submit.sh").read_text())
     assert [line.split()[-1] for line in submits] == names[:-1]
-    assert all(("afterany:" in line) == (number > 0) for number, line in enumerate(submits))
+    assert all(
+        ("afterany:" in line) == (number > 0) for number, line in enumerate(submits)
+    )
     bash = str(shutil.which("bash"))
     for name in names:
         assert subprocess.run([bash, "-n", str(jobs / name)]).returncode == 0
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_on_hosts_are_understood(
+    folder: Path, tmp_path: Path
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "hosts.md").read_text()
     commands = re.findall(r"^gristmill .*$", page, re.MULTILINE)
     assert [command.split()[1] for command in commands] == ["run", "slurm"]
-    for command, more in zip(commands, (["--dry-run"], ["--out", str(tmp_path / "jobs")]), strict=True):
-        words = command.replace("demo.yaml", str(folder / "m.yaml")).replace("/shared", str(tmp_path)).split()[1:]
+    for command, more in zip(
+        commands, (["--dry-run"], ["--out", str(tmp_path / "jobs")]), strict=True
+    ):
+        words = (
+            command.replace("demo.yaml", str(folder / "m.yaml"))
+            .replace("/shared", str(tmp_path))
+            .split()[1:]
+        )
         outcome = CliRunner().invoke(app, [*words, *more])
         assert outcome.exit_code == 0, outcome.output
     submitted = (tmp_path / "jobs" / "submit.sh").read_text()
@@ -148,16 +178,24 @@ def test_the_commands_of_the_page_on_hosts_are_understood(folder: Path, tmp_path
     [
         (
             ["--store", "/s", "--hosts", "3"],
-            "--hosts 3 cannot share 4 processes (engine.ranks) evenly: give a multiple, or --gpus",
+            "--hosts 3 cannot share 4 processes (engine.ranks) evenly: give a "
+            "multiple, or --gpus",
         ),
         ([], "give a store at a path that all hosts share"),
     ],
 )
 def test_what_cannot_run_on_several_hosts_is_refused(
-    folder: Path, tmp_path: Path, options: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path,
+    tmp_path: Path,
+    options: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("GRISTMILL_STORE", raising=False)
-    outcome = CliRunner().invoke(app, ["slurm", str(folder / "m.yaml"), "--out", str(tmp_path / "jobs"), *options])
+    outcome = CliRunner().invoke(
+        app,
+        ["slurm", str(folder / "m.yaml"), "--out", str(tmp_path / "jobs"), *options],
+    )
     assert outcome.exit_code == 2
     assert sentence in " ".join(outcome.output.split())
     assert not (tmp_path / "jobs").exists()
@@ -171,7 +209,9 @@ echo "$number;cluster"
 
 
 class StandIn:
-    """A fake Slurm: `sbatch` records submissions, whose tasks start on the hosts in turn."""
+    """A fake Slurm: `sbatch` records submissions, whose tasks start on the hosts in
+    turn.
+    """
 
     def __init__(self, folder: Path, hosts: tuple[Host, Host]) -> None:
         self.hosts = hosts
@@ -179,25 +219,43 @@ class StandIn:
         (folder / "bin").mkdir()
         (folder / "bin" / "sbatch").write_text(STAND_IN)
         (folder / "bin" / "sbatch").chmod(0o755)
-        self.environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "QUEUE": str(self._queue)}
+        self.environment = {
+            **os.environ,
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "QUEUE": str(self._queue),
+        }
 
     def submit(self, script: Path) -> list[Path]:
-        """Run `submit.sh` and return the submitted scripts, each of which waits for the previous one."""
-        process = subprocess.run([str(script)], env=self.environment, capture_output=True, text=True)
+        """Run `submit.sh` and return the submitted scripts, each of which waits for the
+        previous one.
+        """
+        process = subprocess.run(
+            [str(script)], env=self.environment, capture_output=True, text=True
+        )
         assert process.returncode == 0, process.stderr
         submissions = [line.split() for line in self._queue.read_text().splitlines()]
         assert process.stdout == f"the last job is {len(submissions)}\n"
         assert [line[1:-1] for line in submissions] == [
-            [f"--dependency=afterany:{number}"] if number else [] for number in range(len(submissions))
+            [f"--dependency=afterany:{number}"] if number else []
+            for number in range(len(submissions))
         ]
         return [script.parent / line[-1] for line in submissions]
 
     @contextlib.contextmanager
-    def task(self, script: Path, number: int, **environment: str) -> Iterator[subprocess.Popen[str]]:
-        """Run one task of an array, with a separate folder for its home and temporary files."""
+    def task(
+        self, script: Path, number: int, **environment: str
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Run one task of an array, with a separate folder for its home and temporary
+        files.
+        """
         process = self.hosts[number % 2].start(
             [str(script)],
-            {**self.environment, **environment, "SLURM_ARRAY_TASK_ID": str(number), "OMP_NUM_THREADS": "1"},
+            {
+                **self.environment,
+                **environment,
+                "SLURM_ARRAY_TASK_ID": str(number),
+                "OMP_NUM_THREADS": "1",
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=options_of(script)["chdir"],
@@ -210,19 +268,28 @@ class StandIn:
     def run(self, script: Path) -> None:
         """Run all tasks of a job to their ends."""
         with contextlib.ExitStack() as stack:
-            tasks = [stack.enter_context(self.task(script, number)) for number in tasks_of(script)]
+            tasks = [
+                stack.enter_context(self.task(script, number))
+                for number in tasks_of(script)
+            ]
             outputs = [task.communicate(timeout=250)[0] for task in tasks]
-        assert [task.returncode for task in tasks] == [0] * len(tasks), "\n".join(outputs)
+        assert [task.returncode for task in tasks] == [0] * len(tasks), "\n".join(
+            outputs
+        )
 
 
 def tasks_of(script: Path) -> range:
-    first, last = (int(part) for part in options_of(script).get("array", "0-0").split("-"))
+    first, last = (
+        int(part) for part in options_of(script).get("array", "0-0").split("-")
+    )
     return range(first, last + 1)
 
 
 def kill(process: subprocess.Popen[str]) -> None:
     """Kill a task and all its child processes, as Slurm does."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True
+    ).stdout
     children: dict[int, list[int]] = {}
     for line in listed.splitlines()[1:]:
         pid, parent = map(int, line.split())
@@ -236,11 +303,19 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 
 def below(pid: int, children: Mapping[int, list[int]]) -> list[int]:
-    return [descendant for child in children.get(pid, []) for descendant in (child, *below(child, children))]
+    return [
+        descendant
+        for child in children.get(pid, [])
+        for descendant in (child, *below(child, children))
+    ]
 
 
 def files_of(store: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(store)): path.read_bytes() for path in store.glob("*/*/data/**/*") if path.is_file()}
+    return {
+        str(path.relative_to(store)): path.read_bytes()
+        for path in store.glob("*/*/data/**/*")
+        if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -248,28 +323,65 @@ def files_of(store: Path) -> dict[str, bytes]:
 def test_arrays_on_two_hosts_make_the_bytes_of_one_also_when_a_task_is_killed_and_submitted_again(
     folder: Path, tmp_path: Path
 ) -> None:
-    """The hosts share only the store's folder; work claimed by the killed task is done again."""
-    alone = [sys.executable, "-m", "gristmill", "run", str(folder / "m.yaml"), "--until", "dedup", "--no-ui", "--store"]
-    process = subprocess.run([*alone, str(tmp_path / "alone")], capture_output=True, text=True, timeout=250)
+    """The hosts share only the store's folder; work claimed by the killed task is done
+    again.
+    """
+    alone = [
+        sys.executable,
+        "-m",
+        "gristmill",
+        "run",
+        str(folder / "m.yaml"),
+        "--until",
+        "dedup",
+        "--no-ui",
+        "--store",
+    ]
+    process = subprocess.run(
+        [*alone, str(tmp_path / "alone")], capture_output=True, text=True, timeout=250
+    )
     assert process.returncode == 0, process.stdout + process.stderr
     store = tmp_path / "store"
-    write(folder, tmp_path / "jobs", "--array", "2", "--cores", "1", "--store", str(store), "--until", "dedup")
+    write(
+        folder,
+        tmp_path / "jobs",
+        "--array",
+        "2",
+        "--cores",
+        "1",
+        "--store",
+        str(store),
+        "--until",
+        "dedup",
+    )
     with two_hosts() as hosts:
         slurm = StandIn(tmp_path, hosts)
         ingest, annotate, dedup = slurm.submit(tmp_path / "jobs" / "submit.sh")
         slurm.run(ingest)
         with slurm.task(annotate, 1, CAUGHT=str(tmp_path)) as caught:
-            wait_for((tmp_path / "reached").exists, "a task of host-b's in the middle of a shard")
+            wait_for(
+                (tmp_path / "reached").exists,
+                "a task of host-b's in the middle of a shard",
+            )
             with slurm.task(annotate, 0, CAUGHT=str(tmp_path)) as second_task:
                 (work,) = store.glob("annotate/*/work")
-                wait_for(lambda: [*work.glob("offers/hosts/host-a-*.beat")], "the arrival of host-a")
+                wait_for(
+                    lambda: [*work.glob("offers/hosts/host-a-*.beat")],
+                    "the arrival of host-a",
+                )
                 shards = len([*store.glob("ingest/*/data/part-*.parquet")])
                 assert shards > 10
-                wait_for(lambda: len([*work.glob("annotate/*.json")]) == shards - 1, "the end of all tasks but one")
+                wait_for(
+                    lambda: len([*work.glob("annotate/*.json")]) == shards - 1,
+                    "the end of all tasks but one",
+                )
                 kill(caught)
                 (tmp_path / "again").touch()
                 with slurm.task(annotate, 1, CAUGHT=str(tmp_path)) as again:
-                    outputs = [task.communicate(timeout=280)[0] for task in (second_task, again)]
+                    outputs = [
+                        task.communicate(timeout=280)[0]
+                        for task in (second_task, again)
+                    ]
         assert [second_task.returncode, again.returncode] == [0, 0], "\n".join(outputs)
         slurm.run(dedup)
     assert files_of(store) == files_of(tmp_path / "alone")

@@ -1,7 +1,8 @@
-"""A stage is defined in one place: no other file lists stages or compares with a stage's name.
+"""A stage is defined in one place: no other file lists stages or compares with a
+stage's name.
 
-Names of inputs in a stage's own function (`inputs["mix"]`) belong to that function; sections of the manifest have the
-names of the stages that they switch on.
+Names of inputs in a stage's own function (`inputs["mix"]`) belong to that function;
+sections of the manifest have the names of the stages that they switch on.
 """
 
 from __future__ import annotations
@@ -34,37 +35,62 @@ WORDS = frozenset(
         "examples",
     }
 )
-"""Names that are words of the field, too: columns, kinds of examples, parts of a table. Where one stands alone it tells
-nothing of stages."""
+"""Names that are words of the field, too: columns, kinds of examples, parts of a table.
+Where one stands alone it tells nothing of stages.
+"""
 ALLOWED = {
-    "mixtures/cross_checks.py": "sections that need one another: what a manifest lacks is said of its keys",
+    "mixtures/cross_checks.py": "sections that need one another: what a manifest "
+    "lacks is said of its keys",
     "mixtures/other_names.py": "sections of the manifest that have a key",
-    "train/parallel/compiling.py": "rows of one shape are those of next-token pre-training",
-    "mixtures/manifest.py": "sections of the manifest, and the models that they make, in their order",
+    "train/parallel/compiling.py": "rows of one shape are those of next-token "
+    "pre-training",
+    "mixtures/manifest.py": "sections of the manifest, and the models that they "
+    "make, in their order",
     "mixtures/steps/examples.py": "sections of the manifest that read sets of examples",
     "mixtures/reinforcement.py": "values of the key rl.start_from",
-    "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and rl, the last one first",
+    "train/stages/stage_inputs.py": "models among the inputs of evaluate, export and "
+    "rl, the last one first",
     "train/stages/teacher.py": "a value of the key sft.distill.teacher",
-    "train/stages/evaluate.py": "accuracy on pairs is measured of the model that learned from them alone",
-    "train/data/row_stream.py": "values of the argument `stage` of gristmill.stream, and whose settings they have",
-    "tokenize/importing/token_sources.py": "gives imported tokens to mix under the names of its inputs",
-    "dataprep/llm/generated_documents.py": "steps that choose among parents, and where their functions are",
-    "dataprep/examples/prepare_examples.py": "steps that judge examples too, and where their functions are",
-    "dataprep/examples/kept_examples.py": "folders below one stage's own output, called after its steps",
-    "flows/authoring/try_function.py": "what a function may be for, called after the steps that have one",
-    "flows/cli/command_groups.py": "commands, some of which are called like the stage that does the same in a run",
-    "flows/cli/try_command.py": "what a function may be for, called after the steps that have one",
-    "flows/planning/at_scale.py": "what each of four stages takes for 10^9 documents, by the constants of its own code",
-    "flows/planning/cluster_costs.py": "what was counted of each stage's requests, in a table",
-    "flows/report/llm_sections.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/document_sections.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/before_after.py": "each line of its table is about one training, whose summary it reads",
-    "flows/report/evaluation.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/mixture.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/terminal_summary.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/training.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/report/finetuning.py": "each section of the page is about one stage, whose summary it reads",
-    "flows/orchestration/cards.py": "the pictures of the page's sections, in the browser's card",
+    "train/stages/evaluate.py": "accuracy on pairs is measured of the model that "
+    "learned from them alone",
+    "train/data/row_stream.py": "values of the argument `stage` of gristmill.stream, "
+    "and whose settings they have",
+    "tokenize/importing/token_sources.py": "gives imported tokens to mix under the "
+    "names of its inputs",
+    "dataprep/llm/generated_documents.py": "steps that choose among parents, and "
+    "where their functions are",
+    "dataprep/examples/prepare_examples.py": "steps that judge examples too, and "
+    "where their functions are",
+    "dataprep/examples/kept_examples.py": "folders below one stage's own output, "
+    "called after its steps",
+    "flows/authoring/try_function.py": "what a function may be for, called after the "
+    "steps that have one",
+    "flows/cli/command_groups.py": "commands, some of which are called like the "
+    "stage that does the same in a run",
+    "flows/cli/try_command.py": "what a function may be for, called after the steps "
+    "that have one",
+    "flows/planning/at_scale.py": "what each of four stages takes for 10^9 "
+    "documents, by the constants of its own code",
+    "flows/planning/cluster_costs.py": "what was counted of each stage's requests, "
+    "in a table",
+    "flows/report/llm_sections.py": "each section of the page is about one stage, "
+    "whose summary it reads",
+    "flows/report/document_sections.py": "each section of the page is about one "
+    "stage, whose summary it reads",
+    "flows/report/before_after.py": "each line of its table is about one training, "
+    "whose summary it reads",
+    "flows/report/evaluation.py": "each section of the page is about one stage, "
+    "whose summary it reads",
+    "flows/report/mixture.py": "each section of the page is about one stage, whose "
+    "summary it reads",
+    "flows/report/terminal_summary.py": "each section of the page is about one "
+    "stage, whose summary it reads",
+    "flows/report/training.py": "each section of the page is about one stage, whose "
+    "summary it reads",
+    "flows/report/finetuning.py": "each section of the page is about one stage, "
+    "whose summary it reads",
+    "flows/orchestration/cards.py": "the pictures of the page's sections, in the "
+    "browser's card",
 }
 """Files that may name stages, with the reason."""
 
@@ -82,8 +108,8 @@ def is_name(node: ast.AST | None, names: frozenset[str] = NAMES) -> bool:
 
 
 def lists_of_stages(tree: ast.Module) -> Iterator[int]:
-    """Return lines of tuples, lists, sets, mappings and Literals with two or more stages, one of them not a common
-    word.
+    """Return lines of tuples, lists, sets, mappings and Literals with two or more
+    stages, one of them not a common word.
     """
     for node in ast.walk(tree):
         parts = (
@@ -91,7 +117,9 @@ def lists_of_stages(tree: ast.Module) -> Iterator[int]:
             if isinstance(node, ast.Tuple | ast.List | ast.Set)
             else (node.keys if isinstance(node, ast.Dict) else [])
         )
-        if sum(map(is_name, parts)) > 1 and any(is_name(part, NAMES - WORDS) for part in parts):
+        if sum(map(is_name, parts)) > 1 and any(
+            is_name(part, NAMES - WORDS) for part in parts
+        ):
             yield node.lineno
 
 
@@ -101,14 +129,21 @@ def questions_of_stages(tree: ast.Module) -> Iterator[int]:
         if (
             isinstance(node, ast.Compare)
             and any(isinstance(operator, ast.Eq | ast.NotEq) for operator in node.ops)
-            and any(is_name(part, NAMES - WORDS) for part in (node.left, *node.comparators))
+            and any(
+                is_name(part, NAMES - WORDS) for part in (node.left, *node.comparators)
+            )
         ):
             yield node.lineno
 
 
 def names_of_stages(tree: ast.Module) -> Iterator[int]:
     """Return lines that name a stage whose name is not a common word."""
-    keys = {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+    keys = {
+        id(key)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+    }
     for node in ast.walk(tree):
         if is_name(node, NAMES - WORDS) and id(node) not in keys:
             yield node.lineno
@@ -118,7 +153,9 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
 def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
     places = {
         name
-        for name, tree in files("mixtures", "core", "dataprep", "tokenize", "train", "flows")
+        for name, tree in files(
+            "mixtures", "core", "dataprep", "tokenize", "train", "flows"
+        )
         if [*lists_of_stages(tree), *questions_of_stages(tree)]
     }
     assert places - ALLOWED.keys() == set()
@@ -126,28 +163,42 @@ def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
 
 @pytest.mark.slow
 def test_whatever_is_about_all_stages_names_none() -> None:
-    places = {name: sorted(set(names_of_stages(tree))) for name, tree in files("flows") if name not in ALLOWED}
+    places = {
+        name: sorted(set(names_of_stages(tree)))
+        for name, tree in files("flows")
+        if name not in ALLOWED
+    }
     assert {name: lines for name, lines in places.items() if lines} == {}
 
 
 @pytest.mark.slow
 def test_every_exception_is_needed() -> None:
     trees = dict(files("mixtures", "core", "dataprep", "tokenize", "train", "flows"))
-    files_with_names = {name for name, tree in trees.items() if any(is_name(node) for node in ast.walk(tree))}
+    files_with_names = {
+        name
+        for name, tree in trees.items()
+        if any(is_name(node) for node in ast.walk(tree))
+    }
     assert ALLOWED.keys() - files_with_names == set()
 
 
 @pytest.mark.slow
 def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> None:
-    """Stages register the models of `prepare`, so modules that validate manifests without the stages would know no
-    step.
+    """Stages register the models of `prepare`, so modules that validate manifests
+    without the stages would know no step.
     """
     from tests.test_architecture import imported, module_name
 
-    imports_by_module = {module_name(path): set(imported(path)) for path in (ROOT / "flows").rglob("*.py")}
+    imports_by_module = {
+        module_name(path): set(imported(path))
+        for path in (ROOT / "flows").rglob("*.py")
+    }
     registry, reading = (
         "gristmill.flows.stages.registry",
-        {f"gristmill.mixtures.load.{name}" for name in ("load_manifest", "open_manifest", "parse_manifest")},
+        {
+            f"gristmill.mixtures.load.{name}"
+            for name in ("load_manifest", "open_manifest", "parse_manifest")
+        },
     )
 
     def reaches(module: str, visited: set[str]) -> bool:
@@ -160,5 +211,7 @@ def test_flows_that_read_a_manifest_know_the_steps_that_may_stand_in_it() -> Non
         )
 
     assert [
-        module for module, names in imports_by_module.items() if names & reading and not reaches(module, set())
+        module
+        for module, names in imports_by_module.items()
+        if names & reading and not reaches(module, set())
     ] == []

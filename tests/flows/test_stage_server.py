@@ -1,4 +1,6 @@
-"""A forked stage behaves as a started one: output, end, interrupt, death, environment."""
+"""A forked stage behaves as a started one: output, end, interrupt, death,
+environment.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ Make = Callable[..., Runner]
 
 
 @pytest.fixture
-def forked(toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Runner]]:
+def forked(
+    toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Runner]]:
     """Return a factory for runners whose toy stages are forked."""
     monkeypatch.setattr(stage_server, "FORKABLE", ("gristmill_toy_stages:",))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    server = ForkServer(stage_server.__name__, {"PYTHONHASHSEED": "0"}, ["gristmill_toy_stages"])
+    server = ForkServer(
+        stage_server.__name__, {"PYTHONHASHSEED": "0"}, ["gristmill_toy_stages"]
+    )
     yield lambda **configs: replace(toy_runner(**configs), server=server)
     server.close()
     assert not server.is_running
@@ -44,12 +50,21 @@ def forked(toy_runner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.slow
 def test_it_makes_the_same_and_tells_the_same(forked: Make) -> None:
     runner = forked(first={"n": 2}, second={})
-    assert [runner.run_stage(stage).how for stage in runner.plan] == ["Completed", "Completed"]
+    assert [runner.run_stage(stage).how for stage in runner.plan] == [
+        "Completed",
+        "Completed",
+    ]
     assert (runner.folder("second").data / "1.txt").read_text() == "1"
-    assert [event["done"] for event in runner.observer.events if event["event"] == "progress"] == [1, 2]  # type: ignore[attr-defined]
+    assert [
+        event["done"]
+        for event in runner.observer.events
+        if event["event"] == "progress"
+    ] == [1, 2]  # type: ignore[attr-defined]
     assert "a line for the log" in (runner.folder("second").logs / "1.log").read_text()
     cost = runner.folder("second").manifest()["cost"]
-    assert 0 <= cost["cpu_seconds"] < 5, "the stage does not share modules that the server imported"
+    assert 0 <= cost["cpu_seconds"] < 5, (
+        "the stage does not share modules that the server imported"
+    )
 
 
 @pytest.mark.slow
@@ -70,17 +85,24 @@ def test_its_exit_code_is_that_of_a_program(forked: Make) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(forked: Make) -> None:
+def test_an_interrupt_ends_its_whole_process_group_and_nothing_else(
+    forked: Make,
+) -> None:
     runner = forked(first={"n": 1}, waiting={})
     runner.run_stage("first")
     main = threading.main_thread().ident or 0
     runner.observer.on_event = lambda event: signal.pthread_kill(main, signal.SIGINT)  # type: ignore[attr-defined]
     with pytest.raises(KeyboardInterrupt):
         runner.run_stage("waiting")
-    pids = [int(pid) for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()]
+    pids = [
+        int(pid)
+        for pid in (runner.folder("waiting").data / "pids.txt").read_text().split()
+    ]
     assert [pid for pid in pids if is_running(pid)] == []
     runner.observer.on_event = lambda event: None  # type: ignore[attr-defined]
-    assert runner.run_stage("first", force=True).note == "same bytes as before", "the server can fork another stage"
+    assert runner.run_stage("first", force=True).note == "same bytes as before", (
+        "the server can fork another stage"
+    )
 
 
 @pytest.mark.slow
@@ -95,11 +117,14 @@ def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
     with pytest.raises(ForkServerError, match=r"has ended|ended with code"):
         runner.server.start({}, [], 1).begun()
     with monkeypatch.context() as dying:
-        dying.setattr(ForkServer, "is_running", property(lambda server: True))  # it dies between the check and the fork
+        # it dies between the check and the fork
+        dying.setattr(ForkServer, "is_running", property(lambda server: True))
         assert runner.run_stage("first", force=True).note == "same bytes as before"
 
 
-def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> None:
+def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> (
+    None
+):
     def node(name: str, run: str, launch: str = "process") -> Any:
         toy = toy_node(name, {})
         return replace(toy, stage=replace(toy.stage, run=run, launch=launch))  # type: ignore[arg-type]
@@ -110,8 +135,14 @@ def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_
         "pretrain": node("pretrain", "gristmill.train.stages.pretrain:run", "torchrun"),
         "own": node("own", "somebody.elses:run"),
     }
-    assert [name for name in plan if stage_server.is_forkable(plan, name)] == ["filter", "mix"]
-    for stages, engine in ((["filter", "pretrain"], Engine()), (list(plan), Engine(runner="FlinkRunner"))):
+    assert [name for name in plan if stage_server.is_forkable(plan, name)] == [
+        "filter",
+        "mix",
+    ]
+    for stages, engine in (
+        (["filter", "pretrain"], Engine()),
+        (list(plan), Engine(runner="FlinkRunner")),
+    ):
         with stage_server.stage_server(plan, stages, engine) as server:
             assert server is None
 
@@ -123,10 +154,16 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
 
     def start() -> Any:
         started.append(SimpleNamespace(closed=0))
-        return SimpleNamespace(close=lambda: setattr(started[-1], "closed", 1), import_soon=lambda modules: None)
+        return SimpleNamespace(
+            close=lambda: setattr(started[-1], "closed", 1),
+            import_soon=lambda modules: None,
+        )
 
     monkeypatch.setattr(stage_server, "_start", start)
-    manifest, record = tmp_path / "a.yaml", tmp_path / "store" / "runs" / "1" / "run.json"
+    manifest, record = (
+        tmp_path / "a.yaml",
+        tmp_path / "store" / "runs" / "1" / "run.json",
+    )
     manifest.write_text("name: a")
     store = str(tmp_path / "store")
 
@@ -138,17 +175,26 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
         return len(started) > started_before
 
     assert begins()
-    write_json(record, {"state": "completed", "manifest_file": str(manifest), "overrides": []})
+    write_json(
+        record, {"state": "completed", "manifest_file": str(manifest), "overrides": []}
+    )
     assert not begins()
     assert begins(("a=b",))
-    write_json(record, {"state": "failed", "manifest_file": str(manifest), "overrides": []})
+    write_json(
+        record, {"state": "failed", "manifest_file": str(manifest), "overrides": []}
+    )
     assert begins()
-    write_json(record, {"state": "completed", "manifest_file": str(manifest), "overrides": []})
+    write_json(
+        record, {"state": "completed", "manifest_file": str(manifest), "overrides": []}
+    )
     os.utime(record, (1, 1))
     assert begins(), "the manifest has changed since the start"
     node = toy_node("filter", {})
     plan = {
-        name: replace(node, stage=replace(node.stage, run="gristmill.dataprep.filtering.filter:run"))
+        name: replace(
+            node,
+            stage=replace(node.stage, run="gristmill.dataprep.filtering.filter:run"),
+        )
         for name in ("filter", "dedup")
     }
     with stage_server.early_server(str(manifest), (), store):
@@ -158,12 +204,20 @@ def test_it_begins_early_unless_a_run_of_the_same_was_completed_and_ends_where_n
         assert started[-1].closed, "the run uses the early server"
 
 
-def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     requested_modules: list[str] = []
     monkeypatch.setattr(
-        stage_server, "_start", lambda: SimpleNamespace(close=lambda: None, import_soon=requested_modules.extend)
+        stage_server,
+        "_start",
+        lambda: SimpleNamespace(
+            close=lambda: None, import_soon=requested_modules.extend
+        ),
     )
-    exact = Filter.model_validate({"rules": [{"gopher_quality": {"dialect": "datatrove", "words": "exact"}}]})
+    exact = Filter.model_validate(
+        {"rules": [{"gopher_quality": {"dialect": "datatrove", "words": "exact"}}]}
+    )
     plan = {
         name: replace(toy_node(name, {}), stage=STAGES[name], settings=settings)
         for name, settings in (("filter", exact), ("dedup", Dedup()))
@@ -179,11 +233,17 @@ def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(m
     assert STAGES["filter"].imports(Filter()) == []
 
 
-def test_a_worker_does_not_wait_for_what_another_one_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_does_not_wait_for_what_another_one_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "gristmill_toy_module.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     forked: list[list[str]] = []
-    monkeypatch.setattr(Server, "_fork", lambda self, line, output, request: forked.append(request["modules"]))
+    monkeypatch.setattr(
+        Server,
+        "_fork",
+        lambda self, line, output, request: forked.append(request["modules"]),
+    )
     ours, requests = socket.socketpair()
     with ours, requests:
         server = Server(requests, lambda request: 0)

@@ -25,7 +25,11 @@ def opened(*overrides: str, until: str | None = None, exactly: bool = False) -> 
 
 def changed_by(*overrides: str) -> list[str]:
     original, changed = opened().plan, opened(*overrides).plan
-    return [name for name in original if original[name].fingerprint != changed[name].fingerprint]
+    return [
+        name
+        for name in original
+        if original[name].fingerprint != changed[name].fingerprint
+    ]
 
 
 @pytest.mark.slow
@@ -86,19 +90,31 @@ def test_the_demo_has_every_stage_in_order() -> None:
         ("export.dtype=bf16", "export"),
     ],
 )
-def test_a_key_changes_its_own_stage_and_those_behind_it_only(override: str, first_changed: str) -> None:
+def test_a_key_changes_its_own_stage_and_those_behind_it_only(
+    override: str, first_changed: str
+) -> None:
     changed = changed_by(override)
     order = list(opened().plan)
     assert changed[0] == first_changed
-    untouched = {"sft_data": ["dpo_data", "pretrain"], "dpo_data": ["pretrain", "sft"]}.get(first_changed, [])
-    assert changed == [name for name in order[order.index(first_changed) :] if name not in untouched]
+    untouched = {
+        "sft_data": ["dpo_data", "pretrain"],
+        "dpo_data": ["pretrain", "sft"],
+    }.get(first_changed, [])
+    assert changed == [
+        name for name in order[order.index(first_changed) :] if name not in untouched
+    ]
 
 
-REINFORCED = ("rl={data: [{path: 'python-docs://'}], rewards: [{kind: length, target_tokens: 9}], steps: 2}",)
+REINFORCED = (
+    "rl={data: [{path: 'python-docs://'}], rewards: [{kind: length, "
+    "target_tokens: 9}], steps: 2}",
+)
 
 
 @pytest.mark.slow
-def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_that_take_it() -> None:
+def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_that_take_it() -> (
+    None
+):
     plan = opened(*REINFORCED).plan
     assert list(plan)[-4:] == ["dpo", "rl", "evaluate", "export"]
     assert set(plan["rl"].inputs) == {"mix", "tokenizer", "dpo"}
@@ -107,14 +123,23 @@ def test_reinforcement_comes_between_the_model_that_it_begins_with_and_those_tha
     from_sft = opened(*REINFORCED, "rl.start_from=sft").plan["rl"]
     assert set(from_sft.inputs) == {"mix", "tokenizer", "sft"}
     # The start model is an input; its name is not.
-    assert opened(*REINFORCED, "rl.start_from=dpo").plan["rl"].fingerprint == plan["rl"].fingerprint
+    assert (
+        opened(*REINFORCED, "rl.start_from=dpo").plan["rl"].fingerprint
+        == plan["rl"].fingerprint
+    )
 
 
 def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
     weights = "mix.weights={prose: 0.5, code: 0.5}"
-    low_weight, high_weight = (opened(weights, f"sources.code.weight={weight}").plan["mix"] for weight in (0.1, 0.9))
+    low_weight, high_weight = (
+        opened(weights, f"sources.code.weight={weight}").plan["mix"]
+        for weight in (0.1, 0.9)
+    )
     assert low_weight.fingerprint == high_weight.fingerprint
-    assert (low_weight.config["sources"]["code"]["weight"], high_weight.config["sources"]["code"]["weight"]) == (
+    assert (
+        low_weight.config["sources"]["code"]["weight"],
+        high_weight.config["sources"]["code"]["weight"],
+    ) == (
         0.1,
         0.9,
     )
@@ -123,9 +148,14 @@ def test_weights_that_the_mixture_overrides_are_in_no_recipe() -> None:
 @pytest.mark.slow
 def test_the_lineage_names_the_weights_that_counted() -> None:
     source_weights = opened().plan["export"].recipe["lineage"]
-    assert source_weights["sources"]["code"]["weight"] == opened().manifest.sources["code"].weight
+    assert (
+        source_weights["sources"]["code"]["weight"]
+        == opened().manifest.sources["code"].weight
+    )
     assert "mix" not in source_weights
-    mixture_weights = opened("mix.weights={prose: 0.5, code: 0.5}").plan["export"].recipe["lineage"]
+    mixture_weights = (
+        opened("mix.weights={prose: 0.5, code: 0.5}").plan["export"].recipe["lineage"]
+    )
     assert "weight" not in mixture_weights["sources"]["code"]
     assert mixture_weights["mix"] == {"weights": {"prose": 0.5, "code": 0.5}}
 
@@ -161,31 +191,49 @@ def test_how_the_work_is_done_changes_no_data(override: str) -> None:
         "dpo.log_every=3",
     ],
 )
-def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fingerprint(override: str) -> None:
+def test_how_a_training_computes_and_what_it_measures_on_the_way_changes_no_fingerprint(
+    override: str,
+) -> None:
     assert changed_by(override) == []
     key, _, value = override.partition("=")
     stage, _, name = key.partition(".")
-    assert opened(override).plan[stage].config[name] == int(value)  # The stage receives it all the same.
+    # The stage receives it all the same.
+    assert opened(override).plan[stage].config[name] == int(value)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "warmup"),
-    [(["sft.steps=20"], 2), (["sft.steps=400"], 20), (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15)],
+    [
+        (["sft.steps=20"], 2),
+        (["sft.steps=400"], 20),
+        (["sft.steps=20", "sft.schedule.warmup_steps=15"], 15),
+    ],
 )
-def test_the_recipe_names_the_warm_up_that_is_meant(settings: list[str], warmup: int) -> None:
+def test_the_recipe_names_the_warm_up_that_is_meant(
+    settings: list[str], warmup: int
+) -> None:
     node = opened(*settings).plan["sft"]
-    assert node.recipe["schedule"]["warmup_steps"] == node.config["schedule"]["warmup_steps"] == warmup
+    assert (
+        node.recipe["schedule"]["warmup_steps"]
+        == node.config["schedule"]["warmup_steps"]
+        == warmup
+    )
 
 
 def test_validations_that_end_a_training_are_in_its_fingerprint() -> None:
     stops = "pretrain.early_stopping={patience: 2}"
-    every_50, every_60 = (opened(stops, f"pretrain.validate_every={every}").plan["pretrain"] for every in (50, 60))
+    every_50, every_60 = (
+        opened(stops, f"pretrain.validate_every={every}").plan["pretrain"]
+        for every in (50, 60)
+    )
     assert every_50.fingerprint != every_60.fingerprint
 
 
 @pytest.mark.slow
-def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(tmp_path: Path) -> None:
+def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(
+    tmp_path: Path,
+) -> None:
     checkpoint = tmp_path / "step-00000004"
     checkpoint.mkdir()
     (checkpoint / "complete.json").write_text("{}")
@@ -197,7 +245,9 @@ def test_a_training_that_continues_from_a_checkpoint_names_it_by_its_content(tmp
         assert node.recipe["continue_from"][0]["path"] == "complete.json"
 
 
-def test_another_language_model_is_part_of_the_recipe_by_its_content(tmp_path: Path) -> None:
+def test_another_language_model_is_part_of_the_recipe_by_its_content(
+    tmp_path: Path,
+) -> None:
     model = tmp_path / "glotlid.bin"
     model.write_bytes(b"one model")
     override = f"prepare.langid.model={model}"
@@ -217,11 +267,17 @@ def test_a_chat_template_is_part_of_the_recipe_by_its_content(tmp_path: Path) ->
         (tmp_path / name / "chat.jinja").write_text(content)
 
     def node(name: str) -> Node:
-        return opened(f"tokenizer.chat_template_path={tmp_path / name / 'chat.jinja'}").plan["tokenizer"]
+        return opened(
+            f"tokenizer.chat_template_path={tmp_path / name / 'chat.jinja'}"
+        ).plan["tokenizer"]
 
-    assert node("one").fingerprint == node("copy").fingerprint != node("other").fingerprint
+    assert (
+        node("one").fingerprint == node("copy").fingerprint != node("other").fingerprint
+    )
     # The stage receives the path of the file.
-    assert node("one").config["tokenizer"]["chat_template_path"] == str(tmp_path / "one" / "chat.jinja")
+    assert node("one").config["tokenizer"]["chat_template_path"] == str(
+        tmp_path / "one" / "chat.jinja"
+    )
 
 
 def test_a_run_can_end_at_any_stage() -> None:
@@ -230,13 +286,20 @@ def test_a_run_can_end_at_any_stage() -> None:
         opened(until="polish")
 
 
-def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(tmp_path: Path) -> None:
+def test_a_stage_that_is_switched_off_stands_for_the_last_one_before_it(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.txt").write_text("text")
     manifest = tmp_path / "m.yaml"
-    manifest.write_text("name: m\nsources: {a: {path: a.txt}}\nprepare: [dedup]\ntokenizer:\n")
+    manifest.write_text(
+        "name: m\nsources: {a: {path: a.txt}}\nprepare: [dedup]\ntokenizer:\n"
+    )
     session = open_session(str(manifest), [], "nowhere", until="quality")
     assert list(session.plan) == ["ingest", "dedup"]
-    assert list(open_session(str(manifest), [], "nowhere", until="export").plan)[-1] == "tokenize"
+    assert (
+        list(open_session(str(manifest), [], "nowhere", until="export").plan)[-1]
+        == "tokenize"
+    )
     with pytest.raises(UnknownStageError, match="has no stage 'quality'"):
         open_session(str(manifest), [], "nowhere", until="quality", exactly=True)
 
@@ -248,7 +311,9 @@ def test_the_stages_behind_the_last_one_of_a_run_are_those_of_the_whole_plan() -
     names = list(whole_plan)
     for last in ("quality", "mix", "sft"):
         ended = {name: whole_plan[name] for name in names[: names.index(last) + 1]}
-        assert add_later_stages(ended, session.manifest, lambda node: node) == whole_plan
+        assert (
+            add_later_stages(ended, session.manifest, lambda node: node) == whole_plan
+        )
 
 
 def test_prefect_offers_every_stage() -> None:
@@ -257,7 +322,9 @@ def test_prefect_offers_every_stage() -> None:
     assert TypeAdapter(StageName).json_schema()["enum"] == list(STAGES)
 
 
-def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Path) -> None:
+def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(
+    tmp_path: Path,
+) -> None:
     def fingerprint(folder: str, item: str, **settings: int) -> str:
         home = tmp_path / folder
         (home / "eval").mkdir(parents=True, exist_ok=True)
@@ -279,17 +346,27 @@ def test_the_content_of_evaluation_sets_names_what_is_clean_of_them(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_it_has_its_own() -> None:
+def test_a_reward_model_learns_from_the_pairs_of_preference_optimisation_unless_it_has_its_own() -> (
+    None
+):
     shared_pairs = opened("reward={steps: 3}").plan
     assert list(shared_pairs).index("reward") == list(shared_pairs).index("sft") + 1
     assert shared_pairs["reward"].inputs.keys() == {"tokenizer", "sft"}
-    assert shared_pairs["reward"].config["data"] == shared_pairs["dpo_data"].config["data"]
-    own_pairs = opened("reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}").plan["reward"]
+    assert (
+        shared_pairs["reward"].config["data"] == shared_pairs["dpo_data"].config["data"]
+    )
+    own_pairs = opened(
+        "reward={steps: 3, data: [{path: 'python-docs://', limit: 7}]}"
+    ).plan["reward"]
     assert [item["limit"] for item in own_pairs.config["data"]] == [7]
-    assert {name: node.fingerprint for name, node in shared_pairs.items() if name != "reward"} == {
-        name: node.fingerprint for name, node in opened().plan.items()
-    }
-    other_pairs = opened("reward={steps: 3}", "dpo.data=[{path: 'python-docs://', limit: 7}]").plan["reward"]
+    assert {
+        name: node.fingerprint
+        for name, node in shared_pairs.items()
+        if name != "reward"
+    } == {name: node.fingerprint for name, node in opened().plan.items()}
+    other_pairs = opened(
+        "reward={steps: 3}", "dpo.data=[{path: 'python-docs://', limit: 7}]"
+    ).plan["reward"]
     assert other_pairs.fingerprint != shared_pairs["reward"].fingerprint
     with pytest.raises(ManifestError, match="reward: has no pairs to learn from"):
         opened("dpo=null", "reward={steps: 3}")
@@ -310,11 +387,23 @@ def test_what_a_teacher_says_depends_on_what_is_kept_of_it_and_not_on_what_a_stu
 
     def changed(*overrides: str) -> list[str]:
         changed_plan = opened(*base, *overrides).plan
-        return [name for name in base_plan if base_plan[name].fingerprint != changed_plan[name].fingerprint]
+        return [
+            name
+            for name in base_plan
+            if base_plan[name].fingerprint != changed_plan[name].fingerprint
+        ]
 
     behind = list(base_plan)[list(base_plan).index("sft") :]
-    assert changed("sft.distill.kind=reverse") == changed("sft.distill.weight=0.9") == behind
-    assert changed("sft.distill.top_k=5") == changed("sft.distill.temperature=2") == ["teacher", *behind]
+    assert (
+        changed("sft.distill.kind=reverse")
+        == changed("sft.distill.weight=0.9")
+        == behind
+    )
+    assert (
+        changed("sft.distill.top_k=5")
+        == changed("sft.distill.temperature=2")
+        == ["teacher", *behind]
+    )
     assert changed("pretrain.steps=7") == ["pretrain", *behind]
     own_teacher = opened("sft.distill.teacher=pretrain").plan["teacher"]
     assert own_teacher.inputs.keys() == {"tokenizer", "sft_data", "pretrain"}
@@ -328,21 +417,46 @@ def test_single_answers_cost_another_reference_and_no_other_rows() -> None:
     kto = opened("dpo.loss=kto").plan["reference"]
     assert kto.recipe["answers"] is True
     assert "answers" not in opened().plan["reference"].recipe
-    assert opened("dpo.loss=kto", "dpo.undesirable_weight=1.3").plan["reference"].fingerprint == kto.fingerprint
-    # A model frozen under adapters is its own reference in any storage format; a rounded one is another model.
+    assert (
+        opened("dpo.loss=kto", "dpo.undesirable_weight=1.3")
+        .plan["reference"]
+        .fingerprint
+        == kto.fingerprint
+    )
+    # A model frozen under adapters is its own reference in any storage format; a
+    # rounded one is another model.
     assert changed_by("dpo.lora.rank=4") == ["dpo", "evaluate", "export"]
-    assert changed_by("dpo.lora.base=int8") == ["reference", "dpo", "evaluate", "export"]
+    assert changed_by("dpo.lora.base=int8") == [
+        "reference",
+        "dpo",
+        "evaluate",
+        "export",
+    ]
     int8 = opened("dpo.lora.base=int8").plan["reference"].fingerprint
-    assert opened("dpo.lora.base=int8", "dpo.lora.rank=4").plan["reference"].fingerprint == int8
-    assert opened("dpo.lora.base=int8", "dpo.lora.targets=[q_proj]").plan["reference"].fingerprint != int8
+    assert (
+        opened("dpo.lora.base=int8", "dpo.lora.rank=4").plan["reference"].fingerprint
+        == int8
+    )
+    assert (
+        opened("dpo.lora.base=int8", "dpo.lora.targets=[q_proj]")
+        .plan["reference"]
+        .fingerprint
+        != int8
+    )
 
 
 @pytest.mark.slow
-def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_unigram_vocabulary_without_its_package_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tokenizer, "find_spec", lambda name: None)
     expected_message = (
-        "unigram needs sentencepiece, which is not installed; install it with: pip install 'gristmill[sentencepiece]'"
+        "unigram needs sentencepiece, which is not installed; install it with: pip "
+        "install 'gristmill[sentencepiece]'"
     )
-    for model, expected in (("unigram", [(("tokenizer", "model"), expected_message)]), ("superbpe", [])):
+    for model, expected in (
+        ("unigram", [(("tokenizer", "model"), expected_message)]),
+        ("superbpe", []),
+    ):
         manifest = load_manifest(DEMO, [f"tokenizer.model={model}"])
         assert [*tokenizer.preflight(manifest, "tokenizer", {})] == expected

@@ -1,4 +1,6 @@
-"""Every command of the start pages runs in an empty folder and prints the page's output: `make test-docs`."""
+"""Every command of the start pages runs in an empty folder and prints the page's
+output: `make test-docs`.
+"""
 
 from __future__ import annotations
 
@@ -23,4 +25,6 @@ def test_what_the_page_says_happens(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RUN)
 def test_every_block_of_the_page_is_run_or_is_a_file_that_is(name: str) -> None:
     text = (START / name).read_text()
-    assert [block["text"] for block in MARKED.finditer(text)] == [block_text for _, block_text in BLOCK.findall(text)]
+    assert [block["text"] for block in MARKED.finditer(text)] == [
+        block_text for _, block_text in BLOCK.findall(text)
+    ]

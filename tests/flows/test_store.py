@@ -27,7 +27,9 @@ def folder(tmp_path: Path) -> StageFolder:
     return Store.at(tmp_path).folder("toy", "demo", "f" * 64)
 
 
-def test_a_folder_is_missing_then_unfinished_then_committed(folder: StageFolder) -> None:
+def test_a_folder_is_missing_then_unfinished_then_committed(
+    folder: StageFolder,
+) -> None:
     assert folder.state() == "missing"
     folder.begin({"stage": "toy"})
     assert folder.state() == "unfinished"
@@ -35,23 +37,37 @@ def test_a_folder_is_missing_then_unfinished_then_committed(folder: StageFolder)
     assert folder.state() == "committed"
 
 
-def test_the_manifest_lists_every_file_with_size_and_checksum(folder: StageFolder) -> None:
+def test_the_manifest_lists_every_file_with_size_and_checksum(
+    folder: StageFolder,
+) -> None:
     manifest = committed(folder).manifest()
     assert manifest["summary"] == {"n": 3}
-    assert {name: file["bytes"] for name, file in manifest["files"].items()} == {"a.bin": 4, "sub/b.bin": 2}
+    assert {name: file["bytes"] for name, file in manifest["files"].items()} == {
+        "a.bin": 4,
+        "sub/b.bin": 2,
+    }
     # SHA-256 of b"aaaa".
-    assert manifest["files"]["a.bin"]["sha256"] == "61be55a8e2f6b4e172338bddf184d6dbee29c98853e0a0485ecee7f27b9af0b4"
+    assert (
+        manifest["files"]["a.bin"]["sha256"]
+        == "61be55a8e2f6b4e172338bddf184d6dbee29c98853e0a0485ecee7f27b9af0b4"
+    )
 
 
-def test_what_only_attempts_needed_is_gone_after_the_commit(folder: StageFolder) -> None:
+def test_what_only_attempts_needed_is_gone_after_the_commit(
+    folder: StageFolder,
+) -> None:
     assert list(committed(folder).work.iterdir()) == []
 
 
-def test_a_truncated_or_deleted_file_makes_the_commit_corrupt(folder: StageFolder) -> None:
+def test_a_truncated_or_deleted_file_makes_the_commit_corrupt(
+    folder: StageFolder,
+) -> None:
     committed(folder)
     (folder.data / "a.bin").write_bytes(b"aaa")
     assert folder.state() == "corrupt"
-    assert list(folder.damage()) == [f"{folder.data / 'a.bin'} has 3 bytes, committed were 4"]
+    assert list(folder.damage()) == [
+        f"{folder.data / 'a.bin'} has 3 bytes, committed were 4"
+    ]
     (folder.data / "a.bin").unlink()
     assert list(folder.damage()) == [f"{folder.data / 'a.bin'} is gone"]
 
@@ -71,14 +87,18 @@ def test_an_edited_manifest_is_not_believed(folder: StageFolder) -> None:
         folder.manifest()
 
 
-def test_starting_again_puts_a_damaged_commit_aside_and_removes_half_written_files(folder: StageFolder) -> None:
+def test_starting_again_puts_a_damaged_commit_aside_and_removes_half_written_files(
+    folder: StageFolder,
+) -> None:
     committed(folder)
     (folder.data / "a.bin").unlink()
     (folder.data / f"c.bin{TEMPORARY_MARK}1-2").write_bytes(b"half")
     folder.begin({"stage": "toy"})
     assert folder.state() == "unfinished"
     assert sorted(path.name for path in folder.data.iterdir()) == ["sub"]
-    assert (folder.path / "_CORRUPT.0").read_text() == f"{folder.data / 'a.bin'} is gone\n"
+    assert (
+        folder.path / "_CORRUPT.0"
+    ).read_text() == f"{folder.data / 'a.bin'} is gone\n"
 
 
 def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_commit_and_are_not_in_it(
@@ -93,8 +113,12 @@ def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_c
     assert [path.name for path in folder.data.iterdir()] == ["a.bin"]
 
 
-def test_a_commit_is_not_disturbed_by_hosts_that_still_write_to_the_work_folder(folder: StageFolder) -> None:
-    """A host keeps sending heartbeats by a file that it creates, renames and removes, and by a folder that it creates."""
+def test_a_commit_is_not_disturbed_by_hosts_that_still_write_to_the_work_folder(
+    folder: StageFolder,
+) -> None:
+    """A host keeps sending heartbeats by a file that it creates, renames and removes,
+    and by a folder that it creates.
+    """
     folder.begin({"stage": "toy"})
     writing, ended = threading.Event(), threading.Event()
 
@@ -126,7 +150,9 @@ def test_the_name_is_decoration_and_the_fingerprint_decides(tmp_path: Path) -> N
     assert store.folder("toy", "demo", "e" * 64).state() == "missing"
 
 
-def test_a_file_that_is_interrupted_while_written_does_not_appear(tmp_path: Path) -> None:
+def test_a_file_that_is_interrupted_while_written_does_not_appear(
+    tmp_path: Path,
+) -> None:
     target = tmp_path / "x.bin"
     target.write_bytes(b"old")
 
@@ -160,10 +186,20 @@ def test_the_store_works_on_an_fsspec_url() -> None:
 def test_what_a_stage_lists_outlives_its_commit(tmp_path: Path) -> None:
     folder = StageFolder(tmp_path / "pretrain" / "x--0")
     folder.begin({})
-    for name in ("checkpoints/step-1/a", "checkpoints/step-2/a", "tensorboard/events", "other/b", "c"):
+    for name in (
+        "checkpoints/step-1/a",
+        "checkpoints/step-2/a",
+        "tensorboard/events",
+        "other/b",
+        "c",
+    ):
         (folder.work / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.work / name).write_text("")
     (folder.work / "kept.json").write_text('["checkpoints/step-2"]')
     folder.commit({}, {})
-    remaining = sorted(path.relative_to(folder.work).as_posix() for path in folder.work.rglob("*") if path.is_file())
+    remaining = sorted(
+        path.relative_to(folder.work).as_posix()
+        for path in folder.work.rglob("*")
+        if path.is_file()
+    )
     assert remaining == ["checkpoints/step-2/a", "tensorboard/events"]

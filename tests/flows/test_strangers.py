@@ -1,4 +1,6 @@
-"""A whole chain whose workers share only a store with the driver, on two hosts without gristmill."""
+"""A whole chain whose workers share only a store with the driver, on two hosts without
+gristmill.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ store = fsspec.filesystem("s3")
 for name in ("web", "books"):
     store.put(f"{sys.argv[1]}/{name}", f"{sys.argv[2]}/{name}", recursive=True)
 """
-FETCH = "import fsspec, sys; fsspec.filesystem('s3').get(sys.argv[1], sys.argv[2], recursive=True)"
+FETCH = (
+    "import fsspec, sys; fsspec.filesystem('s3').get(sys.argv[1], sys.argv[2], "
+    "recursive=True)"
+)
 AWAIT = """
 import fsspec, sys, time
 store = fsspec.filesystem("s3", use_listings_cache=False)
@@ -71,14 +76,18 @@ sys.argv[0] = "gristmill"
 from gristmill.flows.cli.main import main
 main()
 """
-"""A driver on a host that sees no processes of other hosts, with leases of three seconds."""
+"""A driver on a host that sees no processes of other hosts, with leases of three
+seconds.
+"""
 TIMED = "metrics.jsonl"
 """File with the time of each step beside its loss."""
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The corpus of the engine tests: its sources go to the store, all else stays on the driver's disk."""
+    """The corpus of the engine tests: its sources go to the store, all else stays on
+    the driver's disk.
+    """
     manifest = write_corpus(tmp_path_factory.mktemp("project"))
     text = MANIFEST.replace("web/*.warc.gz", f"s3://{BUCKET}/web/*.warc.gz")
     text = text.replace("books/*.jsonl", f"s3://{BUCKET}/books/*.jsonl")
@@ -97,12 +106,18 @@ def expected(project: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """Checksums of the output of one machine in a folder."""
     store = tmp_path_factory.mktemp("here")
     with object_store(BUCKET) as port:
-        environment = {**os.environ, **CREDENTIALS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
+        environment = {
+            **os.environ,
+            **CREDENTIALS,
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        }
         for command in (
             (sys.executable, "-c", SEND, str(project.parent), BUCKET),
             (*RUN, str(project), "--no-ui", "--store", str(store)),
         ):
-            process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            process = subprocess.run(
+                command, env=environment, capture_output=True, text=True, check=False
+            )
             assert process.returncode == 0, process.stdout + process.stderr
     checksums = sums(store)
     assert {name.partition("/")[0] for name in checksums} == set(STAGES)
@@ -113,12 +128,19 @@ def sums(store: Path) -> dict[str, str]:
     """Return the SHA-256 of each file; for a training, that of its losses."""
     files = [path for path in sorted(store.glob("*/*/data/**/*")) if path.is_file()]
     return {
-        str(path.relative_to(store)): str(losses(path)) if path.name == TIMED else sha256_file(path) for path in files
+        str(path.relative_to(store)): str(losses(path))
+        if path.name == TIMED
+        else sha256_file(path)
+        for path in files
     }
 
 
 def losses(path: Path) -> list[float]:
-    loss_values = [line["loss"] for line in map(json.loads, path.read_text().splitlines()) if "loss" in line]
+    loss_values = [
+        line["loss"]
+        for line in map(json.loads, path.read_text().splitlines())
+        if "loss" in line
+    ]
     assert len(loss_values) == 6
     return loss_values
 
@@ -127,7 +149,9 @@ def losses(path: Path) -> list[float]:
 def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
     name: str, project: Path, expected: dict[str, str], tmp_path: Path
 ) -> None:
-    """On Dask the driver is also killed, and restarted on a host that sees nothing of the first one."""
+    """On Dask the driver is also killed, and restarted on a host that sees nothing of
+    the first one.
+    """
     try:
         with machines(tmp_path, hidden=project.parent) as cluster:
             cluster.run(sys.executable, "-c", SEND, str(project.parent), BUCKET)
@@ -144,16 +168,28 @@ def test_workers_that_share_only_a_store_make_the_bytes_of_one_machine(
             )
             if name == "dask":
                 first = cluster.lead(sys.executable, "-c", DRIVER, "one", *arguments)
-                cluster.run(sys.executable, "-c", AWAIT, f"{BUCKET}/store/dedup/*/work/*/*.json")
+                cluster.run(
+                    sys.executable, "-c", AWAIT, f"{BUCKET}/store/dedup/*/work/*/*.json"
+                )
                 first.kill()
-                output = cluster.run(sys.executable, "-c", DRIVER, "another", *arguments)
+                output = cluster.run(
+                    sys.executable, "-c", DRIVER, "another", *arguments
+                )
                 assert "making this output; waiting" in " ".join(output.split())
             else:
                 cluster.run(sys.executable, "-m", "gristmill", *arguments)
-            cluster.run(sys.executable, "-c", FETCH, f"{BUCKET}/store", str(cluster.folder / "there"))
+            cluster.run(
+                sys.executable,
+                "-c",
+                FETCH,
+                f"{BUCKET}/store",
+                str(cluster.folder / "there"),
+            )
     except MissingEngineError as error:
         pytest.skip(str(error))
     stages = STAGES[: STAGES.index(LAST[name]) + 1]
     assert sums(cluster.folder / "there") == {
-        file: checksum for file, checksum in expected.items() if file.partition("/")[0] in stages
+        file: checksum
+        for file, checksum in expected.items()
+        if file.partition("/")[0] in stages
     }

@@ -1,4 +1,5 @@
-"""Whatever happens to a run, the same command ends with the same bytes: one point of each kind of `bench chaos`.
+"""Whatever happens to a run, the same command ends with the same bytes: one point of
+each kind of `bench chaos`.
 
 The long form, `gristmill bench chaos`, runs hundreds of random points over all stages.
 """
@@ -32,7 +33,9 @@ def scene(undisturbed: Undisturbed, tmp_path: Path) -> Scene:
 
 
 def attempt(scene: Scene, change: str, act: Act) -> tuple[Fuse, int]:
-    """Run with a fuse that fires before the first change with a prefix; returns the fuse and the exit code."""
+    """Run with a fuse that fires before the first change with a prefix; returns the
+    fuse and the exit code.
+    """
     fuse = replace(scene.fuse(1, act), before=change)
     process = gristmill(scene.run.arguments(scene.store, scene.stage), burn_at(fuse))
     assert fuse.has_burnt(), fuse.changes()
@@ -40,11 +43,17 @@ def attempt(scene: Scene, change: str, act: Act) -> tuple[Fuse, int]:
     return fuse, process.returncode
 
 
-def test_a_run_ended_in_shards_and_around_its_commit_goes_on_to_the_same_bytes(scene: Scene) -> None:
+def test_a_run_ended_in_shards_and_around_its_commit_goes_on_to_the_same_bytes(
+    scene: Scene,
+) -> None:
     folder = scene.run.folder_in(scene.store, "ingest")
-    killed = attempt(scene, "rename data/part-00001-000.parquet", "kill it and all above")
+    killed = attempt(
+        scene, "rename data/part-00001-000.parquet", "kill it and all above"
+    )
     assert not (folder.data / "part-00001-000.parquet").exists()
-    terminated = attempt(scene, "rename data/part-00001-000.parquet", "terminate the flow")
+    terminated = attempt(
+        scene, "rename data/part-00001-000.parquet", "terminate the flow"
+    )
     killed_before_marker = attempt(scene, "open _SUCCESS.tmp-", "kill the flow")
     assert (folder.path / "manifest.json").exists()
     assert folder.state() == "unfinished"
@@ -70,7 +79,9 @@ def test_deleted_and_truncated_files_are_found_and_made_again(scene: Scene) -> N
 def test_a_full_disk_is_told_of_and_with_space_the_stage_goes_on(scene: Scene) -> None:
     try:
         for number, share in enumerate((0.1, 0.5, 0.9)):
-            turn = replace(scene, store=scene.store.with_name(f"store-{number}"), number=number)
+            turn = replace(
+                scene, store=scene.store.with_name(f"store-{number}"), number=number
+            )
             assert surroundings.fill_the_disk(turn, share) == []
     except CannotMountError as error:
         pytest.skip(f"no disk can be mounted here: {error}")
@@ -90,7 +101,11 @@ def test_a_disk_is_changed_once_what_was_killed_has_let_go_of_it(
     try:
         with surroundings.mounted(tmp_path / "disk", 1 << 20) as remount:
             open_file = (tmp_path / "disk" / "held").open("w")
-            monkeypatch.setattr(surroundings.time, "sleep", lambda seconds: (waits.append(seconds), open_file.close()))
+            monkeypatch.setattr(
+                surroundings.time,
+                "sleep",
+                lambda seconds: (waits.append(seconds), open_file.close()),
+            )
             remount("ro")
             assert len(waits) == 1
             with pytest.raises(OSError, match="Read-only"):

@@ -1,4 +1,6 @@
-"""Sweeps: the choice of mixtures, the analysis of their measurements, and proxies that differ in nothing else."""
+"""Sweeps: the choice of mixtures, the analysis of their measurements, and proxies that
+differ in nothing else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from rich.console import Console
 
 from gristmill.core.store import StageFolder, Store
 from gristmill.flows.sweeps.grid import Grid, SweepError, mixtures_of, read_grid
-from gristmill.flows.sweeps.proxies import Sweep, check_held_out, plan_sweep, task_errors, trained_alike
+from gristmill.flows.sweeps.proxies import (
+    Sweep,
+    check_held_out,
+    plan_sweep,
+    task_errors,
+    trained_alike,
+)
 from gristmill.flows.sweeps.results import analyse, fit, least_within_hull
 from gristmill.flows.sweeps.sweep_report import (
     as_html,
@@ -48,7 +56,8 @@ def three(*shares: float) -> dict[str, float]:
 
 def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(
-        "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: [1]}\ndirichlet: {samples: 2}\n"
+        "mixtures: [{prose: 1}, {prose: 2, code: 2}]\ngrid: {prose: [1, 3], code: "
+        "[1]}\ndirichlet: {samples: 2}\n"
     )
     tried = mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
     assert tried[:3] == [three(1, 0, 0), three(0.5, 0.5, 0), three(0.75, 0.25, 0)]
@@ -56,7 +65,10 @@ def test_lists_grids_and_draws_are_all_tried_once_as_shares(tmp_path: Path) -> N
     for mixture in tried:
         assert sum(mixture.values()) == pytest.approx(1, abs=1e-5)
     (tmp_path / "list.yaml").write_text("- {prose: 1}\n- {code: 1}\n")
-    assert mixtures_of(read_grid(tmp_path / "list.yaml"), OWN) == [three(1, 0, 0), three(0, 1, 0)]
+    assert mixtures_of(read_grid(tmp_path / "list.yaml"), OWN) == [
+        three(1, 0, 0),
+        three(0, 1, 0),
+    ]
 
 
 @given(st.integers(1, 6), st.integers(1, 6))
@@ -64,7 +76,10 @@ def test_a_draw_does_not_depend_on_how_many_are_drawn(few: int, more: int) -> No
     def drawn(number: int) -> list[dict[str, float]]:
         return mixtures_of(
             Grid.model_validate(
-                {"mixtures": [three(1, 0, 0), three(0, 1, 0)], "dirichlet": {"samples": number, "concentration": 2.0}}
+                {
+                    "mixtures": [three(1, 0, 0), three(0, 1, 0)],
+                    "dirichlet": {"samples": number, "concentration": 2.0},
+                }
             ),
             OWN,
         )
@@ -73,7 +88,9 @@ def test_a_draw_does_not_depend_on_how_many_are_drawn(few: int, more: int) -> No
 
 
 def test_draws_lie_around_the_manifests_own_weights() -> None:
-    tried = mixtures_of(Grid.model_validate({"dirichlet": {"samples": 400, "concentration": 3.0}}), OWN)
+    tried = mixtures_of(
+        Grid.model_validate({"dirichlet": {"samples": 400, "concentration": 3.0}}), OWN
+    )
     mean = np.array([list(mixture.values()) for mixture in tried]).mean(axis=0)
     assert mean == pytest.approx([0.6, 0.2, 0.2], abs=0.03)
 
@@ -81,11 +98,17 @@ def test_draws_lie_around_the_manifests_own_weights() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("mixtures: [{poetry: 1}, {prose: 1}]", "no such source: poetry \\(sources: prose, code, maths\\)"),
+        (
+            "mixtures: [{poetry: 1}, {prose: 1}]",
+            "no such source: poetry \\(sources: prose, code, maths\\)",
+        ),
         ("- {prose: 1}\n- {prose: 2}", "a sweep needs at least 2 mixtures, not 1"),
         ("- {prose: 0}\n- {prose: 2}", "all weights of a mixture are 0"),
         ("mixes: []", "mixes: unknown key.*a mapping with mixtures, grid, dirichlet"),
-        ("- {prose: -1}", "mixtures.0.prose: input should be greater than or equal to 0"),
+        (
+            "- {prose: -1}",
+            "mixtures.0.prose: input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
@@ -94,10 +117,14 @@ def test_wrong_grids_are_refused(tmp_path: Path, text: str, complaint: str) -> N
         mixtures_of(read_grid(tmp_path / "grid.yaml"), OWN)
 
 
-def test_a_source_that_counts_without_held_out_text_is_refused_as_soon_as_a_mixture_is_made() -> None:
+def test_a_source_that_counts_without_held_out_text_is_refused_as_soon_as_a_mixture_is_made() -> (
+    None
+):
     held_out = {"prose": {"rows": 3}, "code": {"rows": 0}}
     check_held_out(held_out, {"prose": 1.0, "code": 0.0, "maths": 0.0})
-    with pytest.raises(SweepError, match=r"no held-out text of code, maths; raise mix\.validation"):
+    with pytest.raises(
+        SweepError, match=r"no held-out text of code, maths; raise mix\.validation"
+    ):
         check_held_out(held_out, {"prose": 0.5, "code": 0.25, "maths": 0.25})
 
 
@@ -106,28 +133,40 @@ def shares(number: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_the_fit_is_the_model_that_foretells_the_mixtures_that_it_has_not_seen() -> None:
+def test_the_fit_is_the_model_that_foretells_the_mixtures_that_it_has_not_seen() -> (
+    None
+):
     tried, law = shares(14), np.array([-3.0, 0.5, -0.4])
     linear = fit(tried, tried @ np.array([1.0, 2.0, 3.0]))
-    assert (linear.model, linear.errors["linear"]) == ("linear", pytest.approx(0, abs=1e-9))
+    assert (linear.model, linear.errors["linear"]) == (
+        "linear",
+        pytest.approx(0, abs=1e-9),
+    )
     curved = fit(tried, 0.8 + np.exp(tried @ law))
     assert curved.model == "law"
     assert curved.errors["law"] < 0.01 < curved.errors["linear"] < curved.errors["mean"]
     elsewhere = shares(5, seed=1)
-    assert curved.predict(elsewhere) == pytest.approx(0.8 + np.exp(elsewhere @ law), abs=0.02)
+    assert curved.predict(elsewhere) == pytest.approx(
+        0.8 + np.exp(elsewhere @ law), abs=0.02
+    )
     noise = fit(tried, 2.0 + 0.1 * np.random.default_rng(2).standard_normal(14))
     assert noise.errors[noise.model] <= noise.errors["mean"]
 
 
 def test_without_enough_mixtures_for_a_model_the_mean_is_all_there_is() -> None:
     assert set(fit(shares(3), np.array([1.0, 2.0, 3.0])).errors) == {"mean"}
-    assert set(fit(shares(4), np.array([1.0, 2.0, 3.0, 4.0])).errors) == {"mean", "linear"}
+    assert set(fit(shares(4), np.array([1.0, 2.0, 3.0, 4.0])).errors) == {
+        "mean",
+        "linear",
+    }
 
 
 def test_the_suggestion_lies_within_what_was_tried() -> None:
     corners = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 
-    def least(objective: Any, most: np.ndarray | None = None) -> tuple[np.ndarray, float]:
+    def least(
+        objective: Any, most: np.ndarray | None = None
+    ) -> tuple[np.ndarray, float]:
         solution = least_within_hull(objective, corners, most)
         assert solution is not None
         return solution
@@ -137,12 +176,24 @@ def test_the_suggestion_lies_within_what_was_tried() -> None:
     weights, value = least(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1))
     assert weights == pytest.approx([0.3, 0.4, 0.3], abs=1e-3)
     assert value == pytest.approx(0, abs=1e-5)
-    weights, _ = least(lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1), np.array([0.2, 1.0, 1.0]))
+    weights, _ = least(
+        lambda where: ((where - [0.3, 0.4, 0.3]) ** 2).sum(axis=1),
+        np.array([0.2, 1.0, 1.0]),
+    )
     assert weights == pytest.approx([0.2, 0.45, 0.35], abs=1e-3)
-    assert least_within_hull(lambda where: where[:, 0], corners, np.array([0.05, 1.0, 1.0])) is None
+    assert (
+        least_within_hull(
+            lambda where: where[:, 0], corners, np.array([0.05, 1.0, 1.0])
+        )
+        is None
+    )
 
 
-def sweep(mixtures: list[dict[str, float]], seeds: int = 1, target: dict[str, float] | None = None) -> Sweep:
+def sweep(
+    mixtures: list[dict[str, float]],
+    seeds: int = 1,
+    target: dict[str, float] | None = None,
+) -> Sweep:
     return Sweep(
         "small.yaml",
         (),
@@ -154,25 +205,36 @@ def sweep(mixtures: list[dict[str, float]], seeds: int = 1, target: dict[str, fl
     )
 
 
-def outcome(number: int, weights: dict[str, float], *per_seed: dict[str, float], rows: str = "v") -> dict[str, Any]:
+def outcome(
+    number: int, weights: dict[str, float], *per_seed: dict[str, float], rows: str = "v"
+) -> dict[str, Any]:
     return {
         "mixture": number,
         "weights": weights,
         "validation": {"prose": rows, "code": rows},
         "proxies": [
-            {"seed": seed, "fingerprint": "f", "bits_per_byte": values} for seed, values in enumerate(per_seed)
+            {"seed": seed, "fingerprint": "f", "bits_per_byte": values}
+            for seed, values in enumerate(per_seed)
         ],
     }
 
 
-def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(tmp_path: Path) -> None:
-    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion_that_runs(
+    tmp_path: Path,
+) -> None:
+    mixtures = [
+        {"prose": share, "code": round(1 - share, 6)}
+        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+    ]
     outcomes = [
         outcome(
             number,
             mixture,
             *(
-                {"prose": 2 + np.exp(-3 * mixture["prose"]) + wiggle, "code": 1 + np.exp(-3 * mixture["code"]) - wiggle}
+                {
+                    "prose": 2 + np.exp(-3 * mixture["prose"]) + wiggle,
+                    "code": 1 + np.exp(-3 * mixture["code"]) - wiggle,
+                }
                 for wiggle in (0.0, 0.002)
             ),
         )
@@ -180,9 +242,15 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
     ]
     analysis = analyse(sweep(mixtures, 2), outcomes)
     first = analysis["mixtures"][0]
-    assert first["bits_per_byte"]["prose"]["mean"] == pytest.approx(2 + np.exp(-0.3) + 0.001)
-    assert first["bits_per_byte"]["prose"]["spread"] == pytest.approx(0.002 / np.sqrt(2))
-    assert first["target"]["mean"] == pytest.approx(1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2)
+    assert first["bits_per_byte"]["prose"]["mean"] == pytest.approx(
+        2 + np.exp(-0.3) + 0.001
+    )
+    assert first["bits_per_byte"]["prose"]["spread"] == pytest.approx(
+        0.002 / np.sqrt(2)
+    )
+    assert first["target"]["mean"] == pytest.approx(
+        1.5 + (np.exp(-0.3) + np.exp(-2.7)) / 2
+    )
     assert first["target"]["spread"] == pytest.approx(0, abs=1e-12)
     assert analysis["suggestion"]["weights"]["prose"] == pytest.approx(0.5, abs=0.02)
     printed = StringIO()
@@ -204,11 +272,19 @@ def test_results_have_the_spread_between_runs_the_weighted_mean_and_a_suggestion
 
 def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
     """Of 100 mixed tokens at most 30 may be prose, which is 15 tokens twice."""
-    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    mixtures = [
+        {"prose": share, "code": round(1 - share, 6)}
+        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+    ]
     outcomes = [
         {
             **outcome(
-                number, mixture, {"prose": 2 + np.exp(-3 * mixture["prose"]), "code": 1 + np.exp(-3 * mixture["code"])}
+                number,
+                mixture,
+                {
+                    "prose": 2 + np.exp(-3 * mixture["prose"]),
+                    "code": 1 + np.exp(-3 * mixture["code"]),
+                },
             ),
             "supply": {"prose": 30.0, "code": 400.0},
         }
@@ -216,12 +292,19 @@ def test_what_is_suggested_keeps_to_the_repetition_of_the_whole_set() -> None:
     ]
     analysis = analyse(replace(sweep(mixtures), tokens=100), outcomes)
     assert analysis["limits"] == {"prose": 0.3, "code": 1.0}
-    assert analysis["suggestion"]["weights"] == pytest.approx({"prose": 0.3, "code": 0.7}, abs=1e-4)
+    assert analysis["suggestion"]["weights"] == pytest.approx(
+        {"prose": 0.3, "code": 0.7}, abs=1e-4
+    )
     assert analysis["suggestion"]["best_tried"]["mixture"] == 1
-    assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(analysis)
+    assert "prose (0.300) at the maximum that max_epochs allows" in describe_suggestion(
+        analysis
+    )
     infeasible = analyse(replace(sweep(mixtures), tokens=1000), outcomes)
     assert infeasible["suggestion"] is None
-    assert "the largest shares are prose 0.030, code 0.400; raise a max_epochs" in describe_suggestion(infeasible)
+    assert (
+        "the largest shares are prose 0.030, code 0.400; raise a max_epochs"
+        in describe_suggestion(infeasible)
+    )
 
 
 def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
@@ -244,30 +327,68 @@ def test_a_task_of_the_training_can_be_what_counts(tmp_path: Path) -> None:
             )
         )
     )
-    assert task_errors(tmp_path / "metrics.jsonl") == {"quiz": 0.75, "gap": 3.5, "text": 2.5}
+    assert task_errors(tmp_path / "metrics.jsonl") == {
+        "quiz": 0.75,
+        "gap": 3.5,
+        "text": 2.5,
+    }
 
-    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    outcomes = [outcome(number, item, {"prose": 2.0, "code": 1.0}) for number, item in enumerate(mixtures)]
+    mixtures = [
+        {"prose": share, "code": round(1 - share, 6)}
+        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+    ]
+    outcomes = [
+        outcome(number, item, {"prose": 2.0, "code": 1.0})
+        for number, item in enumerate(mixtures)
+    ]
     for item in outcomes:
-        item["proxies"][0]["tasks"] = {"quiz": 0.3 + np.exp(-2 * item["weights"]["code"])}
-    analysis = analyse(sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes)
-    assert analysis["suggestion"]["weights"] == pytest.approx({"prose": 0.1, "code": 0.9}, abs=1e-4)
+        item["proxies"][0]["tasks"] = {
+            "quiz": 0.3 + np.exp(-2 * item["weights"]["code"])
+        }
+    analysis = analyse(
+        sweep(mixtures, target={"prose": 0.0, "code": 0.0, "quiz": 1.0}), outcomes
+    )
+    assert analysis["suggestion"]["weights"] == pytest.approx(
+        {"prose": 0.1, "code": 0.9}, abs=1e-4
+    )
     assert "of quiz" in as_html("small", analysis)
 
     for name in ("a.txt", "b.txt", "c.txt", "quiz.jsonl"):
         (tmp_path / name).write_text("{}")
     manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(MANIFEST.replace("seed: 5}", "seed: 5, tasks: [{name: quiz, path: quiz.jsonl, kind: cloze}]}"))
+    manifest.write_text(
+        MANIFEST.replace(
+            "seed: 5}", "seed: 5, tasks: [{name: quiz, path: quiz.jsonl, kind: cloze}]}"
+        )
+    )
     grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    planned = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"quiz": 3.0, "code": 1.0})
+    planned = plan_sweep(
+        str(manifest),
+        grid,
+        10,
+        1,
+        {},
+        [],
+        str(tmp_path / "store"),
+        {"quiz": 3.0, "code": 1.0},
+    )
     assert planned.target == {"prose": 0.0, "code": 0.25, "maths": 0.0, "quiz": 0.75}
     assert planned.tokens == 9000
-    with pytest.raises(SweepError, match=r"no such source: riddle \(sources: .*; tasks of pretrain.tasks: quiz\)"):
-        plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"riddle": 1.0})
+    with pytest.raises(
+        SweepError,
+        match=r"no such source: riddle \(sources: .*; tasks of pretrain.tasks: quiz\)",
+    ):
+        plan_sweep(
+            str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store"), {"riddle": 1.0}
+        )
 
 
-def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(tmp_path: Path) -> None:
-    """Of three sets the second has the rows of the first, the third has others; the first was trained on."""
+def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(
+    tmp_path: Path,
+) -> None:
+    """Of three sets the second has the rows of the first, the third has others; the
+    first was trained on.
+    """
     store, recipe = Store(tmp_path), {"steps": 3}
     for number, tokens in enumerate((1, 1, 2)):
         write_packed_set(
@@ -283,15 +404,20 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(t
             "recipe": recipe,
             "version": 2,
             "fingerprint": "f" * 16,
-            "inputs": [{"stage": "mix", "folder": str(tmp_path / "mix" / "s--0" / "data")}],
+            "inputs": [
+                {"stage": "mix", "folder": str(tmp_path / "mix" / "s--0" / "data")}
+            ],
         }
     )
     trained.commit({}, {})
 
     def alike(number: int, steps: int = 3, version: int = 2) -> StageFolder | None:
-        node = SimpleNamespace(recipe={"steps": steps}, stage=SimpleNamespace(version=version))
+        node = SimpleNamespace(
+            recipe={"steps": steps}, stage=SimpleNamespace(version=version)
+        )
         session: Any = SimpleNamespace(
-            plan={"pretrain": node}, folder=lambda stage: StageFolder(tmp_path / stage / f"s--{number}")
+            plan={"pretrain": node},
+            folder=lambda stage: StageFolder(tmp_path / stage / f"s--{number}"),
         )
         return trained_alike(session)
 
@@ -302,67 +428,121 @@ def test_a_training_on_the_same_rows_is_reused_whatever_its_mixture_was_called(t
 
 
 def test_a_fit_that_is_no_better_than_the_mean_suggests_nothing() -> None:
-    mixtures = [{"prose": share, "code": round(1 - share, 6)} for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    mixtures = [
+        {"prose": share, "code": round(1 - share, 6)}
+        for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+    ]
     outcomes = [
         outcome(number, mixture, {"prose": 2 + 0.1 * (-1) ** number, "code": 1.0})
         for number, mixture in enumerate(mixtures)
     ]
     analysis = analyse(sweep(mixtures, target={"prose": 1.0, "code": 0.0}), outcomes)
     assert analysis["suggestion"] is None
-    assert "no mixture is suggested: the leave-one-out error of the fit is" in describe_suggestion(analysis)
+    assert (
+        "no mixture is suggested: the leave-one-out error of the fit is"
+        in describe_suggestion(analysis)
+    )
     assert "no mixture is suggested" in as_html("small", analysis)
 
 
-def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_are_an_error() -> None:
+def test_mixtures_that_could_not_be_trained_are_named_and_other_validation_rows_are_an_error() -> (
+    None
+):
     mixtures = [three(1, 0, 0), three(0, 1, 0), three(0.5, 0.5, 0)]
     values = {"prose": 2.0, "code": 1.0}
-    failed = {"mixture": 2, "weights": mixtures[2], "proxies": [], "error": "too few tokens"}
-    analysis = analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed])
+    failed = {
+        "mixture": 2,
+        "weights": mixtures[2],
+        "proxies": [],
+        "error": "too few tokens",
+    }
+    analysis = analyse(
+        sweep(mixtures),
+        [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values), failed],
+    )
     assert [failure["mixture"] for failure in analysis["failed"]] == [2]
     assert "2 mixtures are too few to fit a model" in analysis["refusal"]
     with pytest.raises(SweepError, match="measured on different held-out rows"):
-        analyse(sweep(mixtures), [outcome(0, mixtures[0], values), outcome(1, mixtures[1], values, rows="w")])
+        analyse(
+            sweep(mixtures),
+            [
+                outcome(0, mixtures[0], values),
+                outcome(1, mixtures[1], values, rows="w"),
+            ],
+        )
 
 
-def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(tmp_path: Path) -> None:
+def test_proxies_differ_in_weights_and_seed_only_and_read_their_tokens_once(
+    tmp_path: Path,
+) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("text")
     manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
     manifest.write_text(MANIFEST)
     grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    planned = plan_sweep(str(manifest), grid, 10, 2, {"width": 64}, ["mix.validation=0.1"], str(tmp_path / "store"))
+    planned = plan_sweep(
+        str(manifest),
+        grid,
+        10,
+        2,
+        {"width": 64},
+        ["mix.validation=0.1"],
+        str(tmp_path / "store"),
+    )
     assert planned.seeds == (5, 6)
     assert planned.target == three(0.6, 0.2, 0.2)
     with pytest.raises(SweepError, match="--target: no such source: poetry"):
-        plan_sweep(str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0})
+        plan_sweep(
+            str(manifest), grid, 10, 2, {}, [], str(tmp_path / "store"), {"poetry": 1.0}
+        )
     first_proxy, second_proxy = planned.proxy(0, 5), planned.proxy(1, 6)
     assert first_proxy.manifest.mix is not None
     assert first_proxy.manifest.mix.tokens == 10 * 4 * 64
     assert first_proxy.manifest.pretrain is not None
-    assert (first_proxy.manifest.pretrain.steps, first_proxy.manifest.pretrain.model.width) == (10, 64)
+    assert (
+        first_proxy.manifest.pretrain.steps,
+        first_proxy.manifest.pretrain.model.width,
+    ) == (10, 64)
     assert (
         first_proxy.plan["tokenize"].fingerprint
         == second_proxy.plan["tokenize"].fingerprint
         == planned.shared().plan["tokenize"].fingerprint
     )
-    recipes = [{**session.plan["pretrain"].recipe} for session in (first_proxy, second_proxy)]
+    recipes = [
+        {**session.plan["pretrain"].recipe} for session in (first_proxy, second_proxy)
+    ]
     assert [recipe.pop("seed") for recipe in recipes] == [5, 6]
     assert recipes[0] == recipes[1]
     mixes = [session.plan["mix"].recipe for session in (first_proxy, second_proxy)]
     assert mixes[0] != mixes[1]
-    assert suggested_text(str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}).count("weight: 0.25") == 2
+    assert (
+        suggested_text(
+            str(manifest), {"prose": 0.5, "code": 0.25, "maths": 0.25}
+        ).count("weight: 0.25")
+        == 2
+    )
 
 
 def test_limits_of_the_whole_set_do_not_bind_a_proxy(tmp_path: Path) -> None:
     for name in "abc":
         (tmp_path / f"{name}.txt").write_text("text")
     manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(MANIFEST.replace("weight: 3}", "weight: 3, min_tokens: 5000, max_tokens: 8000, max_epochs: 2}"))
+    manifest.write_text(
+        MANIFEST.replace(
+            "weight: 3}",
+            "weight: 3, min_tokens: 5000, max_tokens: 8000, max_epochs: 2}",
+        )
+    )
     grid.write_text("- {code: 1}\n- {prose: 1, maths: 1}\n")
-    proxy = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")).proxy(0, 5)
+    proxy = plan_sweep(
+        str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")
+    ).proxy(0, 5)
     prose = proxy.manifest.sources["prose"]
     assert (prose.min_tokens, prose.max_tokens, prose.max_epochs) == (None, None, 2.0)
-    limits = {name: source["min_tokens"] for name, source in proxy.plan["mix"].recipe["sources"].items()}
+    limits = {
+        name: source["min_tokens"]
+        for name, source in proxy.plan["mix"].recipe["sources"].items()
+    }
     assert limits == dict.fromkeys(OWN)
 
 
@@ -370,7 +550,11 @@ def test_a_proxy_makes_no_data_of_later_trainings(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt", "c.txt", "chats.jsonl"):
         (tmp_path / name).write_text("text")
     manifest, grid = tmp_path / "small.yaml", tmp_path / "grid.yaml"
-    manifest.write_text(MANIFEST + "sft: {data: [{path: chats.jsonl, format: messages}], steps: 3}\n")
+    manifest.write_text(
+        MANIFEST + "sft: {data: [{path: chats.jsonl, format: messages}], steps: 3}\n"
+    )
     grid.write_text("- {prose: 1}\n- {prose: 1, maths: 1}\n")
-    proxy = plan_sweep(str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")).proxy(0, 5)
+    proxy = plan_sweep(
+        str(manifest), grid, 10, 1, {}, [], str(tmp_path / "store")
+    ).proxy(0, 5)
     assert list(proxy.plan) == ["ingest", "tokenizer", "tokenize", "mix", "pretrain"]

@@ -9,7 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
-from gristmill.flows.questions.find_documents import DocumentNotFoundError, find_document
+from gristmill.flows.questions.find_documents import (
+    DocumentNotFoundError,
+    find_document,
+)
 from gristmill.flows.questions.takedown import (
     TakedownError,
     find_documents,
@@ -19,13 +22,20 @@ from gristmill.flows.questions.takedown import (
 )
 
 RECORD = "#11111111-2222-3333-4444-555555555555"
-LOCATORS = ["https://a.example/x" + RECORD, "https://a.example/x" + RECORD.replace("1", "9"), "b.jsonl#0", "c.txt"]
+LOCATORS = [
+    "https://a.example/x" + RECORD,
+    "https://a.example/x" + RECORD.replace("1", "9"),
+    "b.jsonl#0",
+    "c.txt",
+]
 IDS = [document_id("web", locator, locator) for locator in LOCATORS]
 
 
 @pytest.fixture
 def inputs(tmp_path: Path) -> dict[str, Path]:
-    """Four documents in two shards; the last two are near-duplicates, of which the last one was dropped."""
+    """Four documents in two shards; the last two are near-duplicates, of which the last
+    one was dropped.
+    """
     for shard, rows in enumerate(([0, 1], [2, 3])):
         shard_ids = pa.array([IDS[row] for row in rows], pa.binary(16))
         locators = [LOCATORS[row] for row in rows]
@@ -46,7 +56,11 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
         write_table(
             tmp_path / "dedup" / f"part-{shard}.parquet",
             pa.table(
-                {"id": shard_ids, "keep": [row < 3 for row in rows], "cluster": pa.array(clusters, pa.binary(16))}
+                {
+                    "id": shard_ids,
+                    "keep": [row < 3 for row in rows],
+                    "cluster": pa.array(clusters, pa.binary(16)),
+                }
             ),
         )
     write_table(
@@ -54,15 +68,23 @@ def inputs(tmp_path: Path) -> dict[str, Path]:
         pa.table(
             {
                 name: pa.array([value], pa.binary(16))
-                for name, value in (("cluster", IDS[2]), ("survivor", IDS[2]), ("member", IDS[3]))
+                for name, value in (
+                    ("cluster", IDS[2]),
+                    ("survivor", IDS[2]),
+                    ("member", IDS[3]),
+                )
             }
         ),
     )
     return {name: tmp_path / name for name in ("ingest", "dedup")}
 
 
-def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(inputs: dict[str, Path]) -> None:
-    documents, missing = find_documents(inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32])
+def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(
+    inputs: dict[str, Path],
+) -> None:
+    documents, missing = find_documents(
+        inputs, [IDS[3].hex().upper(), "https://a.example/x", "b.jsonl#9", "0" * 32]
+    )
     assert {name: entry["shard"] for name, entry in documents.items()} == {
         IDS[0]: "part-0.parquet",
         IDS[1]: "part-0.parquet",
@@ -72,26 +94,42 @@ def test_ids_locators_and_addresses_find_documents_and_what_fits_none_is_named(i
     assert set(find_documents(inputs, [LOCATORS[0], "c.txt"])[0]) == {IDS[0], IDS[3]}
 
 
-def test_an_address_in_the_metadata_finds_its_documents_too(inputs: dict[str, Path]) -> None:
-    """Documents from rows of a file have their address in the metadata, as `trace` shows it."""
+def test_an_address_in_the_metadata_finds_its_documents_too(
+    inputs: dict[str, Path],
+) -> None:
+    """Documents from rows of a file have their address in the metadata, as `trace`
+    shows it.
+    """
     shard = inputs["ingest"] / "part-1.parquet"
     table = pq.read_table(shard)
     rows = ['{"url": "https://b.example/2"}', '{"title": "no address"}']
     write_table(
         shard,
         table.set_column(
-            table.schema.get_field_index("metadata"), "metadata", pa.array(rows, table.schema.field("metadata").type)
+            table.schema.get_field_index("metadata"),
+            "metadata",
+            pa.array(rows, table.schema.field("metadata").type),
         ),
     )
-    documents, missing = find_documents(inputs, ["https://b.example/2", "https://b.example/3"])
+    documents, missing = find_documents(
+        inputs, ["https://b.example/2", "https://b.example/3"]
+    )
     assert (list(documents), missing) == ([IDS[2]], ["https://b.example/3"])
     assert find_document(inputs, "https://b.example/2")[1:] == ("part-1.parquet", 0)
-    with pytest.raises(DocumentNotFoundError, match="no document has the id, locator or address 'https://b"):
+    with pytest.raises(
+        DocumentNotFoundError,
+        match="no document has the id, locator or address 'https://b",
+    ):
         find_document(inputs, "https://b.example/3")
-    assert str(none_there(["https://b.example/3"])) == "there is no such document: https://b.example/3"
+    assert (
+        str(none_there(["https://b.example/3"]))
+        == "there is no such document: https://b.example/3"
+    )
 
 
-def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(inputs: dict[str, Path]) -> None:
+def test_near_duplicates_are_found_from_the_survivor_and_from_the_dropped(
+    inputs: dict[str, Path],
+) -> None:
     assert near_duplicates(inputs, [IDS[2]]) == {IDS[3]}
     assert near_duplicates(inputs, [IDS[3], IDS[0]]) == {IDS[2]}
     assert near_duplicates({"ingest": inputs["ingest"]}, [IDS[2]]) == set()
@@ -102,7 +140,9 @@ def test_a_list_has_names_or_json_a_line(tmp_path: Path) -> None:
     path.write_text('# why\n\nabc\n{"url": "https://a.example"}\nabc\n')
     assert read_list(path) == ["abc", "https://a.example"]
     path.write_text('{"title": "x"}')
-    with pytest.raises(TakedownError, match=r"list:1: has none of the keys id, locator, url"):
+    with pytest.raises(
+        TakedownError, match=r"list:1: has none of the keys id, locator, url"
+    ):
         read_list(path)
     path.write_text("# nothing\n")
     with pytest.raises(TakedownError, match="names no document"):

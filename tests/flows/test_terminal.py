@@ -41,13 +41,24 @@ def test_brackets_and_colons_are_printed_in_sentences_cells_and_headings() -> No
     assert stream.getvalue().count(WRITTEN) == 3
 
 
-def test_a_printed_command_can_be_typed_again(toy_runner: Callable[..., Runner]) -> None:
+def test_a_printed_command_can_be_typed_again(
+    toy_runner: Callable[..., Runner],
+) -> None:
     runner = toy_runner(first={"n": 1})
     manifest = Manifest(name="toy", sources={"a": Source(path="x")})
-    session = Session(manifest, "my[old].yaml", ["sft.lora.targets=[q_proj]"], runner.store, None, runner.plan)
+    session = Session(
+        manifest,
+        "my[old].yaml",
+        ["sft.lora.targets=[q_proj]"],
+        runner.store,
+        None,
+        runner.plan,
+    )
     console, stream = printed()
     print_next(session, {"training": {}, "summaries": {}}, Path("run"), console)
-    assert "status 'my[old].yaml' --set 'sft.lora.targets=[q_proj]'" in stream.getvalue()
+    assert (
+        "status 'my[old].yaml' --set 'sft.lora.targets=[q_proj]'" in stream.getvalue()
+    )
 
 
 def test_a_run_names_its_own_report_while_another_of_the_manifest_has_a_newer_one(
@@ -67,24 +78,41 @@ def test_a_run_names_its_own_report_while_another_of_the_manifest_has_a_newer_on
 
 def test_a_bar_shows_a_job_by_its_name(toy_runner: Callable[..., Runner]) -> None:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=120, markup=False, emoji=False)
+    console = Console(
+        file=stream, force_terminal=True, width=120, markup=False, emoji=False
+    )
     observer, runner = TerminalObserver(console), toy_runner(first={"n": 1})
     node = runner.plan["first"]
     observer.stage_started(node, False, runner.folder("first"))
-    observer.stage_event(node, {"event": "progress", "job": "[bold]a[/bold]", "done": 1, "total": 2, "unit": "[x]"})
+    observer.stage_event(
+        node,
+        {
+            "event": "progress",
+            "job": "[bold]a[/bold]",
+            "done": 1,
+            "total": 2,
+            "unit": "[x]",
+        },
+    )
     observer.stop_bar()
     assert "first [bold]a[/bold]" in stream.getvalue()
     assert "1/2 [x]" in stream.getvalue()
 
 
-def test_names_of_stages_have_a_column_as_wide_as_the_longest(toy_runner: Callable[..., Runner]) -> None:
+def test_names_of_stages_have_a_column_as_wide_as_the_longest(
+    toy_runner: Callable[..., Runner],
+) -> None:
     console, stream = printed()
     runner = toy_runner(mix={"n": 1}, dedup_semantic={"n": 2})
     observer = TerminalObserver(console, runner.plan)
     for name, node in runner.plan.items():
         observer.stage_started(node, False, runner.folder(name))
-        observer.stage_finished(node, Outcome(name, node.fingerprint, "Completed", 1.5, runner.folder(name)))
-    assert [line.index("Completed") for line in stream.getvalue().splitlines()] == [len("+ dedup_semantic ")] * 2
+        observer.stage_finished(
+            node, Outcome(name, node.fingerprint, "Completed", 1.5, runner.folder(name))
+        )
+    assert [line.index("Completed") for line in stream.getvalue().splitlines()] == [
+        len("+ dedup_semantic ")
+    ] * 2
 
 
 def test_why_a_stage_would_run_is_printed_with_its_lists(capsys) -> None:
@@ -107,15 +135,34 @@ def test_every_console_is_made_by_the_one_that_reads_no_markup() -> None:
     console_files = []
     for folder in ("flows", "train", "tokenize", "dataprep", "mixtures"):
         for file in (ROOT / folder).rglob("*.py"):
-            calls = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+            calls = (
+                node
+                for node in ast.walk(ast.parse(file.read_text()))
+                if isinstance(node, ast.Call)
+            )
             console_files += [
-                str(file.relative_to(ROOT)) for call in calls if getattr(call.func, "id", "") == "Console"
+                str(file.relative_to(ROOT))
+                for call in calls
+                if getattr(call.func, "id", "") == "Console"
             ]
     assert console_files == ["flows/running/terminal.py"]
 
 
-def test_a_command_that_asks_duckdb_prints_its_answer_and_nothing_at_its_end(tmp_path: Path) -> None:
-    """DuckDB's binding reports leaked objects when Python exits without a garbage collection."""
-    command = "import gristmill.flows.cli.main as cli, duckdb, sys; sys.argv[1:] = ['--version']; cli.main()"
-    process = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path)
+def test_a_command_that_asks_duckdb_prints_its_answer_and_nothing_at_its_end(
+    tmp_path: Path,
+) -> None:
+    """DuckDB's binding reports leaked objects when Python exits without a garbage
+    collection.
+    """
+    command = (
+        "import gristmill.flows.cli.main as cli, duckdb, sys; sys.argv[1:] = "
+        "['--version']; cli.main()"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", command],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
     assert (process.stderr, process.stdout.split()[0]) == ("", "gristmill")

@@ -1,4 +1,6 @@
-"""Passages of a text are traced to documents of training rows, and to the steps that read them."""
+"""Passages of a text are traced to documents of training rows, and to the steps that
+read them.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,10 @@ pretrain: {steps: 20, global_batch_size: 8, model: {layers: 1, width: 16, heads:
 
 
 def prose(rng: random.Random) -> str:
-    return ". ".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) for _ in range(12)) + ".\n"
+    return (
+        ". ".join(" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) for _ in range(12))
+        + ".\n"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +55,21 @@ def traced(tmp_path_factory: pytest.TempPathFactory) -> Session:
     """A run up to its text index: 60 documents of two sources."""
     folder, rng = tmp_path_factory.mktemp("traced"), random.Random(8)
     for source in ("web", "books"):
-        lines = [json.dumps({"text": prose(rng), "url": f"https://{source}.example/{number}"}) for number in range(60)]
+        lines = [
+            json.dumps(
+                {"text": prose(rng), "url": f"https://{source}.example/{number}"}
+            )
+            for number in range(60)
+        ]
         (folder / f"{source}.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "traced.yaml").write_text(MANIFEST)
-    session = open_session(str(folder / "traced.yaml"), [], str(folder / "store"), until="text_index")
-    assert launch(session, list(session.plan), frozenset(), tracked=False, summarise=False) == 0
+    session = open_session(
+        str(folder / "traced.yaml"), [], str(folder / "store"), until="text_index"
+    )
+    assert (
+        launch(session, list(session.plan), frozenset(), tracked=False, summarise=False)
+        == 0
+    )
     return open_session(str(folder / "traced.yaml"), [], str(folder / "store"))
 
 
@@ -68,7 +83,12 @@ def pieces(session: Session) -> list[dict[str, Any]]:
     packed = PackedSet(session.folder("mix").data)
     rows = list(range(packed.rows))
     return [
-        {**piece, "tokens": packed.read([piece["row"]])[0, piece["start"] : piece["start"] + piece["length"]]}
+        {
+            **piece,
+            "tokens": packed.read([piece["row"]])[
+                0, piece["start"] : piece["start"] + piece["length"]
+            ],
+        }
         for piece in packed.pieces(rows).to_pylist()
     ]
 
@@ -77,17 +97,25 @@ def pieces(session: Session) -> list[dict[str, Any]]:
 def test_spans_cut_out_of_documents_at_the_borders_of_words_are_found_whole(
     traced: Session, tokenizer: TextTokenizer
 ) -> None:
-    """Spans have 8 or more tokens in a row; the found row, document and position are exact."""
+    """Spans have 8 or more tokens in a row; the found row, document and position are
+    exact.
+    """
     rng, planted = random.Random(1), 0
     for piece in pieces(traced)[::6]:
-        text = tokenizer.decode([token for token in piece["tokens"].tolist() if token != tokenizer.eos])
+        text = tokenizer.decode(
+            [token for token in piece["tokens"].tolist() if token != tokenizer.eos]
+        )
         words = text.split(" ")[1:-1]
         if len(words) < 12:
             continue
         begin = rng.randrange(len(words) - 10)
         span = " ".join(words[begin : begin + 10])
         (traced_span,) = trace_text(traced, span)["spans"]
-        assert (traced_span["text"].strip(), traced_span["begin"] <= 1, traced_span["end"]) == (span, True, len(span))
+        assert (
+            traced_span["text"].strip(),
+            traced_span["begin"] <= 1,
+            traced_span["end"],
+        ) == (span, True, len(span))
         assert traced_span["tokens"] >= 8
         places = {(place["id"], place["row"]) for place in traced_span["places"]}
         assert (piece["id"].hex(), piece["row"]) in places
@@ -101,7 +129,9 @@ def test_spans_cut_out_at_any_character_are_found_but_for_the_words_at_their_end
 ) -> None:
     rng, planted = random.Random(2), 0
     for piece in pieces(traced)[::5]:
-        text = tokenizer.decode([token for token in piece["tokens"].tolist() if token != tokenizer.eos])
+        text = tokenizer.decode(
+            [token for token in piece["tokens"].tolist() if token != tokenizer.eos]
+        )
         if "\N{REPLACEMENT CHARACTER}" in text or len(text) < 70:
             continue
         begin = rng.randrange(len(text) - 60)
@@ -120,7 +150,9 @@ def test_a_place_says_document_address_row_and_the_steps_that_read_it(
     piece = next(candidate for candidate in pieces(traced) if candidate["length"] > 40)
     span = tokenizer.decode(piece["tokens"][5:35].tolist())
     answer = trace_text(traced, span)
-    place = next(place for place in answer["spans"][0]["places"] if place["row"] == piece["row"])
+    place = next(
+        place for place in answer["spans"][0]["places"] if place["row"] == piece["row"]
+    )
     assert place["id"] == piece["id"].hex()
     assert place["url"].startswith(f"https://{place['source']}.example/")
     assert 0 <= place["offset"] - piece["offset"] <= 10
@@ -137,7 +169,9 @@ def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
     ends = [
         (piece["tokens"][4:size].tolist(), piece)
         for piece, size in zip(
-            [piece for piece in pieces(traced) if piece["length"] > 50][:3], (20, 44, 30), strict=True
+            [piece for piece in pieces(traced) if piece["length"] > 50][:3],
+            (20, 44, 30),
+            strict=True,
         )
     ]
     text = " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens, _ in ends)
@@ -146,33 +180,70 @@ def test_passages_come_longest_first_and_the_rest_of_the_text_is_not_covered(
     assert sizes == sorted(sizes, reverse=True)
     assert (len(sizes), sizes[0] >= 39) == (3, True)
     assert 0 < answer["covered"] < answer["characters"] == len(text)
-    assert all(span["text"] == text[span["begin"] : span["end"]] for span in answer["spans"])
+    assert all(
+        span["text"] == text[span["begin"] : span["end"]] for span in answer["spans"]
+    )
 
 
-@pytest.mark.parametrize("text", ["", "\n", "   ", "gr", "0 1 2 3 4 5 6 7 8 9 " * 9, "\N{SNOWMAN}" * 40, "\x00" * 30])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n",
+        "   ",
+        "gr",
+        "0 1 2 3 4 5 6 7 8 9 " * 9,
+        "\N{SNOWMAN}" * 40,
+        "\x00" * 30,
+    ],
+)
 def test_a_text_that_is_nowhere_has_no_passages(traced: Session, text: str) -> None:
     answer = trace_text(traced, text)
     assert (answer["found"], answer["covered"], answer["spans"]) == (0, 0, [])
 
 
-def test_of_very_many_passages_the_longest_are_described(traced: Session, tokenizer: TextTokenizer) -> None:
-    some = [piece["tokens"][2:14].tolist() for piece in pieces(traced) if piece["length"] > 20][: MOST_SPANS + 9]
-    answer = trace_text(traced, " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens in some))
+def test_of_very_many_passages_the_longest_are_described(
+    traced: Session, tokenizer: TextTokenizer
+) -> None:
+    some = [
+        piece["tokens"][2:14].tolist()
+        for piece in pieces(traced)
+        if piece["length"] > 20
+    ][: MOST_SPANS + 9]
+    answer = trace_text(
+        traced, " 0123456789 ?!? ".join(tokenizer.decode(tokens) for tokens in some)
+    )
     assert len(answer["spans"]) == MOST_SPANS < answer["found"]
 
 
 def test_the_command_reads_a_file_and_standard_input_alike(
     traced: Session, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
-    text = "A model said: " + tokenizer.decode(pieces(traced)[3]["tokens"][:30].tolist()) + "\n"
+    text = (
+        "A model said: "
+        + tokenizer.decode(pieces(traced)[3]["tokens"][:30].tolist())
+        + "\n"
+    )
     (tmp_path / "said.txt").write_text(text)
-    command = ["trace", traced.manifest_file, "--store", str(traced.store.root), "--text"]
+    command = [
+        "trace",
+        traced.manifest_file,
+        "--store",
+        str(traced.store.root),
+        "--text",
+    ]
     run = CliRunner()
     of_file = run.invoke(app, [*command, str(tmp_path / "said.txt"), "--json"])
     of_input = run.invoke(app, [*command, "-", "--json"], input=text)
-    assert json.loads(of_file.stdout) == json.loads(of_input.stdout) == trace_text(traced, text)
+    assert (
+        json.loads(of_file.stdout)
+        == json.loads(of_input.stdout)
+        == trace_text(traced, text)
+    )
     printed = run.invoke(app, [*command, str(tmp_path / "said.txt")]).stdout
-    assert "passages of 8 tokens or more in the training rows" in printed.replace("passage of", "passages of")
+    assert "passages of 8 tokens or more in the training rows" in printed.replace(
+        "passage of", "passages of"
+    )
     assert f"row {pieces(traced)[3]['row']} from token" in printed
     assert "will read it" in printed
 
@@ -184,8 +255,15 @@ def test_an_answer_of_a_chat_is_traced_as_a_file_is_and_from_python_too(
     trace_answer(traced.manifest_file, None, str(traced.store.root), text)
     printed = capsys.readouterr().out
     assert f"row {pieces(traced)[3]['row']} from token" in printed
-    trace_answer(traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root), text)
-    assert capsys.readouterr().out.startswith("(the training rows are not indexed yet; run: ")
+    trace_answer(
+        traced.manifest_file,
+        ["text_index.shortest_span=12"],
+        str(traced.store.root),
+        text,
+    )
+    assert capsys.readouterr().out.startswith(
+        "(the training rows are not indexed yet; run: "
+    )
     python_answer = gristmill.Store(traced.store.root).run().trace_text(text)
     assert python_answer.covered == trace_text(traced, text)["covered"]
     assert [traced_span["text"] for traced_span in python_answer.spans] == [
@@ -199,8 +277,16 @@ def test_without_an_index_a_sentence_says_what_to_add(traced: Session) -> None:
     folder = Path(traced.manifest_file).parent
     (folder / "bare.yaml").write_text(MANIFEST.replace("text_index:\n", ""))
     bare = open_session(str(folder / "bare.yaml"), [], str(traced.store.root))
-    with pytest.raises(TraceError, match=r"add the section `text_index: \{\}` after `mix:`, and run: .*text_index"):
+    with pytest.raises(
+        TraceError,
+        match=r"add the section `text_index: \{\}` after `mix:`, and run: .*text_index",
+    ):
         trace_text(bare, "a text")
-    unindexed = open_session(traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root))
-    with pytest.raises(TraceError, match=r"the training rows are not indexed yet; run: .* --until text_index"):
+    unindexed = open_session(
+        traced.manifest_file, ["text_index.shortest_span=12"], str(traced.store.root)
+    )
+    with pytest.raises(
+        TraceError,
+        match=r"the training rows are not indexed yet; run: .* --until text_index",
+    ):
         trace_text(unindexed, "a text")

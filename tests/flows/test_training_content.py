@@ -1,4 +1,6 @@
-"""The summary of training content, in the order of the European Commission's template, from manifest and store."""
+"""The summary of training content, in the order of the European Commission's template,
+from manifest and store.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from typer.testing import CliRunner
 
 from gristmill.flows.cli.main import app
 
-WORDS = "The river ran past the old mill and turned its wheel all day long, and nobody had to look after it."
+WORDS = (
+    "The river ran past the old mill and turned its wheel all day long, and "
+    "nobody had to look after it."
+)
 MANIFEST = """
 name: mine
 sources:
@@ -30,7 +35,11 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"text": f"{number} {WORDS}", "url": f"https://www.{host}.org/{number}"}
         for number, host in enumerate(["mill"] * 3 + ["river"])
     ]
-    Path("web.jsonl").write_text("\n".join(map(json.dumps, [*pages, {"text": "Short.", "url": "https://short.org"}])))
+    Path("web.jsonl").write_text(
+        "\n".join(
+            map(json.dumps, [*pages, {"text": "Short.", "url": "https://short.org"}])
+        )
+    )
     Path("seeds.jsonl").write_text(json.dumps({"prompt": "What does a mill do?"}))
     Path("books").mkdir()
     Path("books/one.txt").write_text(WORDS)
@@ -45,11 +54,18 @@ def report(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_open(prepared: Path) -> None:
+def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_open(
+    prepared: Path,
+) -> None:
     outcome = CliRunner().invoke(app, ["report", "m.yaml", "--training-summary"])
     assert outcome.exit_code == 2
     assert "ingest is not committed, so there are no documents" in outcome.output
-    assert CliRunner().invoke(app, ["run", "m.yaml", "--no-ui", "--until", "filter"]).exit_code == 0
+    assert (
+        CliRunner()
+        .invoke(app, ["run", "m.yaml", "--no-ui", "--until", "filter"])
+        .exit_code
+        == 0
+    )
     lines = report("--training-summary", "--format", "md").splitlines()
     titles = [line for line in lines if line.startswith("##")]
     assert titles == [
@@ -63,18 +79,32 @@ def test_sources_domains_licences_and_steps_are_filled_in_and_the_rest_is_left_o
         "### 3.1 Reservations of rights (text and data mining opt-outs)",
         "### 3.2 Removal of illegal content, and all other steps",
     ]
-    crawled, books = (next(line for line in lines if line.startswith(f"| {name} ")) for name in ("web", "books"))
+    crawled, books = (
+        next(line for line in lines if line.startswith(f"| {name} "))
+        for name in ("web", "books")
+    )
     assert lines.index(books) < lines.index(titles[3]) < lines.index(crawled)
-    assert crawled.endswith("| 4 | 0.00 |  |  | not recorded 100.0% | not recorded 100.0% |")
-    assert books.endswith("| 1 | 0.00 |  |  | not recorded 100.0% | public domain 100.0% |")
-    assert [line for line in lines if ".org |" in line] == ["| mill.org | 3 | 0.00 |", "| river.org | 1 | 0.00 |"]
+    assert crawled.endswith(
+        "| 4 | 0.00 |  |  | not recorded 100.0% | not recorded 100.0% |"
+    )
+    assert books.endswith(
+        "| 1 | 0.00 |  |  | not recorded 100.0% | public domain 100.0% |"
+    )
+    assert [line for line in lines if ".org |" in line] == [
+        "| mill.org | 3 | 0.00 |",
+        "| river.org | 1 | 0.00 |",
+    ]
     assert r"| filter | 6 | 5 | gopher\_quality/min\_words |" in lines
     (taught,) = (line for line in lines if line.startswith("| taught "))
     assert taught.endswith("/seeds.jsonl | writer |")
     assert "| models that it depends on | text written by writer |" in lines
-    assert "| provider, authorised representative | to be filled in by the provider |" in lines
+    assert (
+        "| provider, authorised representative | to be filled in by the provider |"
+        in lines
+    )
     page = report("--training-summary")
     assert "<td>mill.org</td>" in page
     assert "# mine" in report("--format", "md")
-    assert report("--out", "written.md").startswith("# mine")  # the file's suffix chooses the format by default
+    # the file's suffix chooses the format by default
+    assert report("--out", "written.md").startswith("# mine")
     assert report("--out", "other.md", "--format", "html").startswith("<!doctype html>")

@@ -38,15 +38,24 @@ def wrong(text: str, nothing) -> dict: ...
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files with 40 documents; every fourth contains "red" twice and a double space."""
+    """Two files with 40 documents; every fourth contains "red" twice and a double
+    space.
+    """
     (tmp_path / "steps.py").write_text(STEPS)
     for file in ("a", "b"):
         lines = [
-            json.dumps({"text": f"document {number} " + ("red  and red" if number % 4 == 0 else "blue")})
+            json.dumps(
+                {
+                    "text": f"document {number} "
+                    + ("red  and red" if number % 4 == 0 else "blue")
+                }
+            )
             for number in range(20)
         ]
         (tmp_path / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "m.yaml").write_text("name: tried\nsources:\n  lines: {path: '*.jsonl'}\ntokenizer: {}\n")
+    (tmp_path / "m.yaml").write_text(
+        "name: tried\nsources:\n  lines: {path: '*.jsonl'}\ntokenizer: {}\n"
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -63,22 +72,46 @@ def run(*arguments: str) -> Result:
 
 
 def test_an_annotators_columns_drops_and_cost_are_shown(folder: Path) -> None:
-    report = tried("./steps.py:count_word", "--on", "*.jsonl", "--max", "magic=1", "--documents", "30")
+    report = tried(
+        "./steps.py:count_word",
+        "--on",
+        "*.jsonl",
+        "--max",
+        "magic=1",
+        "--documents",
+        "30",
+    )
     assert (report["kind"], report["documents"]) == ("annotate", 30)
-    magic, first, is_long = (report["columns"][name] for name in ("magic", "first", "is_long"))
-    assert (magic["min"], magic["median"], magic["max"], magic["missing"]) == (0, 0, 2, 0)
+    magic, first, is_long = (
+        report["columns"][name] for name in ("magic", "first", "is_long")
+    )
+    assert (magic["min"], magic["median"], magic["max"], magic["missing"]) == (
+        0,
+        0,
+        2,
+        0,
+    )
     assert magic["bars"][0] == "█"
     assert first["values"] == {"document": 30}
     assert is_long["values"] == {"False": 30}
     assert report["dropped"]["by_reason"] == {"annotate/max_magic": 8}
     assert report["dropped"]["shown"][0]["locator"] == "a.jsonl#1"
     assert report["dropped"]["shown"][0]["values"]["magic"] == 2
-    assert report["whole"]["seconds"] == pytest.approx(report["whole"]["documents"] * report["seconds"] / 30)
+    assert report["whole"]["seconds"] == pytest.approx(
+        report["whole"]["documents"] * report["seconds"] / 30
+    )
     assert 25 <= report["whole"]["documents"] <= 60
-    assert tried("./steps.py:count_word", "--on", "a.jsonl", "--with", "word=blue")["columns"]["magic"]["max"] == 1
+    assert (
+        tried("./steps.py:count_word", "--on", "a.jsonl", "--with", "word=blue")[
+            "columns"
+        ]["magic"]["max"]
+        == 1
+    )
 
 
-def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_are(folder: Path) -> None:
+def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_are(
+    folder: Path,
+) -> None:
     report = tried("./steps.py:count_word", "--on", "*.jsonl")
     assert (report["documents"], report["whole"]["documents"]) == (40, 40)
     assert report["on"].startswith("2 of 2 files")
@@ -86,7 +119,11 @@ def test_documents_come_from_several_files_whose_whole_ones_tell_how_many_there_
 
 def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
     report = tried("./steps.py:tidy", "--on", "a.jsonl")
-    assert (report["kind"], report["edits"]["changed"], report["edits"]["bytes_removed"]) == (
+    assert (
+        report["kind"],
+        report["edits"]["changed"],
+        report["edits"]["bytes_removed"],
+    ) == (
         "edit",
         5,
         report["edits"]["bytes_added"] + 5,
@@ -94,8 +131,14 @@ def test_an_editor_shows_its_edits_as_differences(folder: Path) -> None:
     first_edit = report["edits"]["shown"][0]
     assert first_edit["locator"] == "a.jsonl#1"
     difference = first_edit["differences"][0]
-    assert difference["left"] + difference["before"] + difference["right"] == "document 0 red  and red"
-    assert difference["left"] + difference["after"] + difference["right"] == "document 0 red and red"
+    assert (
+        difference["left"] + difference["before"] + difference["right"]
+        == "document 0 red  and red"
+    )
+    assert (
+        difference["left"] + difference["after"] + difference["right"]
+        == "document 0 red and red"
+    )
 
 
 @pytest.mark.slow
@@ -103,11 +146,18 @@ def test_a_reader_shows_its_records_and_what_it_quarantines(folder: Path) -> Non
     (folder / "c.lines").write_text('{"text": "one"}\n\n{"text": "two"}\n')
     report = tried("./steps.py:read_lines", "--on", "c.lines")
     assert (report["kind"], report["records"], report["documents"]) == ("read", 3, 2)
-    assert report["quarantined"] == [{"record": 2, "error": "ValueError: an empty line (steps.py, line 14)"}]
-    assert [record["locator"] for record in report["shown"]] == ["c.lines#1", "c.lines#3"]
+    assert report["quarantined"] == [
+        {"record": 2, "error": "ValueError: an empty line (steps.py, line 14)"}
+    ]
+    assert [record["locator"] for record in report["shown"]] == [
+        "c.lines#1",
+        "c.lines#3",
+    ]
 
 
-def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder: Path) -> None:
+def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(
+    folder: Path,
+) -> None:
     report = tried("./steps.py:fails", "--on", "a.jsonl")
     assert report["errors"]["total"] == 15
     assert report["errors"]["shown"][0] == {
@@ -118,15 +168,35 @@ def test_errors_have_file_and_line_and_what_is_not_deterministic_is_said(folder:
 
 
 @pytest.mark.slow
-def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(folder: Path) -> None:
+def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(
+    folder: Path,
+) -> None:
     step = "prepare=[{annotate: {use: './steps.py:count_word', max: {magic: 1}}}]"
-    report_before = tried("./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml")
+    report_before = tried(
+        "./steps.py:count_word", "--on", "lines", "--manifest", "m.yaml"
+    )
     assert report_before["documents"] == 40
     command = ["run", "m.yaml", "--until", "annotate", "--no-ui", "--set", step]
-    subprocess.run([sys.executable, "-m", "gristmill", *command], check=True, capture_output=True)
-    arguments = ("./steps.py:doubled", "--on", "lines", "--manifest", "m.yaml", "--documents", "10", "--set", step)
+    subprocess.run(
+        [sys.executable, "-m", "gristmill", *command], check=True, capture_output=True
+    )
+    arguments = (
+        "./steps.py:doubled",
+        "--on",
+        "lines",
+        "--manifest",
+        "m.yaml",
+        "--documents",
+        "10",
+        "--set",
+        step,
+    )
     report_after = tried(*arguments)
-    assert (report_after["documents"], report_after["whole"]["documents"], report_after["whole"]["is_exact"]) == (
+    assert (
+        report_after["documents"],
+        report_after["whole"]["documents"],
+        report_after["whole"]["is_exact"],
+    ) == (
         10,
         30,
         True,
@@ -136,8 +206,12 @@ def test_a_run_gives_the_documents_that_its_steps_left_and_their_number(folder: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["count_word", "tidy", "fails", "unsteady", "read_lines"])
-def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["count_word", "tidy", "fails", "unsteady", "read_lines"]
+)
+def test_what_is_printed_fits_sixty_columns(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     process = run(f"./steps.py:{name}", "--on", "a.jsonl")
     assert process.exit_code == 0, process.output
@@ -148,24 +222,38 @@ def test_what_is_printed_fits_sixty_columns(folder: Path, name: str, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["./steps.py:cuont_word", "--on", "a.jsonl"], "steps.py defines no 'cuont_word', did you mean 'count_word'?"),
+        (
+            ["./steps.py:cuont_word", "--on", "a.jsonl"],
+            "steps.py defines no 'cuont_word', did you mean 'count_word'?",
+        ),
         (["./stepz.py:count_word", "--on", "a.jsonl"], "there is no file stepz.py"),
-        (["https://example.org/x.py:f", "--on", "a.jsonl"], "code must come from a file beside the manifest"),
-        (["./steps.py:wrong", "--on", "a.jsonl"], "steps.py, line 20: wrong has the parameter 'nothing'"),
+        (
+            ["https://example.org/x.py:f", "--on", "a.jsonl"],
+            "code must come from a file beside the manifest",
+        ),
+        (
+            ["./steps.py:wrong", "--on", "a.jsonl"],
+            "steps.py, line 20: wrong has the parameter 'nothing'",
+        ),
         (["./steps.py:count_word", "--on", "gone.jsonl"], "gone.jsonl does not exist"),
         (["./steps.py:count_word", "--on", "a.jsonl", "--with", "wrd=x"], "wrd"),
         (
             ["./steps.py:count_word", "--on", "a.jsonl", "--max", "magic"],
             "--max 'magic': write --max NAME=VALUE",
         ),
-        (["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"], "'text' has another meaning for documents"),
+        (
+            ["./steps.py:count_word", "--on", "a.jsonl", "--max", "text=1"],
+            "'text' has another meaning for documents",
+        ),
         (
             ["./steps.py:count_word", "--on", "nowhere", "--manifest", "m.yaml"],
             "m.yaml has no such source of documents",
         ),
     ],
 )
-def test_what_cannot_be_tried_is_said_in_a_sentence(folder: Path, arguments: list[str], says: str) -> None:
+def test_what_cannot_be_tried_is_said_in_a_sentence(
+    folder: Path, arguments: list[str], says: str
+) -> None:
     process = run(*arguments)
     assert process.exit_code == 2
     assert says in " ".join(process.output.split())

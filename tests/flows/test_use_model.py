@@ -50,17 +50,33 @@ DEADLINE_SECONDS = 120.0
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a training stage in a store that also has its tokenizer."""
     store = tmp_path_factory.mktemp("store")
-    stage, tokenizer = store / "sft" / "tiny--12", store / "tokenizer" / "tiny--34" / "data"
-    write_tokenizer(train(TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 300), tokenizer)
+    stage, tokenizer = (
+        store / "sft" / "tiny--12",
+        store / "tokenizer" / "tiny--34" / "data",
+    )
+    write_tokenizer(
+        train(
+            TokenizerSample({"all": ["red blue one two sky grass rose " * 20]}, {}), 300
+        ),
+        tokenizer,
+    )
     shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2), 300, 96)
     with torch.device("meta"):
-        parameters = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        parameters = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
     save_model(
         stage / "data" / "model",
         shape,
-        {name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0) for name, size in parameters.items()},
+        {
+            name: drawn(shape, 0)(name, size) * (6.0 if len(size) > 1 else 1.0)
+            for name, size in parameters.items()
+        },
     )
-    write_json(stage / "stage.json", {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]})
+    write_json(
+        stage / "stage.json",
+        {"inputs": [{"stage": "tokenizer", "folder": str(tokenizer)}]},
+    )
     return stage
 
 
@@ -70,17 +86,28 @@ def exported(stage: Path) -> Path:
     model, folder = find_model(str(stage), None), stage.parent / "exported"
     language = open_language_model(model.weights, model.tokenizer)
     folder.mkdir()
-    write_json(folder / "config.json", hf_config(language.model.shape, "float32", sorted(language.stops), 1))
-    write_tensors(folder / "model.safetensors", exported_tensors(model.weights, language.model.shape, torch.float32))
+    write_json(
+        folder / "config.json",
+        hf_config(language.model.shape, "float32", sorted(language.stops), 1),
+    )
+    write_tensors(
+        folder / "model.safetensors",
+        exported_tensors(model.weights, language.model.shape, torch.float32),
+    )
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((model.tokenizer / name).read_bytes())
     return folder
 
 
-def test_models_are_found_in_folders_of_stages_and_exports(stage: Path, exported: Path) -> None:
+def test_models_are_found_in_folders_of_stages_and_exports(
+    stage: Path, exported: Path
+) -> None:
     for folder in (stage, stage / "data", stage / "data" / "model"):
         assert find_model(str(folder), None).weights == stage / "data" / "model"
-        assert find_model(str(folder), None).tokenizer == stage.parent.parent / "tokenizer" / "tiny--34" / "data"
+        assert (
+            find_model(str(folder), None).tokenizer
+            == stage.parent.parent / "tokenizer" / "tiny--34" / "data"
+        )
     assert find_model(str(exported), None).tokenizer == exported
     with pytest.raises(ModelNotFoundError, match=r"config\.json does not exist"):
         find_model(str(stage.parent), None)
@@ -101,34 +128,64 @@ def test_completions_depend_on_the_seed_but_not_on_folder_draft_or_batch(
     def lines(model: Path, *options: str) -> list[dict[str, Any]]:
         out = tmp_path / "out.jsonl"
         result = CliRunner().invoke(
-            app, ["generate", str(model), str(prompts), "--max-new-tokens", "12", "--out", str(out), *options]
+            app,
+            [
+                "generate",
+                str(model),
+                str(prompts),
+                "--max-new-tokens",
+                "12",
+                "--out",
+                str(out),
+                *options,
+            ],
         )
         assert result.exit_code == 0, result.output
         return [json.loads(line) for line in out.read_text().splitlines()]
 
     greedy = lines(stage)
     assert [line["id"] for line in greedy] == [1, 2, 3]
-    assert all(line["finish_reason"] in ("stop", "length") and 0 < line["completion_tokens"] <= 12 for line in greedy)
+    assert all(
+        line["finish_reason"] in ("stop", "length")
+        and 0 < line["completion_tokens"] <= 12
+        for line in greedy
+    )
     assert lines(exported) == greedy
     assert lines(stage, "--draft", str(exported), "--batch", "2") == greedy
     sampled = lines(stage, "--temperature", "1.5", "--seed", "3")
     assert sampled != greedy
-    assert lines(stage, "--temperature", "1.5", "--seed", "3", "--batch", "1") == sampled
+    assert (
+        lines(stage, "--temperature", "1.5", "--seed", "3", "--batch", "1") == sampled
+    )
     text = greedy[0]["completion"]
     cut = lines(stage, "--stop", text[3:5])[0]
     assert cut["completion"] == text[: text.index(text[3:5])]
     assert cut["finish_reason"] == "stop"
 
 
-def test_long_and_refused_prompts_are_errors_of_their_lines(stage: Path, tmp_path: Path) -> None:
+def test_long_and_refused_prompts_are_errors_of_their_lines(
+    stage: Path, tmp_path: Path
+) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     good = json.dumps({"id": 1, "prompt": "red"})
-    bad = [{"id": 2, "prompt": "red " * 400}, {"id": 3, "messages": [{"role": "user", "content": "a <|end|>"}]}]
+    bad = [
+        {"id": 2, "prompt": "red " * 400},
+        {"id": 3, "messages": [{"role": "user", "content": "a <|end|>"}]},
+    ]
 
     def run(text: str) -> tuple[Any, list[dict[str, Any]]]:
         prompts.write_text(text)
         result = CliRunner().invoke(
-            app, ["generate", str(stage), str(prompts), "--max-new-tokens", "6", "--out", str(out)]
+            app,
+            [
+                "generate",
+                str(stage),
+                str(prompts),
+                "--max-new-tokens",
+                "6",
+                "--out",
+                str(out),
+            ],
         )
         return result, [json.loads(line) for line in out.read_text().splitlines()]
 
@@ -137,7 +194,11 @@ def test_long_and_refused_prompts_are_errors_of_their_lines(stage: Path, tmp_pat
     assert result.exit_code == 1
     assert "2 of 3 prompts could not be completed" in result.output
     assert "line 2: a prompt has" in " ".join(result.output.split())
-    assert [set(line) & {"error", "completion"} for line in lines] == [{"error"}, {"completion"}, {"error"}]
+    assert [set(line) & {"error", "completion"} for line in lines] == [
+        {"error"},
+        {"completion"},
+        {"error"},
+    ]
     assert lines[1:2] == alone
     assert lines[0]["error"].startswith("a prompt has")
     assert "<|end|>" in lines[2]["error"]
@@ -145,11 +206,19 @@ def test_long_and_refused_prompts_are_errors_of_their_lines(stage: Path, tmp_pat
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "line 1: not JSON"), ('{"text": "a"}', "needs either `prompt`"), ('{"prompt": 3}', "`prompt` must be text")],
+    [
+        ("{", "line 1: not JSON"),
+        ('{"text": "a"}', "needs either `prompt`"),
+        ('{"prompt": 3}', "`prompt` must be text"),
+    ],
 )
-def test_lines_without_a_prompt_are_named(stage: Path, tmp_path: Path, line: str, message: str) -> None:
+def test_lines_without_a_prompt_are_named(
+    stage: Path, tmp_path: Path, line: str, message: str
+) -> None:
     (tmp_path / "prompts.jsonl").write_text(line + "\n")
-    result = CliRunner().invoke(app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")])
+    result = CliRunner().invoke(
+        app, ["generate", str(stage), str(tmp_path / "prompts.jsonl")]
+    )
     assert result.exit_code == 2
     assert message in result.output
 
@@ -158,7 +227,9 @@ def test_lines_without_a_prompt_are_named(stage: Path, tmp_path: Path, line: str
 def test_chat_remembers_the_conversation_until_it_is_cleared(stage: Path) -> None:
     def chat(*lines: str) -> list[str]:
         result = CliRunner().invoke(
-            app, ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"], input="\n".join(lines) + "\n"
+            app,
+            ["chat", str(stage), "--max-new-tokens", "8", "--temperature", "0"],
+            input="\n".join(lines) + "\n",
         )
         assert result.exit_code == 0, result.output
         return result.stdout.split("\n")
@@ -169,7 +240,9 @@ def test_chat_remembers_the_conversation_until_it_is_cleared(stage: Path) -> Non
     assert chat("red", "/clear", "red") == [*once[:-1], "(started over)", *once]
     assert "not answered: a prompt has" in "\n".join(chat("red " * 300))
     assert chat("/trace", "red", "/trace")[0] == "(no answer yet)"
-    assert "(a folder does not record what its model has read;" in "\n".join(chat("red", "/trace"))
+    assert "(a folder does not record what its model has read;" in "\n".join(
+        chat("red", "/trace")
+    )
 
 
 @pytest.fixture
@@ -192,28 +265,47 @@ def served(language: LanguageModel, scheduler: Scheduler) -> Iterator[int]:
 
 
 def post(
-    port: int, body: Any, path: str = "/v1/chat/completions", authorization: str = f"Bearer {API_KEY}"
+    port: int,
+    body: Any,
+    path: str = "/v1/chat/completions",
+    authorization: str = f"Bearer {API_KEY}",
 ) -> tuple[int, Any]:
     """Status and JSON of the answer to a request."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)) as connection:
-        connection.request("POST", path, json.dumps(body), {"authorization": authorization})
+    with closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
+    ) as connection:
+        connection.request(
+            "POST", path, json.dumps(body), {"authorization": authorization}
+        )
         response = connection.getresponse()
         return response.status, json.loads(response.read())
 
 
 def chat_request(text: str, **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": text}]
-    return {"model": "tiny", "messages": messages, "temperature": 0, "top_p": 1, "max_tokens": 8, **fields}
+    return {
+        "model": "tiny",
+        "messages": messages,
+        "temperature": 0,
+        "top_p": 1,
+        "max_tokens": 8,
+        **fields,
+    }
 
 
 @pytest.mark.slow
-def test_concurrent_requests_get_the_answers_that_the_model_gives_each_alone(language: LanguageModel) -> None:
+def test_concurrent_requests_get_the_answers_that_the_model_gives_each_alone(
+    language: LanguageModel,
+) -> None:
     texts = ("red", "sky grass", "one two one", "rose", "blue red two")
     requests = [
         chat_request(text, max_tokens=3 + number, temperature=number % 2, seed=number)
         for number, text in enumerate(texts * 8)
     ]
-    with served(language, Scheduler(language.model, 16)) as port, ThreadPoolExecutor(40) as pool:
+    with (
+        served(language, Scheduler(language.model, 16)) as port,
+        ThreadPoolExecutor(40) as pool,
+    ):
         answers = list(pool.map(lambda request: post(port, request), requests))
     for request, (status, answer) in zip(requests, answers, strict=True):
         prompt = language.chat_prompt(request["messages"])
@@ -223,14 +315,21 @@ def test_concurrent_requests_get_the_answers_that_the_model_gives_each_alone(lan
         assert status == 200
         (choice,) = answer["choices"]
         assert choice["message"]["content"] == language.decode(ids)
-        assert choice["finish_reason"] == ("length" if len(ids) == request["max_tokens"] else "stop")
+        assert choice["finish_reason"] == (
+            "length" if len(ids) == request["max_tokens"] else "stop"
+        )
         assert answer["usage"]["prompt_tokens"] == len(prompt)
         assert answer["usage"]["completion_tokens"] == len(ids)
 
 
-def test_requests_without_a_seed_draw_different_answers(language: LanguageModel) -> None:
+def test_requests_without_a_seed_draw_different_answers(
+    language: LanguageModel,
+) -> None:
     with served(language, Scheduler(language.model, 4)) as port:
-        answers = [post(port, chat_request("red", temperature=2, max_tokens=20))[1]["choices"] for _ in range(3)]
+        answers = [
+            post(port, chat_request("red", temperature=2, max_tokens=20))[1]["choices"]
+            for _ in range(3)
+        ]
     assert answers[0] != answers[1] or answers[1] != answers[2]
 
 
@@ -251,8 +350,12 @@ def test_invalid_requests_are_refused_with_the_reason(language: LanguageModel) -
         assert post(port, chat_request("red"), path="/v1/completions")[0] == 404
 
 
-@pytest.mark.parametrize("authorization", ["", "Bearer wrong", f"Basic {API_KEY}", "Bearer \xff"])
-def test_requests_without_the_key_are_refused(language: LanguageModel, authorization: str) -> None:
+@pytest.mark.parametrize(
+    "authorization", ["", "Bearer wrong", f"Basic {API_KEY}", "Bearer \xff"]
+)
+def test_requests_without_the_key_are_refused(
+    language: LanguageModel, authorization: str
+) -> None:
     with served(language, Scheduler(language.model, 4)) as port:
         assert post(port, chat_request("red"), authorization=authorization)[0] == 403
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as response:
@@ -278,10 +381,16 @@ def test_requests_are_refused_after_generation_has_failed(
 
 
 @pytest.mark.slow
-def test_generation_stops_for_a_client_that_leaves(language: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_stops_for_a_client_that_leaves(
+    language: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = Scheduler(language.model, 1)
     step, cancel = scheduler.step, Engine.cancel
-    is_running, may_continue, cancelled = threading.Event(), threading.Event(), threading.Event()
+    is_running, may_continue, cancelled = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+    )
 
     def step_slowly() -> list[Progress]:
         is_running.set()
@@ -297,7 +406,9 @@ def test_generation_stops_for_a_client_that_leaves(language: LanguageModel, monk
     with served(language, scheduler) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port)
         body = json.dumps(chat_request("red", max_tokens=80))
-        connection.request("POST", "/v1/chat/completions", body, {"authorization": f"Bearer {API_KEY}"})
+        connection.request(
+            "POST", "/v1/chat/completions", body, {"authorization": f"Bearer {API_KEY}"}
+        )
         assert is_running.wait(DEADLINE_SECONDS)
         connection.close()
         assert cancelled.wait(DEADLINE_SECONDS)
@@ -317,9 +428,25 @@ def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
     result = CliRunner().invoke(app, ["verify", str(stage), "--json"])
     assert result.exit_code == 0, result.output
     findings = json.loads(result.stdout[result.stdout.index("[\n") :])
-    assert {finding["verdict"] for finding in findings} <= {"agrees", "is not installed"}
-    assert {finding["referee"] for finding in findings} == {"transformers", "lm-evaluation-harness", "TRL"}
-    assert len({finding["measure"] for finding in findings if finding["referee"] == "transformers"}) == 3
+    assert {finding["verdict"] for finding in findings} <= {
+        "agrees",
+        "is not installed",
+    }
+    assert {finding["referee"] for finding in findings} == {
+        "transformers",
+        "lm-evaluation-harness",
+        "TRL",
+    }
+    assert (
+        len(
+            {
+                finding["measure"]
+                for finding in findings
+                if finding["referee"] == "transformers"
+            }
+        )
+        == 3
+    )
     original = referees.load_model
 
     def damaged(folder: Path) -> Llama:
@@ -329,7 +456,9 @@ def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
         return model
 
     monkeypatch.setattr(referees, "load_model", damaged)
-    monkeypatch.setattr(referees, "_installed", lambda modules: modules == ("transformers",))
+    monkeypatch.setattr(
+        referees, "_installed", lambda modules: modules == ("transformers",)
+    )
     result = CliRunner().invoke(app, ["verify", str(exported)])
     assert result.exit_code == 1
     assert "DISAGREES" in result.stdout
@@ -337,7 +466,10 @@ def test_referees_agree_with_a_model_and_disagree_with_a_damaged_one(
 
 
 def test_trl_is_not_asked_about_quantized_models(tmp_path: Path) -> None:
-    write_json(tmp_path / "config.json", {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}})
+    write_json(
+        tmp_path / "config.json",
+        {"model_type": "llama", "quantization_config": {"quant_method": "torchao"}},
+    )
     ask = next(ask for name, _, ask in REFEREES if name == "TRL")
     (finding,) = ask(cast(Any, None), tmp_path, tmp_path)
     assert (finding.verdict, finding.gap) == ("takes no model in 8 bits", None)
@@ -348,20 +480,31 @@ def test_a_folder_is_served_while_it_is_asked(exported: Path, tmp_path: Path) ->
     model = AskedModel(folder=OutsidePath(exported), max_tokens=4)
     requests = [prompt(text) for text in ("red blue", "one two", "red blue")]
     for _ in range(2):
-        with Asking(model, Context(work=tmp_path / "work", emit=lambda event: None)) as asking:
+        with Asking(
+            model, Context(work=tmp_path / "work", emit=lambda event: None)
+        ) as asking:
             answers = list(asking.answers(requests))
             assert answers[0] == answers[2]
             assert all(answer.error is None for answer in answers)
-    assert (asking.tally.asked, asking.tally.kept, asking.tally.spent.requests) == (0, 3, 2)
+    assert (asking.tally.asked, asking.tally.kept, asking.tally.spent.requests) == (
+        0,
+        3,
+        2,
+    )
 
 
 @pytest.mark.slow
-def test_a_folder_that_cannot_be_served_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_served_is_an_error_with_the_reason(
+    tmp_path: Path,
+) -> None:
     write_json(tmp_path / "tiny" / "config.json", {})
     model = AskedModel(folder=OutsidePath(tmp_path / "tiny"))
     context = Context(work=tmp_path / "work", emit=lambda event: None)
     with (
-        pytest.raises(ServerError, match=r"the server of .*tiny ended \(status 1\): .*has no tokenizer\.json"),
+        pytest.raises(
+            ServerError,
+            match=r"the server of .*tiny ended \(status 1\): .*has no tokenizer\.json",
+        ),
         Asking(model, context),
     ):
         pass

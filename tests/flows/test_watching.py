@@ -13,7 +13,12 @@ import pytest
 
 from gristmill.core.files import read_json
 from gristmill.core.lease import identity
-from gristmill.core.progress import ProgressFile, describe_progress, read_progress, seconds_left
+from gristmill.core.progress import (
+    ProgressFile,
+    describe_progress,
+    read_progress,
+    seconds_left,
+)
 from gristmill.flows.questions.status import (
     NoLogError,
     describe_running,
@@ -35,12 +40,19 @@ Make = Callable[..., Runner]
 
 def session_of(runner: Runner) -> Session:
     return Session(
-        Manifest(name="toy", sources={"a": Source(path="x")}), "toy.yaml", [], runner.store, None, runner.plan
+        Manifest(name="toy", sources={"a": Source(path="x")}),
+        "toy.yaml",
+        [],
+        runner.store,
+        None,
+        runner.plan,
     )
 
 
 @pytest.mark.slow
-def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(toy_runner: Make) -> None:
+def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(
+    toy_runner: Make,
+) -> None:
     runner = toy_runner(first={"n": 4}, second={})
     session = session_of(runner)
     followed_lines: list[str] = []
@@ -49,9 +61,13 @@ def test_a_stage_that_runs_is_shown_with_its_progress_and_followed_to_its_end(to
         if event["event"] != "progress":
             return
         row = stage_states(session)[1]
-        followed_lines.append(f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}")
+        followed_lines.append(
+            f"{row['state']}: {describe_progress(row['progress']) or 'nothing yet'}"
+        )
         if len(followed_lines) == 1:
-            assert describe_running(row, row["progress"]["started"] + 130).startswith("for 2 m 10 s")
+            assert describe_running(row, row["progress"]["started"] + 130).startswith(
+                "for 2 m 10 s"
+            )
             assert find_log(session, None, None).name == "1.log"
 
     runner.observer.on_event = look  # type: ignore[attr-defined]
@@ -80,22 +96,33 @@ def test_the_pace_of_a_job_gives_the_time_that_is_left() -> None:
     assert describe_progress(progress) == "20/50 steps, loss 3.25, 81,234 tokens/s"
     row = {"owner": "process 7 on here", "progress": progress}
     assert describe_running(row, 130.0) == (
-        "for 2 m 10 s: 20/50 steps, loss 3.25, 81,234 tokens/s, about 50 s left (process 7 on here)"
+        "for 2 m 10 s: 20/50 steps, loss 3.25, 81,234 tokens/s, about 50 s left "
+        "(process 7 on here)"
     )
-    assert [duration(seconds) for seconds in (0.4, 59.6, 3600)] == ["0 s", "1 m 0 s", "1 h 0 m"]
+    assert [duration(seconds) for seconds in (0.4, 59.6, 3600)] == [
+        "0 s",
+        "1 m 0 s",
+        "1 h 0 m",
+    ]
 
 
-def test_progress_is_written_at_once_then_now_and_then_and_at_the_end(tmp_path: Path) -> None:
+def test_progress_is_written_at_once_then_now_and_then_and_at_the_end(
+    tmp_path: Path,
+) -> None:
     progress = ProgressFile(tmp_path, 3)
     assert describe_progress(read_progress(tmp_path, 3)) == ""
     progress.note({"event": "warning", "message": "not progress"})
     progress.note({"event": "progress", "done": 1, "total": 9, "unit": "shards"})
-    assert "done" not in read_json(tmp_path / "3.progress.json"), "progress was written twice within the pause"
+    assert "done" not in read_json(tmp_path / "3.progress.json"), (
+        "progress was written twice within the pause"
+    )
     progress.close()
     assert read_json(tmp_path / "3.progress.json")["done"] == 1
 
 
-def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_takes_no_progress_does_not_end_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
 
     def full(path: Path, content: object) -> None:
@@ -113,26 +140,47 @@ def test_a_store_that_takes_no_progress_does_not_end_the_stage(tmp_path: Path, m
 def test_the_log_of_a_failed_stage_is_the_one_that_is_shown(toy_runner: Make) -> None:
     runner = toy_runner(first={"n": 1}, exiting={})
     session = session_of(runner)
-    with pytest.raises(NoLogError, match=r"nothing of toy\.yaml has been run .*gristmill run toy\.yaml"):
+    with pytest.raises(
+        NoLogError, match=r"nothing of toy\.yaml has been run .*gristmill run toy\.yaml"
+    ):
         find_log(session, None, None)
     runner.run_stage("first")
     for _ in range(2):
         with pytest.raises(StageFailedError):
             runner.run_stage("exiting")
     assert find_log(session, None, None) == runner.folder("exiting").logs / "2.log"
-    assert "".join(read_log(find_log(session, "exiting", 1), 1, follow=False)) == "last words\n"
+    assert (
+        "".join(read_log(find_log(session, "exiting", 1), 1, follow=False))
+        == "last words\n"
+    )
     with pytest.raises(NoLogError, match="no attempt 3; its attempts are 1, 2"):
         find_log(session, "exiting", 3)
-    with pytest.raises(NoLogError, match=r"no such stage: 'third'; toy\.yaml has first, exiting"):
+    with pytest.raises(
+        NoLogError, match=r"no such stage: 'third'; toy\.yaml has first, exiting"
+    ):
         find_log(session, "third", None)
 
 
 def test_a_run_whose_process_is_gone_counts_as_killed() -> None:
     living = identity(os.getpid())
     assert run_state({"state": "running", "owner": living}) == "running"
-    assert run_state({"state": "running", "owner": {**living, "boot": "another"}}) == "killed"
-    assert run_state({"state": "running", "owner": {**living, "host": "elsewhere", "boot": "another"}}) == "running"
-    assert run_state({"state": "failed", "owner": {**living, "boot": "another"}}) == "failed"
+    assert (
+        run_state({"state": "running", "owner": {**living, "boot": "another"}})
+        == "killed"
+    )
+    assert (
+        run_state(
+            {
+                "state": "running",
+                "owner": {**living, "host": "elsewhere", "boot": "another"},
+            }
+        )
+        == "running"
+    )
+    assert (
+        run_state({"state": "failed", "owner": {**living, "boot": "another"}})
+        == "failed"
+    )
 
 
 def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
@@ -140,37 +188,64 @@ def test_status_says_by_what_a_stage_dropped_most_of_its_documents(
 ) -> None:
     (tmp_path / "modules" / "gristmill_dropping_stages.py").write_text(
         "def first(inputs, config, out, context):\n"
-        "    return {'counts': {'read': 28, 'kept': 8, 'quarantined': 1, 'dropped': {'rules/short': 12, 'b': 7}}}\n"
+        "    return {'counts': {'read': 28, 'kept': 8, 'quarantined': 1, 'dropped': "
+        "{'rules/short': 12, 'b': 7}}}\n"
     )
     runner = toy_runner(first={"n": 1}, second={})
-    object.__setattr__(runner.plan["first"].stage, "run", "gristmill_dropping_stages:first")
+    object.__setattr__(
+        runner.plan["first"].stage, "run", "gristmill_dropping_stages:first"
+    )
     runner.run_stage("first")
     session = session_of(runner)
     rows = stage_states(session)
-    assert rows[0]["documents"] == {"read": 28, "kept": 8, "quarantined": 1, "dropped": {"rules/short": 12, "b": 7}}
+    assert rows[0]["documents"] == {
+        "read": 28,
+        "kept": 8,
+        "quarantined": 1,
+        "dropped": {"rules/short": 12, "b": 7},
+    }
     print_status(session, rows)
     output = capsys.readouterr().out
-    expected_line = "first: kept 8 of 28 documents; dropped most by rules/short 12, b 7, quarantined 1"
+    expected_line = (
+        "first: kept 8 of 28 documents; dropped most by rules/short 12, "
+        "b 7, quarantined 1"
+    )
     assert expected_line in " ".join(output.split())
 
 
 @pytest.mark.parametrize(
     ("number", "advice"),
     [
-        (errno.EACCES, "permission denied: /a/b; .* Make it writable, or name another place with --store"),
-        (errno.ENOSPC, r"Free some space there \(\S*gristmill gc lists deletable outputs\), then resume with: "),
+        (
+            errno.EACCES,
+            "permission denied: /a/b; .* Make it writable, or name another place "
+            "with --store",
+        ),
+        (
+            errno.ENOSPC,
+            r"Free some space there \(\S*gristmill gc lists deletable outputs\), then resume with: ",
+        ),
         (errno.EIO, "Make sure that it can be reached, then resume with: "),
     ],
 )
 def test_a_store_that_cannot_be_written_is_mended_before_the_command_is_repeated(
     toy_runner: Make, number: int, advice: str
 ) -> None:
-    message = why_the_store_failed(OSError(number, os.strerror(number), "/a/b"), session_of(toy_runner(first={"n": 1})))
+    message = why_the_store_failed(
+        OSError(number, os.strerror(number), "/a/b"),
+        session_of(toy_runner(first={"n": 1})),
+    )
     assert re.search(advice, message)
 
 
-def test_a_full_store_names_the_command_for_itself_and_no_file_where_none_is_known(toy_runner: Make) -> None:
-    session = replace(session_of(toy_runner(first={"n": 1})), store_option="small/store")
-    message = why_the_store_failed(OSError(errno.ENOSPC, "No space left on device"), session)
+def test_a_full_store_names_the_command_for_itself_and_no_file_where_none_is_known(
+    toy_runner: Make,
+) -> None:
+    session = replace(
+        session_of(toy_runner(first={"n": 1})), store_option="small/store"
+    )
+    message = why_the_store_failed(
+        OSError(errno.ENOSPC, "No space left on device"), session
+    )
     assert "cannot be used: no space left on device; committed outputs stay." in message
     assert "gc --store small/store lists deletable outputs)" in message

@@ -1,4 +1,6 @@
-"""The list of thresholds: documents dropped by each, and by its next looser and next stricter value."""
+"""The list of thresholds: documents dropped by each, and by its next looser and next
+stricter value.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.dataprep.documents import DOCUMENT_SCHEMA, annotate, document_id, write_table
+from gristmill.dataprep.documents import (
+    DOCUMENT_SCHEMA,
+    annotate,
+    document_id,
+    write_table,
+)
 from gristmill.dataprep.filtering import filter as filter_stage
 from gristmill.dataprep.whatif_thresholds import rules_of
-from gristmill.flows.questions.whatif import MOST_IDLE, Comparison, print_thresholds, replay, thresholds
+from gristmill.flows.questions.whatif import (
+    MOST_IDLE,
+    Comparison,
+    print_thresholds,
+    replay,
+    thresholds,
+)
 from gristmill.mixtures.steps.filter import Filter
 
-SECTION = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]})
+SECTION = Filter.model_validate(
+    {"rules": [{"gopher_quality": {"min_words": 50, "max_mean_word_length": 10.0}}]}
+)
 
 
 def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, Path]:
-    """Write outputs of a filter that measured (words, mean word length) of each document."""
+    """Write outputs of a filter that measured (words, mean word length) of each
+    document.
+    """
     inputs = {"ingest": folder / "ingest", "filter": folder / "filter"}
     for number, rows in enumerate(shards):
         texts = [f"{number} {row}" for row in range(len(rows))]
         documents = pa.table(
             [
-                pa.array([document_id("web", text, text) for text in texts], pa.binary(16)),
+                pa.array(
+                    [document_id("web", text, text) for text in texts], pa.binary(16)
+                ),
                 pa.array(["web"] * len(rows)).dictionary_encode(),
                 pa.array(texts),
                 pa.array(texts, pa.large_string()),
@@ -37,7 +56,11 @@ def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, P
             schema=DOCUMENT_SCHEMA,
         )
         reasons = [
-            "gopher_quality/min_words" if words < 50 else "gopher_quality/max_mean_word_length" if length > 10 else None
+            "gopher_quality/min_words"
+            if words < 50
+            else "gopher_quality/max_mean_word_length"
+            if length > 10
+            else None
             for words, length in rows
         ]
         measures = {
@@ -47,23 +70,35 @@ def filtered(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, P
         judged = np.arange(len(rows))
         name = f"part-{number:05d}.parquet"
         write_table(inputs["ingest"] / name, documents)
-        write_table(inputs["filter"] / name, annotate(documents, judged, judged, reasons, measures)[0])
+        write_table(
+            inputs["filter"] / name,
+            annotate(documents, judged, judged, reasons, measures)[0],
+        )
     return inputs
 
 
-def listed(folder: Path, shards: list[list[tuple[int, float]]]) -> dict[str, dict[str, Any]]:
+def listed(
+    folder: Path, shards: list[list[tuple[int, float]]]
+) -> dict[str, dict[str, Any]]:
     """Return the thresholds of `filtered` documents by key."""
     inputs = filtered(folder, shards)
-    rules = rules_of(filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"])
+    rules = rules_of(
+        filter_stage.rules, "filter", SECTION, ["words", "mean_word_length"]
+    )
     with (
         patch("gristmill.flows.questions.whatif._measured_inputs", return_value=inputs),
-        patch("gristmill.flows.questions.whatif.stored_rules", return_value={"filter": rules}),
+        patch(
+            "gristmill.flows.questions.whatif.stored_rules",
+            return_value={"filter": rules},
+        ),
     ):
         return {threshold["key"]: threshold for threshold in thresholds(None)}  # type: ignore[arg-type]
 
 
 ROWS = st.lists(
-    st.tuples(st.integers(40, 60), st.sampled_from([5.0, 9.0, 9.5, 10.0, 10.5, 11.5])), min_size=1, max_size=12
+    st.tuples(st.integers(40, 60), st.sampled_from([5.0, 9.0, 9.5, 10.0, 10.5, 11.5])),
+    min_size=1,
+    max_size=12,
 )
 
 
@@ -76,23 +111,39 @@ def test_every_threshold_and_its_neighbours_are_counted_as_a_plain_count_says(
     rows = [row for shard in shards for row in shard]
     words = thresholds_by_key["filter.gopher_quality.min_words"]
     lengths = thresholds_by_key["filter.gopher_quality.max_mean_word_length"]
-    assert (words["bound"], words["looser"]["bound"], words["stricter"]["bound"]) == (50, 45, 55)
-    assert (lengths["bound"], lengths["looser"]["bound"], lengths["stricter"]["bound"]) == (10, 11, 9)
-    assert [part["failing"] for part in (words["looser"], words, words["stricter"])] == [
-        sum(number < bound for number, _ in rows) for bound in (45, 50, 55)
-    ]
-    assert [part["failing"] for part in (lengths["looser"], lengths, lengths["stricter"])] == [
-        sum(length > bound for _, length in rows) for bound in (11, 10, 9)
-    ]
+    assert (words["bound"], words["looser"]["bound"], words["stricter"]["bound"]) == (
+        50,
+        45,
+        55,
+    )
+    assert (
+        lengths["bound"],
+        lengths["looser"]["bound"],
+        lengths["stricter"]["bound"],
+    ) == (10, 11, 9)
+    assert [
+        part["failing"] for part in (words["looser"], words, words["stricter"])
+    ] == [sum(number < bound for number, _ in rows) for bound in (45, 50, 55)]
+    assert [
+        part["failing"] for part in (lengths["looser"], lengths, lengths["stricter"])
+    ] == [sum(length > bound for _, length in rows) for bound in (11, 10, 9)]
     assert words["only"] == sum(number < 50 and length <= 10 for number, length in rows)
     assert words["seen"] == len(rows)
 
 
 def test_samples_that_another_rule_drops_would_not_pass(tmp_path: Path) -> None:
-    inputs = filtered(tmp_path, [[(45, 5.0), (46, 11.5), (47, 6.0), (30, 5.0)], [(48, 11.0)]])
-    looser = Filter.model_validate({"rules": [{"gopher_quality": {"min_words": 40, "max_mean_word_length": 10.0}}]})
+    inputs = filtered(
+        tmp_path, [[(45, 5.0), (46, 11.5), (47, 6.0), (30, 5.0)], [(48, 11.0)]]
+    )
+    looser = Filter.model_validate(
+        {"rules": [{"gopher_quality": {"min_words": 40, "max_mean_word_length": 10.0}}]}
+    )
     current_rules, looser_rules = (
-        {"filter": rules_of(filter_stage.rules, "filter", section, ["words", "mean_word_length"])}
+        {
+            "filter": rules_of(
+                filter_stage.rules, "filter", section, ["words", "mean_word_length"]
+            )
+        }
         for section in (SECTION, looser)
     )
     result = replay(Comparison(inputs, current_rules, looser_rules), 10, None)
@@ -107,16 +158,37 @@ def test_the_list_can_be_typed_as_settings(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     thresholds_by_key = listed(tmp_path, [[(48, 5.0), (60, 5.0)]])
-    print_thresholds(list(thresholds_by_key.values()), "gristmill whatif m.yaml --set KEY=VALUE")
+    print_thresholds(
+        list(thresholds_by_key.values()), "gristmill whatif m.yaml --set KEY=VALUE"
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["filter.gopher_quality.min_words=50", "1", "1", "45:", "0", "55:", "1"]
+    assert lines[1].split() == [
+        "filter.gopher_quality.min_words=50",
+        "1",
+        "1",
+        "45:",
+        "0",
+        "55:",
+        "1",
+    ]
     assert "filter.gopher_quality.max_mean_word_length" in "".join(lines[2:])
-    assert lines[-1].endswith("To see what another threshold keeps in the end: gristmill whatif m.yaml --set KEY=VALUE")
+    assert lines[-1].endswith(
+        "To see what another threshold keeps in the end: gristmill whatif m.yaml "
+        "--set KEY=VALUE"
+    )
 
 
-def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_hundreds_of_thresholds_that_drop_nothing_some_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     idle = {"bound": 1, "failing": 0, "only": 0, "looser": None, "stricter": None}
-    print_thresholds([{**idle, "key": f"filter.by_language.x.k{number}"} for number in range(MOST_IDLE + 5)], "whatif")
+    print_thresholds(
+        [
+            {**idle, "key": f"filter.by_language.x.k{number}"}
+            for number in range(MOST_IDLE + 5)
+        ],
+        "whatif",
+    )
     output = " ".join(capsys.readouterr().out.split())
     assert f"{MOST_IDLE + 5} more drop nothing" in output
     assert f"k{MOST_IDLE - 1}, and 5 others" in output

@@ -1,4 +1,6 @@
-"""The worked examples of pages of docs/ run in an empty folder and print the pages' output: `make test-docs`."""
+"""The worked examples of pages of docs/ run in an empty folder and print the pages'
+output: `make test-docs`.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,17 @@ def test_what_the_page_says_happens(name: str, tmp_path: Path) -> None:
 
 
 def answer(prompt: str, earlier_requests: int) -> str:
-    """Return a lesson, a sum that is right every other time, or a judgement of a text."""
+    """Return a lesson, a sum that is right every other time, or a judgement of a
+    text.
+    """
     if '"score"' in prompt:
         return json.dumps({"score": 4, "reason": "it teaches"})
     number = re.search(r"What is (\d+) and", prompt)
-    return f"A lesson about {prompt[-60:-40]}." if number is None else f"{int(number[1]) * 2 + earlier_requests % 2}"
+    return (
+        f"A lesson about {prompt[-60:-40]}."
+        if number is None
+        else f"{int(number[1]) * 2 + earlier_requests % 2}"
+    )
 
 
 @pytest.mark.slow
@@ -63,13 +71,23 @@ def test_what_the_page_says_happens_where_a_model_answers(
 @pytest.mark.parametrize("name", MODELS_READ)
 def test_every_block_of_the_page_says_what_a_test_does_with_it(name: str) -> None:
     text = (ROOT / "docs" / name).read_text()
-    assert [block["text"] for block in MARKED.finditer(text)] == [block_text for _, block_text in BLOCK.findall(text)]
+    assert [block["text"] for block in MARKED.finditer(text)] == [
+        block_text for _, block_text in BLOCK.findall(text)
+    ]
 
 
 @pytest.mark.parametrize("name", MODELS_READ)
-def test_sections_of_the_page_are_those_of_a_manifest(name: str, tmp_path: Path) -> None:
-    (tmp_path / "toxic.py").write_text("def score(texts):\n    return [0.0 for _ in texts]\n")  # named by safety.md
-    marked = [(block["mark"], block["text"]) for block in MARKED.finditer((ROOT / "docs" / name).read_text())]
+def test_sections_of_the_page_are_those_of_a_manifest(
+    name: str, tmp_path: Path
+) -> None:
+    # named by safety.md
+    (tmp_path / "toxic.py").write_text(
+        "def score(texts):\n    return [0.0 for _ in texts]\n"
+    )
+    marked = [
+        (block["mark"], block["text"])
+        for block in MARKED.finditer((ROOT / "docs" / name).read_text())
+    ]
     sections = [text for mark, text in marked if mark == "manifest"]
     assert sections
     for text in sections:
@@ -78,7 +96,9 @@ def test_sections_of_the_page_are_those_of_a_manifest(name: str, tmp_path: Path)
         manifest_keys = {
             **NEEDED,
             **{
-                key: {**NEEDED[key], **section} if isinstance(NEEDED.get(key), dict) else section
+                key: {**NEEDED[key], **section}
+                if isinstance(NEEDED.get(key), dict)
+                else section
                 for key, section in fragment.items()
             },
         }

@@ -42,7 +42,9 @@ def keys_of(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
             inner = getattr(value, name)
-            if field.exclude or (at.startswith("prepare.") and at.count(".") == 1 and inner is None):
+            if field.exclude or (
+                at.startswith("prepare.") and at.count(".") == 1 and inner is None
+            ):
                 continue
             yield from keys_of(inner, f"{at}.{name}" if at else name)
     elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
@@ -66,7 +68,9 @@ def optional_sections(model: BaseModel, at: str) -> Iterator[str]:
                 if (
                     isinstance(part, type)
                     and issubclass(part, BaseModel)
-                    and not any(inner.is_required() for inner in part.model_fields.values())
+                    and not any(
+                        inner.is_required() for inner in part.model_fields.values()
+                    )
                 ):
                     yield f"{at}.{name}"
 
@@ -90,7 +94,13 @@ def field_of(manifest: Manifest, path: str) -> Any:
     at: Any = manifest
     *parents, last = path.split(".")
     for part in parents:
-        at = at[int(part)] if isinstance(at, tuple) else at[part] if isinstance(at, dict) else getattr(at, part)
+        at = (
+            at[int(part)]
+            if isinstance(at, tuple)
+            else at[part]
+            if isinstance(at, dict)
+            else getattr(at, part)
+        )
     return type(at).model_fields[last].annotation if isinstance(at, BaseModel) else None
 
 
@@ -110,7 +120,11 @@ def test_setting_a_key_to_its_default_changes_nothing() -> None:
     manifest = parsed()
     paths = [(as_override(path, manifest), value) for path, value in keys_of(manifest)]
     assert len(paths) > 500
-    changed = [path for path, value in paths if parsed(set_to(path, value)).model_dump() != manifest.model_dump()]
+    changed = [
+        path
+        for path, value in paths
+        if parsed(set_to(path, value)).model_dump() != manifest.model_dump()
+    ]
     assert changed == []
 
 
@@ -131,12 +145,18 @@ def test_setting_one_key_of_a_training_changes_no_other(section: str) -> None:
         tried += 1
         # vLLM draws answers on one rank.
         follows = {"engine.ranks"} if path == "rl.rollouts" else set()
-        assert {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)} == {path} | follows
+        assert {
+            key
+            for key in before.keys() | after.keys()
+            if before.get(key) != after.get(key)
+        } == {path} | follows
     assert tried > 30
 
 
 @pytest.mark.parametrize("section", TRAININGS)
-def test_setting_one_key_of_an_absent_section_adds_the_section_with_its_defaults(section: str) -> None:
+def test_setting_one_key_of_an_absent_section_adds_the_section_with_its_defaults(
+    section: str,
+) -> None:
     manifest = parsed()
     absent_sections = list(optional_sections(getattr(manifest, section), section))
     assert f"{section}.average" in absent_sections
@@ -144,7 +164,8 @@ def test_setting_one_key_of_an_absent_section_adds_the_section_with_its_defaults
         try:
             with_section = parsed(f"{section_path}={{}}")
         except ManifestError:
-            # Later tunings need a generative model, or the tokenizer needs special tokens.
+            # Later tunings need a generative model, or the tokenizer needs special
+            # tokens.
             assert section_path in (
                 "pretrain.masked",
                 "pretrain.span_corruption",
@@ -154,20 +175,41 @@ def test_setting_one_key_of_an_absent_section_adds_the_section_with_its_defaults
             continue
         for path, value in keys_of(with_section):
             if path.startswith(f"{section_path}."):
-                assert parsed(set_to(path, value)).model_dump() == with_section.model_dump(), path
+                assert (
+                    parsed(set_to(path, value)).model_dump()
+                    == with_section.model_dump()
+                ), path
 
 
 def test_setting_a_threshold_of_one_default_rule_set_keeps_the_other() -> None:
     changed = parsed("filter.gopher_quality.min_words=40").prepare[1].filter
     assert changed is not None
     assert changed.rules.gopher_quality is not None
-    assert (changed.rules.gopher_quality.min_words, changed.rules.gopher_repetition is not None) == (40, True)
+    assert (
+        changed.rules.gopher_quality.min_words,
+        changed.rules.gopher_repetition is not None,
+    ) == (40, True)
 
 
 def test_each_training_has_its_own_default_rates() -> None:
-    manifest = parsed(*(f"{section}.optimizer.clip_norm=0.5" for section in TRAININGS), "rl.spikes.window=64")
+    manifest = parsed(
+        *(f"{section}.optimizer.clip_norm=0.5" for section in TRAININGS),
+        "rl.spikes.window=64",
+    )
     sections = [getattr(manifest, section) for section in TRAININGS]
-    assert [training.optimizer.learning_rate for training in sections] == [1e-3, 3e-4, 1e-4, 5e-5, 1e-6]
-    assert [training.optimizer.weight_decay for training in sections] == [0.1, 0.0, 0.0, 0.0, 0.0]
+    assert [training.optimizer.learning_rate for training in sections] == [
+        1e-3,
+        3e-4,
+        1e-4,
+        5e-5,
+        1e-6,
+    ]
+    assert [training.optimizer.weight_decay for training in sections] == [
+        0.1,
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
     assert manifest.rl is not None
     assert manifest.rl.spikes.sigma is None

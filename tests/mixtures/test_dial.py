@@ -1,4 +1,6 @@
-"""Keys of `pretrain` derived from `size` or `depth`, against the published laws computed here once more."""
+"""Keys of `pretrain` derived from `size` or `depth`, against the published laws
+computed here once more.
+"""
 
 from __future__ import annotations
 
@@ -36,20 +38,28 @@ def section_of(keys: str) -> Pretrain:
 
 def test_depth_gives_the_values_of_the_published_laws() -> None:
     section = section_of("depth: 12")
-    assert (section.model.layers, section.model.width, section.model.heads) == (12, 768, 12)
+    assert (section.model.layers, section.model.width, section.model.heads) == (
+        12,
+        768,
+        12,
+    )
     # 12 layers of 4 * 768^2 in attention and 3 * 768 * 2048 in the feed-forward layer
     weights = 12 * (4 * 768**2 + 3 * 768 * 2048)
     tokens = 20 * weights
     flops = (6 * weights + 12 * 12 * 768 * 2048) * tokens
     rows = 0.2920 * flops**0.3271 / 2048
     assert section.global_batch_size == 2 ** round(math.log2(rows)) == 128
-    assert section.optimizer.learning_rate == pytest.approx(0.3118 * flops**-0.1250, rel=0.005)
+    assert section.optimizer.learning_rate == pytest.approx(
+        0.3118 * flops**-0.1250, rel=0.005
+    )
     assert section.steps == math.ceil(tokens / (128 * 2048)) == 6480
     decay = 1 / (section.optimizer.learning_rate * 1.084 * 20**-0.527 * section.steps)
     assert section.optimizer.weight_decay == pytest.approx(decay, rel=0.005)
 
 
-@pytest.mark.parametrize(("size", "depth"), [("50k", 1), ("1m", 3), ("30m", 8), ("0.125b", 14), ("125m", 14)])
+@pytest.mark.parametrize(
+    ("size", "depth"), [("50k", 1), ("1m", 3), ("30m", 8), ("0.125b", 14), ("125m", 14)]
+)
 def test_size_is_rounded_to_the_nearest_depth(size: str, depth: int) -> None:
     assert depth_of(size) == depth
     assert section_of(f"size: {size}").model == section_of(f"depth: {depth}").model
@@ -57,28 +67,39 @@ def test_size_is_rounded_to_the_nearest_depth(size: str, depth: int) -> None:
 
 def test_explicit_keys_win_and_derived_keys_follow_from_them() -> None:
     free = section_of("depth: 4")
-    section = section_of("depth: 4, steps: 7, model: {width: 512}, optimizer: {kind: muon, weight_decay: 0.0}")
+    section = section_of(
+        "depth: 4, steps: 7, model: {width: 512}, optimizer: {kind: muon, "
+        "weight_decay: 0.0}"
+    )
     assert (section.steps, section.optimizer.weight_decay) == (7, 0.0)
     assert (section.model.width, section.model.heads) == (512, 8)
     assert section.optimizer.kind == "muon"
     assert section.optimizer.learning_rate < free.optimizer.learning_rate
     assert section.global_batch_size > free.global_batch_size
     halved = section_of("depth: 4, global_batch_size: 8")
-    assert halved.steps == pytest.approx(free.steps * free.global_batch_size / 8, rel=0.01)
+    assert halved.steps == pytest.approx(
+        free.steps * free.global_batch_size / 8, rel=0.01
+    )
 
 
 def test_decoder_defaults_to_muon_with_a_long_decay() -> None:
     section = section_of("depth: 3")
     assert (section.optimizer.kind, section.schedule.decay_fraction) == ("muon", 0.6)
-    explicit = section_of("depth: 3, optimizer: {kind: adamw}, schedule: {decay_fraction: 0.2}")
+    explicit = section_of(
+        "depth: 3, optimizer: {kind: adamw}, schedule: {decay_fraction: 0.2}"
+    )
     assert (explicit.optimizer.kind, explicit.schedule.decay_fraction) == ("adamw", 0.2)
-    assert section_of("depth: 3, schedule: {kind: cosine}").schedule.decay_fraction == 0.3
+    assert (
+        section_of("depth: 3, schedule: {kind: cosine}").schedule.decay_fraction == 0.3
+    )
     assert section_of("depth: 3, prefix_lm: {}").optimizer.kind == "adamw"
     assert section_of("steps: 3").optimizer.kind == "adamw"
 
 
 def test_batch_below_the_range_of_the_laws_is_halved() -> None:
-    """1.33 M weights in the layers, 20 tokens each, rows of 2,048: 0.2920 C^0.3271 tokens are 16,100."""
+    """1.33 M weights in the layers, 20 tokens each, rows of 2,048: 0.2920 C^0.3271
+    tokens are 16,100.
+    """
     flops = (6 * 1_327_104 + 12 * 3 * 192 * 2048) * 20 * 1_327_104
     assert flops < 1e17
     law = 0.2920 * flops**0.3271 / 2048
@@ -116,7 +137,9 @@ def test_fingerprint_depends_on_derived_values_only() -> None:
         ("size: 1m, steps: 0", "pretrain.steps: input should be greater than 0"),
     ],
 )
-def test_setting_that_contradicts_size_or_depth_is_rejected(keys: str, message: str) -> None:
+def test_setting_that_contradicts_size_or_depth_is_rejected(
+    keys: str, message: str
+) -> None:
     with pytest.raises(ManifestError) as caught:
         read(keys)
     (problem,) = caught.value.problems
@@ -124,21 +147,36 @@ def test_setting_that_contradicts_size_or_depth_is_rejected(keys: str, message: 
 
 
 @pytest.mark.parametrize(
-    "model", [Model(), Model(width=192, heads=6, kv_heads=2, head_width=64), Model(ffn_width=100, moe=Moe(experts=4))]
+    "model",
+    [
+        Model(),
+        Model(width=192, heads=6, kv_heads=2, head_width=64),
+        Model(ffn_width=100, moe=Moe(experts=4)),
+    ],
 )
 def test_layer_weights_match_the_shape_of_the_model(model: Model) -> None:
     shape = shape_of(model, 1000, 64)
-    assert model.layer_weights == shape.matrix_parameters - shape.padded_vocab_size * shape.width
+    assert (
+        model.layer_weights
+        == shape.matrix_parameters - shape.padded_vocab_size * shape.width
+    )
 
 
 def test_plan_shows_derived_values_and_the_rule_beside_explicit_ones() -> None:
     derived = derived_keys(read("size: 1m, optimizer: {learning_rate: 0.001}"))
     assert derived is not None
     assert derived["keys"]["model.width"] == {"value": 192, "rule": 192}
-    assert derived["keys"]["optimizer.learning_rate"] == {"value": 0.001, "rule": 0.00444}
+    assert derived["keys"]["optimizer.learning_rate"] == {
+        "value": 0.001,
+        "rule": 0.00444,
+    }
     sentence = in_a_sentence(derived)
-    assert sentence.startswith("size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 4, ")
+    assert sentence.startswith(
+        "size 1m: model.layers 3, model.width 192, model.heads 3, global_batch_size 4, "
+    )
     assert "optimizer.kind muon" in sentence
     assert "optimizer.learning_rate 0.001 (rule: 0.00444)" in sentence
-    assert sentence.endswith("1,327,104 weights in the layers, 26,542,080 tokens, 20 per weight")
+    assert sentence.endswith(
+        "1,327,104 weights in the layers, 26,542,080 tokens, 20 per weight"
+    )
     assert derived_keys(read("steps: 3")) is None

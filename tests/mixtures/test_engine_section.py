@@ -19,9 +19,20 @@ from gristmill.mixtures.manifest import Engine
         {},
         {"mode": "processes", "workers": 8},
         {"runner": "dask", "address": "tcp://127.0.0.1:8786"},
-        {"runner": "dask", "options": {"dask_scheduler_file": "/shared/scheduler.json"}},
-        {"runner": "spark", "address": "spark://spark:7077", "options": {"spark.executor.memory": "4g"}},
-        {"runner": "flink", "address": "flink:8081", "options": {"flink_version": "1.20", "parallelism": 8}},
+        {
+            "runner": "dask",
+            "options": {"dask_scheduler_file": "/shared/scheduler.json"},
+        },
+        {
+            "runner": "spark",
+            "address": "spark://spark:7077",
+            "options": {"spark.executor.memory": "4g"},
+        },
+        {
+            "runner": "flink",
+            "address": "flink:8081",
+            "options": {"flink_version": "1.20", "parallelism": 8},
+        },
         {"runner": "flink", "options": {"job_endpoint": "flink:8099"}},
         {"runner": "FlinkRunner", "options": {"flink_master": "flink:8081"}},
     ],
@@ -34,8 +45,14 @@ def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
     ("section", "message"),
     [
         ({"runner": "dask"}, "dask .*address: 'tcp://host:8786'"),
-        ({"address": "tcp://127.0.0.1:8786"}, "address is for .*dask, spark, flink, not for local"),
-        ({"runner": "FlinkRunner", "mode": "threads"}, "mode is for runner local, not for FlinkRunner"),
+        (
+            {"address": "tcp://127.0.0.1:8786"},
+            "address is for .*dask, spark, flink, not for local",
+        ),
+        (
+            {"runner": "FlinkRunner", "mode": "threads"},
+            "mode is for runner local, not for FlinkRunner",
+        ),
         ({"options": {"parallelism": 2}}, r"options \(parallelism\).* local"),
         (
             {"runner": "flnk"},
@@ -43,7 +60,11 @@ def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
         ),
         ({"runner": "flink"}, "flink .*address: 'host:8081'"),
         (
-            {"runner": "flink", "address": "flink:8081", "options": {"flink_version": 1.18}},
+            {
+                "runner": "flink",
+                "address": "flink:8081",
+                "options": {"flink_version": 1.18},
+            },
             "flink_version .*'1.18'.* 1.19, 1.20, 2.0, 2.1, 2.2",
         ),
         ({"runner": "spark"}, "spark .*address: 'spark://host:7077'"),
@@ -55,20 +76,33 @@ def test_consistent_section_is_accepted(section: dict[str, Any]) -> None:
             {"runner": "dataflow", "options": {"project": "p", "region": "r"}},
             "dataflow .*temp_location, sdk_container_image",
         ),
-        ({"mode": "quick"}, "Input should be 'auto', 'memory', 'threads' or 'processes'"),
+        (
+            {"mode": "quick"},
+            "Input should be 'auto', 'memory', 'threads' or 'processes'",
+        ),
     ],
 )
-def test_option_that_does_not_fit_the_runner_is_rejected_with_the_fix(section: dict[str, Any], message: str) -> None:
+def test_option_that_does_not_fit_the_runner_is_rejected_with_the_fix(
+    section: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         Engine.model_validate(section)
 
 
-def test_ranks_default_to_the_number_of_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_default_to_the_number_of_visible_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert visible_gpus(tmp_path) == 3
-    for visible, number in {"0,2": 2, "": 0, "-1": 0, "1,-1,2": 1, "0,1,2,3": 3}.items():
+    for visible, number in {
+        "0,2": 2,
+        "": 0,
+        "-1": 0,
+        "1,-1,2": 1,
+        "0,1,2,3": 3,
+    }.items():
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert visible_gpus(tmp_path) == number
     monkeypatch.setattr(manifest, "visible_gpus", lambda: 8)

@@ -1,4 +1,6 @@
-"""Validation of a whole manifest before any work: every mistake with its file, line and key."""
+"""Validation of a whole manifest before any work: every mistake with its file, line and
+key.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def test_valid_manifest_is_read_with_defaults() -> None:
     assert manifest.export is None
 
 
-def test_relative_paths_are_resolved_against_the_folder_of_the_manifest(tmp_path: Path) -> None:
+def test_relative_paths_are_resolved_against_the_folder_of_the_manifest(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "m.yaml").write_text(GOOD)
     manifest = load_manifest(tmp_path / "m.yaml")
     assert manifest.sources["prose"].path == str(tmp_path / "text/*.txt")
@@ -69,9 +73,12 @@ pretrain: {steps: 10}
 """
     assert problems_of(text) == [
         "m.yaml:3: sources.prose.wieght: unknown key, did you mean 'weight'?",
-        "m.yaml:6: sources.code.weight: input should be greater than or equal to 0 (got -1)",
-        "m.yaml:8: prepare[0].filter.sources[0]: no such source: 'prse', did you mean 'prose'? (sources: prose, code)",
-        "m.yaml:9: prepare[1].langid.threshold: input should be less than or equal to 1 (got 1.5)",
+        "m.yaml:6: sources.code.weight: input should be greater than or equal to 0 "
+        "(got -1)",
+        "m.yaml:8: prepare[0].filter.sources[0]: no such source: 'prse', did you "
+        "mean 'prose'? (sources: prose, code)",
+        "m.yaml:9: prepare[1].langid.threshold: input should be less than or equal "
+        "to 1 (got 1.5)",
         "m.yaml:10: pretrain: needs a section `mix:` too, which is absent",
     ]
 
@@ -79,7 +86,9 @@ pretrain: {steps: 10}
 def test_misspelt_threshold_inside_a_list_is_reported_at_its_line() -> None:
     text = GOOD.replace("max_top_2gram_char_ratio", "max_top_2gram_chars_ratio")
     (problem,) = problems_of(text)
-    assert problem.startswith("m.yaml:6: prepare[0].filter.rules[1].gopher_repetition.max_top_2gram_chars_ratio:")
+    assert problem.startswith(
+        "m.yaml:6: prepare[0].filter.rules[1].gopher_repetition.max_top_2gram_chars_ratio:"
+    )
     assert "did you mean 'max_top_2gram_char_ratio'?" in problem
 
 
@@ -105,7 +114,13 @@ def test_repeated_step_is_numbered_or_named_and_settings_address_it_so() -> None
     assert names == ["filter", "dedup", "filter-2", "strict", "filter-3"]
     settings = ["filter-2.max_quarantined=0.25", "prepare.strict.max_quarantined=0.5"]
     steps = parse_manifest(text, "m.yaml", settings).steps
-    assert [steps[name].config.max_quarantined for name in names] == [0.05, 0.05, 0.25, 0.5, 0.05]
+    assert [steps[name].config.max_quarantined for name in names] == [
+        0.05,
+        0.05,
+        0.25,
+        0.5,
+        0.05,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -113,23 +128,34 @@ def test_repeated_step_is_numbered_or_named_and_settings_address_it_so() -> None
     [
         ("mix", "'mix' has another meaning in a manifest; choose another name"),
         ("dedup", "'dedup' has another meaning in a manifest; choose another name"),
-        ("filter", "'filter' is already the name of entry 0 of `prepare`; choose another name"),
+        (
+            "filter",
+            "'filter' is already the name of entry 0 of `prepare`; choose another name",
+        ),
     ],
 )
 def test_step_name_that_is_in_use_is_rejected(name: str, message: str) -> None:
-    text = GOOD.replace("  - langid: {keep: [en, de]}", f"  - {{filter: {{}}, name: {name}}}")
+    text = GOOD.replace(
+        "  - langid: {keep: [en, de]}", f"  - {{filter: {{}}, name: {name}}}"
+    )
     assert problems_of(text) == [f"m.yaml:8: prepare[2].name: {message}"]
 
 
 def test_step_names_that_are_the_same_in_expressions_are_rejected() -> None:
-    text = GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: a-b}\n  - {filter: {}, name: a_b}")
+    text = GOOD.replace(
+        "  - langid: {keep: [en, de]}",
+        "  - {filter: {}, name: a-b}\n  - {filter: {}, name: a_b}",
+    )
     assert problems_of(text) == [
-        "m.yaml:9: prepare[3].name: 'a_b' is already the name of entry 2 of `prepare`; choose another name"
+        "m.yaml:9: prepare[3].name: 'a_b' is already the name of entry 2 of "
+        "`prepare`; choose another name"
     ]
 
 
 def test_step_name_with_a_blank_is_rejected() -> None:
-    (problem,) = problems_of(GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: 'a b'}"))
+    (problem,) = problems_of(
+        GOOD.replace("  - langid: {keep: [en, de]}", "  - {filter: {}, name: 'a b'}")
+    )
     assert problem.startswith("m.yaml:8: prepare[2].name: ")
 
 
@@ -140,7 +166,9 @@ def test_broken_yaml_names_its_line() -> None:
 
 def test_secret_in_a_manifest_is_rejected() -> None:
     (problem,) = problems_of(
-        GOOD.replace('{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}')
+        GOOD.replace(
+            '{path: "text/*.txt", weight: 2}', '{path: "x", metadata_fields: [a]}'
+        )
         + "engine: {runner: FlinkRunner, options: {token: abc}}\n"
     )
     assert "engine.options.token" in problem
@@ -152,7 +180,9 @@ def test_zero_weights_are_rejected_unless_the_mixture_sets_its_own() -> None:
     (problem,) = problems_of(zero_weights)
     assert "every weight is 0" in problem
     parse_manifest(zero_weights, "m.yaml", ["mix.weights={alpha: 0.7}"])
-    (problem,) = problems_of(zero_weights, "mix.phases=[{end: 0.5, weights: {prose: 1}}, {}]")
+    (problem,) = problems_of(
+        zero_weights, "mix.phases=[{end: 0.5, weights: {prose: 1}}, {}]"
+    )
     assert "every weight is 0" in problem
     problems = problems_of(GOOD, "mix.weights={prose: 0}")
     assert [problem.partition(": ")[0] for problem in problems] == ["--set mix.weights"]
@@ -161,30 +191,45 @@ def test_zero_weights_are_rejected_unless_the_mixture_sets_its_own() -> None:
 def test_weights_of_a_mixture_name_known_sources() -> None:
     stages = "mix.phases=[{end: 0.5, weights: {alpha: 0.5}}, {weights: {prsoe: 1}}]"
     assert problems_of(GOOD, stages) == [
-        "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did you mean 'prose'? (sources: prose)"
+        "--set mix.phases: mix.phases[1].weights.prsoe: no such source: 'prsoe', did "
+        "you mean 'prose'? (sources: prose)"
     ]
-    (problem,) = problems_of(GOOD.replace("prose:", "alpha:"), "mix.weights={alpha: 0.5}")
+    (problem,) = problems_of(
+        GOOD.replace("prose:", "alpha:"), "mix.weights={alpha: 0.5}"
+    )
     assert "alpha" in problem
 
 
 def test_phased_set_is_not_read_past_its_end() -> None:
-    """20,000 tokens are 312 rows of 64: 19 steps of 16 rows read 304 of them, 20 would read 320."""
+    """20,000 tokens are 312 rows of 64: 19 steps of 16 rows read 304 of them, 20 would
+    read 320.
+    """
     stages = "mix.phases=[{end: 0.8}, {weights: {prose: 1}}]"
     parse_manifest(GOOD, "m.yaml", [stages, "pretrain.steps=19"])
     parse_manifest(GOOD, "m.yaml", ["pretrain.steps=20"])
     assert problems_of(GOOD, stages, "pretrain.steps=20") == [
-        "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the set with phases has 312 and is read once; "
+        "--set pretrain.steps: 20 steps of 16 rows read 320 rows, but the set with "
+        "phases has 312 and is read once; "
         "take at most 19 steps, or mix at least 20480 tokens (mix.tokens)"
     ]
 
 
 def test_contradicting_limits_of_a_source_are_rejected() -> None:
-    problems = problems_of(GOOD, "sources.prose.min_tokens=500", "sources.prose.max_tokens=400")
-    assert any("min_tokens 500" in problem and "max_tokens 400" in problem for problem in problems)
+    problems = problems_of(
+        GOOD, "sources.prose.min_tokens=500", "sources.prose.max_tokens=400"
+    )
+    assert any(
+        "min_tokens 500" in problem and "max_tokens 400" in problem
+        for problem in problems
+    )
 
 
 def test_override_replaces_values_also_inside_prepare() -> None:
-    overrides = ["pretrain.steps=9", "prepare.dedup.exact=false", "sources.prose.weight=5"]
+    overrides = [
+        "pretrain.steps=9",
+        "prepare.dedup.exact=false",
+        "sources.prose.weight=5",
+    ]
     manifest = parse_manifest(GOOD, "m.yaml", overrides)
     assert manifest.pretrain is not None
     assert manifest.pretrain.steps == 9
@@ -211,8 +256,19 @@ def first_manifest(page: str) -> Manifest:
 
 def test_the_manifest_in_the_readme_is_valid_and_short() -> None:
     manifest = first_manifest("README.md")
-    assert None not in (manifest.tokenizer, manifest.mix, manifest.pretrain, manifest.sft, manifest.dpo)
-    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "quality"]
+    assert None not in (
+        manifest.tokenizer,
+        manifest.mix,
+        manifest.pretrain,
+        manifest.sft,
+        manifest.dpo,
+    )
+    assert [step.stage for step in manifest.prepare] == [
+        "langid",
+        "filter",
+        "dedup",
+        "quality",
+    ]
     assert manifest.sources["web"].where == "quality >= 0.6"
 
 
@@ -228,13 +284,22 @@ def test_the_manifest_of_the_guide_is_valid_with_every_section() -> None:
         manifest.export,
     )
     assert None not in sections
-    assert [step.stage for step in manifest.prepare] == ["langid", "filter", "dedup", "quality"]
+    assert [step.stage for step in manifest.prepare] == [
+        "langid",
+        "filter",
+        "dedup",
+        "quality",
+    ]
     assert manifest.sources["web"].where == "quality >= 0.6"
 
 
 def test_the_longer_preparation_in_the_guide_is_valid() -> None:
     page = (ROOT / "docs" / "guide" / "preparing.md").read_text()
-    (text,) = [block.partition("```")[0] for block in page.split("```yaml\n")[1:] if block.startswith("prepare:")]
+    (text,) = [
+        block.partition("```")[0]
+        for block in page.split("```yaml\n")[1:]
+        if block.startswith("prepare:")
+    ]
     sources = "sources: {web: {path: a}, books: {path: b}, git: {path: c}}"
     manifest = parse_manifest(f"name: x\n{sources}\n{text}", "preparing.md")
     assert [step.stage for step in manifest.prepare] == [

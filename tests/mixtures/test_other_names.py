@@ -17,7 +17,14 @@ def test_table_maps_foreign_names_to_existing_keys() -> None:
     keys = {".".join(key) for key in all_keys(Manifest)}
     for entry in OTHER_NAMES:
         assert {f"{entry.sections[0]}.{key}" for key in entry.keys} <= keys
-        assert not {f"{section}.{name}" for section in entry.sections for name in entry.names} & keys
+        assert (
+            not {
+                f"{section}.{name}"
+                for section in entry.sections
+                for name in entry.names
+            }
+            & keys
+        )
 
 
 def test_documentation_shows_the_table() -> None:
@@ -38,10 +45,14 @@ def test_documentation_shows_the_table() -> None:
         ("sft", "lora_dropout", "no such setting"),
     ],
 )
-def test_foreign_name_is_rejected_with_our_key(section: str, name: str, key: str, tmp_path: Path) -> None:
+def test_foreign_name_is_rejected_with_our_key(
+    section: str, name: str, key: str, tmp_path: Path
+) -> None:
     assert key in hint_of(name, section)
     path = tmp_path / "a.yaml"
-    path.write_text(f"{section}:\n  data: [{{path: a.jsonl}}]\n  steps: 1\n  {name}: 3\n")
+    path.write_text(
+        f"{section}:\n  data: [{{path: a.jsonl}}]\n  steps: 1\n  {name}: 3\n"
+    )
     with pytest.raises(ManifestError) as error:
         load_manifest(path)
     assert key in str(error.value)

@@ -11,7 +11,11 @@ from pydantic import ValidationError
 from gristmill.mixtures.load import ManifestError, load_manifest
 from gristmill.mixtures.reinforcement import Rl
 
-MINIMAL: dict[str, Any] = {"data": [{"path": "a.jsonl"}], "rewards": [{"kind": "exact"}], "steps": 2}
+MINIMAL: dict[str, Any] = {
+    "data": [{"path": "a.jsonl"}],
+    "rewards": [{"kind": "exact"}],
+    "steps": 2,
+}
 MANIFEST = """
 name: small
 sources: {prose: {path: "*.txt"}}
@@ -28,7 +32,14 @@ def test_kl_estimator_defaults_by_algorithm() -> None:
 
 
 def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
-    section = Rl.model_validate({**MINIMAL, "global_batch_size": 16, "steps_per_batch": 3, "epochs_per_batch": 2})
+    section = Rl.model_validate(
+        {
+            **MINIMAL,
+            "global_batch_size": 16,
+            "steps_per_batch": 3,
+            "epochs_per_batch": 2,
+        }
+    )
     assert (section.rollouts_per_batch, section.updates_per_batch) == (48, 6)
 
 
@@ -43,12 +54,20 @@ def test_batch_of_answers_is_split_into_steps_and_repeated_by_epochs() -> None:
         ({"optimizer": {"kind": "sophia"}}, "sophia"),
         ({"schedule": {"warmup_tokens": 100}}, "warmup_steps"),
         ({"spikes": {"rollback_after": 2}}, "rollback_after"),
-        ({"tools": ["calculator", {"python": {}, "name": "calculator"}]}, "rl.tools: two are called calculator"),
-        ({"curriculum": {}, "algorithm": "ppo", "group_size": 1}, "needs a group_size of 2 or more"),
+        (
+            {"tools": ["calculator", {"python": {}, "name": "calculator"}]},
+            "rl.tools: two are called calculator",
+        ),
+        (
+            {"curriculum": {}, "algorithm": "ppo", "group_size": 1},
+            "needs a group_size of 2 or more",
+        ),
         ({"curriculum": {"between": [0.5, 0.5]}}, "between"),
     ],
 )
-def test_contradicting_settings_are_rejected(changes: dict[str, Any], message: str) -> None:
+def test_contradicting_settings_are_rejected(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValidationError, match=message):
         Rl.model_validate({**MINIMAL, **changes})
 
@@ -57,17 +76,23 @@ def test_contradicting_settings_are_rejected(changes: dict[str, Any], message: s
     ("section", "message"),
     [
         (
-            "{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], start_from: dpo}",
+            "{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], "
+            "start_from: dpo}",
             "needs a section `dpo:` too",
         ),
-        ("{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: model}]}", "has no `path`.* no section `reward"),
+        (
+            "{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: model}]}",
+            "has no `path`.* no section `reward",
+        ),
         (
             "{steps: 1, data: [{path: a.jsonl}], rewards: [{kind: length, txt: 3}]}",
             "unknown key; known here: kind, name, target_tokens, weight",
         ),
     ],
 )
-def test_missing_section_and_unknown_reward_key_are_rejected(section: str, message: str, tmp_path: Path) -> None:
+def test_missing_section_and_unknown_reward_key_are_rejected(
+    section: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(f"{MANIFEST}rl: {section}\n")
     with pytest.raises(ManifestError, match=message):
@@ -78,14 +103,17 @@ def test_search_without_a_path_needs_documents(tmp_path: Path) -> None:
     path = tmp_path / "small.yaml"
     path.write_text(
         "name: small\nmodel: {path: tuned}\n"
-        "rl: {steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], tools: [search]}\n"
+        "rl: {steps: 1, data: [{path: a.jsonl}], rewards: [{kind: exact}], tools: "
+        "[search]}\n"
     )
     with pytest.raises(ManifestError, match="no section `sources:`"):
         load_manifest(path)
 
 
 def test_tool_needs_a_docstring(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def documented():\n    'It tells.'\n\n\ndef silent(): pass\n")
+    (tmp_path / "own.py").write_text(
+        "def documented():\n    'It tells.'\n\n\ndef silent(): pass\n"
+    )
     path = tmp_path / "small.yaml"
     text = (
         "name: small\nmodel: {path: tuned}\nrl: {steps: 1, data: [{path: a.jsonl}], "

@@ -12,8 +12,14 @@ from gristmill.mixtures.sources import Ingest, Source
         ({"encoding": "klingon"}, "'klingon' is not a text encoding.*`auto`"),
         ({"encoding": "base64"}, "'base64' is not a text encoding"),
         ({"split": "test"}, "`split: test`.*`chapters`"),
-        ({"extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
-        ({"extract": "resiliparse", "extract_options": {"favor": "precision"}}, "only trafilatura can favor precision"),
+        (
+            {"extract_options": {"favor": "precision"}},
+            "only trafilatura can favor precision",
+        ),
+        (
+            {"extract": "resiliparse", "extract_options": {"favor": "precision"}},
+            "only trafilatura can favor precision",
+        ),
         ({"extract": "justext"}, "'resiliparse', 'trafilatura' or 'none'"),
     ],
 )
@@ -33,7 +39,11 @@ def test_consistent_source_is_accepted() -> None:
             "extract_options": {"favor": "precision"},
         }
     )
-    assert (source.split, source.extract_options.favor, source.extract_options.tables) == ("dev", "precision", True)
+    assert (
+        source.split,
+        source.extract_options.favor,
+        source.extract_options.tables,
+    ) == ("dev", "precision", True)
     plain = Source.model_validate({"path": "a"})
     assert (plain.encoding, plain.extract, plain.split) == (None, None, None)
 

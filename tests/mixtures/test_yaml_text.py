@@ -1,4 +1,6 @@
-"""Untrusted YAML: plain values, bounded in number and depth, and every refusal is an error of YAML's own."""
+"""Untrusted YAML: plain values, bounded in number and depth, and every refusal is an
+error of YAML's own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ import pytest
 import yaml
 
 from gristmill.mixtures.load import ManifestError, parse_manifest
-from gristmill.mixtures.yaml_text import MOST_VALUES, YamlLimitError, compose_yaml, parse_yaml
+from gristmill.mixtures.yaml_text import (
+    MOST_VALUES,
+    YamlLimitError,
+    compose_yaml,
+    parse_yaml,
+)
 
 LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 9)
@@ -27,13 +34,17 @@ def test_values_and_aliases_are_read_as_by_pyyaml() -> None:
 
 
 @pytest.mark.parametrize(("text", "message", "line"), REFUSED)
-def test_alias_bomb_or_cycle_is_rejected_at_its_line(text: str, message: str, line: int) -> None:
+def test_alias_bomb_or_cycle_is_rejected_at_its_line(
+    text: str, message: str, line: int
+) -> None:
     for read in (parse_yaml, compose_yaml):
         with pytest.raises(YamlLimitError, match=message) as error:
             read(text)
         assert error.value.problem_mark is not None
         assert error.value.problem_mark.line + 1 == line
-    with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: \(syntax\): not valid YAML: .*{message}"):
+    with pytest.raises(
+        ManifestError, match=rf"m\.yaml:{line}: \(syntax\): not valid YAML: .*{message}"
+    ):
         parse_manifest(text, "m.yaml")
 
 
@@ -45,8 +56,16 @@ def test_alias_bomb_or_cycle_is_rejected_at_its_line(text: str, message: str, li
             4,
             r"\(syntax\): .* another column .*; indent them alike",
         ),
-        ("name\nsources: {}\n", 2, r"\(syntax\): .*; give the line above its own colon"),
-        ("name: m\nsources:\n\ta: {path: x}\n", 3, r"\(syntax\): .*a tab indents this line; use blanks"),
+        (
+            "name\nsources: {}\n",
+            2,
+            r"\(syntax\): .*; give the line above its own colon",
+        ),
+        (
+            "name: m\nsources:\n\ta: {path: x}\n",
+            3,
+            r"\(syntax\): .*a tab indents this line; use blanks",
+        ),
         ("name: 'm\nsources: {}\n", 3, r"\(syntax\): .* never closed; close it"),
         (
             "name: m\nsources:\n  a:\n  path: x\n",
@@ -60,7 +79,9 @@ def test_alias_bomb_or_cycle_is_rejected_at_its_line(text: str, message: str, li
         ),
     ],
 )
-def test_common_yaml_mistake_is_reported_with_the_fix(text: str, line: int, message: str) -> None:
+def test_common_yaml_mistake_is_reported_with_the_fix(
+    text: str, line: int, message: str
+) -> None:
     with pytest.raises(ManifestError, match=rf"m\.yaml:{line}: {message}"):
         parse_manifest(text, "m.yaml")
 

@@ -38,7 +38,10 @@ RULES = {
     "dup_line_frac": "max_duplicate_line_ratio",
     "dup_line_char_frac": "max_duplicate_line_char_ratio",
     **{f"top_{n}_gram": f"max_top_{n}gram_char_ratio" for n in (2, 3, 4)},
-    **{f"duplicated_{n}_n_grams": f"max_duplicate_{n}gram_char_ratio" for n in range(5, 11)},
+    **{
+        f"duplicated_{n}_n_grams": f"max_duplicate_{n}gram_char_ratio"
+        for n in range(5, 11)
+    },
 }
 """datatrove's reason -> the rule here, in the order in which datatrove tries them."""
 ORDER = list(dict.fromkeys(RULES.values()))
@@ -56,10 +59,25 @@ def peers() -> None:
 def generated_texts() -> Iterator[str]:
     """Generate texts on both sides of every two-sided rule."""
     stems = ("river", "stone", "letter", "garden", "morning", "table")
-    words = [f"{stem}{chr(97 + step)}{chr(97 + step * step % 26)}s" for step in range(26) for stem in stems]
+    words = [
+        f"{stem}{chr(97 + step)}{chr(97 + step * step % 26)}s"
+        for step in range(26)
+        for stem in stems
+    ]
     little = ("the", "of", "and", "with")
-    prose = " ".join(word + (f" {little[step // 9 % 4]}" if step % 9 == 0 else "") for step, word in enumerate(words))
-    yield from ("", " ", "\n", "word", prose, prose.replace("the", "a"), "the word of one " * 26_000)
+    prose = " ".join(
+        word + (f" {little[step // 9 % 4]}" if step % 9 == 0 else "")
+        for step, word in enumerate(words)
+    )
+    yield from (
+        "",
+        " ",
+        "\n",
+        "word",
+        prose,
+        prose.replace("the", "a"),
+        "the word of one " * 26_000,
+    )
     yield " ".join(words)
     yield "to be of a by it is an " * 20
     yield "the incomprehensibilities and counterrevolutionaries " * 30
@@ -74,19 +92,32 @@ def generated_texts() -> Iterator[str]:
             copied = " ".join(words[: 3 * share])
             yield separator.join([copied, *words, prose, copied])
     for bullets in (88, 91, 95):
-        lines = [("- " if step < bullets else "") + word + " of the" for step, word in enumerate(words[:100])]
+        lines = [
+            ("- " if step < bullets else "") + word + " of the"
+            for step, word in enumerate(words[:100])
+        ]
         yield "\n".join(lines)
-        yield "\r\n".join(line.replace("-", " •") + ("..." if step % 3 else " ") for step, line in enumerate(lines))
+        yield "\r\n".join(
+            line.replace("-", " •") + ("..." if step % 3 else " ")
+            for step, line in enumerate(lines)
+        )
     for copied in range(16, 50):
         yield f"{prose} {' '.join(words[:copied])}"
         yield f"{prose} {', '.join(words[:copied])}"
-    for length in range(110, 170, 3):  # twenty repeated words are two 10-grams, or fewer characters of two 9-grams
+    # twenty repeated words are two 10-grams, or fewer characters of two 9-grams
+    for length in range(110, 170, 3):
         yield " ".join(prose.split()[:length] + prose.split()[:20])
     for n in range(1, 12):
         for times in (4, 8, 16):
             chunk = " ".join(words[:n])
-            yield " ".join(f"{chunk} {word}" if step < times else word for step, word in enumerate(words))
-            yield " ".join(f"{chunk}'s {word}." if step < times else word for step, word in enumerate(words))
+            yield " ".join(
+                f"{chunk} {word}" if step < times else word
+                for step, word in enumerate(words)
+            )
+            yield " ".join(
+                f"{chunk}'s {word}." if step < times else word
+                for step, word in enumerate(words)
+            )
 
 
 def real_texts(documents: int) -> list[str]:
@@ -94,10 +125,19 @@ def real_texts(documents: int) -> list[str]:
     import zstandard
 
     texts = []
-    for name in ("quality/dclm_human_quality.jsonl.zst", "text/18f_posts.jsonl.zst", "text/openlogic_tex.jsonl.zst"):
+    for name in (
+        "quality/dclm_human_quality.jsonl.zst",
+        "text/18f_posts.jsonl.zst",
+        "text/openlogic_tex.jsonl.zst",
+    ):
         with (DATA / name).open("rb") as file:
-            lines = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8")
-            texts += [json.loads(line)["text"] for _, line in zip(range(documents), lines, strict=False)]
+            lines = io.TextIOWrapper(
+                zstandard.ZstdDecompressor().stream_reader(file), encoding="utf-8"
+            )
+            texts += [
+                json.loads(line)["text"]
+                for _, line in zip(range(documents), lines, strict=False)
+            ]
     for path in sorted((DATA / "quality/dolma").glob("*.gz")):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             texts += [json.loads(line)["text"] for line in file]
@@ -112,20 +152,28 @@ def verdicts_of_datatrove(texts: list[str]) -> Verdicts:
     verdicts: Verdicts = []
     for text in texts:
         results = [judge.filter(Document(text=text, id="0")) for judge in filters]
-        quality, repetition = (None if result is True else RULES[result[1]] for result in results)
+        quality, repetition = (
+            None if result is True else RULES[result[1]] for result in results
+        )
         verdicts.append((quality, repetition))
     return verdicts
 
 
 def verdicts_here(texts: list[str], words: str) -> Verdicts:
     quality = GopherQuality.model_validate({"dialect": "datatrove", "words": words})
-    repetition = GopherRepetition.model_validate({"dialect": "datatrove", "words": words})
+    repetition = GopherRepetition.model_validate(
+        {"dialect": "datatrove", "words": words}
+    )
     columns = gopher.statistics(pa.array(texts, pa.large_string()), quality)
     verdicts: Verdicts = []
     for row in range(len(texts)):
         first = []
         for rules in (quality, repetition):
-            failed = [rule.split("/")[1] for rule, mask in failures(columns, {"": rules}).items() if mask[row]]
+            failed = [
+                rule.split("/")[1]
+                for rule, mask in failures(columns, {"": rules}).items()
+                if mask[row]
+            ]
             first.append(min(failed, key=ORDER.index, default=None))
         verdicts.append((first[0], first[1]))
     return verdicts
@@ -135,7 +183,9 @@ def test_generated_texts_get_the_verdicts_and_reasons_of_datatrove() -> None:
     texts = list(generated_texts())
     theirs = verdicts_of_datatrove(texts)
     assert verdicts_here(texts, "exact") == theirs
-    assert {reason for verdict in theirs for reason in verdict} == {*ORDER, None}, "each rule should drop a text"
+    assert {reason for verdict in theirs for reason in verdict} == {*ORDER, None}, (
+        "each rule should drop a text"
+    )
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="no shared data beside the checkout")
@@ -156,9 +206,15 @@ def test_verdicts_by_fast_words_are_unbiased() -> None:
     for name in ("text/peps.jsonl.zst", "text/18f_posts.jsonl.zst"):
         with zstandard.open(DATA / name, "rt", encoding="utf-8") as lines:
             texts = [json.loads(line)["text"] for line in lines]
-        passages += [text[at : at + 3000] for text in texts for at in range(0, min(len(text), 9000), 3000)]
+        passages += [
+            text[at : at + 3000]
+            for text in texts
+            for at in range(0, min(len(text), 9000), 3000)
+        ]
     fast, exact = (
-        np.array([verdict != (None, None) for verdict in verdicts_here(passages, words)])
+        np.array(
+            [verdict != (None, None) for verdict in verdicts_here(passages, words)]
+        )
         for words in ("dialect", "exact")
     )
     assert len(passages) > 1500
@@ -181,12 +237,21 @@ def test_exact_words_equal_those_of_datatrove() -> None:
 
     from gristmill.dataprep.words.spacy_words import spacy_words
 
-    unusual_text = ":) :-( o_O (ノಠ益ಠ)ノ a.m. e.g. don't\u00a0it's  U.K.-based 'tis http://a.b/c?d=1#e x@y.com"
+    unusual_text = (
+        ":) :-( o_O (ノಠ益ಠ)ノ a.m. e.g. don't\u00a0it's  U.K.-based 'tis "
+        "http://a.b/c?d=1#e x@y.com"
+    )
     texts = [*generated_texts(), unusual_text]
     encoded = [text.encode() for text in texts]
-    data, offsets = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)])
+    data, offsets = (
+        np.frombuffer(b"".join(encoded), np.uint8),
+        np.cumsum([0, *map(len, encoded)]),
+    )
     words = spacy_words(data, offsets)
-    word_texts = [data[begin:end].tobytes().decode() for begin, end in zip(words.starts, words.ends, strict=True)]
+    word_texts = [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(words.starts, words.ends, strict=True)
+    ]
     for text, begin, end in zip(texts, words.offsets, words.offsets[1:], strict=False):
         assert word_texts[begin:end] == split_into_words(text, "en")
 
@@ -195,4 +260,6 @@ def test_punctuation_set_equals_that_of_datatrove() -> None:
     from datatrove.utils.text import PUNCTUATION_SET
 
     flags = code_point_flags()
-    assert {chr(code) for code in np.flatnonzero(flags & CONTENT == 0)} == PUNCTUATION_SET
+    assert {
+        chr(code) for code in np.flatnonzero(flags & CONTENT == 0)
+    } == PUNCTUATION_SET

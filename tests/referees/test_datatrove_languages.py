@@ -1,4 +1,6 @@
-"""Rules by language against datatrove's filters as FineWeb-2 configures them for each language."""
+"""Rules by language against datatrove's filters as FineWeb-2 configures them for each
+language.
+"""
 
 from __future__ import annotations
 
@@ -69,12 +71,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
 for _settings in SETTINGS.values():
     _settings["top_n_grams"] = [[2, 0.15], [3, 0.14], [4, 0.13]]
     _settings["dup_n_grams"] = [[n, round(0.18 - 0.01 * n, 2)] for n in range(5, 11)]
-REASONS = {**GOPHER_RULES, **{reason: rule.partition("/")[2] for reason, rule in FINEWEB_REASONS.items()}}
+REASONS = {
+    **GOPHER_RULES,
+    **{reason: rule.partition("/")[2] for reason, rule in FINEWEB_REASONS.items()},
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def peers() -> None:
-    """Import in the tests what datatrove uses for these languages; spaCy takes seconds."""
+    """Import in the tests what datatrove uses for these languages; spaCy takes
+    seconds.
+    """
     for package in ("datatrove.pipeline.filters", "spacy", "jieba", "pythainlp"):
         pytest.importorskip(package)
 
@@ -107,9 +114,15 @@ def variants(lines: list[str], seed: int) -> list[str]:
 
 
 def verdicts_of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
-    """Return the rule of each of FineWeb-2's three filters that drops a text, or None."""
+    """Return the rule of each of FineWeb-2's three filters that drops a text, or
+    None.
+    """
     from datatrove.data import Document
-    from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
+    from datatrove.pipeline.filters import (
+        FineWebQualityFilter,
+        GopherQualityFilter,
+        GopherRepetitionFilter,
+    )
 
     settings = SETTINGS[language]
     filters = (
@@ -138,7 +151,9 @@ def verdicts_of_datatrove(text: str, language: str) -> tuple[str | None, ...]:
             new_line_ratio=settings["new_line_ratio"],
         ),
     )
-    results = (quality_filter.filter(Document(text=text, id="0")) for quality_filter in filters)
+    results = (
+        quality_filter.filter(Document(text=text, id="0")) for quality_filter in filters
+    )
     return tuple(None if result is True else REASONS[result[1]] for result in results)
 
 
@@ -163,7 +178,10 @@ def test_verdicts_in_each_language_equal_those_of_fineweb_2() -> None:
         {
             "rules": GENERAL,
             "unlisted": "drop",
-            "by_language": {language: rules_of_settings(settings) for language, settings in SETTINGS.items()},
+            "by_language": {
+                language: rules_of_settings(settings)
+                for language, settings in SETTINGS.items()
+            },
         }
     )
     verdicts = judge(rows, section)
@@ -174,9 +192,14 @@ def test_verdicts_in_each_language_equal_those_of_fineweb_2() -> None:
         dropped[language].update(theirs)
         reason = verdicts.reasons[number]
         first = next((rule for rule in theirs if rule is not None), None)
-        assert (None if reason is None else reason.rpartition("/")[2]) == first, (language, text[:80])
+        assert (None if reason is None else reason.rpartition("/")[2]) == first, (
+            language,
+            text[:80],
+        )
     for language, rules in dropped.items():
-        assert len(rules) > 6, f"{language}: more rules should drop a text, not only {rules}"
+        assert len(rules) > 6, (
+            f"{language}: more rules should drop a text, not only {rules}"
+        )
 
 
 @pytest.mark.skipif(not UDHR.exists(), reason="no shared data beside the checkout")
@@ -186,12 +209,20 @@ def test_words_equal_those_of_datatrove_in_each_language(language: str) -> None:
 
     lines = declaration(NAMES[language])
     unusual_text = (
-        "a.b@c.de :-) 12.5% z.B. U.S.A. o.ä. l'ami aujourd'hui 3,5 km² «x» „y“ \u00a0 IS_ALPH ... x/y well-known"
+        "a.b@c.de :-) 12.5% z.B. U.S.A. o.ä. l'ami aujourd'hui 3,5 km² "
+        "«x» „y“ \u00a0 IS_ALPH ... x/y well-known"
     )
-    texts = ["", "\n", *lines[:20], "\n".join(lines), "  ".join([*lines[20:40], unusual_text])]
+    texts = [
+        "",
+        "\n",
+        *lines[:20],
+        "\n".join(lines),
+        "  ".join([*lines[20:40], unusual_text]),
+    ]
     language_name = str(parse_label(language))
     cuts = language_words(
-        *text_buffers(pa.array([*texts, *texts], pa.large_string())), [language_name] * 2 * len(texts)
+        *text_buffers(pa.array([*texts, *texts], pa.large_string())),
+        [language_name] * 2 * len(texts),
     )
     for number, text in enumerate([*texts, *texts]):
         place = cuts.places[number]
@@ -199,11 +230,15 @@ def test_words_equal_those_of_datatrove_in_each_language(language: str) -> None:
         spans = zip(cuts.words.starts[bounds], cuts.words.ends[bounds], strict=True)
         words = [cuts.data[begin:end].tobytes().decode() for begin, end in spans]
         assert words == split_into_words(text, language)
-        np.testing.assert_array_equal(cuts.words.chars[bounds], [len(word) for word in words])
+        np.testing.assert_array_equal(
+            cuts.words.chars[bounds], [len(word) for word in words]
+        )
 
 
 def test_language_codes_select_the_tokenizers_of_fineweb_2_labels() -> None:
-    """The column `language` has shorter codes than FineWeb-2's files, but must select the same tokenizer."""
+    """The column `language` has shorter codes than FineWeb-2's files, but must select
+    the same tokenizer.
+    """
     from datatrove.utils.word_tokenizers import load_tokenizer_assignments
 
     assigned = load_tokenizer_assignments()
@@ -219,5 +254,10 @@ def test_language_codes_select_the_tokenizers_of_fineweb_2_labels() -> None:
         if name not in assigned or tokenizer(name) != tokenizer(label):
             mismatched.append(label)
     assert len(labels) > 1900
-    assert len(mismatched) <= 6, f"labels of a macrolanguage and of its standard form in another script: {mismatched}"
-    assert not {"deu_Latn", "tha_Thai", "cmn_Hani", "arb_Arab", "hin_Deva"} & set(mismatched)
+    assert len(mismatched) <= 6, (
+        "labels of a macrolanguage and of its standard form in another script: "
+        f"{mismatched}"
+    )
+    assert not {"deu_Latn", "tha_Thai", "cmn_Hani", "arb_Arab", "hin_Deva"} & set(
+        mismatched
+    )

@@ -54,23 +54,35 @@ def generated_texts(number: int) -> list[str]:
         "",
     ]
     ends = [".", ".", "?", "!", "…", "...", "。", '."', ".'", ",", "", " ", "؟", "।"]
-    lines = [source.choice(pieces[: source.randint(3, 15)]) + source.choice(ends) for _ in range(400)]
+    lines = [
+        source.choice(pieces[: source.randint(3, 15)]) + source.choice(ends)
+        for _ in range(400)
+    ]
     return [
-        source.choice(["\n", "\n", " ", "\n\n"]).join(source.choices(lines, k=source.randint(0, 12)))
+        source.choice(["\n", "\n", " ", "\n\n"]).join(
+            source.choices(lines, k=source.randint(0, 12))
+        )
         for _ in range(number)
     ]
 
 
 def real_texts(number: int) -> list[str]:
-    """Read the beginnings of posts and documents with lists, tables and code, if the shared corpora exist."""
-    return [text for name in ("18f_posts", "peps") for text in list(corpus(name))[:number]]
+    """Read the beginnings of posts and documents with lists, tables and code, if the
+    shared corpora exist.
+    """
+    return [
+        text for name in ("18f_posts", "peps") for text in list(corpus(name))[:number]
+    ]
 
 
 def corpus(name: str) -> Iterator[str]:
     path = DATA / f"{name}.jsonl.zst"
     if path.exists():
         with pa.CompressedInputStream(str(path), "zstd") as stream:
-            yield from (json.loads(line)["text"][:20_000] for line in stream.read().decode().splitlines())
+            yield from (
+                json.loads(line)["text"][:20_000]
+                for line in stream.read().decode().splitlines()
+            )
 
 
 def our_reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
@@ -79,20 +91,34 @@ def our_reasons(rules: dict[str, Any], texts: list[str]) -> list[str | None]:
     return first_failures(failures(columns, configured_sets(section)), len(texts))
 
 
-def their_reasons(judge: Any, texts: list[str], names: dict[str, str]) -> list[str | None]:
+def their_reasons(
+    judge: Any, texts: list[str], names: dict[str, str]
+) -> list[str | None]:
     from datatrove.data import Document
 
-    verdicts = [judge.filter(Document(text, str(row))) for row, text in enumerate(texts)]
+    verdicts = [
+        judge.filter(Document(text, str(row))) for row, text in enumerate(texts)
+    ]
     return [None if verdict is True else names[verdict[1]] for verdict in verdicts]
 
 
 @pytest.fixture
 def our_words_and_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let datatrove count words and sentences as we do, so that only the rules are compared."""
+    """Let datatrove count words and sentences as we do, so that only the rules are
+    compared.
+    """
     from datatrove.pipeline.filters import c4_filters, fineweb_quality_filter
 
-    monkeypatch.setattr(fineweb_quality_filter, "split_into_words", lambda text, language: [""] * words(text))
-    monkeypatch.setattr(c4_filters, "split_into_sentences", lambda text, language: [""] * sentences(text))
+    monkeypatch.setattr(
+        fineweb_quality_filter,
+        "split_into_words",
+        lambda text, language: [""] * words(text),
+    )
+    monkeypatch.setattr(
+        c4_filters,
+        "split_into_sentences",
+        lambda text, language: [""] * sentences(text),
+    )
 
 
 words, sentences = rules_reference.words, rules_reference.sentences
@@ -111,7 +137,9 @@ def test_fineweb_verdicts_equal_those_of_datatrove_given_equal_words(
     from datatrove.pipeline.filters import FineWebQualityFilter
 
     texts = generated_texts(3000) + real_texts(60)
-    theirs = their_reasons(FineWebQualityFilter(char_duplicates_ratio=ratio), texts, FINEWEB_REASONS)
+    theirs = their_reasons(
+        FineWebQualityFilter(char_duplicates_ratio=ratio), texts, FINEWEB_REASONS
+    )
     assert our_reasons({"fineweb": {"constants": constants}}, texts) == theirs
     assert set(theirs) == {None, *FINEWEB_REASONS.values()}
 
@@ -131,8 +159,13 @@ def test_c4_verdicts_equal_those_of_datatrove_given_equal_sentences(
         filter_javascript=False,
         filter_policy=False,
     )
-    # datatrove names the first line's reason where a text has both a curly bracket and the placeholder.
-    texts = [text for text in generated_texts(3000) if "{" not in text or "lorem" not in text.lower()] + real_texts(60)
+    # datatrove names the first line's reason where a text has both a curly bracket and
+    # the placeholder.
+    texts = [
+        text
+        for text in generated_texts(3000)
+        if "{" not in text or "lorem" not in text.lower()
+    ] + real_texts(60)
     theirs = their_reasons(judge, texts, C4_REASONS)
     ours = our_reasons({"c4": {"constants": constants}}, texts)
     assert list(zip(texts, ours)) == list(zip(texts, theirs))
@@ -143,9 +176,14 @@ def test_mc4_verdicts_equal_those_of_datatrove() -> None:
     from datatrove.pipeline.filters.c4_filters import C4ParagraphFilter
 
     source = random.Random(5)
-    sizes = [[source.choice([0, 199, 200, 201]) for _ in range(source.randint(0, 7))] for _ in range(400)]
+    sizes = [
+        [source.choice([0, 199, 200, 201]) for _ in range(source.randint(0, 7))]
+        for _ in range(400)
+    ]
     texts = ["\n".join("é" * size for size in of_text) for of_text in sizes]
-    theirs = their_reasons(C4ParagraphFilter(), texts, {"< 3 paragraphs": "mc4/min_long_paragraphs"})
+    theirs = their_reasons(
+        C4ParagraphFilter(), texts, {"< 3 paragraphs": "mc4/min_long_paragraphs"}
+    )
     assert our_reasons({"mc4": {}}, texts) == theirs
     assert 50 < theirs.count(None) < 350
 
@@ -159,7 +197,9 @@ def test_fast_words_change_few_fineweb_verdicts_on_real_text() -> None:
     texts = real_texts(25)
     if not texts:
         pytest.skip("no shared data beside the checkout")
-    theirs = their_reasons(FineWebQualityFilter(char_duplicates_ratio=0.1), texts, FINEWEB_REASONS)
+    theirs = their_reasons(
+        FineWebQualityFilter(char_duplicates_ratio=0.1), texts, FINEWEB_REASONS
+    )
     ours = our_reasons({"fineweb": {}}, texts)
     ratio = sum(map(words, texts)) / sum(len(split_into_words(text)) for text in texts)
     assert 0.97 < ratio < 1.03, f"we count {ratio:.3f} words for each of spaCy's tokens"

@@ -1,4 +1,6 @@
-"""Our scores of a model against lm-evaluation-harness on the exported folder, metric by metric."""
+"""Our scores of a model against lm-evaluation-harness on the exported folder, metric by
+metric.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,31 @@ from gristmill.train.stages.export import exported_tensors
 from tests.train.jsonl import write_jsonl
 
 # Importing it takes seconds, which collection need not spend.
-pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("lm_eval") is None, reason="lm_eval is not installed"
+)
 
 LENGTH = 32
 # Their Brier score needs the same number of choices in every item.
 CHOICES = [
-    {"q": "Return the text of", "options": ["a module", "it", "the whole of the source file"], "gold": 2},
-    {"q": "def close(self):", "options": ["pass", "return self.close()", "None"], "gold": 0},
-    {"q": "A name that ends in a blank ", "options": ["and goes on", "ééé", "?"], "gold": 1},
     {
-        "q": "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen " * 2,
+        "q": "Return the text of",
+        "options": ["a module", "it", "the whole of the source file"],
+        "gold": 2,
+    },
+    {
+        "q": "def close(self):",
+        "options": ["pass", "return self.close()", "None"],
+        "gold": 0,
+    },
+    {
+        "q": "A name that ends in a blank ",
+        "options": ["and goes on", "ééé", "?"],
+        "gold": 1,
+    },
+    {
+        "q": "one two three four five six seven eight nine ten eleven twelve "
+        "thirteen fourteen fifteen " * 2,
         "options": ["sixteen", "a", "b"],
         "gold": 1,
     },
@@ -48,7 +65,11 @@ CLOZES = [
     {"q": "def close(self):\n    ", "a": "pass"},
     {"q": "one two three", "a": "four"},
 ]
-SOLVED = [{"q": "first", "a": " one"}, {"q": "second ", "a": "two"}, {"q": "third", "a": "three"}]
+SOLVED = [
+    {"q": "first", "a": " one"},
+    {"q": "second ", "a": "two"},
+    {"q": "third", "a": "three"},
+]
 CLOZE_METRICS = ("perplexity", "acc")
 METRICS = ("acc", "acc_norm", "acc_bytes", "brier_score")
 
@@ -63,24 +84,36 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("exported")
     texts = [item["text"] for item in TEXTS] + [item["q"] for item in CHOICES]
     write_tokenizer(train(TokenizerSample({"all": texts}, {}), 300), folder)
-    shape = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH)
+    shape = shape_of(
+        Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), 300, LENGTH
+    )
     tensor_of = drawn(shape, 3)
     from gristmill.train.models.decoder import Llama
 
     with torch.device("meta"):
-        names = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        names = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
     save_model(
         folder / "trained",
         shape,
-        {name: tensor_of(name, size) * (8.0 if len(size) > 1 else 1.0) for name, size in names.items()},
+        {
+            name: tensor_of(name, size) * (8.0 if len(size) > 1 else 1.0)
+            for name, size in names.items()
+        },
     )
     write_json(folder / "config.json", hf_config(shape, "float32", [0], 1))
-    write_tensors(folder / "model.safetensors", exported_tensors(folder / "trained", shape, torch.float32))
+    write_tensors(
+        folder / "model.safetensors",
+        exported_tensors(folder / "trained", shape, torch.float32),
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
-def their_results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def their_results(
+    exported: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """Results of lm-evaluation-harness, offline, without bootstrap."""
     patch = pytest.MonkeyPatch()
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
@@ -91,7 +124,12 @@ def their_results(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path_factory.mktemp("tasks")
-    for name, items in (("choices", CHOICES), ("texts", TEXTS), ("clozes", CLOZES), ("solved", SOLVED)):
+    for name, items in (
+        ("choices", CHOICES),
+        ("texts", TEXTS),
+        ("clozes", CLOZES),
+        ("solved", SOLVED),
+    ):
         write_jsonl(folder / f"{name}.jsonl", items)
     (folder / "choices.yaml").write_text(f"""
 task: gristmill_choices
@@ -139,7 +177,10 @@ metadata: {{version: 1.0}}
         max_length=LENGTH,
     )
     results: dict[str, Any] = {}
-    for is_chat, tasks in ((False, ("choices", "texts", "cloze", "shots")), (True, ("choices", "cloze", "shots"))):
+    for is_chat, tasks in (
+        (False, ("choices", "texts", "cloze", "shots")),
+        (True, ("choices", "cloze", "shots")),
+    ):
         evaluation = lm_eval.simple_evaluate(
             model=model,
             tasks=[f"gristmill_{task}" for task in tasks],
@@ -147,13 +188,18 @@ metadata: {{version: 1.0}}
             apply_chat_template=is_chat,
             task_manager=TaskManager(include_path=str(folder), include_defaults=False),
         )
-        results |= {f"{name}{' chat' if is_chat else ''}": values for name, values in evaluation["results"].items()}
+        results |= {
+            f"{name}{' chat' if is_chat else ''}": values
+            for name, values in evaluation["results"].items()
+        }
     patch.undo()
     return results
 
 
 @pytest.fixture(scope="module")
-def our_summary(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def our_summary(
+    exported: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
     reader = open_reader(load_model(exported), exported)
     folder = tmp_path_factory.mktemp("ours")
 
@@ -172,7 +218,9 @@ def our_summary(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_multiple_choice_scores_equal_those_of_lm_eval(
-    their_results: dict[str, Any], our_summary: Callable[[dict[str, Any]], dict[str, Any]], chat: bool
+    their_results: dict[str, Any],
+    our_summary: Callable[[dict[str, Any]], dict[str, Any]],
+    chat: bool,
 ) -> None:
     summary = our_summary(
         {
@@ -186,7 +234,9 @@ def test_multiple_choice_scores_equal_those_of_lm_eval(
     )
     for name in METRICS:
         our_value = summary[name.removesuffix("_score")]["value"]
-        their_value = their_results[f"gristmill_choices{' chat' if chat else ''}"][f"{name},none"]
+        their_value = their_results[f"gristmill_choices{' chat' if chat else ''}"][
+            f"{name},none"
+        ]
         assert our_value == pytest.approx(their_value, abs=1e-6), name
 
 
@@ -199,16 +249,30 @@ def test_cloze_perplexities_equal_those_of_lm_eval(
     solved: list[dict[str, str]],
 ) -> None:
     summary = our_summary(
-        {"kind": "cloze", "prompt": "q", "answer": "a", "items": CLOZES, "solved": solved, "chat_template": chat}
+        {
+            "kind": "cloze",
+            "prompt": "q",
+            "answer": "a",
+            "items": CLOZES,
+            "solved": solved,
+            "chat_template": chat,
+        }
     )
-    their_values = their_results[f"gristmill_{'shots' if solved else 'cloze'}{' chat' if chat else ''}"]
+    their_values = their_results[
+        f"gristmill_{'shots' if solved else 'cloze'}{' chat' if chat else ''}"
+    ]
     for name in CLOZE_METRICS:
-        assert summary[name]["value"] == pytest.approx(their_values[f"{name},none"], rel=1e-5), name
+        assert summary[name]["value"] == pytest.approx(
+            their_values[f"{name},none"], rel=1e-5
+        ), name
 
 
 def test_rolling_scores_equal_those_of_lm_eval_beyond_the_context(
-    their_results: dict[str, Any], our_summary: Callable[[dict[str, Any]], dict[str, Any]]
+    their_results: dict[str, Any],
+    our_summary: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> None:
     summary = our_summary({"kind": "rolling", "prompt": "text", "items": TEXTS})
     for name in ("bits_per_byte", "byte_perplexity", "word_perplexity"):
-        assert summary[name]["value"] == pytest.approx(their_results["gristmill_texts"][f"{name},none"], rel=1e-6), name
+        assert summary[name]["value"] == pytest.approx(
+            their_results["gristmill_texts"][f"{name},none"], rel=1e-6
+        ), name

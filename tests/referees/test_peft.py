@@ -1,4 +1,6 @@
-"""PEFT loads our adapter files and computes the same, with adapters apart and merged."""
+"""PEFT loads our adapter files and computes the same, with adapters apart and
+merged.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model, read_shape, stored
 
 # Importing it takes seconds, which collection need not spend.
-pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
+pytestmark = pytest.mark.skipif(
+    find_spec("peft") is None, reason="peft is not installed"
+)
 
 
 @pytest.mark.parametrize(
@@ -27,7 +31,9 @@ pytestmark = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not i
         Lora(rank=2, alpha=3, rslora=True, dora=True, targets=("v_proj", "up_proj")),
     ],
 )
-def test_logits_and_merged_weights_equal_those_of_peft(lora: Lora, tmp_path: Path) -> None:
+def test_logits_and_merged_weights_equal_those_of_peft(
+    lora: Lora, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

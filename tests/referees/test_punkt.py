@@ -1,4 +1,6 @@
-"""Sentence counts against NLTK's Punkt, which C4 uses, and spaCy's sentencizer, which datatrove uses."""
+"""Sentence counts against NLTK's Punkt, which C4 uses, and spaCy's sentencizer, which
+datatrove uses.
+"""
 
 from __future__ import annotations
 
@@ -33,17 +35,28 @@ def paragraphs() -> tuple[str, ...]:
         if not path.exists():
             pytest.skip("no shared data beside the checkout")
         with pa.CompressedInputStream(str(path), "zstd") as stream:
-            texts = [json.loads(line)["text"][:60_000] for line in stream.read().decode().splitlines()[:number]]
-        lines = (" ".join(part.split()) for text in texts for part in re.split(r"\n\s*\n", text))
+            texts = [
+                json.loads(line)["text"][:60_000]
+                for line in stream.read().decode().splitlines()[:number]
+            ]
+        lines = (
+            " ".join(part.split())
+            for text in texts
+            for part in re.split(r"\n\s*\n", text)
+        )
         chosen += [line for line in lines if line.endswith((".", "?", "!", '"'))][:1200]
     return tuple(chosen)
 
 
 def agreement(theirs: list[int]) -> tuple[float, float]:
-    """Return the shares of paragraphs with the same number of sentences, and with the same verdict of C4's rule."""
+    """Return the shares of paragraphs with the same number of sentences, and with the
+    same verdict of C4's rule.
+    """
     ours = [sentences(paragraph) for paragraph in paragraphs()]
     same = sum(a == b for a, b in zip(ours, theirs)) / len(ours)
-    return same, sum((a >= MIN_SENTENCES) == (b >= MIN_SENTENCES) for a, b in zip(ours, theirs)) / len(ours)
+    return same, sum(
+        (a >= MIN_SENTENCES) == (b >= MIN_SENTENCES) for a, b in zip(ours, theirs)
+    ) / len(ours)
 
 
 def test_trained_punkt_agrees_on_95_percent_of_paragraphs(punkt: Any) -> None:
@@ -51,14 +64,18 @@ def test_trained_punkt_agrees_on_95_percent_of_paragraphs(punkt: Any) -> None:
     trainer.INCLUDE_ALL_COLLOCS = True
     trainer.train(" ".join(paragraphs()))
     splitter = punkt.PunktSentenceTokenizer(trainer.get_params())
-    agreed = agreement([len(splitter.tokenize(paragraph)) for paragraph in paragraphs()])
+    agreed = agreement(
+        [len(splitter.tokenize(paragraph)) for paragraph in paragraphs()]
+    )
     assert agreed[0] > 0.95, agreed
     assert agreed[1] > 0.985, agreed
 
 
 def test_untrained_punkt_agrees_on_82_percent_of_paragraphs(punkt: Any) -> None:
     splitter = punkt.PunktSentenceTokenizer()
-    agreed = agreement([len(splitter.tokenize(paragraph)) for paragraph in paragraphs()])
+    agreed = agreement(
+        [len(splitter.tokenize(paragraph)) for paragraph in paragraphs()]
+    )
     assert agreed[0] > 0.82, agreed
     assert agreed[1] > 0.95, agreed
 
@@ -67,6 +84,8 @@ def test_spacy_sentencizer_agrees_on_94_percent_of_paragraphs() -> None:
     spacy = pytest.importorskip("spacy")
     splitter = spacy.blank("en")
     splitter.add_pipe("sentencizer")
-    agreed = agreement([len(list(splitter(paragraph).sents)) for paragraph in paragraphs()])
+    agreed = agreement(
+        [len(list(splitter(paragraph).sents)) for paragraph in paragraphs()]
+    )
     assert agreed[0] > 0.94, agreed
     assert agreed[1] > 0.98, agreed

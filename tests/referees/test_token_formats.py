@@ -16,7 +16,11 @@ import pytest
 
 from gristmill.core.files import read_json, write_json
 from gristmill.tokenize.exporting import exported_files, exported_rows
-from gristmill.tokenize.exporting.exported_files import FORMATS, ExportError, export_tokens
+from gristmill.tokenize.exporting.exported_files import (
+    FORMATS,
+    ExportError,
+    export_tokens,
+)
 from gristmill.tokenize.exporting.formats import columns
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, dtype_name
@@ -38,7 +42,9 @@ EOS, PAD, LENGTH, SHARDS, SEED = 0, 1, 16, (14, 9, 2), 5
 def random_rows(
     rng: np.random.Generator, rows: int, first: int, vocab: int, padded: bool
 ) -> tuple[np.ndarray, pa.Table]:
-    """Draw rows of documents of 2 to 8 tokens that end in EOS; if `padded`, some rows end in padding."""
+    """Draw rows of documents of 2 to 8 tokens that end in EOS; if `padded`, some rows
+    end in padding.
+    """
     tokens, pieces = rng.integers(2, vocab, (rows, LENGTH)), []
     for row in range(rows):
         filled = LENGTH - (int(rng.integers(0, 4)) if padded else 0)
@@ -57,7 +63,9 @@ def random_rows(
                 }
             )
         tokens[row, filled:] = PAD
-    return tokens.astype(DTYPES[dtype_name(vocab)]), pa.Table.from_pylist(pieces, PIECES_SCHEMA)
+    return tokens.astype(DTYPES[dtype_name(vocab)]), pa.Table.from_pylist(
+        pieces, PIECES_SCHEMA
+    )
 
 
 def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
@@ -65,10 +73,14 @@ def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
     rng, shards, first = np.random.default_rng(vocab), [], 0
     for number, rows in enumerate(SHARDS):
         tokens, pieces = random_rows(rng, rows, first, vocab, padded)
-        shards.append(write_rows(folder / f"train-{number:05d}.bin", tokens, pieces, first))
+        shards.append(
+            write_rows(folder / f"train-{number:05d}.bin", tokens, pieces, first)
+        )
         first += rows
     held_out = {
-        name: write_rows(folder / f"val-{name}-00000.bin", *random_rows(rng, rows, 0, vocab, False))
+        name: write_rows(
+            folder / f"val-{name}-00000.bin", *random_rows(rng, rows, 0, vocab, False)
+        )
         for name, rows in (("a", 0), ("b", 3))
     }
     write_json(
@@ -78,7 +90,12 @@ def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
             "dtype": dtype_name(vocab),
             "sequence_length": LENGTH,
             "sources": ["a", "b"],
-            "tokenizer": {"vocab_size": vocab, "eos": EOS, "pad": PAD, "sha256": "0" * 64},
+            "tokenizer": {
+                "vocab_size": vocab,
+                "eos": EOS,
+                "pad": PAD,
+                "sha256": "0" * 64,
+            },
             "validation": held_out,
             "packing": "best_fit" if padded else "stream",
             "train": {"rows": first, "rows_per_source": [15, 10], "shards": shards},
@@ -88,22 +105,37 @@ def packed_set(folder: Path, vocab: int, padded: bool) -> PackedSet:
 
 
 @pytest.fixture(params=["stream", "padded", "wide"])
-def packed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedSet:
-    """Sets without padding, with it, and of a large vocabulary, exported in blocks of four rows."""
+def packed(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> PackedSet:
+    """Sets without padding, with it, and of a large vocabulary, exported in blocks of
+    four rows.
+    """
     monkeypatch.setattr(exported_rows, "BLOCK_TOKENS", 4 * LENGTH)
     vocab = 100_000 if request.param == "wide" else 500
     return packed_set(tmp_path / "set", vocab, request.param != "stream")
 
 
-def expected(packed: PackedSet, seed: int | None) -> tuple[list[list[int]], list[dict[str, Any]]]:
-    """Return the tokens of every document piece in the order, and its entry in the table of pieces."""
-    rows = np.arange(packed.rows) if seed is None else packed.order(seed).rows(np.arange(packed.rows))
+def expected(
+    packed: PackedSet, seed: int | None
+) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """Return the tokens of every document piece in the order, and its entry in the
+    table of pieces.
+    """
+    rows = (
+        np.arange(packed.rows)
+        if seed is None
+        else packed.order(seed).rows(np.arange(packed.rows))
+    )
     by_row: dict[int, list[dict[str, Any]]] = {}
     for piece in packed.pieces(np.arange(packed.rows)).to_pylist():
         by_row.setdefault(piece["row"], []).append(piece)
     pieces = [piece for row in rows.tolist() for piece in by_row[row]]
     tokens = packed.read(np.arange(packed.rows)).tolist()
-    return [tokens[piece["row"]][piece["start"] : piece["start"] + piece["length"]] for piece in pieces], pieces
+    return [
+        tokens[piece["row"]][piece["start"] : piece["start"] + piece["length"]]
+        for piece in pieces
+    ], pieces
 
 
 def flat(documents: list[list[int]]) -> list[int]:
@@ -122,22 +154,36 @@ def test_llmc_reads_our_tokens_and_modded_nanogpt_our_documents(
     assert all(len(part) <= 100 for part in parts)
     assert np.concatenate(parts).tolist() == flat(documents)
     assert {part.dtype.itemsize for part in parts} == {packed.dtype.itemsize}
-    read_documents = [document for path in files for document in modded_nanogpt_documents(path, EOS)]
-    delimited = [[EOS, *document[:-1]] for document in documents]  # our end of a document is their begin of the next
+    read_documents = [
+        document for path in files for document in modded_nanogpt_documents(path, EOS)
+    ]
+    # our end of a document is their begin of the next
+    delimited = [[EOS, *document[:-1]] for document in documents]
     assert set(map(tuple, read_documents)) - {(EOS,)} <= set(map(tuple, delimited))
     assert len(read_documents) == len(documents)
 
 
 def test_llmc_batches_are_our_rows_in_order_unless_permuted(tmp_path: Path) -> None:
     packed = packed_set(tmp_path / "set", 500, padded=False)
-    described = export_tokens(packed, tmp_path / "out", "llmc", seed=SEED, shard_tokens=9 * LENGTH)
+    described = export_tokens(
+        packed, tmp_path / "out", "llmc", seed=SEED, shard_tokens=9 * LENGTH
+    )
     paths = sorted((tmp_path / "out").glob("train_*.bin"))
-    numbers = np.split(packed.order(SEED).rows(np.arange(25)), np.cumsum([file["rows"] for file in described["files"]]))
+    numbers = np.split(
+        packed.order(SEED).rows(np.arange(25)),
+        np.cumsum([file["rows"] for file in described["files"]]),
+    )
     # The last row of each file has no token after it.
     ours = packed.read(np.concatenate([part[:-1] for part in numbers if len(part)]))
-    plain, permuted = (llmc_batches(paths, 1, LENGTH, permuted=is_permuted) for is_permuted in (False, True))
+    plain, permuted = (
+        llmc_batches(paths, 1, LENGTH, permuted=is_permuted)
+        for is_permuted in (False, True)
+    )
     for batches in (plain, permuted):
-        assert all(np.array_equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
+        assert all(
+            np.array_equal(inputs[:, 1:], targets[:, :-1])
+            for inputs, targets in batches
+        )
     assert np.array_equal(np.concatenate([inputs for inputs, _ in plain]), ours)
     read = np.concatenate([inputs for inputs, _ in permuted])
     assert sorted(map(tuple, read.tolist())) == sorted(map(tuple, ours.tolist()))
@@ -148,7 +194,9 @@ def test_llmc_batches_are_our_rows_in_order_unless_permuted(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
-def test_megatron_reads_our_documents(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+def test_megatron_reads_our_documents(
+    packed: PackedSet, tmp_path: Path, seed: int | None
+) -> None:
     export_tokens(packed, tmp_path / "out", "megatron", seed=seed)
     sequences, indices = read_megatron(tmp_path / "out" / "train_text_document")
     documents, _ = expected(packed, seed)
@@ -157,7 +205,9 @@ def test_megatron_reads_our_documents(packed: PackedSet, tmp_path: Path, seed: i
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
-def test_nanogpt_maps_our_tokens(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+def test_nanogpt_maps_our_tokens(
+    packed: PackedSet, tmp_path: Path, seed: int | None
+) -> None:
     described = export_tokens(packed, tmp_path / "out", "memmap", seed=seed)
     tokens = read_nanogpt(tmp_path / "out" / "train.bin", described["dtype"])
     assert tokens.tolist() == flat(expected(packed, seed)[0])
@@ -165,24 +215,46 @@ def test_nanogpt_maps_our_tokens(packed: PackedSet, tmp_path: Path, seed: int | 
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
-def test_olmo_reads_our_rows_and_documents(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
+def test_olmo_reads_our_rows_and_documents(
+    packed: PackedSet, tmp_path: Path, seed: int | None
+) -> None:
     export_tokens(packed, tmp_path / "out", "olmo", seed=seed, shard_tokens=7 * LENGTH)
     files = sorted((tmp_path / "out").glob("train-*.npy"))
     documents, _ = expected(packed, seed)
     assert len(files) >= 3
-    assert [document for path in files for document in olmo_documents(path, packed.dtype.name)] == documents
+    assert [
+        document
+        for path in files
+        for document in olmo_documents(path, packed.dtype.name)
+    ] == documents
     if packed.manifest["packing"] == "stream":
-        order = np.arange(packed.rows) if seed is None else packed.order(seed).rows(np.arange(packed.rows))
-        rows = np.concatenate([olmo_instances(path, LENGTH, packed.dtype.name) for path in files])
+        order = (
+            np.arange(packed.rows)
+            if seed is None
+            else packed.order(seed).rows(np.arange(packed.rows))
+        )
+        rows = np.concatenate(
+            [olmo_instances(path, LENGTH, packed.dtype.name) for path in files]
+        )
         assert np.array_equal(rows, packed.read(order))
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
-def test_mosaicml_streaming_reads_our_rows(packed: PackedSet, tmp_path: Path, seed: int | None) -> None:
-    streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
+def test_mosaicml_streaming_reads_our_rows(
+    packed: PackedSet, tmp_path: Path, seed: int | None
+) -> None:
+    streaming = pytest.importorskip(
+        "streaming", reason="mosaicml-streaming is not installed"
+    )
     export_tokens(packed, tmp_path / "out", "mds", seed=seed)
-    dataset = streaming.StreamingDataset(local=str(tmp_path / "out" / "train"), shuffle=False, batch_size=1)
-    order = np.arange(packed.rows) if seed is None else packed.order(seed).rows(np.arange(packed.rows))
+    dataset = streaming.StreamingDataset(
+        local=str(tmp_path / "out" / "train"), shuffle=False, batch_size=1
+    )
+    order = (
+        np.arange(packed.rows)
+        if seed is None
+        else packed.order(seed).rows(np.arange(packed.rows))
+    )
     tokens, bounds = packed.read(order), packed.boundaries(order)
     for row in range(packed.rows):
         entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
@@ -196,8 +268,13 @@ def test_mosaicml_samples_are_unpadded_rows_with_document_starts(
     """Checks what is passed to the library, whether it is installed or not."""
     written: list[dict[str, np.ndarray]] = []
 
-    def write(folder: Path, samples: Iterator[dict[str, np.ndarray]], dtype: np.dtype) -> None:
-        assert columns(dtype) == {"tokens": f"ndarray:{packed.dtype.name}", "starts": "ndarray:int32"}
+    def write(
+        folder: Path, samples: Iterator[dict[str, np.ndarray]], dtype: np.dtype
+    ) -> None:
+        assert columns(dtype) == {
+            "tokens": f"ndarray:{packed.dtype.name}",
+            "starts": "ndarray:int32",
+        }
         written.extend(samples)
         folder.mkdir()
         (folder / "index.json").write_text("{}")
@@ -211,7 +288,10 @@ def test_mosaicml_samples_are_unpadded_rows_with_document_starts(
         entries = bounds.bounds[bounds.offsets[row] : bounds.offsets[row + 1]]
         assert sample["tokens"].tolist() == tokens[row, : entries[-1]].tolist()
         assert sample["starts"].tolist() == entries[:-1].tolist()
-        assert (sample["tokens"].dtype, sample["starts"].dtype) == (packed.dtype, np.dtype("int32"))
+        assert (sample["tokens"].dtype, sample["starts"].dtype) == (
+            packed.dtype,
+            np.dtype("int32"),
+        )
     assert set(described["sha256"]) == {"train/index.json", "train.docs.parquet"}
     assert (tmp_path / "out" / "train" / "index.json").read_text() == "{}"
 
@@ -223,7 +303,10 @@ def test_every_span_names_its_document_and_every_file_its_checksum(
     out = tmp_path / "out"
     described = export_tokens(packed, out, form, seed=SEED, shard_tokens=150)
     documents, pieces = expected(packed, SEED)
-    tables = [pq.read_table(out / f"{entry['name']}.docs.parquet").to_pylist() for entry in described["files"]]
+    tables = [
+        pq.read_table(out / f"{entry['name']}.docs.parquet").to_pylist()
+        for entry in described["files"]
+    ]
     table_rows = [row for table in tables for row in table]
     for field in ("row", "length", "id", "source", "copy", "offset"):
         assert [row[field] for row in table_rows] == [piece[field] for piece in pieces]
@@ -236,7 +319,11 @@ def test_every_span_names_its_document_and_every_file_its_checksum(
     assert described["tokens"] == len(flat(documents))
     assert described["padding_left_out"] == packed.rows * LENGTH - described["tokens"]
     lines = (out / "train.sha256").read_text().splitlines()
-    data = {path.name for path in out.iterdir() if path.name not in ("train.json", "train.sha256", f"README.{form}.md")}
+    data = {
+        path.name
+        for path in out.iterdir()
+        if path.name not in ("train.json", "train.sha256", f"README.{form}.md")
+    }
     assert {line.split("  ")[1] for line in lines} == data
     for line in lines:
         digest, name = line.split("  ")
@@ -245,7 +332,9 @@ def test_every_span_names_its_document_and_every_file_its_checksum(
     assert "sha256sum -c" in (out / f"README.{form}.md").read_text()
 
 
-def test_validation_rows_are_exported_beside_training_rows(packed: PackedSet, tmp_path: Path) -> None:
+def test_validation_rows_are_exported_beside_training_rows(
+    packed: PackedSet, tmp_path: Path
+) -> None:
     for split in ("train", "validation"):
         export_tokens(packed, tmp_path / "out", "memmap", split)
     tokens = read_nanogpt(tmp_path / "out" / "val.bin", packed.dtype.name)
@@ -253,12 +342,16 @@ def test_validation_rows_are_exported_beside_training_rows(packed: PackedSet, tm
     assert (tmp_path / "out" / "train.bin").exists()
 
 
-def test_impossible_export_is_rejected(packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_export_is_rejected(
+    packed: PackedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     export_tokens(packed, out, "memmap")
     with pytest.raises(ExportError, match=r"already holds train\.bin"):
         export_tokens(packed, out, "memmap")
-    with pytest.raises(ExportError, match=r"'tfrecord'.* llmc, megatron, memmap, olmo, mds"):
+    with pytest.raises(
+        ExportError, match=r"'tfrecord'.* llmc, megatron, memmap, olmo, mds"
+    ):
         export_tokens(packed, tmp_path / "other", "tfrecord")
     with pytest.raises(ExportError, match=r"row of 16.* 8 "):
         export_tokens(packed, tmp_path / "other", "llmc", shard_tokens=8)

@@ -1,4 +1,6 @@
-"""Our preference losses against five updates of TRL's DPOTrainer on the same batches: losses and weights."""
+"""Our preference losses against five updates of TRL's DPOTrainer on the same batches:
+losses and weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ import torch
 from gristmill.mixtures.posttraining import PreferenceLoss
 from gristmill.train.models.weights import load_model
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.objectives.preference_losses import (
+    LossSettings,
+    PairLogps,
+    preference_loss,
+)
 from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
 # Importing it takes seconds, which collection need not spend.
@@ -23,7 +29,11 @@ pytestmark = pytest.mark.skipif(find_spec("trl") is None, reason="trl is not ins
 
 STEPS, RATE, BETA = 5, 1e-3, 0.1
 PAIRS = [
-    {"prompt": f"the {word} is", "chosen": f" {word} and long, {'so ' * number}", "rejected": f" no {word}"}
+    {
+        "prompt": f"the {word} is",
+        "chosen": f" {word} and long, {'so ' * number}",
+        "rejected": f" no {word}",
+    }
     for number, word in enumerate(("red", "blue", "grass", "rose", "sky"))
 ] * 2
 
@@ -33,7 +43,14 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Save a tiny model of transformers, and make a tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    words = sorted({word for pair in PAIRS for text in pair.values() for word in text.replace(",", " ,").split()})
+    words = sorted(
+        {
+            word
+            for pair in PAIRS
+            for text in pair.values()
+            for word in text.replace(",", " ,").split()
+        }
+    )
     tokenizer = word_tokenizer(words)
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**TINY))
@@ -43,14 +60,18 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture(scope="module")
-def train_with_trl(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def train_with_trl(
+    start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Any]:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM
     from trl import DPOConfig, DPOTrainer
 
     folder, tokenizer = start
 
-    def train(loss: str, smoothing: float) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, Any]]:
+    def train(
+        loss: str, smoothing: float
+    ) -> tuple[list[dict[str, torch.Tensor]], list[float], dict[str, Any]]:
         """Train, and return batches, losses and the final weights."""
         policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         settings = DPOConfig(
@@ -63,9 +84,15 @@ def train_with_trl(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFac
         batches: list[dict[str, torch.Tensor]] = []
 
         class RecordingTrainer(DPOTrainer):
-            def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            def compute_loss(
+                self, model: Any, inputs: Any, *args: Any, **kwargs: Any
+            ) -> Any:
                 batches.append(
-                    {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+                    {
+                        name: value.clone()
+                        for name, value in inputs.items()
+                        if isinstance(value, torch.Tensor)
+                    }
                 )
                 return super().compute_loss(model, inputs, *args, **kwargs)
 
@@ -78,7 +105,11 @@ def train_with_trl(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFac
         )
         trainer.train()
         losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-        return batches, losses, {name: value.detach() for name, value in policy.state_dict().items()}
+        return (
+            batches,
+            losses,
+            {name: value.detach() for name, value in policy.state_dict().items()},
+        )
 
     return train
 
@@ -94,7 +125,11 @@ def train_with_trl(start: tuple[Path, Any], tmp_path_factory: pytest.TempPathFac
     ],
 )
 def test_losses_and_weights_equal_those_of_trl(
-    ours: PreferenceLoss, theirs: str, smoothing: float, start: tuple[Path, Any], train_with_trl: Callable[..., Any]
+    ours: PreferenceLoss,
+    theirs: str,
+    smoothing: float,
+    start: tuple[Path, Any],
+    train_with_trl: Callable[..., Any],
 ) -> None:
     batches, expected, weights = train_with_trl(theirs, smoothing)
     policy, reference = load_model(start[0]), load_model(start[0])
@@ -105,12 +140,22 @@ def test_losses_and_weights_equal_those_of_trl(
     losses = []
     for batch in batches:
         ids, scored = batch["input_ids"], batch["completion_mask"].bool()
-        targets = torch.cat([ids.masked_fill(~scored, IGNORED)[:, 1:], torch.full((len(ids), 1), IGNORED)], dim=1)
-        chosen, rejected = policy(ids, partial(sequence_logps, targets=targets)).chunk(2)
+        targets = torch.cat(
+            [
+                ids.masked_fill(~scored, IGNORED)[:, 1:],
+                torch.full((len(ids), 1), IGNORED),
+            ],
+            dim=1,
+        )
+        chosen, rejected = policy(ids, partial(sequence_logps, targets=targets)).chunk(
+            2
+        )
         with torch.no_grad():
             before = reference(ids, partial(sequence_logps, targets=targets)).chunk(2)
         tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
-        loss = preference_loss(ours, PairLogps(chosen, rejected, *before, *tokens), settings)[0].mean()
+        loss = preference_loss(
+            ours, PairLogps(chosen, rejected, *before, *tokens), settings
+        )[0].mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()

@@ -1,4 +1,6 @@
-"""Our distillation loss against TRL's generalised knowledge distillation for five updates: losses and weights."""
+"""Our distillation loss against TRL's generalised knowledge distillation for five
+updates: losses and weights.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,12 @@ pytestmark = [
 STEPS, RATE, TEMPERATURE = 5, 1e-2, 2.0
 
 
-@pytest.mark.parametrize(("kind", "beta"), [("forward", 0.0), ("reverse", 1.0), ("jsd", 0.3)])
-def test_losses_and_weights_equal_those_of_trl(kind: Divergence, beta: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "beta"), [("forward", 0.0), ("reverse", 1.0), ("jsd", 0.3)]
+)
+def test_losses_and_weights_equal_those_of_trl(
+    kind: Divergence, beta: float, tmp_path: Path
+) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
     from trl.experimental.gkd import GKDTrainer
 
@@ -37,17 +43,27 @@ def test_losses_and_weights_equal_those_of_trl(kind: Divergence, beta: float, tm
     theirs.save_pretrained(tmp_path / "start")
     ours = load_model(tmp_path / "start").requires_grad_(True)
     settings = Distill(
-        teacher="pretrain", kind=kind, beta=beta if kind == "jsd" else BETA, temperature=TEMPERATURE, weight=1.0
+        teacher="pretrain",
+        kind=kind,
+        beta=beta if kind == "jsd" else BETA,
+        temperature=TEMPERATURE,
+        weight=1.0,
     )
     updates = [torch.optim.AdamW(model.parameters(), RATE) for model in (theirs, ours)]
     for step in range(STEPS):
-        ids = torch.randint(0, 64, (3, 12), generator=torch.Generator().manual_seed(step))
+        ids = torch.randint(
+            0, 64, (3, 12), generator=torch.Generator().manual_seed(step)
+        )
         targets = torch.cat([ids[:, 1:], torch.full((3, 1), IGNORED)], dim=1)
         targets[:, : step + 2] = IGNORED
         with torch.no_grad():
             teacher_logits = teacher(ids).logits
         expected = GKDTrainer.generalized_jsd_loss(
-            theirs(ids, use_cache=False).logits, teacher_logits, targets, beta, TEMPERATURE
+            theirs(ids, use_cache=False).logits,
+            teacher_logits,
+            targets,
+            beta,
+            TEMPERATURE,
         )
         loss_ = our_loss(ours, ids, targets, teacher_logits, settings)
         assert loss_.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
@@ -57,13 +73,32 @@ def test_losses_and_weights_equal_those_of_trl(kind: Divergence, beta: float, tm
             update.step()
     their_parameters = dict(theirs.named_parameters())
     for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter, their_parameters[name], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            parameter, their_parameters[name], atol=1e-4, rtol=1e-4
+        )
 
 
-def our_loss(model: Llama, ids: Tensor, targets: Tensor, teacher_logits: Tensor, settings: Distill) -> Tensor:
-    """Average over trained tokens without the factor temperature², which Hinton et al. 2015 apply and TRL does not."""
+def our_loss(
+    model: Llama,
+    ids: Tensor,
+    targets: Tensor,
+    teacher_logits: Tensor,
+    settings: Distill,
+) -> Tensor:
+    """Average over trained tokens without the factor temperature², which Hinton et al.
+    2015 apply and TRL does not.
+    """
     trained = targets != IGNORED
     weights = trained.float() / trained.sum() / settings.temperature**2
     kept = kept_of(teacher_logits[trained], settings.temperature, None)
-    total, _, _ = model(ids, partial(distilled_nll, targets=targets, weights=weights, taught=kept, settings=settings))
+    total, _, _ = model(
+        ids,
+        partial(
+            distilled_nll,
+            targets=targets,
+            weights=weights,
+            taught=kept,
+            settings=settings,
+        ),
+    )
     return total

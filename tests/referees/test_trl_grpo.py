@@ -1,4 +1,6 @@
-"""Our policy gradient against five updates of TRL's GRPOTrainer on the same answers: advantages, losses and weights."""
+"""Our policy gradient against five updates of TRL's GRPOTrainer on the same answers:
+advantages, losses and weights.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from torch import Tensor
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.models.weights import load_model
 from gristmill.train.reinforcement.policy import opinion_of
-from gristmill.train.reinforcement.policy_gradient import group_advantages, kl_loss, surrogate_loss, token_weights
+from gristmill.train.reinforcement.policy_gradient import (
+    group_advantages,
+    kl_loss,
+    surrogate_loss,
+    token_weights,
+)
 from gristmill.train.reinforcement.rollouts import Part
 from tests.referees.tiny_models import TINY, trainer_settings, word_tokenizer
 
@@ -28,7 +35,9 @@ VOCAB, END = 32, 2
 
 @dataclass
 class TrlRun:
-    """Rewards and advantages by group, the batch and loss of each update, and the final weights."""
+    """Rewards and advantages by group, the batch and loss of each update, and the final
+    weights.
+    """
 
     rewards: list[Tensor] = field(default_factory=list)
     advantages: list[Tensor] = field(default_factory=list)
@@ -42,7 +51,10 @@ def answers_to(count: int, draw: int) -> list[list[int]]:
     numbers = torch.Generator().manual_seed(draw)
     lengths = torch.randint(1, MAX_TOKENS + 1, (count,), generator=numbers).tolist()
     return [
-        [*torch.randint(4, VOCAB, (length - 1,), generator=numbers).tolist(), END if length < MAX_TOKENS else 5]
+        [
+            *torch.randint(4, VOCAB, (length - 1,), generator=numbers).tolist(),
+            END if length < MAX_TOKENS else 5,
+        ]
         for length in lengths
     ]
 
@@ -112,14 +124,21 @@ def train_with_trl(
 
             def _compute_loss(self, model: Any, inputs: Any) -> Any:
                 run.batches.append(
-                    {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+                    {
+                        name: value.clone()
+                        for name, value in inputs.items()
+                        if isinstance(value, torch.Tensor)
+                    }
                 )
                 loss = super()._compute_loss(model, inputs)
                 run.losses.append(loss.item())
                 return loss
 
         data = Dataset.from_list(
-            [{"prompt": f"w{number} w{number + 5} w9"[: 5 + 4 * (number % 2)]} for number in range(4, 20)]
+            [
+                {"prompt": f"w{number} w{number + 5} w9"[: 5 + 4 * (number % 2)]}
+                for number in range(4, 20)
+            ]
         )
         trainer = RecordingTrainer(
             model=policy,
@@ -130,7 +149,9 @@ def train_with_trl(
             rollout_func=rollout,
         )
         trainer.train()
-        run.weights = {name: value.detach() for name, value in policy.state_dict().items()}
+        run.weights = {
+            name: value.detach() for name, value in policy.state_dict().items()
+        }
         return run
 
     with pytest.MonkeyPatch.context() as patch:
@@ -139,35 +160,54 @@ def train_with_trl(
 
 
 def part_of(batch: dict[str, Tensor]) -> Part:
-    """Lay out TRL's batch, whose prompts are padded on the left, as our rows of answers."""
+    """Lay out TRL's batch, whose prompts are padded on the left, as our rows of
+    answers.
+    """
     rows = [
         torch.cat((prompt[prompt_mask.bool()], answer))
         for prompt, prompt_mask, answer in zip(
-            batch["prompt_ids"], batch["prompt_mask"], batch["completion_ids"], strict=True
+            batch["prompt_ids"],
+            batch["prompt_mask"],
+            batch["completion_ids"],
+            strict=True,
         )
     ]
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=3)
     mask = batch["completion_mask"].bool()
-    columns = batch["prompt_mask"].sum(dim=1, keepdim=True) - 1 + torch.arange(mask.shape[1])
-    return Part(ids, torch.where(mask, columns, 0), mask, batch["completion_ids"] * mask)
+    columns = (
+        batch["prompt_mask"].sum(dim=1, keepdim=True) - 1 + torch.arange(mask.shape[1])
+    )
+    return Part(
+        ids, torch.where(mask, columns, 0), mask, batch["completion_ids"] * mask
+    )
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
     [
         (
-            {"loss_type": "grpo", "scale_rewards": "group", "use_bias_correction_kl": False},
+            {
+                "loss_type": "grpo",
+                "scale_rewards": "group",
+                "use_bias_correction_kl": False,
+            },
             {"normalisation": "sequence", "kl_correction": False},
         ),
         (
             {"loss_type": "dapo", "scale_rewards": "batch", "epsilon_high": 0.28},
             {"normalisation": "token", "advantage_scale": "batch", "clip_high": 0.28},
         ),
-        ({"loss_type": "dr_grpo", "scale_rewards": "none"}, {"normalisation": "constant", "advantage_scale": "none"}),
+        (
+            {"loss_type": "dr_grpo", "scale_rewards": "none"},
+            {"normalisation": "constant", "advantage_scale": "none"},
+        ),
     ],
 )
 def test_losses_and_weights_equal_those_of_trl(
-    theirs: dict[str, Any], ours: dict[str, Any], start: tuple[Path, Any], train_with_trl: Callable[..., TrlRun]
+    theirs: dict[str, Any],
+    ours: dict[str, Any],
+    start: tuple[Path, Any],
+    train_with_trl: Callable[..., TrlRun],
 ) -> None:
     run = train_with_trl(**theirs)
     section = Rl.model_validate(
@@ -182,7 +222,10 @@ def test_losses_and_weights_equal_those_of_trl(
     )
     for rewards, expected in zip(run.rewards, run.advantages, strict=True):
         torch.testing.assert_close(
-            group_advantages(rewards, GROUP, section.advantage_scale), expected, atol=1e-5, rtol=0
+            group_advantages(rewards, GROUP, section.advantage_scale),
+            expected,
+            atol=1e-5,
+            rtol=0,
         )
     policy, reference = load_model(start[0]), load_model(start[0])
     for parameter in policy.parameters():
@@ -197,10 +240,18 @@ def test_losses_and_weights_equal_those_of_trl(
         with torch.no_grad():
             before = opinion_of(reference, part, section.temperature).logps
         loss, clipped = surrogate_loss(
-            opinion.logps, old, batch["advantages"][:, None], section.clip, section.clip_high
+            opinion.logps,
+            old,
+            batch["advantages"][:, None],
+            section.clip,
+            section.clip_high,
         )
-        loss = loss + BETA * kl_loss(opinion.logps, old, before, section.kl_kind, section.kl_correction)
-        total = (loss * token_weights(part.mask, section.normalisation, MAX_TOKENS)).sum() / len(part.mask)
+        loss = loss + BETA * kl_loss(
+            opinion.logps, old, before, section.kl_kind, section.kl_correction
+        )
+        total = (
+            loss * token_weights(part.mask, section.normalisation, MAX_TOKENS)
+        ).sum() / len(part.mask)
         total.backward()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
         optimizer.step()
@@ -210,4 +261,6 @@ def test_losses_and_weights_equal_those_of_trl(
     assert clipped_tokens > 0
     assert losses == pytest.approx(run.losses, rel=1e-5, abs=1e-5)
     for name, parameter in policy.named_parameters():
-        torch.testing.assert_close(parameter.detach(), run.weights[name], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            parameter.detach(), run.weights[name], atol=1e-4, rtol=0
+        )

@@ -1,4 +1,6 @@
-"""Our KTO loss against five updates of TRL's KTOTrainer on the same batches: losses and weights."""
+"""Our KTO loss against five updates of TRL's KTOTrainer on the same batches: losses and
+weights.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,15 @@ def test_losses_and_weights_equal_those_of_trl(tmp_path: Path) -> None:
     batches: list[dict[str, torch.Tensor]] = []
 
     class RecordingTrainer(KTOTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        def compute_loss(
+            self, model: Any, inputs: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             batches.append(
-                {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+                {
+                    name: value.clone()
+                    for name, value in inputs.items()
+                    if isinstance(value, torch.Tensor)
+                }
                 | {"label": torch.as_tensor(inputs["label"], dtype=torch.bool)}
             )
             return super().compute_loss(model, inputs, *args, **kwargs)
@@ -75,12 +83,17 @@ def test_losses_and_weights_equal_those_of_trl(tmp_path: Path) -> None:
     )
     trainer.train()
     log = [line for line in trainer.state.log_history if "loss" in line]
-    optimizer = torch.optim.AdamW(ours.requires_grad_(True).parameters(), lr=RATE, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        ours.requires_grad_(True).parameters(), lr=RATE, weight_decay=0.0
+    )
     assert len(batches) == len(log) == STEPS
 
     def gains(batch: dict[str, torch.Tensor], kind: str) -> torch.Tensor:
         ids = batch[f"{kind}input_ids"]
-        head = partial(sequence_logps, targets=next_tokens(ids, batch[f"{kind}completion_mask"].bool()))
+        head = partial(
+            sequence_logps,
+            targets=next_tokens(ids, batch[f"{kind}completion_mask"].bool()),
+        )
         with torch.no_grad():
             before = reference(ids, head)
         log_ratio: torch.Tensor = ours(ids, head) - before
@@ -89,7 +102,9 @@ def test_losses_and_weights_equal_those_of_trl(tmp_path: Path) -> None:
     for batch, line in zip(batches, log, strict=True):
         baseline = baseline_of(gains(batch, "KL_"))
         log_ratios = gains(batch, "")
-        loss = kto_loss(log_ratios, batch["label"], baseline, BETA, DESIRABLE, UNDESIRABLE).mean()
+        loss = kto_loss(
+            log_ratios, batch["label"], baseline, BETA, DESIRABLE, UNDESIRABLE
+        ).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(ours.parameters(), 1.0)
         optimizer.step()

@@ -1,4 +1,6 @@
-"""Our cross-entropy against five updates of TRL's SFTTrainer on the same batches, whole and accumulated."""
+"""Our cross-entropy against five updates of TRL's SFTTrainer on the same batches, whole
+and accumulated.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,24 @@ ROWS = [
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_losses_and_weights_equal_those_of_trl(accumulated: int, tmp_path: Path) -> None:
-    """Answers differ in length, so that a mean of means differs from the mean over the tokens of a step."""
+def test_losses_and_weights_equal_those_of_trl(
+    accumulated: int, tmp_path: Path
+) -> None:
+    """Answers differ in length, so that a mean of means differs from the mean over the
+    tokens of a step.
+    """
     from datasets import Dataset
     from transformers import LlamaConfig, LlamaForCausalLM
     from trl import SFTConfig, SFTTrainer
 
-    words = sorted({word for row in ROWS for text in row.values() for word in text.replace(",", " ,").split()})
+    words = sorted(
+        {
+            word
+            for row in ROWS
+            for text in row.values()
+            for word in text.replace(",", " ,").split()
+        }
+    )
     tokenizer = word_tokenizer(words)
     torch.manual_seed(0)
     theirs = LlamaForCausalLM(LlamaConfig(**TINY))
@@ -39,8 +52,12 @@ def test_losses_and_weights_equal_those_of_trl(accumulated: int, tmp_path: Path)
     recorded: list[dict[str, torch.Tensor]] = []
 
     class RecordingTrainer(SFTTrainer):
-        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-            recorded.append({name: inputs[name].clone() for name in ("input_ids", "labels")})
+        def compute_loss(
+            self, model: Any, inputs: Any, *args: Any, **kwargs: Any
+        ) -> Any:
+            recorded.append(
+                {name: inputs[name].clone() for name in ("input_ids", "labels")}
+            )
             return super().compute_loss(model, inputs, *args, **kwargs)
 
     trainer = RecordingTrainer(
@@ -64,14 +81,23 @@ def test_losses_and_weights_equal_those_of_trl(accumulated: int, tmp_path: Path)
     for step in range(STEPS):
         batches = recorded[step * accumulated : (step + 1) * accumulated]
         shifted = [
-            torch.cat([batch["labels"][:, 1:], torch.full((len(batch["labels"]), 1), IGNORED)], dim=1)
+            torch.cat(
+                [
+                    batch["labels"][:, 1:],
+                    torch.full((len(batch["labels"]), 1), IGNORED),
+                ],
+                dim=1,
+            )
             for batch in batches
         ]
         count = sum(int((targets != IGNORED).sum()) for targets in shifted)
         total = 0.0
         for batch, targets in zip(batches, shifted, strict=True):
             weights = torch.full(targets.shape, 1 / count)
-            loss, _ = policy(batch["input_ids"], partial(weighted_nll, targets=targets, weights=weights))
+            loss, _ = policy(
+                batch["input_ids"],
+                partial(weighted_nll, targets=targets, weights=weights),
+            )
             loss.backward()
             total += loss.item()
         torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
@@ -81,4 +107,6 @@ def test_losses_and_weights_equal_those_of_trl(accumulated: int, tmp_path: Path)
     assert losses == pytest.approx(expected, rel=2e-5, abs=1e-5)
     weights_of_theirs = theirs.state_dict()
     for name, parameter in policy.named_parameters():
-        torch.testing.assert_close(parameter.detach(), weights_of_theirs[name], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            parameter.detach(), weights_of_theirs[name], atol=1e-4, rtol=0
+        )

@@ -20,7 +20,9 @@ TINY = {
 
 
 def word_tokenizer(words: Iterable[str]) -> Any:
-    """Make a tokenizer whose tokens are whole words, after `<unk>`, `<s>`, `</s>` and `<pad>`."""
+    """Make a tokenizer whose tokens are whole words, after `<unk>`, `<s>`, `</s>` and
+    `<pad>`.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -29,12 +31,18 @@ def word_tokenizer(words: Iterable[str]) -> Any:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
     )
 
 
 def trainer_settings(folder: Path, steps: int, learning_rate: float) -> dict[str, Any]:
-    """Settings of a trainer that logs every step: AdamW at a constant rate, without weight decay."""
+    """Settings of a trainer that logs every step: AdamW at a constant rate, without
+    weight decay.
+    """
     return {
         "output_dir": str(folder),
         "use_cpu": True,

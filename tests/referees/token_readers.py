@@ -1,4 +1,6 @@
-"""Readers of other trainers' token files, each written after the reader named in its docstring."""
+"""Readers of other trainers' token files, each written after the reader named in its
+docstring.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import numpy as np
 
 
 def read_llmc(path: Path) -> np.ndarray:
-    """llm.c: the checks of `dataloader_load_shard_` in llmc/dataloader.h; 32 bits: HEADERS_INFO in data_common.py."""
+    """llm.c: the checks of `dataloader_load_shard_` in llmc/dataloader.h; 32 bits:
+    HEADERS_INFO in data_common.py.
+    """
     raw = path.read_bytes()
     header = struct.unpack("<256i", raw[:1024])
     dtype = {(20240520, 1): "<u2", (20240801, 7): "<u4"}[header[0], header[1]]
@@ -19,12 +23,15 @@ def read_llmc(path: Path) -> np.ndarray:
     return np.frombuffer(raw, dtype=dtype, offset=1024)
 
 
-def llmc_batches(paths: list[Path], rows: int, length: int, permuted: bool) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Inputs and targets of an epoch of llm.c in one process: B T + 1 tokens, at steps of B T.
+def llmc_batches(
+    paths: list[Path], rows: int, length: int, permuted: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Inputs and targets of an epoch of llm.c in one process: B T + 1 tokens, at steps
+    of B T.
 
-    `dataloader_reset` permutes the files and `prepare_intra_shard_indices_` the batches of each, by a Mersenne Twister
-    of the seed 42 (`dataloader_init`). train_gpt2.cu permutes unless it has `-a 1`, which overfits one batch of the
-    held-out files.
+    `dataloader_reset` permutes the files and `prepare_intra_shard_indices_` the batches
+    of each, by a Mersenne Twister of the seed 42 (`dataloader_init`). train_gpt2.cu
+    permutes unless it has `-a 1`, which overfits one batch of the held-out files.
     """
     twister, size = np.random.RandomState(42), rows * length
 
@@ -52,23 +59,43 @@ def llmc_batches(paths: list[Path], rows: int, length: int, permuted: bool) -> l
 
 
 def modded_nanogpt_documents(path: Path, delimiter: int) -> list[list[int]]:
-    """`Shard.bos_idx` in modded-nanogpt's train_gpt.py: a document goes from one delimiter up to the next."""
+    """`Shard.bos_idx` in modded-nanogpt's train_gpt.py: a document goes from one
+    delimiter up to the next.
+    """
     tokens = read_llmc(path)
     begins = np.flatnonzero(tokens == delimiter).tolist()
-    return [tokens[begin:end].tolist() for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True)]
+    return [
+        tokens[begin:end].tolist()
+        for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True)
+    ]
 
 
 def read_megatron(prefix: Path) -> tuple[list[np.ndarray], np.ndarray]:
-    """Sequences and document indices: `_IndexReader` in megatron/core/datasets/indexed_dataset.py."""
+    """Sequences and document indices: `_IndexReader` in
+    megatron/core/datasets/indexed_dataset.py.
+    """
     raw = Path(f"{prefix}.idx").read_bytes()
     assert raw[:9] == b"MMIDIDX\x00\x00"
     version, code, sequences, documents = struct.unpack_from("<QBQQ", raw, 9)
     assert version == 1
-    dtype = np.dtype({1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}[code])
+    dtype = np.dtype(
+        {
+            1: "<u1",
+            2: "<i1",
+            3: "<i2",
+            4: "<i4",
+            5: "<i8",
+            6: "<f8",
+            7: "<f4",
+            8: "<u2",
+        }[code]
+    )
     offset = 9 + 8 + 1 + 8 + 8
     lengths = np.frombuffer(raw, "<i4", sequences, offset)
     pointers = np.frombuffer(raw, "<i8", sequences, offset + lengths.nbytes)
-    indices = np.frombuffer(raw, "<i8", documents, offset + lengths.nbytes + pointers.nbytes)
+    indices = np.frombuffer(
+        raw, "<i8", documents, offset + lengths.nbytes + pointers.nbytes
+    )
     assert offset + lengths.nbytes + pointers.nbytes + indices.nbytes == len(raw)
     data = Path(f"{prefix}.bin").read_bytes()
     assert len(data) == lengths.sum() * dtype.itemsize
@@ -84,7 +111,9 @@ def read_nanogpt(path: Path, dtype: str = "uint16") -> np.ndarray:
 
 
 def olmo_instances(path: Path, length: int, dtype: str) -> np.ndarray:
-    """`NumpyFSLDataset` in OLMo-core's data/numpy_dataset.py: whole instances, without the remainder."""
+    """`NumpyFSLDataset` in OLMo-core's data/numpy_dataset.py: whole instances, without
+    the remainder.
+    """
     tokens = np.memmap(path, dtype=np.dtype(dtype), mode="r")
     return tokens[: len(tokens) // length * length].reshape(-1, length)
 

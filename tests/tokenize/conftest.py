@@ -17,7 +17,12 @@ from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_tab
 from gristmill.tokenize.encoding import encode, tokenizer
 from gristmill.tokenize.mixing import mix
 
-WORDS = tuple(f"{a}{b}{c}" for a in ("gr", "m", "st", "tr") for b in ("i", "a", "ou") for c in ("st", "nd", "ll", "in"))
+WORDS = tuple(
+    f"{a}{b}{c}"
+    for a in ("gr", "m", "st", "tr")
+    for b in ("i", "a", "ou")
+    for c in ("st", "nd", "ll", "in")
+)
 
 
 class Stages:
@@ -26,15 +31,24 @@ class Stages:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def documents(self, source: str, num_documents: int, seed: int = 0, words: int = 60) -> list[tuple[str, str, str]]:
+    def documents(
+        self, source: str, num_documents: int, seed: int = 0, words: int = 60
+    ) -> list[tuple[str, str, str]]:
         """Random documents: (source, locator, text)."""
         rng = random.Random(f"{source} {seed}")
         return [
-            (source, f"{source}/{i}", " ".join(rng.choices(WORDS, k=rng.randint(words // 2, words))) + f" {i}.\n")
+            (
+                source,
+                f"{source}/{i}",
+                " ".join(rng.choices(WORDS, k=rng.randint(words // 2, words)))
+                + f" {i}.\n",
+            )
             for i in range(num_documents)
         ]
 
-    def ingest(self, name: str, documents: Sequence[tuple[str, str, str]], shards: int = 1) -> Path:
+    def ingest(
+        self, name: str, documents: Sequence[tuple[str, str, str]], shards: int = 1
+    ) -> Path:
         """Deal documents out to shards in turn."""
         for shard in range(shards):
             rows = [
@@ -48,16 +62,23 @@ class Stages:
                 for document in documents[shard::shards]
             ]
             write_table(
-                self.root / name / f"part-{shard:05d}.parquet", pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA)
+                self.root / name / f"part-{shard:05d}.parquet",
+                pa.Table.from_pylist(rows, schema=DOCUMENT_SCHEMA),
             )
         return self.root / name
 
-    def annotate(self, name: str, ingest: Path, measure: Callable[[pa.Table], Mapping[str, Any]]) -> Path:
-        """One annotating stage; `measure(documents)` gives its columns; all are kept if none is `keep`."""
+    def annotate(
+        self, name: str, ingest: Path, measure: Callable[[pa.Table], Mapping[str, Any]]
+    ) -> Path:
+        """One annotating stage; `measure(documents)` gives its columns; all are kept if
+        none is `keep`.
+        """
         for path in sorted(ingest.glob("part-*.parquet")):
             documents = pq.read_table(path)
             measured = {"keep": [True] * len(documents), **measure(documents)}
-            reasons = pa.array([None if keep else "rule" for keep in measured["keep"]], pa.string())
+            reasons = pa.array(
+                [None if keep else "rule" for keep in measured["keep"]], pa.string()
+            )
             write_table(
                 self.root / name / path.name,
                 pa.table(
@@ -85,15 +106,29 @@ class Stages:
 
     def warnings(self, name: str) -> list[str]:
         path = self.root / f"{name}.work" / "warnings"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return (
+            [json.loads(line) for line in path.read_text().splitlines()]
+            if path.exists()
+            else []
+        )
 
     def tokenizer(
-        self, name: str, inputs: Mapping[str, Path], sources: Sequence[str], **section: Any
+        self,
+        name: str,
+        inputs: Mapping[str, Path],
+        sources: Sequence[str],
+        **section: Any,
     ) -> dict[str, Any]:
-        config = {"tokenizer": {"vocab_size": 300, **section}, "sources": list(sources), "seed": 1}
+        config = {
+            "tokenizer": {"vocab_size": 300, **section},
+            "sources": list(sources),
+            "seed": 1,
+        }
         return tokenizer.run(inputs, config, self.root / name, self.context(name))
 
-    def tokenize(self, name: str, inputs: Mapping[str, Path], workers: int = 1) -> dict[str, Any]:
+    def tokenize(
+        self, name: str, inputs: Mapping[str, Path], workers: int = 1
+    ) -> dict[str, Any]:
         return encode.run(inputs, {}, self.root / name, self.context(name, workers))
 
     def mix(
@@ -105,8 +140,14 @@ class Stages:
         seed: int = 3,
         **section: Any,
     ) -> dict[str, Any]:
-        defaults = {"weight": 1.0, "max_epochs": 1.0, **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs"))}
-        all_options = {source: {**defaults, **options} for source, options in sources.items()}
+        defaults = {
+            "weight": 1.0,
+            "max_epochs": 1.0,
+            **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs")),
+        }
+        all_options = {
+            source: {**defaults, **options} for source, options in sources.items()
+        }
         return mix.run(
             inputs,
             {"mix": section, "sources": all_options, "seed": seed},
@@ -116,7 +157,10 @@ class Stages:
 
     def files(self, name: str) -> dict[str, bytes]:
         """Every file of an output folder."""
-        return {path.name: path.read_bytes() for path in sorted((self.root / name).iterdir())}
+        return {
+            path.name: path.read_bytes()
+            for path in sorted((self.root / name).iterdir())
+        }
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""A small tokenizer of every family that gigatoken knows, trained on a few sentences."""
+"""A small tokenizer of every family that gigatoken knows, trained on a few
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,20 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, QWEN2, byte_characters, make_pre_tokenizer
+from gristmill.tokenize.encoding.pretokens import (
+    GPT2,
+    LLAMA3,
+    QWEN2,
+    byte_characters,
+    make_pre_tokenizer,
+)
 
 TRAINING_TEXTS = [
-    "It's the river that they'll have seen, 1234 times.\n\n  def f(x):\n\treturn x_1 + 'a'",
+    "It's the river that they'll have seen, 1234 times.\n\n  def f(x):\n\treturn x_1 "
+    "+ 'a'",
     "naïve café 日本語テスト",
-    "internationalisation antidisestablishmentarianism ================================================",
+    "internationalisation antidisestablishmentarianism "
+    "================================================",
     "CamelCaseWords HTTPServer I'LL path//to/file\r\n\r\n",
     "e\u0301a\u0302 नमस्ते दुनिया ไทย 한국어 😀👍🏽",
 ] * 9
@@ -25,7 +35,9 @@ CL100K_PLAIN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|"
     r"\s+(?!\S)|\s+"
 )
-GPT2_GROUPED = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2_GROUPED = (
+    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+)
 QWEN35 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,7 +70,14 @@ SPLITS = {
 MANIFEST = ("gpt2", "llama3", "digits")
 """Families that a manifest can name."""
 BYTE_LEVEL = (*MANIFEST, "gpt2 with a prefix", *SPLITS)
-SENTENCEPIECE = ("llama2", "metaspace", "metaspace first", "metaspace whole", "gemma", "collapsing")
+SENTENCEPIECE = (
+    "llama2",
+    "metaspace",
+    "metaspace first",
+    "metaspace whole",
+    "gemma",
+    "collapsing",
+)
 FAMILIES = (*BYTE_LEVEL, *SENTENCEPIECE)
 SPECIAL = ("<|endoftext|>", "<s>", "</s>", "[INST]", "<|im_start|>")
 
@@ -76,7 +95,10 @@ def _byte_level(name: str) -> Tokenizer:
     if name in SPLITS:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                *(pre_tokenizers.Split(Regex(regex), "isolated") for regex in SPLITS[name]),
+                *(
+                    pre_tokenizers.Split(Regex(regex), "isolated")
+                    for regex in SPLITS[name]
+                ),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
@@ -99,28 +121,52 @@ def _byte_level(name: str) -> Tokenizer:
 
 
 def _sentencepiece(name: str) -> Tokenizer:
-    """Build a tokenizer as `transformers` converts a sentencepiece model, with byte fallback."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    scheme = {"metaspace": "always", "metaspace first": "first", "metaspace whole": "first"}.get(name)
+    """Build a tokenizer as `transformers` converts a sentencepiece model, with byte
+    fallback.
+    """
+    tokenizer = Tokenizer(
+        models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
+    scheme = {
+        "metaspace": "always",
+        "metaspace first": "first",
+        "metaspace whole": "first",
+    }.get(name)
     if scheme is not None:
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=not name.endswith("whole"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+            prepend_scheme=scheme, split=not name.endswith("whole")
+        )
     else:
-        collapse = [normalizers.Replace(Regex(" {2,}"), "\u2581")] if name == "collapsing" else []
+        collapse = (
+            [normalizers.Replace(Regex(" {2,}"), "\u2581")]
+            if name == "collapsing"
+            else []
+        )
         prepend = [] if name == "gemma" else [normalizers.Prepend("\u2581")]
-        tokenizer.normalizer = normalizers.Sequence([*collapse, *prepend, normalizers.Replace(" ", "\u2581")])
+        tokenizer.normalizer = normalizers.Sequence(
+            [*collapse, *prepend, normalizers.Replace(" ", "\u2581")]
+        )
     if name == "gemma":
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    texts = [text[:40] for text in TRAINING_TEXTS]  # without a split, a text is one word
+    # without a split, a text is one word
+    texts = [text[:40] for text in TRAINING_TEXTS]
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     tokenizer.train_from_iterator(
         [word for text in texts for word in (text, *text.split())],
         trainers.BpeTrainer(
-            vocab_size=600, special_tokens=["<unk>", *SPECIAL, *bytes_], show_progress=False, limit_alphabet=60
+            vocab_size=600,
+            special_tokens=["<unk>", *SPECIAL, *bytes_],
+            show_progress=False,
+            limit_alphabet=60,
         ),
     )
 
     def not_special(described: dict[str, Any]) -> None:
-        described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] not in bytes_]
+        described["added_tokens"] = [
+            token
+            for token in described["added_tokens"]
+            if token["content"] not in bytes_
+        ]
 
     return changed(tokenizer, not_special)
 
@@ -139,4 +185,6 @@ def whole_words(described: dict[str, Any]) -> None:
     described["model"]["ignore_merges"] = True
     spelt = "".join(byte_characters()[byte] for byte in "日日".encode())
     for token in ("zq", "\u0120zq", "zqzqzqzqzqzqzqzqzqzqzq", spelt):
-        described["model"]["vocab"][token] = max(described["model"]["vocab"].values()) + 1
+        described["model"]["vocab"][token] = (
+            max(described["model"]["vocab"].values()) + 1
+        )

@@ -1,4 +1,6 @@
-"""User functions that format conversations, alike in training, evaluation and generation."""
+"""User functions that format conversations, alike in training, evaluation and
+generation.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,12 @@ from gristmill.tokenize.encoding.chat_formatters import Formatter
 from gristmill.tokenize.encoding.tokenizer import TokenizerError, check, write_tokenizer
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
-from gristmill.train.data.conversation_tokens import Chat, ChatError, decoded_mask, prepare_conversations
+from gristmill.train.data.conversation_tokens import (
+    Chat,
+    ChatError,
+    decoded_mask,
+    prepare_conversations,
+)
 from gristmill.train.data.pairs import prepare_pairs
 
 FORMAT = """
@@ -38,13 +45,23 @@ TURNS = [
 def own_formatter(folder: Path, source: str = FORMAT, **options: Any) -> OwnFormatter:
     (folder / "chat.py").write_text(source)
     return OwnFormatter.model_validate(
-        {"use": take_code(OwnFunction("./chat.py:write"), folder), "with": options, "time_limit_seconds": 0.5}
+        {
+            "use": take_code(OwnFunction("./chat.py:write"), folder),
+            "with": options,
+            "time_limit_seconds": 0.5,
+        }
     )
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return train(TokenizerSample({"prose": ["Why is it so? Sure, be brief. Yes. USER: ASSISTANT: SYSTEM:"]}, {}), 300)
+    return train(
+        TokenizerSample(
+            {"prose": ["Why is it so? Sure, be brief. Yes. USER: ASSISTANT: SYSTEM:"]},
+            {},
+        ),
+        300,
+    )
 
 
 @pytest.fixture
@@ -55,7 +72,9 @@ def chat(tmp_path: Path, tokenizer: Any) -> Chat:
 
 
 def test_loss_covers_exactly_the_marked_segments(chat: Chat) -> None:
-    (rendered,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000)
+    (rendered,), counts = prepare_conversations(
+        [{"id": "a", "messages": TURNS}], chat, 1000
+    )
     assert decoded_mask(chat, rendered) == [
         ("SYSTEM: Be brief.<|end|>\nUSER: Why?<|end|>\nASSISTANT: ", False),
         ("So.<|end|>", True),
@@ -65,11 +84,22 @@ def test_loss_covers_exactly_the_marked_segments(chat: Chat) -> None:
     ]
     assert counts["end_of_turn_share"] == 1.0
     assert TURNS[0]["content"] == "Be brief."
-    (rendered_last,), _ = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, "last")
-    assert [text for text, trained in decoded_mask(chat, rendered_last) if trained] == ["Yes.<|end|>"]
-    example = {"id": "a", "prompt": TURNS[:4], "chosen": TURNS[4:], "rejected": TURNS[2:3]}
+    (rendered_last,), _ = prepare_conversations(
+        [{"id": "a", "messages": TURNS}], chat, 1000, "last"
+    )
+    assert [text for text, trained in decoded_mask(chat, rendered_last) if trained] == [
+        "Yes.<|end|>"
+    ]
+    example = {
+        "id": "a",
+        "prompt": TURNS[:4],
+        "chosen": TURNS[4:],
+        "rejected": TURNS[2:3],
+    }
     (pair,), _ = prepare_pairs([example], chat, 99)
-    assert [text for text, trained in decoded_mask(chat, pair.rejected) if trained] == ["So.<|end|>"]
+    assert [text for text, trained in decoded_mask(chat, pair.rejected) if trained] == [
+        "So.<|end|>"
+    ]
 
 
 def test_prompt_is_a_prefix_of_the_training_conversation(chat: Chat) -> None:
@@ -83,14 +113,21 @@ def test_special_token_in_content_and_unwritten_tool_are_rejected(chat: Chat) ->
     with pytest.raises(ChatError, match="content holds"):
         chat.encode([{"role": "user", "content": "<|end|>"}])
     with pytest.raises(ChatError, match="chat:write does not write the tool 'weather'"):
-        chat.encode(TURNS, tools=[{"type": "function", "function": {"name": "weather"}}])
+        chat.encode(
+            TURNS, tools=[{"type": "function", "function": {"name": "weather"}}]
+        )
 
 
 def test_tools_are_passed_to_a_function_with_a_tools_parameter(tmp_path: Path) -> None:
     formatter = Formatter(
-        own_formatter(tmp_path, "def write(messages, tools=None):\n    return [(str(tools), False)]\n")
+        own_formatter(
+            tmp_path,
+            "def write(messages, tools=None):\n    return [(str(tools), False)]\n",
+        )
     )
-    assert formatter.segments(TURNS[:2], tools=[{"name": "weather"}]) == [("[{'name': 'weather'}]", False)]
+    assert formatter.segments(TURNS[:2], tools=[{"name": "weather"}]) == [
+        ("[{'name': 'weather'}]", False)
+    ]
     assert formatter.segments(TURNS[:2]) == [("None", False)]
 
 
@@ -101,35 +138,51 @@ def test_tools_are_passed_to_a_function_with_a_tools_parameter(tmp_path: Path) -
             "def write(messages):\n    return 'text'",
             r"chat.py, line 1: write gives 't' \(str\) where a segment belongs",
         ),
-        ("def write(messages):\n    return [('a', 1)]", "where a segment belongs; give pairs of text and True"),
-        ("def write(messages):\n    return [('a', False)]", "write marks 0 answers in a conversation with 2"),
+        (
+            "def write(messages):\n    return [('a', 1)]",
+            "where a segment belongs; give pairs of text and True",
+        ),
+        (
+            "def write(messages):\n    return [('a', False)]",
+            "write marks 0 answers in a conversation with 2",
+        ),
         (
             "def write(messages):\n    return [(m['text'], False) for m in messages]",
             r"KeyError: 'text' \(chat.py, line ",
         ),
-        ("def write(): ...", r"chat.py, line 1: write\(\) cannot be called with \(messages\)"),
         (
-            "def write(messages):\n    return [x for m in messages for x in (('<|odd|>', False),\n"
+            "def write(): ...",
+            r"chat.py, line 1: write\(\) cannot be called with \(messages\)",
+        ),
+        (
+            "def write(messages):\n    return [x for m in messages for x in "
+            "(('<|odd|>', False),\n"
             "        (m['content'], m['role'] == 'assistant'))]",
             r"writes <\|odd\|>, which the tokenizer has no",
         ),
         (
-            "def write(messages):\n    return [x for m in messages for x in (('u:', False), (m['role'],\n"
+            "def write(messages):\n    return [x for m in messages for x in (('u:', "
+            "False), (m['role'],\n"
             "        m['role'] == 'assistant'))]",
             "write does not mark all that the assistant says",
         ),
         (
-            "def write(messages):\n    return [x for m in messages[1:] for x in (('u:', False), (m['content'],\n"
+            "def write(messages):\n    return [x for m in messages[1:] for x in "
+            "(('u:', False), (m['content'],\n"
             "        m['role'] == 'assistant'))]",
             "it leaves out the text of the system",
         ),
-        ("def write(messages):\n    while True: pass", r"TimeLimitError: took longer than 0.5 s \(chat.py, line 2\)"),
+        (
+            "def write(messages):\n    while True: pass",
+            r"TimeLimitError: took longer than 0.5 s \(chat.py, line 2\)",
+        ),
         (
             "while True: pass\ndef write(messages): ...",
             r"chat.py cannot be loaded: TimeLimitError: took longer than 0.5 s",
         ),
         (
-            "import os\ndef write(messages):\n    return [x for m in messages for x in ((os.urandom(4).hex(), False),\n"
+            "import os\ndef write(messages):\n    return [x for m in messages for x "
+            "in ((os.urandom(4).hex(), False),\n"
             "        (m['content'], m['role'] == 'assistant'))]",
             "writes the same conversation in two ways",
         ),
@@ -142,14 +195,19 @@ def test_unsuitable_function_is_rejected_with_its_line(
         check(tokenizer, own_formatter(tmp_path, source))
 
 
-def test_exception_on_a_conversation_drops_that_example_only(tmp_path: Path, tokenizer: Any) -> None:
+def test_exception_on_a_conversation_drops_that_example_only(
+    tmp_path: Path, tokenizer: Any
+) -> None:
     source = FORMAT.replace(
         "        speaks =",
-        "        if 'shout' in message['content']:\n            raise ValueError('no shouting')\n        speaks =",
+        "        if 'shout' in message['content']:\n            raise ValueError('no "
+        "shouting')\n        speaks =",
     )
     write_tokenizer(tokenizer, tmp_path, own_formatter(tmp_path, source))
     shouted = [{"role": "user", "content": "shout"}, TURNS[2]]
     examples = [{"id": "a", "messages": TURNS}, {"id": "b", "messages": shouted}]
     used, counts = prepare_conversations(examples, Chat(tmp_path), 1000)
     assert (len(used), counts["unrenderable"]) == (1, 1)
-    assert list(counts["unrenderable_reasons"]) == ["chat:write: ValueError: no shouting (chat.py, line 5)"]
+    assert list(counts["unrenderable_reasons"]) == [
+        "chat:write: ValueError: no shouting (chat.py, line 5)"
+    ]

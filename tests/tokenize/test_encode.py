@@ -1,4 +1,6 @@
-"""The stage `tokenize`: every kept document's ids, once, at the offsets in the tables."""
+"""The stage `tokenize`: every kept document's ids, once, at the offsets in the
+tables.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,20 @@ from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
 @pytest.fixture
 def inputs(stages: Any) -> dict[str, Path]:
-    documents = [*stages.documents("prose", 30), *stages.documents("code", 20), ("code", "code/20", "")]
+    documents = [
+        *stages.documents("prose", 30),
+        *stages.documents("code", 20),
+        ("code", "code/20", ""),
+    ]
     inputs = {"ingest": stages.ingest("ingest", documents, 2)}
     inputs["filter"] = stages.annotate(
         "filter",
         inputs["ingest"],
-        lambda table: {"keep": [not locator.endswith("7") for locator in table["locator"].to_pylist()]},
+        lambda table: {
+            "keep": [
+                not locator.endswith("7") for locator in table["locator"].to_pylist()
+            ]
+        },
     )
     stages.tokenizer("tokenizer", inputs, ["prose", "code"])
     return {**inputs, "tokenizer": stages.root / "tokenizer"}
@@ -43,8 +53,13 @@ def test_lossy_tokenizer_is_warned_about(stages: Any, inputs: dict[str, Path]) -
     path = stages.root / "lower.json"
     path.write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
     stages.tokenizer("given", {}, [], path=str(path))
-    loud = stages.ingest("loud", [("prose", "a", "GRIST and mill"), ("prose", "b", "mill"), ("prose", "c", "")])
-    summary = stages.tokenize("lower", {"ingest": loud, "tokenizer": stages.root / "given"})
+    loud = stages.ingest(
+        "loud",
+        [("prose", "a", "GRIST and mill"), ("prose", "b", "mill"), ("prose", "c", "")],
+    )
+    summary = stages.tokenize(
+        "lower", {"ingest": loud, "tokenizer": stages.root / "given"}
+    )
     assert (summary["decoded_documents"], summary["changed_documents"]) == (3, 1)
     assert "1 of 3 documents" in stages.warnings("lower")[0]
 
@@ -62,9 +77,20 @@ def test_decoding_check_is_bounded(inputs: dict[str, Path]) -> None:
 def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
     stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """U+088F is a letter since Unicode 17: gigatoken takes it to the word before, the library does not."""
-    texts = ["plain words", "a word\u088fs grist", "", "mill " * 40, "the\u088f end\u088f"]
-    ingest = stages.ingest("ingest-new", [("prose", str(number), text) for number, text in enumerate(texts)])
+    """U+088F is a letter since Unicode 17: gigatoken takes it to the word before, the
+    library does not.
+    """
+    texts = [
+        "plain words",
+        "a word\u088fs grist",
+        "",
+        "mill " * 40,
+        "the\u088f end\u088f",
+    ]
+    ingest = stages.ingest(
+        "ingest-new",
+        [("prose", str(number), text) for number, text in enumerate(texts)],
+    )
     tokenizer = load(inputs["tokenizer"])
     expected = [encoding.ids for encoding in tokenizer.encode(texts)]
 
@@ -72,22 +98,32 @@ def test_documents_that_gigatoken_splits_differently_are_encoded_by_the_library(
         stages.tokenize(out, {"ingest": ingest, "tokenizer": inputs["tokenizer"]})
         docs = pq.read_table(stages.root / out / "part-00000.docs.parquet").to_pylist()
         tokens = np.fromfile(stages.root / out / "part-00000.tokens.bin", "<u2")
-        return [tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in docs]
+        return [
+            tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+            for doc in docs
+        ]
 
     by_library, library_texts = encode.FastEncoder.encode_with_library, list[str]()
     monkeypatch.setattr(
         encode.FastEncoder,
         "encode_with_library",
-        lambda self, texts_: (library_texts.extend(texts_), by_library(self, texts_))[1],
+        lambda self, texts_: (library_texts.extend(texts_), by_library(self, texts_))[
+            1
+        ],
     )
     for batch_bytes in (encode.BATCH_BYTES, 1):
         monkeypatch.setattr(encode, "BATCH_BYTES", batch_bytes)
         library_texts.clear()
         assert encoded(f"out-{batch_bytes}") == expected
-        assert [text for text in library_texts if text in texts[:2] + texts[3:]] == [texts[1], texts[4]]
+        assert [text for text in library_texts if text in texts[:2] + texts[3:]] == [
+            texts[1],
+            texts[4],
+        ]
 
 
-def test_full_disk_fails_the_shard(stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_fails_the_shard(
+    stages: Any, inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are flushed while their tables are made."""
     sync = os.fsync
 
@@ -103,29 +139,50 @@ def test_full_disk_fails_the_shard(stages: Any, inputs: dict[str, Path], monkeyp
             {name: str(folder) for name, folder in inputs.items()},
             str(stages.root / "full"),
         )
-    assert not [path.name for path in (stages.root / "full").iterdir() if "tokens.bin" in path.name]
+    assert not [
+        path.name
+        for path in (stages.root / "full").iterdir()
+        if "tokens.bin" in path.name
+    ]
 
 
-def test_ids_of_each_kept_document_are_at_its_offset(stages: Any, inputs: dict[str, Path]) -> None:
-    summary, tokenizer, total = stages.tokenize("out", inputs), load(inputs["tokenizer"]), 0
+def test_ids_of_each_kept_document_are_at_its_offset(
+    stages: Any, inputs: dict[str, Path]
+) -> None:
+    summary, tokenizer, total = (
+        stages.tokenize("out", inputs),
+        load(inputs["tokenizer"]),
+        0,
+    )
     for shard in ("part-00000", "part-00001"):
         documents = pq.read_table(inputs["ingest"] / f"{shard}.parquet")
         docs = pq.read_table(stages.root / "out" / f"{shard}.docs.parquet").to_pylist()
         tokens = np.fromfile(stages.root / "out" / f"{shard}.tokens.bin", "<u2")
-        kept = [row for row, locator in enumerate(documents["locator"].to_pylist()) if not locator.endswith("7")]
+        kept = [
+            row
+            for row, locator in enumerate(documents["locator"].to_pylist())
+            if not locator.endswith("7")
+        ]
         assert [doc["row"] for doc in docs] == kept
         for doc in docs:
             text = documents["text"][doc["row"]].as_py()
             ids = tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
             assert tokenizer.decode(ids) == text
             assert ids == tokenizer.encode([text])[0].ids
-            assert (doc["bytes"], doc["id"]) == (len(text.encode()), documents["id"][doc["row"]].as_py())
+            assert (doc["bytes"], doc["id"]) == (
+                len(text.encode()),
+                documents["id"][doc["row"]].as_py(),
+            )
             assert doc["source"] == documents["source"][doc["row"]].as_py()
         assert sum(doc["tokens"] for doc in docs) == len(tokens)
         assert tokenizer.eos not in tokens
         total += len(tokens)
     assert summary["tokens"] == total == sum(summary["tokens_per_source"].values())
-    assert (summary["counts"]["read"], summary["counts"]["kept"], summary["dtype"]) == (51 - 5, 51 - 5, "uint16")
+    assert (summary["counts"]["read"], summary["counts"]["kept"], summary["dtype"]) == (
+        51 - 5,
+        51 - 5,
+        "uint16",
+    )
     assert summary["counts"]["sources"]["code"]["kept"] == 21 - 2
 
 
@@ -142,7 +199,13 @@ def test_workers_and_batches_do_not_change_the_bytes(
 
 def test_batches_cover_all_documents_within_the_byte_limit() -> None:
     slices = list(encode.batches(np.array([4, 6, 1, 30, 0, 9, 2]), 10))
-    assert [(part.start, part.stop) for part in slices] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7)]
+    assert [(part.start, part.stop) for part in slices] == [
+        (0, 2),
+        (2, 3),
+        (3, 4),
+        (4, 6),
+        (6, 7),
+    ]
 
 
 class Picky:
@@ -168,7 +231,9 @@ def test_failing_document_is_quarantined_alone(
     counts = stages.tokenize("out", inputs)["counts"]
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
     quarantined = [
-        row for path in (stages.root / "out").glob("*.quarantine.parquet") for row in pq.read_table(path).to_pylist()
+        row
+        for path in (stages.root / "out").glob("*.quarantine.parquet")
+        for row in pq.read_table(path).to_pylist()
     ]
     assert sorted(row["file"] for row in quarantined) == ["code/3", "prose/3"]
     assert {row["error"] for row in quarantined} == {"OverflowError: too odd"}
@@ -176,14 +241,24 @@ def test_failing_document_is_quarantined_alone(
     stages.tokenize("whole", inputs)
     for shard in ("part-00000", "part-00001"):
         docs, all_docs = (
-            pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist() for name in ("out", "whole")
+            pq.read_table(stages.root / name / f"{shard}.docs.parquet").to_pylist()
+            for name in ("out", "whole")
         )
         tokens, all_tokens = (
-            np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2") for name in ("out", "whole")
+            np.fromfile(stages.root / name / f"{shard}.tokens.bin", "<u2")
+            for name in ("out", "whole")
         )
-        reference = {doc["id"]: all_tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() for doc in all_docs}
+        reference = {
+            doc["id"]: all_tokens[
+                doc["offset"] : doc["offset"] + doc["tokens"]
+            ].tolist()
+            for doc in all_docs
+        }
         for doc in docs:
-            assert tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist() == reference[doc["id"]]
+            assert (
+                tokens[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+                == reference[doc["id"]]
+            )
 
 
 def test_too_many_failures_fail_the_stage(
@@ -199,7 +274,9 @@ def test_too_many_failures_fail_the_stage(
 
 
 @pytest.mark.slow
-def test_large_vocabulary_is_written_as_uint32(stages: Any, inputs: dict[str, Path]) -> None:
+def test_large_vocabulary_is_written_as_uint32(
+    stages: Any, inputs: dict[str, Path]
+) -> None:
     """70,000 words as added tokens push the vocabulary over 65,536."""
     from tokenizers import Tokenizer
 
@@ -216,7 +293,9 @@ def test_large_vocabulary_is_written_as_uint32(stages: Any, inputs: dict[str, Pa
     assert tokens.max() > 65_536
 
 
-def test_resumed_attempt_writes_the_same_bytes(stages: Any, inputs: dict[str, Path]) -> None:
+def test_resumed_attempt_writes_the_same_bytes(
+    stages: Any, inputs: dict[str, Path]
+) -> None:
     stages.tokenize("out", inputs)
     before = stages.files("out")
     (stages.root / "out" / "part-00001.docs.parquet").unlink()
@@ -225,13 +304,16 @@ def test_resumed_attempt_writes_the_same_bytes(stages: Any, inputs: dict[str, Pa
     assert stages.files("out") == before
 
 
-def test_report_counts_tokens_per_source_language_and_vocabulary_entry(stages: Any, inputs: dict[str, Path]) -> None:
+def test_report_counts_tokens_per_source_language_and_vocabulary_entry(
+    stages: Any, inputs: dict[str, Path]
+) -> None:
     langid = stages.annotate(
         "langid",
         inputs["ingest"],
         lambda table: {
             "language": [
-                None if locator.endswith("5") else locator.split("/")[0][:2] for locator in table["locator"].to_pylist()
+                None if locator.endswith("5") else locator.split("/")[0][:2]
+                for locator in table["locator"].to_pylist()
             ]
         },
     )
@@ -259,7 +341,8 @@ def test_report_counts_tokens_per_source_language_and_vocabulary_entry(stages: A
         }
 
     assert summary["sources"] == {
-        source: expected([name for name in texts if name.startswith(source)]) for source in ("code", "prose")
+        source: expected([name for name in texts if name.startswith(source)])
+        for source in ("code", "prose")
     }
     assert summary["languages"] == {
         "co": expected([name for name in texts if name[0] == "c" and name[-1] != "5"]),
@@ -269,9 +352,16 @@ def test_report_counts_tokens_per_source_language_and_vocabulary_entry(stages: A
     counts = Counter(number for document_ids in ids.values() for number in document_ids)
     vocabulary = summary["vocabulary"]
     assert vocabulary["size"] == tokenizer.vocab_size - 6
-    assert (vocabulary["used"], vocabulary["never_used"]) == (len(counts), tokenizer.vocab_size - 6 - len(counts))
-    assert vocabulary["used_share"] == round(len(counts) / (tokenizer.vocab_size - 6), 4)
-    singles = sum(count for number, count in counts.items() if tokenizer.token_bytes[number] == 1)
+    assert (vocabulary["used"], vocabulary["never_used"]) == (
+        len(counts),
+        tokenizer.vocab_size - 6 - len(counts),
+    )
+    assert vocabulary["used_share"] == round(
+        len(counts) / (tokenizer.vocab_size - 6), 4
+    )
+    singles = sum(
+        count for number, count in counts.items() if tokenizer.token_bytes[number] == 1
+    )
     assert vocabulary["single_byte_share"] == round(singles / sum(counts.values()), 4)
     most_frequent, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
     assert vocabulary["most_frequent"][0] == {
@@ -280,13 +370,20 @@ def test_report_counts_tokens_per_source_language_and_vocabulary_entry(stages: A
         "bytes": int(tokenizer.token_bytes[most_frequent]),
         "count": count,
     }
-    assert vocabulary["longest"][0]["bytes"] == max(int(tokenizer.token_bytes[number]) for number in counts)
+    assert vocabulary["longest"][0]["bytes"] == max(
+        int(tokenizer.token_bytes[number]) for number in counts
+    )
     assert summary["encoder"] == "gigatoken"
     report = json.loads((stages.root / "out" / "report.json").read_text())
-    assert report == {name: summary[name] for name in ("sources", "languages", "vocabulary", "encoder")}
+    assert report == {
+        name: summary[name]
+        for name in ("sources", "languages", "vocabulary", "encoder")
+    }
 
 
-def test_summary_names_the_reason_for_encoding_by_the_library(stages: Any, inputs: dict[str, Path]) -> None:
+def test_summary_names_the_reason_for_encoding_by_the_library(
+    stages: Any, inputs: dict[str, Path]
+) -> None:
     from tokenizers import Tokenizer, normalizers
 
     tokenizer = Tokenizer.from_file(str(inputs["tokenizer"] / "tokenizer.json"))

@@ -1,4 +1,6 @@
-"""Ids by gigatoken equal those of the tokenizers library, for any text and every family of tokenizers."""
+"""Ids by gigatoken equal those of the tokenizers library, for any text and every family
+of tokenizers.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,15 @@ from gristmill.tokenize.encoding.fast_encode import (
 )
 from gristmill.tokenize.encoding.known_tokenizers import NEVER_TEXT, NotKnownError
 from gristmill.tokenize.encoding.pretokens import LLAMA3, byte_characters
-from tests.tokenize.families import BYTE_LEVEL, CL100K, FAMILIES, MANIFEST, SPECIAL, changed, family
+from tests.tokenize.families import (
+    BYTE_LEVEL,
+    CL100K,
+    FAMILIES,
+    MANIFEST,
+    SPECIAL,
+    changed,
+    family,
+)
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 PIECES = [
@@ -125,7 +135,9 @@ def encoder_of(name: str) -> FastEncoder:
 
 SUPPORTED = tuple(name for name in FAMILIES if name != "cl100k")
 by_family = pytest.mark.parametrize("name", SUPPORTED)
-with_shared_data = pytest.mark.skipif(not SHARED.exists(), reason="no shared data beside the checkout")
+with_shared_data = pytest.mark.skipif(
+    not SHARED.exists(), reason="no shared data beside the checkout"
+)
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +146,19 @@ def tokenizer() -> Tokenizer:
 
 
 def by_library(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    return [encoding.ids for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+    return [
+        encoding.ids
+        for encoding in tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    ]
 
 
 def by_encoder(encoder: FastEncoder, texts: Sequence[str]) -> list[list[int]]:
     ids, lengths = encoder.encode(pa.array(texts, pa.large_string()))
-    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
+    return (
+        [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+        if texts
+        else []
+    )
 
 
 awkward_text = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
@@ -152,16 +171,27 @@ awkward_text = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 @example(texts=["\x00" * 15 + "a" * 9, "\x00" * 9, "a word" + "\x00" * 8])
 @example(texts=[NEVER_TEXT, "a" + NEVER_TEXT + "٣", "plain ٣ text"])
 @example(texts=["a\u088fa1\u088f", "", "plain", "\U000323b0\U000323b0 x", "12٣4 1²3"])
-def test_ids_equal_those_of_the_library_on_any_text(name: str, texts: list[str]) -> None:
+def test_ids_equal_those_of_the_library_on_any_text(
+    name: str, texts: list[str]
+) -> None:
     assert by_encoder(encoder_of(name), texts) == by_library(family(name), texts)
 
 
 @pytest.mark.slow
 @by_family
 @settings(deadline=None, max_examples=50)
-@given(text=st.lists(st.sampled_from([*SPECIAL, " ", "a", "\n", "<", "|>", "s>", "[", "]"]), max_size=8).map("".join))
+@given(
+    text=st.lists(
+        st.sampled_from([*SPECIAL, " ", "a", "\n", "<", "|>", "s>", "[", "]"]),
+        max_size=8,
+    ).map("".join)
+)
 def test_text_spelling_a_special_token_is_encoded_as_text(name: str, text: str) -> None:
-    special = {number for number, token in family(name).get_added_tokens_decoder().items() if token.special}
+    special = {
+        number
+        for number, token in family(name).get_added_tokens_decoder().items()
+        if token.special
+    }
     assert len(special) >= len(SPECIAL)
     ids = by_encoder(encoder_of(name), [text])[0]
     unknown = family(name).token_to_id("<unk>")
@@ -174,10 +204,17 @@ def code_points() -> list[int]:
 
 
 def disagreements(name: str, codes: Sequence[int]) -> list[int]:
-    """Return code points whose texts gigatoken alone encodes differently from the library."""
-    texts = [f"a{chr(code)}1{chr(code)}! {chr(code)}A{chr(code)}.{chr(code)}" for code in codes]
+    """Return code points whose texts gigatoken alone encodes differently from the
+    library.
+    """
+    texts = [
+        f"a{chr(code)}1{chr(code)}! {chr(code)}A{chr(code)}.{chr(code)}"
+        for code in codes
+    ]
     encoder, library = FastEncoder.for_tokenizer(every_pair(name)), every_pair(name)
-    ids, lengths = encoder._encode(*fast_encode.text_buffers(pa.array(texts, pa.large_string())))
+    ids, lengths = encoder._encode(
+        *fast_encode.text_buffers(pa.array(texts, pa.large_string()))
+    )
     split_ids = np.split(ids, np.cumsum(lengths)[:-1])
     expected = library.encode_batch_fast(texts, add_special_tokens=False)
     return [
@@ -189,14 +226,19 @@ def disagreements(name: str, codes: Sequence[int]) -> list[int]:
 
 @cache
 def every_pair(name: str) -> Tokenizer:
-    """Build a tokenizer that merges any two bytes, so that its ids show where a text was split."""
+    """Build a tokenizer that merges any two bytes, so that its ids show where a text
+    was split.
+    """
     characters = byte_characters()
     pairs = [(first, second) for first in characters for second in characters]
 
     def change(described: dict[str, Any]) -> None:
         described["model"].update(
             {
-                "vocab": {token: number for number, token in enumerate([*characters, *map("".join, pairs)])},
+                "vocab": {
+                    token: number
+                    for number, token in enumerate([*characters, *map("".join, pairs)])
+                },
                 "merges": pairs,
                 "ignore_merges": False,
             }
@@ -209,46 +251,71 @@ def every_pair(name: str) -> Tokenizer:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BYTE_LEVEL if name in SUPPORTED])
 def test_unicode_17_list_is_complete(name: str) -> None:
-    """Fails if a new version of either library knows other characters, which UNICODE_17 must then list.
+    """Fails if a new version of either library knows other characters, which UNICODE_17
+    must then list.
 
-    Two families try all characters; the others, with the same classes in their patterns, the borders of the classes.
+    Two families try all characters; the others, with the same classes in their
+    patterns, the borders of the classes.
     """
-    listed = {code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)}
+    listed = {
+        code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)
+    }
     codes = (
         code_points()
         if name in ("gpt2", "deepseek")
         else [
             code
             for code in code_points()
-            if len({unicodedata.category(chr(min(max(code + step, 0), 0x10FFFF))) for step in (-1, 0, 1)}) > 1
+            if len(
+                {
+                    unicodedata.category(chr(min(max(code + step, 0), 0x10FFFF)))
+                    for step in (-1, 0, 1)
+                }
+            )
+            > 1
         ]
     )
     differing = {
-        code for start in range(0, len(codes), 8192) for code in disagreements(name, codes[start : start + 8192])
+        code
+        for start in range(0, len(codes), 8192)
+        for code in disagreements(name, codes[start : start + 8192])
     }
     assert differing - listed == set(), sorted(map(hex, differing - listed))[:20]
 
 
 @pytest.mark.slow
 def test_nfc_list_is_complete() -> None:
-    listed = {code for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9) for code in range(first, last + 1)}
+    listed = {
+        code
+        for first, last in ranges(UNICODE_17 + NFC_SINCE_UNICODE_9)
+        for code in range(first, last + 1)
+    }
     codes = code_points()
-    texts = ["a\u0301{0}a\u0345{0}a{0}\u0301a{0}\u0334{0}e".format(chr(code)) for code in codes]
+    texts = [
+        "a\u0301{0}a\u0345{0}a{0}\u0301a{0}\u0334{0}e".format(chr(code))
+        for code in codes
+    ]
     texts += [unicodedata.normalize("NFD", chr(code)) for code in codes]
     plain = merging([])
     plain.normalizer = normalizers.NFC()
     encoder = FastEncoder.for_tokenizer(plain)
     for start in range(0, len(texts), 8192):
         batch = texts[start : start + 8192]
-        ids, lengths = encoder._encode(*fast_encode.text_buffers(pa.array(batch, pa.large_string())))
-        for text, ids_of_text in zip(batch, np.split(ids, np.cumsum(lengths)[:-1]), strict=True):
+        ids, lengths = encoder._encode(
+            *fast_encode.text_buffers(pa.array(batch, pa.large_string()))
+        )
+        for text, ids_of_text in zip(
+            batch, np.split(ids, np.cumsum(lengths)[:-1]), strict=True
+        ):
             if ids_of_text.tolist() != plain.encode(text, add_special_tokens=False).ids:
                 assert listed.intersection(map(ord, text)), ascii(text)
 
 
 @pytest.mark.slow
 def test_every_listed_character_is_unassigned_in_the_unicode_of_the_library() -> None:
-    codes = [code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)]
+    codes = [
+        code for first, last in ranges(UNICODE_17) for code in range(first, last + 1)
+    ]
     assert {unicodedata.category(chr(code)) for code in codes} == {"Cn"}
     assert len(codes) == 4803
     assert disagreements("deepseek", codes) == codes
@@ -258,10 +325,17 @@ def test_batches_with_listed_characters_keep_their_order(tokenizer: Tokenizer) -
     source = random.Random(4)
     for _ in range(50):
         texts = [
-            "".join(source.choices(["a\u088fb", "word ", "x", "日", "\U000323b1", "ä"], k=source.randint(0, 3)))
+            "".join(
+                source.choices(
+                    ["a\u088fb", "word ", "x", "日", "\U000323b1", "ä"],
+                    k=source.randint(0, 3),
+                )
+            )
             for _ in range(6)
         ]
-        assert by_encoder(encoder_of("gpt2"), texts) == by_library(tokenizer, texts), texts
+        assert by_encoder(encoder_of("gpt2"), texts) == by_library(tokenizer, texts), (
+            texts
+        )
 
 
 @settings(deadline=None, max_examples=200)
@@ -293,19 +367,30 @@ def test_batches_with_listed_characters_keep_their_order(tokenizer: Tokenizer) -
     ),
     nfc=st.booleans(),
 )
-def test_listed_characters_are_found_at_any_position(texts: list[str], nfc: bool) -> None:
+def test_listed_characters_are_found_at_any_position(
+    texts: list[str], nfc: bool
+) -> None:
     listed = {
         chr(code)
-        for first, last in ranges(NONCHARACTERS + UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc)
+        for first, last in ranges(
+            NONCHARACTERS + UNICODE_17 + NFC_SINCE_UNICODE_9 * nfc
+        )
         for code in range(first, last + 1)
     }
     flags = np.ones(len(texts), bool)
-    fast_encode.find_listed(*fast_encode.text_buffers(pa.array(texts, pa.large_string())), unlike(nfc), flags)
+    fast_encode.find_listed(
+        *fast_encode.text_buffers(pa.array(texts, pa.large_string())),
+        unlike(nfc),
+        flags,
+    )
     assert flags.tolist() == [not listed.isdisjoint(text) for text in texts]
 
 
 def test_stand_ins_are_replaced_by_several_ids() -> None:
-    ids, lengths = np.array([3, 101, 100, 4, 100], np.uint32), np.array([0, 2, 0, 2, 1, 0])
+    ids, lengths = (
+        np.array([3, 101, 100, 4, 100], np.uint32),
+        np.array([0, 2, 0, 2, 1, 0]),
+    )
     replaced, longer = replace_stand_ins(ids, lengths, 100, [[7, 8], [1, 2, 5]])
     assert replaced.tolist() == [3, 1, 2, 5, 7, 8, 4, 7, 8]
     assert longer.tolist() == [0, 4, 0, 3, 2, 0]
@@ -313,13 +398,27 @@ def test_stand_ins_are_replaced_by_several_ids() -> None:
     assert (same.tolist(), lengths.tolist()) == (ids.tolist(), [0, 2, 0, 2, 1, 0])
 
 
-def test_full_cache_is_reset_without_changing_ids(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, encoder, num_resets, resets = random.Random(3), FastEncoder.for_tokenizer(tokenizer), 0, []
+def test_full_cache_is_reset_without_changing_ids(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, encoder, num_resets, resets = (
+        random.Random(3),
+        FastEncoder.for_tokenizer(tokenizer),
+        0,
+        [],
+    )
     monkeypatch.setattr(fast_encode, "CACHE_BYTES", 0)
     monkeypatch.setattr(fast_encode, "resident_bytes", lambda: source.randint(0, 3))
-    monkeypatch.setattr(FastEncoder, "forget", lambda self, forget=FastEncoder.forget: (resets.append(1), forget(self)))
+    monkeypatch.setattr(
+        FastEncoder,
+        "forget",
+        lambda self, forget=FastEncoder.forget: (resets.append(1), forget(self)),
+    )
     for _ in range(60):
-        texts = ["".join(source.choices(PIECES, k=8)) + str(source.random()) for _ in range(3)]
+        texts = [
+            "".join(source.choices(PIECES, k=8)) + str(source.random())
+            for _ in range(3)
+        ]
         assert by_encoder(encoder, texts) == by_library(tokenizer, texts)
         num_resets = len(resets)
     assert 5 < num_resets < 60
@@ -327,9 +426,14 @@ def test_full_cache_is_reset_without_changing_ids(tokenizer: Tokenizer, monkeypa
 
 @pytest.mark.slow
 def test_cache_of_unique_words_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unbounded, they would take some 600 MB; a call adds to CACHE_BYTES what it encodes before the reset."""
+    """Unbounded, they would take some 600 MB; a call adds to CACHE_BYTES what it
+    encodes before the reset.
+    """
     monkeypatch.setattr(fast_encode, "CACHE_BYTES", 64 << 20)
-    encoder, source = FastEncoder.for_tokenizer(family("gpt2")), np.random.default_rng(5)
+    encoder, source = (
+        FastEncoder.for_tokenizer(family("gpt2")),
+        np.random.default_rng(5),
+    )
     baseline, peak = resident_bytes(), 0
     for _ in range(25):
         letters = source.integers(97, 123, 4 << 20, np.uint8)
@@ -355,23 +459,43 @@ sys.exit(os.listdir("/proc/self/task") != before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists threads there")
+@pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="only Linux lists threads there"
+)
 def test_encoding_starts_no_threads() -> None:
     """Runs in a new process, since thread pools of this one persist."""
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(root)}
-    process = subprocess.run([sys.executable, "-c", ONE_THREAD], cwd=root, env=environment, check=False, timeout=120)
+    environment = {
+        **os.environ,
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONPATH": str(root),
+    }
+    process = subprocess.run(
+        [sys.executable, "-c", ONE_THREAD],
+        cwd=root,
+        env=environment,
+        check=False,
+        timeout=120,
+    )
     assert process.returncode == 0
 
 
 def test_encoders_in_several_threads_are_independent(tokenizer: Tokenizer) -> None:
-    texts = [f"{word} number {number} \u088f" for number in range(300) for word in ("river", "日本", "12٣")]
+    texts = [
+        f"{word} number {number} \u088f"
+        for number in range(300)
+        for word in ("river", "日本", "12٣")
+    ]
     expected, ids_by_thread = by_library(tokenizer, texts), [[] for _ in range(4)]
 
     def work(thread_index: int) -> None:
-        ids_by_thread[thread_index] = by_encoder(FastEncoder.for_tokenizer(tokenizer), texts)
+        ids_by_thread[thread_index] = by_encoder(
+            FastEncoder.for_tokenizer(tokenizer), texts
+        )
 
-    threads = [threading.Thread(target=work, args=(thread_index,)) for thread_index in range(4)]
+    threads = [
+        threading.Thread(target=work, args=(thread_index,)) for thread_index in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -388,7 +512,9 @@ def test_panic_in_gigatoken_falls_back_to_the_library(tokenizer: Tokenizer) -> N
 
     encoder = FastEncoder.for_tokenizer(tokenizer)
     encoder._gigatoken = Panicking()
-    assert by_encoder(encoder, ["one", "", "two words"]) == by_library(tokenizer, ["one", "", "two words"])
+    assert by_encoder(encoder, ["one", "", "two words"]) == by_library(
+        tokenizer, ["one", "", "two words"]
+    )
 
 
 @by_family
@@ -410,14 +536,20 @@ def test_long_and_repetitive_texts_are_encoded_as_by_the_library(name: str) -> N
 
 def test_sliced_and_chunked_arrays_are_encoded(tokenizer: Tokenizer) -> None:
     texts = ["one", "two words", "", "thirteen more letters", "end"]
-    column = pa.chunked_array([pa.array(texts, pa.string())[1:4], pa.array(texts[::-1], pa.string())])
+    column = pa.chunked_array(
+        [pa.array(texts, pa.string())[1:4], pa.array(texts[::-1], pa.string())]
+    )
     ids, lengths = encoder_of("gpt2").encode(column)
     expected = by_library(tokenizer, [*texts[1:4], *texts[::-1]])
-    assert ids.tolist() == [number for document_ids in expected for number in document_ids]
+    assert ids.tolist() == [
+        number for document_ids in expected for number in document_ids
+    ]
     assert lengths.tolist() == [len(document_ids) for document_ids in expected]
     assert ids.dtype == np.uint32
     for empty_texts in ([], [""], ["", None]):
-        ids, lengths = encoder_of("gpt2").encode(pa.array(empty_texts, pa.large_string()))
+        ids, lengths = encoder_of("gpt2").encode(
+            pa.array(empty_texts, pa.large_string())
+        )
         assert (ids.tolist(), lengths.tolist()) == ([], [0] * len(empty_texts))
 
 
@@ -430,18 +562,30 @@ def test_invalid_utf8_is_rejected() -> None:
 def test_ignore_merges_keeps_whole_tokens() -> None:
     """Llama 3's `ignore_merges`; no merges lead to the token "zq"."""
     llama3, numbers = family("llama3 whole"), family("llama3 whole").get_vocab()
-    assert by_encoder(encoder_of("llama3 whole"), ["zq", "(zq", "zqzqzqzqzqzqzqzqzqzqzq"]) == [
+    assert by_encoder(
+        encoder_of("llama3 whole"), ["zq", "(zq", "zqzqzqzqzqzqzqzqzqzqzq"]
+    ) == [
         [numbers["zq"]],
         by_library(llama3, ["(zq"])[0],
         [numbers["zqzqzqzqzqzqzqzqzqzqzq"]],
     ]
-    plain = changed(llama3, lambda described: described["model"].update(ignore_merges=False))
-    assert by_encoder(FastEncoder.for_tokenizer(plain), ["zq"]) == by_library(plain, ["zq"]) != [[numbers["zq"]]]
+    plain = changed(
+        llama3, lambda described: described["model"].update(ignore_merges=False)
+    )
+    assert (
+        by_encoder(FastEncoder.for_tokenizer(plain), ["zq"])
+        == by_library(plain, ["zq"])
+        != [[numbers["zq"]]]
+    )
 
 
-def merging(merges: Sequence[tuple[str, str]], vocabulary: Sequence[str] = ()) -> Tokenizer:
+def merging(
+    merges: Sequence[tuple[str, str]], vocabulary: Sequence[str] = ()
+) -> Tokenizer:
     tokens = dict.fromkeys([*byte_characters(), *vocabulary, *map("".join, merges)])
-    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, list(merges)))
+    tokenizer = Tokenizer(
+        models.BPE({token: number for number, token in enumerate(tokens)}, list(merges))
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -458,20 +602,30 @@ def merging(merges: Sequence[tuple[str, str]], vocabulary: Sequence[str] = ()) -
         max_size=12,
     ),
     tokens=st.permutations(["aa", "ab", "ba", "bb", "aab", "abb", "aaa", "abab"]),
-    texts=st.lists(st.text(alphabet="ab", min_size=1, max_size=40), min_size=1, max_size=6),
+    texts=st.lists(
+        st.text(alphabet="ab", min_size=1, max_size=40), min_size=1, max_size=6
+    ),
 )
 def test_unordered_and_repeated_merges_are_applied_as_by_the_library(
     merges: list[tuple[str, str]], tokens: list[str], texts: list[str]
 ) -> None:
-    """Two merges may make one token, their ids may not follow their ranks, and one may be listed twice."""
+    """Two merges may make one token, their ids may not follow their ranks, and one may
+    be listed twice.
+    """
     tokenizer = merging(merges, tokens)
-    assert by_encoder(FastEncoder.for_tokenizer(tokenizer), texts) == by_library(tokenizer, texts)
+    assert by_encoder(FastEncoder.for_tokenizer(tokenizer), texts) == by_library(
+        tokenizer, texts
+    )
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    added=st.lists(st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True),
-    special=st.lists(st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True),
+    added=st.lists(
+        st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True
+    ),
+    special=st.lists(
+        st.text(alphabet="abc <|", min_size=1, max_size=5), max_size=5, unique=True
+    ),
     texts=st.lists(st.text(alphabet="abc <|", max_size=30), max_size=6),
 )
 def test_added_tokens_are_matched_as_by_the_library_or_left_to_it(
@@ -493,7 +647,9 @@ def test_thousands_of_added_tokens_are_matched(tokenizer: Tokenizer) -> None:
     extended.add_tokens([f"word{number}" for number in range(3000)])
     extended.encode_special_tokens = True
     texts = ["a word2999 b", "word1", "word30000wor word"]
-    assert by_encoder(FastEncoder.for_tokenizer(extended), texts) == by_library(extended, texts)
+    assert by_encoder(FastEncoder.for_tokenizer(extended), texts) == by_library(
+        extended, texts
+    )
 
 
 def test_byte_characters_equal_those_of_the_library() -> None:
@@ -505,7 +661,9 @@ def _add(token: AddedToken) -> Callable[[Tokenizer], None]:
     return lambda tokenizer: tokenizer.add_tokens([token])
 
 
-def _split(regex: str, behaviour: str = "isolated", before: Sequence[Any] = ()) -> Callable[[Tokenizer], None]:
+def _split(
+    regex: str, behaviour: str = "isolated", before: Sequence[Any] = ()
+) -> Callable[[Tokenizer], None]:
     def change(tokenizer: Tokenizer) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -519,7 +677,9 @@ def _split(regex: str, behaviour: str = "isolated", before: Sequence[Any] = ()) 
 
 
 def _pre(*steps: Any) -> Callable[[Tokenizer], None]:
-    return lambda tokenizer: setattr(tokenizer, "pre_tokenizer", pre_tokenizers.Sequence([*steps]))
+    return lambda tokenizer: setattr(
+        tokenizer, "pre_tokenizer", pre_tokenizers.Sequence([*steps])
+    )
 
 
 BYTES_ONLY = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -529,12 +689,21 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tokenizer], Any], str]] = {
         "its normalizer is Lowercase",
     ),
     "no pattern": (_pre(BYTES_ONLY), "its pre-tokenizer is ByteLevel"),
-    "no pre-tokenizer": (lambda tokenizer: setattr(tokenizer, "pre_tokenizer", None), "its pre-tokenizer is none"),
+    "no pre-tokenizer": (
+        lambda tokenizer: setattr(tokenizer, "pre_tokenizer", None),
+        "its pre-tokenizer is none",
+    ),
     "punctuation": (
-        _pre(pre_tokenizers.Punctuation(), pre_tokenizers.ByteLevel(add_prefix_space=False)),
+        _pre(
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ),
         "its pre-tokenizer is Punctuation [+] ByteLevel",
     ),
-    "regex": (_split(LLAMA3.replace("{1,3}", "{1,2}")), "gigatoken does not know it: .*Unknown pre_tokenizer"),
+    "regex": (
+        _split(LLAMA3.replace("{1,3}", "{1,2}")),
+        "gigatoken does not know it: .*Unknown pre_tokenizer",
+    ),
     "digits and a regex": (
         _split(LLAMA3, before=[pre_tokenizers.Digits(individual_digits=True)]),
         "its pre-tokenizer is Digits [+] Split [+] ByteLevel",
@@ -542,17 +711,31 @@ UNSUPPORTED: dict[str, tuple[Callable[[Tokenizer], Any], str]] = {
     "removed": (_split(LLAMA3, "removed"), "in another way: Removed, invert False"),
     "possessive": (_split(CL100K), "its ids differ from the library's on probes"),
     "prefix": (
-        _pre(pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        _pre(
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=True),
+        ),
         "Digits [+] ByteLevel with add_prefix_space",
     ),
-    "whole words": (_add(AddedToken("river", single_word=True)), "its added token 'river' has single_word"),
-    "stripping": (_add(AddedToken("river", lstrip=True)), "its added token 'river' has lstrip"),
-    "hidden": (_add(AddedToken("endoftext", special=False)), "'endoftext' may be a part of .* '<.endoftext.>'"),
+    "whole words": (
+        _add(AddedToken("river", single_word=True)),
+        "its added token 'river' has single_word",
+    ),
+    "stripping": (
+        _add(AddedToken("river", lstrip=True)),
+        "its added token 'river' has lstrip",
+    ),
+    "hidden": (
+        _add(AddedToken("endoftext", special=False)),
+        "'endoftext' may be a part of .* '<.endoftext.>'",
+    ),
 }
 
 
 @pytest.mark.parametrize("change", UNSUPPORTED)
-def test_unsupported_tokenizer_is_left_to_the_library(tokenizer: Tokenizer, change: str) -> None:
+def test_unsupported_tokenizer_is_left_to_the_library(
+    tokenizer: Tokenizer, change: str
+) -> None:
     unknown = Tokenizer.from_str(tokenizer.to_str())
     unknown.encode_special_tokens = True
     UNSUPPORTED[change][0](unknown)
@@ -563,15 +746,29 @@ def test_unsupported_tokenizer_is_left_to_the_library(tokenizer: Tokenizer, chan
 @pytest.mark.parametrize(
     ("tokenizer", "reason"),
     [
-        (Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")), "its model is WordLevel"),
+        (
+            Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?")),
+            "its model is WordLevel",
+        ),
         (Tokenizer(models.Unigram([("a", 0.0)], 0)), "its model is Unigram"),
-        (Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])), "lacks 241 of the bytes of text"),
+        (
+            Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")])),
+            "lacks 241 of the bytes of text",
+        ),
         (Tokenizer(models.BPE({"a": 0}, [], dropout=0.1)), "its model has dropout"),
-        (Tokenizer(models.BPE({"a": 0}, [], end_of_word_suffix="</w>")), "its model has end_of_word_suffix"),
-        (Tokenizer(models.BPE({"<0x41>": 0}, [], byte_fallback=True)), "lacks 242 of the bytes of text"),
+        (
+            Tokenizer(models.BPE({"a": 0}, [], end_of_word_suffix="</w>")),
+            "its model has end_of_word_suffix",
+        ),
+        (
+            Tokenizer(models.BPE({"<0x41>": 0}, [], byte_fallback=True)),
+            "lacks 242 of the bytes of text",
+        ),
     ],
 )
-def test_unsupported_model_is_left_to_the_library(tokenizer: Tokenizer, reason: str) -> None:
+def test_unsupported_model_is_left_to_the_library(
+    tokenizer: Tokenizer, reason: str
+) -> None:
     with pytest.raises(NotKnownError, match=reason):
         FastEncoder.for_tokenizer(tokenizer)
 
@@ -587,7 +784,9 @@ def test_tokenizer_with_differing_probe_ids_is_left_to_the_library(
         return ids, lengths
 
     monkeypatch.setattr(FastEncoder, "encode", wrong)
-    with pytest.raises(NotKnownError, match="its ids differ from the library's on probes"):
+    with pytest.raises(
+        NotKnownError, match="its ids differ from the library's on probes"
+    ):
         FastEncoder.for_tokenizer(tokenizer)
 
 
@@ -600,7 +799,10 @@ def test_ids_equal_those_of_the_library_in_all_languages_of_udhr(name: str) -> N
     max_characters = 3000 if name in MANIFEST else 300
     with zipfile.ZipFile(SHARED / "langid" / "udhr2.zip") as archive:
         names = [name for name in archive.namelist() if name.endswith(".txt")]
-        texts = [archive.read(name).decode("utf-8", "ignore")[200 : 200 + max_characters] for name in names]
+        texts = [
+            archive.read(name).decode("utf-8", "ignore")[200 : 200 + max_characters]
+            for name in names
+        ]
     assert len(texts) > 300
     assert by_encoder(encoder_of(name), texts) == by_library(family(name), texts)
 
@@ -614,15 +816,23 @@ def test_ids_equal_those_of_the_library_with_published_vocabularies() -> None:
     vocabulary = json.loads((SHARED / "tokenizer" / "gpt2_encoder.json").read_text())
     merges = [
         tuple(line.split(" "))
-        for line in (SHARED / "tokenizer" / "gpt2_vocab.bpe").read_text().splitlines()[1:]
+        for line in (SHARED / "tokenizer" / "gpt2_vocab.bpe")
+        .read_text()
+        .splitlines()[1:]
         if line
     ]
     gpt2 = Tokenizer(models.BPE(vocabulary, merges))  # type: ignore[arg-type]
     gpt2.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     packed = (SHARED / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes()
-    neox = Tokenizer.from_str(zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed)).read().decode())
+    neox = Tokenizer.from_str(
+        zstandard.ZstdDecompressor().stream_reader(io.BytesIO(packed)).read().decode()
+    )
     neox.encode_special_tokens = True
     text = (SHARED / "text" / "tinyshakespeare.txt").read_text()
-    texts = [text[at : at + 5000] for at in range(0, 200_000, 5000)] + ["def f(x):\n        return  x\n    y"]
+    texts = [text[at : at + 5000] for at in range(0, 200_000, 5000)] + [
+        "def f(x):\n        return  x\n    y"
+    ]
     for published in (gpt2, neox):
-        assert by_encoder(FastEncoder.for_tokenizer(published), texts) == by_library(published, texts)
+        assert by_encoder(FastEncoder.for_tokenizer(published), texts) == by_library(
+            published, texts
+        )

@@ -1,4 +1,6 @@
-"""The cache of fetched files: bounded, shared between processes, and consistent after a crash."""
+"""The cache of fetched files: bounded, shared between processes, and consistent after a
+crash.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def sha256_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def fetcher(content: bytes, calls: list[str] | None = None) -> Callable[[BinaryIO], None]:
+def fetcher(
+    content: bytes, calls: list[str] | None = None
+) -> Callable[[BinaryIO], None]:
     def fetch(sink: BinaryIO) -> None:
         sink.write(content)
         if calls is not None:
@@ -49,7 +53,11 @@ def put(cache: FileCache, content: bytes, **options: bool) -> Path | None:
 
 
 def content_of(folder: Path) -> set[bytes]:
-    return {file.read_bytes() for file in folder.iterdir() if not file.name.endswith(".lock")}
+    return {
+        file.read_bytes()
+        for file in folder.iterdir()
+        if not file.name.endswith(".lock")
+    }
 
 
 def test_file_is_fetched_once_per_folder(tmp_path: Path) -> None:
@@ -72,7 +80,8 @@ def test_least_recently_used_file_is_evicted_unless_in_use(tmp_path: Path) -> No
     assert put(cache, b"d" * 10) is None  # all three are in use
     old.close()
     second = FileCache(tmp_path, 30)
-    assert put(second, b"a" * 10) == paths[0]  # the oldest is used again, by another cache
+    # the oldest is used again, by another cache
+    assert put(second, b"a" * 10) == paths[0]
     assert put(cache, b"d" * 10) is not None
     assert content_of(tmp_path) == {b"a" * 10, b"c" * 10, b"d" * 10}
     assert put(cache, b"e" * 21) is None  # needs the space of files in use
@@ -81,13 +90,21 @@ def test_least_recently_used_file_is_evicted_unless_in_use(tmp_path: Path) -> No
 
 def test_oversized_file_is_not_fetched(tmp_path: Path) -> None:
     calls: list[str] = []
-    assert FileCache(tmp_path, 5).get(sha256_of(b"tokens"), 6, fetcher(b"tokens", calls)) is None
-    assert FileCache(tmp_path, 0).get(sha256_of(b"tokens"), 6, fetcher(b"tokens", calls)) is None
+    assert (
+        FileCache(tmp_path, 5).get(sha256_of(b"tokens"), 6, fetcher(b"tokens", calls))
+        is None
+    )
+    assert (
+        FileCache(tmp_path, 0).get(sha256_of(b"tokens"), 6, fetcher(b"tokens", calls))
+        is None
+    )
     assert calls == []
     assert content_of(tmp_path) == set()
 
 
-def test_full_disk_counts_as_a_full_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_counts_as_a_full_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -134,12 +151,14 @@ def test_file_in_use_can_be_fetched_by_another_process(tmp_path: Path) -> None:
 def test_killed_fetch_releases_its_lock_and_space(tmp_path: Path) -> None:
     name, content = sha256_of(b"0123456789"), b"0123456789"
     with subprocess.Popen(
-        [sys.executable, "-c", FETCH_AND_HANG, str(tmp_path), name], stdout=subprocess.PIPE
+        [sys.executable, "-c", FETCH_AND_HANG, str(tmp_path), name],
+        stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"fetching\n"
         cache = FileCache(tmp_path, 15)
-        assert cache.get(name, 10, fetcher(content), wait=False) is None  # it is being fetched
+        # it is being fetched
+        assert cache.get(name, 10, fetcher(content), wait=False) is None
         assert put(cache, b"x" * 10) is None  # and its space is reserved
         process.send_signal(signal.SIGKILL)
     assert (tmp_path / f"{name}.part").exists()

@@ -30,32 +30,64 @@ ENGINE = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory
 
 
 def write_corpus(folder: Path, kind: str) -> None:
-    """Write two sources of some files: duplicate records, near-duplicates, repeated lines and passages, a leak."""
+    """Write two sources of some files: duplicate records, near-duplicates, repeated
+    lines and passages, a leak.
+    """
     draw = random.Random(kind)
     texts = [" ".join(draw.choices(WORDS, k=draw.randrange(30, 90))) for _ in range(60)]
     passage = " ".join(draw.choices(WORDS, k=70))
     texts[3] += f"\n{passage}"
     texts[40] = f"{passage} {texts[40]}"
     texts += [f"{text} mill" for text in texts[:6]] + texts[10:14]
-    texts[20] += "\nWhich of the rivers turns the heaviest of all the mills in the land of Oz today?"
+    texts[20] += (
+        "\nWhich of the rivers turns the heaviest of all the mills in the land of Oz "
+        "today?"
+    )
     texts = [f"{text}\n{FOOTER}" for text in texts]
     if kind == "one cluster":
-        texts = texts[:40] + [texts[0]] * 40 + [f"{texts[0]} {number}" for number in range(40)]
+        texts = (
+            texts[:40]
+            + [texts[0]] * 40
+            + [f"{texts[0]} {number}" for number in range(40)]
+        )
     folder.mkdir()
     for number in range(6):
-        lines = [json.dumps({"text": text, "key": text[:40]}) for text in texts[number::6]]
-        (folder / f"{'ab'[number % 2]}-{number}.jsonl").write_text("\n".join(lines) + "\n")
+        lines = [
+            json.dumps({"text": text, "key": text[:40]}) for text in texts[number::6]
+        ]
+        (folder / f"{'ab'[number % 2]}-{number}.jsonl").write_text(
+            "\n".join(lines) + "\n"
+        )
     (folder / "questions.jsonl").write_text(
-        json.dumps({"question": "Which of the rivers turns the heaviest of all the mills in the land of Oz today?"})
+        json.dumps(
+            {
+                "question": "Which of the rivers turns the heaviest of all the mills "
+                "in the land of Oz today?"
+            }
+        )
         + "\n"
     )
 
 
-def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], dict[str, Any]]:
-    """Run every stage that shuffles, and return the SHA-256 of each output file and the summaries."""
-    sources = {name: {"path": str(corpus / f"{name}-*.jsonl"), "id_field": "key"} for name in "ab"}
+def run_all(
+    corpus: Path, folder: Path, **engine: Any
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Run every stage that shuffles, and return the SHA-256 of each output file and the
+    summaries.
+    """
+    sources = {
+        name: {"path": str(corpus / f"{name}-*.jsonl"), "id_field": "key"}
+        for name in "ab"
+    }
     chosen = {
-        name: {"weight": 1.0, "max_epochs": 5, "where": None, "epochs": None, "min_tokens": None, "max_tokens": None}
+        name: {
+            "weight": 1.0,
+            "max_epochs": 5,
+            "where": None,
+            "epochs": None,
+            "min_tokens": None,
+            "max_tokens": None,
+        }
         for name in "ab"
     }
     steps: list[tuple[str, Any, Mapping[str, Any]]] = [
@@ -63,18 +95,31 @@ def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], 
         ("dedup", dedup, {"index": True}),
         ("dedup_lines", dedup_lines, {}),
         ("dedup_substrings", dedup_substrings, {"min_words": 20, "certain_words": 30}),
-        ("decontaminate", decontaminate, {"against": [str(corpus / "questions.jsonl")], "ngram": 5}),
+        (
+            "decontaminate",
+            decontaminate,
+            {"against": [str(corpus / "questions.jsonl")], "ngram": 5},
+        ),
         (
             "tokenizer",
             tokenizer,
-            {"tokenizer": {"vocab_size": 300, "sample_bytes": 6000}, "sources": ["a", "b"], "seed": 1},
+            {
+                "tokenizer": {"vocab_size": 300, "sample_bytes": 6000},
+                "sources": ["a", "b"],
+                "seed": 1,
+            },
         ),
         ("tokenize", encode, {}),
         (
             "mix",
             mix,
             {
-                "mix": {"tokens": 6400, "sequence_length": 32, "shard_rows": 60, "validation": 0.1},
+                "mix": {
+                    "tokens": 6400,
+                    "sequence_length": 32,
+                    "shard_rows": 60,
+                    "validation": 0.1,
+                },
                 "sources": chosen,
                 "seed": 3,
             },
@@ -84,16 +129,25 @@ def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], 
     inputs: dict[str, Path] = {}
     summaries = {}
     for name, module, config in steps:
-        context = Context(work=folder / "work" / name, stage=name, emit=lambda event: None, **engine)
+        context = Context(
+            work=folder / "work" / name, stage=name, emit=lambda event: None, **engine
+        )
         context.work.mkdir(parents=True)
         while name not in summaries:
             try:
-                summaries[name] = module.run(dict(inputs), config, folder / name, context)
+                summaries[name] = module.run(
+                    dict(inputs), config, folder / name, context
+                )
             except InterruptedError:
                 continue
         inputs[name] = folder / name
-    files = [path for out in inputs.values() for path in out.rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}, summaries
+    files = [
+        path for out in inputs.values() for path in out.rglob("*") if path.is_file()
+    ]
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }, summaries
 
 
 @pytest.mark.parametrize(
@@ -104,12 +158,19 @@ def run_all(corpus: Path, folder: Path, **engine: Any) -> tuple[dict[str, str], 
         ("one cluster", True),
         ("one cluster", False),
     ],
-    ids=["partitions mostly empty", "many small partitions", "small and skewed partitions", "skewed partitions"],
+    ids=[
+        "partitions mostly empty",
+        "many small partitions",
+        "small and skewed partitions",
+        "skewed partitions",
+    ],
 )
 def test_shuffling_stages_give_the_same_bytes_in_both_forms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, small: bool
 ) -> None:
-    """Small partitions of several batches each; or those that so little data has: one of them, or eight."""
+    """Small partitions of several batches each; or those that so little data has: one
+    of them, or eight.
+    """
     if small:
         for module, name, value in (
             (streams, "PARTITION_BYTES", 500),
@@ -128,7 +189,10 @@ def test_shuffling_stages_give_the_same_bytes_in_both_forms(
         assert summaries["decontaminate"]["matches"]
     by_engine = run_all(tmp_path / "corpus", tmp_path / "engine", **ENGINE)
     assert by_engine == (files, summaries)
-    arrived = {path.name.removesuffix("-arrived") for path in (tmp_path / "engine" / "work").rglob("*-arrived")}
+    arrived = {
+        path.name.removesuffix("-arrived")
+        for path in (tmp_path / "engine" / "work").rglob("*-arrived")
+    }
     assert {
         "keys",
         "pairs",
@@ -160,7 +224,9 @@ def test_shuffling_stages_give_the_same_bytes_in_both_forms(
 def test_repeatedly_interrupted_stages_end_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """Every seventh file that takes part in a shuffle is the last one of its attempt."""
+    """Every seventh file that takes part in a shuffle is the last one of its
+    attempt.
+    """
     write_corpus(tmp_path / "corpus", "of all kinds")
     expected = run_all(tmp_path / "corpus", tmp_path / "expected", workers=1)
     name = {"files": "write_batches", "engine": "_write_arrived"}[form]
@@ -173,7 +239,14 @@ def test_repeatedly_interrupted_stages_end_with_the_same_bytes(
         return original(path, *rows)
 
     monkeypatch.setattr(shuffle, name, interrupt)
-    assert run_all(tmp_path / "corpus", tmp_path / "interrupted", **(ENGINE if form == "engine" else {})) == expected
+    assert (
+        run_all(
+            tmp_path / "corpus",
+            tmp_path / "interrupted",
+            **(ENGINE if form == "engine" else {}),
+        )
+        == expected
+    )
     completed = [path for number, path in enumerate(written, start=1) if number % 7]
     assert len(completed) == len(set(completed))  # no file was written twice
     assert len(written) > 70

@@ -1,4 +1,6 @@
-"""The stage `import_tokens`, on files written here byte by byte, and on our own exports."""
+"""The stage `import_tokens`, on files written here byte by byte, and on our own
+exports.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +56,27 @@ def draw_documents(seed: int, number: int = 20, end: int = 0) -> Documents:
 
 
 def imported(
-    stages: Any, prepared: dict[str, Path], name: str, sources: dict[str, dict[str, Any]]
+    stages: Any,
+    prepared: dict[str, Path],
+    name: str,
+    sources: dict[str, dict[str, Any]],
 ) -> tuple[dict[str, Any], dict[str, list[int]], list[str]]:
-    """Run the stage: its summary, the ids of each document by locator, and its warnings."""
+    """Run the stage: its summary, the ids of each document by locator, and its
+    warnings.
+    """
     config = {
         "sources": {
-            source: {**options, "listing": token_listing(source, {"format": "auto", **options})}
+            source: {
+                **options,
+                "listing": token_listing(source, {"format": "auto", **options}),
+            }
             for source, options in sources.items()
         }
     }
     out = stages.root / name
-    summary = import_tokens.run({"tokenizer": prepared["tokenizer"]}, config, out, stages.context(name))
+    summary = import_tokens.run(
+        {"tokenizer": prepared["tokenizer"]}, config, out, stages.context(name)
+    )
     return summary, read(out), stages.warnings(name)
 
 
@@ -77,7 +89,9 @@ def read(out: Path) -> dict[str, list[int]]:
         assert [row["id"] for row in docs] == [row["id"] for row in origins]
         assert [row["row"] for row in docs] == list(range(len(origins)))
         for doc, origin in zip(docs, origins, strict=True):
-            ids_by_locator[origin["locator"]] = ids[doc["offset"] : doc["offset"] + doc["tokens"]].tolist()
+            ids_by_locator[origin["locator"]] = ids[
+                doc["offset"] : doc["offset"] + doc["tokens"]
+            ].tolist()
     return ids_by_locator
 
 
@@ -89,16 +103,28 @@ def packed_ids(kind: str, ids: Sequence[int]) -> bytes:
     return struct.pack(f"<{len(ids)}{kind}", *ids)
 
 
-def write_megatron(prefix: Path, sequences: Documents, first: Sequence[int], code: int = 8, kind: str = "H") -> None:
-    """Write `.bin` and `.idx`: documents are runs of sequences that begin at `first`."""
+def write_megatron(
+    prefix: Path,
+    sequences: Documents,
+    first: Sequence[int],
+    code: int = 8,
+    kind: str = "H",
+) -> None:
+    """Write `.bin` and `.idx`: documents are runs of sequences that begin at
+    `first`.
+    """
     body = b"".join(packed_ids(kind, sequence) for sequence in sequences)
     width, pointers, offset = struct.calcsize(kind), [], 0
     for sequence in sequences:
         pointers.append(offset)
         offset += len(sequence) * width
-    index = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(first))
+    index = b"MMIDIDX\x00\x00" + struct.pack(
+        "<QBQQ", 1, code, len(sequences), len(first)
+    )
     index += (
-        packed_ids("i", [len(sequence) for sequence in sequences]) + packed_ids("q", pointers) + packed_ids("q", first)
+        packed_ids("i", [len(sequence) for sequence in sequences])
+        + packed_ids("q", pointers)
+        + packed_ids("q", first)
     )
     prefix.with_suffix(".bin").write_bytes(body)
     prefix.with_suffix(".idx").write_bytes(index)
@@ -108,10 +134,18 @@ def write_llmc(path: Path, documents: Documents, end: int, wide: bool = False) -
     """Write the end of text before each document, as llm.c's scripts do."""
     ids = [token for document in documents for token in (end, *document)]
     header = [20240801, 7, len(ids)] if wide else [20240520, 1, len(ids)]
-    path.write_bytes(packed_ids("i", header + [0] * 253) + packed_ids("I" if wide else "H", ids))
+    path.write_bytes(
+        packed_ids("i", header + [0] * 253) + packed_ids("I" if wide else "H", ids)
+    )
 
 
-def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compression: str | None = None) -> None:
+def write_mds(
+    folder: Path,
+    samples: Documents,
+    encoding: str,
+    kind: str,
+    compression: str | None = None,
+) -> None:
     """Write one shard whose samples have a text before the tokens, and its index."""
     folder.mkdir(parents=True)
     rows = []
@@ -123,7 +157,11 @@ def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compre
         elif encoding == "bytes":
             array = packed_ids(kind, ids)
         else:
-            array = bytes([(1 << 2) | 1]) + struct.pack("<H", len(ids)) + packed_ids(kind, ids)
+            array = (
+                bytes([(1 << 2) | 1])
+                + struct.pack("<H", len(ids))
+                + packed_ids(kind, ids)
+            )
         rows.append(struct.pack("<II", len(text), len(array)) + text + array)
     begin = 4 * (len(rows) + 2)
     offsets = [begin + sum(map(len, rows[:number])) for number in range(len(rows) + 1)]
@@ -151,36 +189,63 @@ def write_mds(folder: Path, samples: Documents, encoding: str, kind: str, compre
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": [shard]}))
 
 
-def test_megatron_documents_follow_the_index(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
-    """Documents may have two sequences or none, and do not include the end of text after them."""
+def test_megatron_documents_follow_the_index(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+) -> None:
+    """Documents may have two sequences or none, and do not include the end of text
+    after them.
+    """
     first, second, third, fourth = draw_documents(1, 4, end)
-    write_megatron(tmp_path / "a", [first, [*second, end], [], [*third, end], fourth], [0, 2, 3, 4, 5])
+    write_megatron(
+        tmp_path / "a",
+        [first, [*second, end], [], [*third, end], fourth],
+        [0, 2, 3, 4, 5],
+    )
     summary, documents, warnings = imported(
         module_stages, prepared, "megatron", {"web": {"tokens": str(tmp_path / "a")}}
     )
     assert documents == {"a.bin#0": first + second, "a.bin#2": third, "a.bin#3": fourth}
-    assert (summary["counts"]["read"], summary["counts"]["dropped"]) == (4, {"empty": 1})
+    assert (summary["counts"]["read"], summary["counts"]["dropped"]) == (
+        4,
+        {"empty": 1},
+    )
     assert summary["sources"]["web"]["formats"] == ["megatron"]
     assert warnings == []
 
 
-def test_wide_megatron_tokens_are_narrowed(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
+def test_wide_megatron_tokens_are_narrowed(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+) -> None:
     documents = draw_documents(2, 6, end)
     for code, kind in ((4, "i"), (5, "q")):
-        write_megatron(tmp_path / kind, [[*document, end] for document in documents], range(7), code, kind)
+        write_megatron(
+            tmp_path / kind,
+            [[*document, end] for document in documents],
+            range(7),
+            code,
+            kind,
+        )
         _, imported_documents, _ = imported(
-            module_stages, prepared, f"megatron-{kind}", {"web": {"tokens": str(tmp_path / f"{kind}.bin")}}
+            module_stages,
+            prepared,
+            f"megatron-{kind}",
+            {"web": {"tokens": str(tmp_path / f"{kind}.bin")}},
         )
         assert imported_documents == numbered(f"{kind}.bin", documents)
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_both_headers_of_llmc_are_read(module_stages: Any, prepared: Any, end: int, tmp_path: Path, wide: bool) -> None:
+def test_both_headers_of_llmc_are_read(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path, wide: bool
+) -> None:
     documents = draw_documents(3, 9, end)
     write_llmc(tmp_path / "fineweb_000001.bin", documents, end, wide)
     write_llmc(tmp_path / "fineweb_000002.bin", documents[:2], end, wide)
     _, imported_documents, _ = imported(
-        module_stages, prepared, f"llmc-{wide}", {"web": {"tokens": str(tmp_path / "*.bin")}}
+        module_stages,
+        prepared,
+        f"llmc-{wide}",
+        {"web": {"tokens": str(tmp_path / "*.bin")}},
     )
     assert imported_documents == {
         **numbered("fineweb_000001.bin", documents),
@@ -196,9 +261,15 @@ def test_arrays_of_olmo_are_read_with_and_without_a_header(
     np.save(tmp_path / "a.npy", np.array(ids, np.uint32))
     (tmp_path / "b.npy").write_bytes(packed_ids("H", ids))
     _, imported_documents, _ = imported(
-        module_stages, prepared, "olmo", {"web": {"tokens": str(tmp_path), "dtype": "uint16"}}
+        module_stages,
+        prepared,
+        "olmo",
+        {"web": {"tokens": str(tmp_path), "dtype": "uint16"}},
     )
-    assert imported_documents == {**numbered("a.npy", documents), **numbered("b.npy", documents)}
+    assert imported_documents == {
+        **numbered("a.npy", documents),
+        **numbered("b.npy", documents),
+    }
 
 
 def test_metadata_file_of_an_array_delimits_and_names_documents(
@@ -209,22 +280,43 @@ def test_metadata_file_of_an_array_delimits_and_names_documents(
     lines = f"0,{len(first)},doc-1,web.jsonl.gz,7\n{len(first)},{len(first) + len(second) + 1},doc-2,web.jsonl.gz,8\n"
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(lines.encode()))
     _, documents, _ = imported(
-        module_stages, prepared, "olmo-csv", {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}}
+        module_stages,
+        prepared,
+        "olmo-csv",
+        {"web": {"tokens": str(tmp_path / "a.npy"), "dtype": "uint16"}},
     )
     assert documents == {"a.npy#0": first, "a.npy#1": second}
-    table = pq.read_table(module_stages.root / "olmo-csv" / "documents" / "part-00000.parquet")
-    assert json.loads(table["metadata"][1].as_py()) == {"id": "doc-2", "src": "web.jsonl.gz", "loc": "8"}
+    table = pq.read_table(
+        module_stages.root / "olmo-csv" / "documents" / "part-00000.parquet"
+    )
+    assert json.loads(table["metadata"][1].as_py()) == {
+        "id": "doc-2",
+        "src": "web.jsonl.gz",
+        "loc": "8",
+    }
 
 
 def test_headerless_tokens_are_read_as_the_configured_dtype(
     module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    """Another end of text than the tokenizer's, several of them in a row, and none at the end."""
-    documents = [[token for token in document if token != 7] or [8] for document in draw_documents(6, 5, end)]
+    """Another end of text than the tokenizer's, several of them in a row, and none at
+    the end.
+    """
+    documents = [
+        [token for token in document if token != 7] or [8]
+        for document in draw_documents(6, 5, end)
+    ]
     ids = [7, 7, *[token for document in documents for token in (*document, 7, 7)][:-2]]
     (tmp_path / "train.bin").write_bytes(packed_ids("I", ids))
-    options = {"tokens": str(tmp_path / "train.bin"), "format": "memmap", "dtype": "uint32", "end_of_text": 7}
-    summary, imported_documents, _ = imported(module_stages, prepared, "memmap", {"web": options})
+    options = {
+        "tokens": str(tmp_path / "train.bin"),
+        "format": "memmap",
+        "dtype": "uint32",
+        "end_of_text": 7,
+    }
+    summary, imported_documents, _ = imported(
+        module_stages, prepared, "memmap", {"web": options}
+    )
     assert imported_documents == numbered("train.bin", documents)
     assert summary["tokens_per_source"] == {"web": sum(map(len, documents))}
 
@@ -250,10 +342,19 @@ def test_mds_samples_are_cut_at_ends_of_text(
     compression: str | None,
 ) -> None:
     first, second, third = draw_documents(7, 3, end)
-    write_mds(tmp_path / "set", [[*first, end, *second, end], third], encoding, kind, compression)
+    write_mds(
+        tmp_path / "set",
+        [[*first, end, *second, end], third],
+        encoding,
+        kind,
+        compression,
+    )
     name = f"mds-{encoding}-{kind}".replace(":", "-")
     _, documents, _ = imported(
-        module_stages, prepared, name, {"web": {"tokens": str(tmp_path / "set"), "dtype": dtype}}
+        module_stages,
+        prepared,
+        name,
+        {"web": {"tokens": str(tmp_path / "set"), "dtype": dtype}},
     )
     assert documents == numbered("shard.00000.mds", [first, second, third])
 
@@ -266,29 +367,45 @@ def test_files_without_end_of_text_are_cut_by_document_tokens(
     options = {"tokens": str(tmp_path / "a.bin"), "format": "memmap", "dtype": "uint16"}
     with pytest.raises(TokenFileError, match="`document_tokens:`"):
         imported(module_stages, prepared, "cut-none", {"web": options})
-    _, documents, _ = imported(module_stages, prepared, "cut", {"web": {**options, "document_tokens": 10}})
-    assert documents == numbered("a.bin", [ids[start : start + 10] for start in range(0, len(ids), 10)])
+    _, documents, _ = imported(
+        module_stages, prepared, "cut", {"web": {**options, "document_tokens": 10}}
+    )
+    assert documents == numbered(
+        "a.bin", [ids[start : start + 10] for start in range(0, len(ids), 10)]
+    )
 
 
 def test_id_outside_the_vocabulary_is_rejected_with_its_position(
     module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
     write_llmc(tmp_path / "a.bin", [[1, 2], [3, VOCAB + 5, 4]], end)
-    # Two tokens and the end of text before each document, after a header of 1,024 bytes.
+    # Two tokens and the end of text before each document, after a header of 1,024
+    # bytes.
     with pytest.raises(
         Exception,
         match=rf"a.bin: token 1 of document 1 \(byte 1,034\) is {VOCAB + 5}, but the "
         rf"tokenizer has the ids 0 to {VOCAB - 1}",
     ):
-        imported(module_stages, prepared, "beyond", {"web": {"tokens": str(tmp_path / "a.bin")}})
+        imported(
+            module_stages,
+            prepared,
+            "beyond",
+            {"web": {"tokens": str(tmp_path / "a.bin")}},
+        )
 
 
-def test_unsuitable_file_is_rejected_with_the_fix(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
-    ids = [token for document in draw_documents(9, 20, end) for token in (*document, end)]
+def test_unsuitable_file_is_rejected_with_the_fix(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+) -> None:
+    ids = [
+        token for document in draw_documents(9, 20, end) for token in (*document, end)
+    ]
     (tmp_path / "wide.bin").write_bytes(packed_ids("I", ids))
     write_llmc(tmp_path / "cut.bin", draw_documents(9, 3, end), end)
     (tmp_path / "cut.bin").write_bytes((tmp_path / "cut.bin").read_bytes()[:-2])
-    (tmp_path / "questions.bin").write_bytes(packed_ids("i", [20240522, 1, 3] + [0] * 253))
+    (tmp_path / "questions.bin").write_bytes(
+        packed_ids("i", [20240522, 1, 3] + [0] * 253)
+    )
     write_megatron(tmp_path / "m", [[1, 2, 3]], [0, 1])
     (tmp_path / "m.bin").write_bytes(b"\0\0")
     for name, options, message in (
@@ -305,29 +422,54 @@ def test_unsuitable_file_is_rejected_with_the_fix(module_stages: Any, prepared: 
                 f"bad-{zlib.crc32(message.encode())}",
                 {"web": {"tokens": str(tmp_path / name), **options}},
             )
-    with pytest.raises(SourceError, match=r"cannot tell the format of wide.bin; set `format:`"):
-        imported(module_stages, prepared, "bad-auto", {"web": {"tokens": str(tmp_path / "wide.bin")}})
+    with pytest.raises(
+        SourceError, match=r"cannot tell the format of wide.bin; set `format:`"
+    ):
+        imported(
+            module_stages,
+            prepared,
+            "bad-auto",
+            {"web": {"tokens": str(tmp_path / "wide.bin")}},
+        )
     with pytest.raises(SourceError, match="does not exist"):
-        imported(module_stages, prepared, "bad-path", {"web": {"tokens": str(tmp_path / "nowhere.bin")}})
+        imported(
+            module_stages,
+            prepared,
+            "bad-path",
+            {"web": {"tokens": str(tmp_path / "nowhere.bin")}},
+        )
 
 
 def test_foreign_end_of_text_and_narrow_dtype_are_warned_about(
     module_stages: Any, prepared: Any, end: int, tmp_path: Path
 ) -> None:
-    documents = [[token % 200 for token in document] for document in draw_documents(10, 5, end)]
-    write_megatron(tmp_path / "a", [[*document_, 201] for document_ in documents], range(6), 1, "B")
-    _, _, warnings = imported(module_stages, prepared, "other-end", {"web": {"tokens": str(tmp_path / "a.bin")}})
+    documents = [
+        [token % 200 for token in document] for document in draw_documents(10, 5, end)
+    ]
+    write_megatron(
+        tmp_path / "a", [[*document_, 201] for document_ in documents], range(6), 1, "B"
+    )
+    _, _, warnings = imported(
+        module_stages,
+        prepared,
+        "other-end",
+        {"web": {"tokens": str(tmp_path / "a.bin")}},
+    )
     assert len(warnings) == 2
     assert "5 of 5 documents end with id 201" in warnings[0]
     assert re.search("uint8.* 255.* 300", warnings[1])
 
 
-def test_files_changed_after_planning_are_rejected(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
+def test_files_changed_after_planning_are_rejected(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+) -> None:
     write_llmc(tmp_path / "a.bin", draw_documents(11, 3, end), end)
     section = {"tokens": str(tmp_path / "a.bin"), "format": "auto"}
     listing = token_listing("web", section)
     write_llmc(tmp_path / "a.bin", draw_documents(12, 4, end), end)
-    with pytest.raises(ChangedInputError, match="its files changed since the run was planned"):
+    with pytest.raises(
+        ChangedInputError, match="its files changed since the run was planned"
+    ):
         import_tokens.run(
             {"tokenizer": prepared["tokenizer"]},
             {"sources": {"web": {**section, "listing": listing}}},
@@ -337,7 +479,11 @@ def test_files_changed_after_planning_are_rejected(module_stages: Any, prepared:
 
 
 def test_documents_do_not_depend_on_part_size(
-    module_stages: Any, prepared: Any, end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module_stages: Any,
+    prepared: Any,
+    end: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Parts hold whole documents, and their size does not change the documents."""
     documents = draw_documents(13, 50, end)
@@ -350,7 +496,9 @@ def test_documents_do_not_depend_on_part_size(
     assert len(list((module_stages.root / "parts-many" / "documents").iterdir())) > 5
     assert in_one_part == in_many_parts
     assert in_one_part == {
-        locator: ids for number in range(3) for locator, ids in numbered(f"{number}.bin", documents[number::3]).items()
+        locator: ids
+        for number in range(3)
+        for locator, ids in numbered(f"{number}.bin", documents[number::3]).items()
     }
 
 
@@ -359,7 +507,12 @@ def test_mixture_of_documents_and_imported_tokens_keeps_shares_and_provenance(
 ) -> None:
     documents = draw_documents(14, 60, end)
     write_llmc(tmp_path / "web.bin", documents, end)
-    imported(module_stages, prepared, "beside", {"web": {"tokens": str(tmp_path / "web.bin")}})
+    imported(
+        module_stages,
+        prepared,
+        "beside",
+        {"web": {"tokens": str(tmp_path / "web.bin")}},
+    )
     inputs = {**prepared, "import_tokens": module_stages.root / "beside"}
     summary = module_stages.mix(
         "mix-both",
@@ -377,8 +530,12 @@ def test_mixture_of_documents_and_imported_tokens_keeps_shares_and_provenance(
     assert summary["validation"]["web"]["rows"] > 0
 
 
-def check_rows(packed: PackedSet, inputs: dict[str, Path], expected: dict[str, list[int]], end: int) -> int:
-    """Check that every piece of an imported document has the tokens of its file, and return the number of pieces."""
+def check_rows(
+    packed: PackedSet, inputs: dict[str, Path], expected: dict[str, list[int]], end: int
+) -> int:
+    """Check that every piece of an imported document has the tokens of its file, and
+    return the number of pieces.
+    """
     number = packed.sources.index("web")
     rows = np.arange(packed.rows)
     pieces = pa.concat_tables([packed.pieces(rows)]).to_pylist()
@@ -388,9 +545,15 @@ def check_rows(packed: PackedSet, inputs: dict[str, Path], expected: dict[str, l
         origin = described[piece["id"]]
         assert origin["source"] == "web"
         document = [*expected[origin["locator"]], end]
-        tokens = packed.read(np.array([piece["row"]]))[0][piece["start"] : piece["start"] + piece["length"]].tolist()
+        tokens = packed.read(np.array([piece["row"]]))[0][
+            piece["start"] : piece["start"] + piece["length"]
+        ].tolist()
         assert tokens == document[piece["offset"] : piece["offset"] + piece["length"]]
-    assert {described[piece["id"]]["source"] for piece in pieces if piece["source"] != number} <= {"prose"}
+    assert {
+        described[piece["id"]]["source"]
+        for piece in pieces
+        if piece["source"] != number
+    } <= {"prose"}
     return len(imported_pieces)
 
 
@@ -399,8 +562,13 @@ def test_mixture_of_imported_tokens_needs_no_documents(
 ) -> None:
     documents = draw_documents(15, 40, end)
     write_llmc(tmp_path / "web.bin", documents, end)
-    imported(module_stages, prepared, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}})
-    inputs = {"tokenizer": prepared["tokenizer"], "import_tokens": module_stages.root / "alone"}
+    imported(
+        module_stages, prepared, "alone", {"web": {"tokens": str(tmp_path / "web.bin")}}
+    )
+    inputs = {
+        "tokenizer": prepared["tokenizer"],
+        "import_tokens": module_stages.root / "alone",
+    }
     summary = module_stages.mix(
         "mix-alone",
         inputs,
@@ -419,9 +587,13 @@ def test_mixture_of_imported_tokens_needs_no_documents(
 def test_exported_tokens_are_imported_document_by_document(
     module_stages: Any, prepared: Any, end: int, form: str
 ) -> None:
-    """Documents of at most a row, which best fit leaves whole, so that no format can lose where one ends."""
+    """Documents of at most a row, which best fit leaves whole, so that no format can
+    lose where one ends.
+    """
     if not (module_stages.root / "mix-short" / "packed.json").exists():
-        ingest = module_stages.ingest("short", module_stages.documents("prose", 50, words=6))
+        ingest = module_stages.ingest(
+            "short", module_stages.documents("prose", 50, words=6)
+        )
         inputs = {"ingest": ingest, "tokenizer": prepared["tokenizer"]}
         module_stages.tokenize("short-tokens", inputs)
         module_stages.mix(
@@ -441,14 +613,26 @@ def test_exported_tokens_are_imported_document_by_document(
         module_stages,
         prepared,
         f"back-{form}",
-        {"web": {"tokens": str(out / f"train*{ending}"), "format": form, "dtype": "uint16"}},
+        {
+            "web": {
+                "tokens": str(out / f"train*{ending}"),
+                "format": form,
+                "dtype": "uint16",
+            }
+        },
     )
     rows = packed.read(np.arange(packed.rows))
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
-    expected = [rows[piece["row"]][piece["start"] : piece["start"] + piece["length"]].tolist() for piece in pieces]
-    if form in ("llmc", "memmap"):  # a document that the mixture cut runs on into the next
+    expected = [
+        rows[piece["row"]][piece["start"] : piece["start"] + piece["length"]].tolist()
+        for piece in pieces
+    ]
+    # a document that the mixture cut runs on into the next
+    if form in ("llmc", "memmap"):
         expected = [[*part, end] for part in joined_documents(expected, end)]
-    assert list(documents.values()) == [ids[:-1] if ids[-1] == end else ids for ids in expected]
+    assert list(documents.values()) == [
+        ids[:-1] if ids[-1] == end else ids for ids in expected
+    ]
 
 
 def joined_documents(pieces: Documents, end: int) -> Documents:
@@ -460,7 +644,9 @@ def joined_documents(pieces: Documents, end: int) -> Documents:
     return [ids for ids in documents if ids]
 
 
-def test_remote_files_are_imported_like_local_ones(module_stages: Any, prepared: Any, end: int, tmp_path: Path) -> None:
+def test_remote_files_are_imported_like_local_ones(
+    module_stages: Any, prepared: Any, end: int, tmp_path: Path
+) -> None:
     import fsspec
 
     documents = draw_documents(16, 9, end)
@@ -470,6 +656,12 @@ def test_remote_files_are_imported_like_local_ones(module_stages: Any, prepared:
     for name in ("a.bin", "b.bin", "b.idx"):
         store.pipe_file(f"/tokens-elsewhere/{name}", (tmp_path / name).read_bytes())
     _, imported_documents, _ = imported(
-        module_stages, prepared, "remote", {"web": {"tokens": "memory://tokens-elsewhere/*.bin"}}
+        module_stages,
+        prepared,
+        "remote",
+        {"web": {"tokens": "memory://tokens-elsewhere/*.bin"}},
     )
-    assert imported_documents == {**numbered("a.bin", documents), **numbered("b.bin", documents)}
+    assert imported_documents == {
+        **numbered("a.bin", documents),
+        **numbered("b.bin", documents),
+    }

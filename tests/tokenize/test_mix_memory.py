@@ -1,4 +1,6 @@
-"""Memory of the tasks of a mixture: a stated number of bytes for each document of a partition."""
+"""Memory of the tasks of a mixture: a stated number of bytes for each document of a
+partition.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,31 @@ from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.shuffle_format import task_file, write_partitions
 from gristmill.tokenize.mixing import ledger, row_layout, streams, write_shards
 from gristmill.tokenize.mixing.array_files import save
-from gristmill.tokenize.mixing.candidates import CANDIDATE_BYTES, CANDIDATES_SCHEMA, TRAINS
+from gristmill.tokenize.mixing.candidates import (
+    CANDIDATE_BYTES,
+    CANDIDATES_SCHEMA,
+    TRAINS,
+)
 from gristmill.tokenize.mixing.packing import Packing
-from gristmill.tokenize.mixing.row_layout import PLACE_JOB, Shards, lay_out_stream, place_segment
-from gristmill.tokenize.mixing.streams import ENTRIES_SCHEMA, ENTRY_BYTES, Bases, Draws, Streams, sort_segment
-from gristmill.tokenize.mixing.write_shards import PIECE_BYTES, RowPlan, write_train_shard
+from gristmill.tokenize.mixing.row_layout import (
+    PLACE_JOB,
+    Shards,
+    lay_out_stream,
+    place_segment,
+)
+from gristmill.tokenize.mixing.streams import (
+    ENTRIES_SCHEMA,
+    ENTRY_BYTES,
+    Bases,
+    Draws,
+    Streams,
+    sort_segment,
+)
+from gristmill.tokenize.mixing.write_shards import (
+    PIECE_BYTES,
+    RowPlan,
+    write_train_shard,
+)
 
 NUMBER, TOKENS, LENGTH = 200_000, 44, 512
 DRAWS = Draws(1, 7, 8)
@@ -86,7 +108,11 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng.integers(0, 255, NUMBER * TOKENS, dtype=np.uint16).tofile(work / "part.bin")
     sort(work)
     total = np.array([[[NUMBER * (TOKENS + 1), 0]]])
-    save(work / "plan", "bases", Bases(total, np.array([[[NUMBER, 0]]]), np.zeros_like(total)))
+    save(
+        work / "plan",
+        "bases",
+        Bases(total, np.array([[[NUMBER, 0]]]), np.zeros_like(total)),
+    )
     save(
         work / "plan",
         "taken",
@@ -109,7 +135,12 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sort(work: Path) -> None:
     sort_segment(
-        Task("00000", {"partition": 0}), DRAWS, 0, 0, shuffled_from(work, "entries", "0"), str(work / streams.SEGMENTS)
+        Task("00000", {"partition": 0}),
+        DRAWS,
+        0,
+        0,
+        shuffled_from(work, "entries", "0"),
+        str(work / streams.SEGMENTS),
     )
 
 
@@ -128,7 +159,13 @@ SHARDS = Shards(1, ("a",), ((ROWS,),), ROWS, (1,))
 
 def place(work: Path) -> None:
     packing, end = Packing(LENGTH), [ROWS * LENGTH]
-    lay_out_stream(Task("00000", {"stream": 0, "ends": end}), streams_of(work), packing, 1, str(work / "plan"))
+    lay_out_stream(
+        Task("00000", {"stream": 0, "ends": end}),
+        streams_of(work),
+        packing,
+        1,
+        str(work / "plan"),
+    )
     place_rows = partial(
         place_segment,
         streams=streams_of(work),
@@ -137,10 +174,17 @@ def place(work: Path) -> None:
         ends=[end, [0]],
         plan=str(work / "plan"),
     )
-    send_to_files(place_rows, str(work), {PLACE_JOB: 2}, Task("00000", {"pass": 0, "partition": 0}))
+    send_to_files(
+        place_rows,
+        str(work),
+        {PLACE_JOB: 2},
+        Task("00000", {"pass": 0, "partition": 0}),
+    )
 
 
-def test_sorting_a_partition_takes_at_most_three_times_its_entries(planned: Path) -> None:
+def test_sorting_a_partition_takes_at_most_three_times_its_entries(
+    planned: Path,
+) -> None:
     assert peak_bytes(lambda: sort(planned)) < 3 * ENTRY_BYTES * NUMBER
 
 
@@ -149,10 +193,15 @@ def test_placing_a_segment_takes_at_most_seven_times_its_entries(planned: Path) 
     pieces = NUMBER + ROWS
     placed = shuffled_from(planned, PLACE_JOB, "00000-0").read(0)
     assert NUMBER <= len(placed) <= pieces
-    assert sum(field.type.bit_width // 8 for field in row_layout.PLACED_SCHEMA) == row_layout.PLACED_BYTES
+    assert (
+        sum(field.type.bit_width // 8 for field in row_layout.PLACED_SCHEMA)
+        == row_layout.PLACED_BYTES
+    )
 
 
-def test_writing_a_shard_takes_at_most_piece_bytes_per_piece(planned: Path, tmp_path: Path) -> None:
+def test_writing_a_shard_takes_at_most_piece_bytes_per_piece(
+    planned: Path, tmp_path: Path
+) -> None:
     place(planned)
     plan = RowPlan(
         shuffled_from(planned, PLACE_JOB, "00000-0"),
@@ -163,13 +212,24 @@ def test_writing_a_shard_takes_at_most_piece_bytes_per_piece(planned: Path, tmp_
         256,
         257,
     )
-    task = Task("0", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS})
+    task = Task(
+        "0", {"file": "train-00000.bin", "partition": 0, "first": 0, "rows": ROWS}
+    )
     pieces = NUMBER + ROWS
-    assert peak_bytes(lambda: write_train_shard(task, plan)) < PIECE_BYTES * pieces + 4 * write_shards.BLOCK_BYTES
+    assert (
+        peak_bytes(lambda: write_train_shard(task, plan))
+        < PIECE_BYTES * pieces + 4 * write_shards.BLOCK_BYTES
+    )
 
 
-def test_writing_a_ledger_takes_at_most_five_times_its_rows(planned: Path, tmp_path: Path) -> None:
+def test_writing_a_ledger_takes_at_most_five_times_its_rows(
+    planned: Path, tmp_path: Path
+) -> None:
     task = Task("0", {"file": "documents.parquet", "first": 0, "partitions": 1})
     entries = shuffled_from(planned, "ledger", "0")
-    peak = peak_bytes(lambda: ledger.write_table_of(task, DRAWS, str(planned / "plan"), 1, entries, str(tmp_path)))
+    peak = peak_bytes(
+        lambda: ledger.write_table_of(
+            task, DRAWS, str(planned / "plan"), 1, entries, str(tmp_path)
+        )
+    )
     assert peak < 5 * CANDIDATE_BYTES * NUMBER

@@ -1,4 +1,6 @@
-"""Phases, limits, redistribution and repeats of the stage `mix`, on documents of known tokens."""
+"""Phases, limits, redistribution and repeats of the stage `mix`, on documents of known
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,24 @@ from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 
 LENGTH = 16
-PHASES = [{"end": 0.75, "weights": {"web": 3, "books": 1}}, {"weights": {"books": 1, "code": 1}}]
+PHASES = [
+    {"end": 0.75, "weights": {"web": 3, "books": 1}},
+    {"weights": {"books": 1, "code": 1}},
+]
 
 
 def clusters(documents: pa.Table) -> dict[str, Any]:
-    """Set the cluster size of a web page to the last digit of its locator; leave others unjudged."""
-    sizes = [int(locator[-1]) if locator.startswith("web") else None for locator in documents["locator"].to_pylist()]
-    return {"cluster": pa.nulls(len(sizes), pa.binary(16)), "cluster_size": pa.array(sizes, pa.int32())}
+    """Set the cluster size of a web page to the last digit of its locator; leave others
+    unjudged.
+    """
+    sizes = [
+        int(locator[-1]) if locator.startswith("web") else None
+        for locator in documents["locator"].to_pylist()
+    ]
+    return {
+        "cluster": pa.nulls(len(sizes), pa.binary(16)),
+        "cluster_size": pa.array(sizes, pa.int32()),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +55,21 @@ def prepared(module_stages: Any) -> dict[str, Path]:
 
 
 def mix(
-    stages: Any, prepared: dict[str, Path], name: str, sources: dict[str, Any] | None = None, **section: Any
+    stages: Any,
+    prepared: dict[str, Path],
+    name: str,
+    sources: dict[str, Any] | None = None,
+    **section: Any,
 ) -> tuple[dict[str, Any], PackedSet]:
     """Mix anew without held-out rows, and return the summary and the packed set."""
     for folder in (name, f"{name}.work"):
         shutil.rmtree(stages.root / folder, ignore_errors=True)
     all_sources = {"web": {}, "books": {}, "code": {}, **(sources or {})}
     summary = stages.mix(
-        name, prepared, all_sources, **{"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60, **section}
+        name,
+        prepared,
+        all_sources,
+        **{"sequence_length": LENGTH, "validation": 0.0, "shard_rows": 60, **section},
     )
     return summary, PackedSet(stages.root / name)
 
@@ -58,19 +78,31 @@ def copies(packed: PackedSet, source: int) -> Counter[bytes]:
     """Count the copies of each document of a source in the rows."""
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
     return Counter(
-        document for document, _ in {(piece["id"], piece["copy"]) for piece in pieces if piece["source"] == source}
+        document
+        for document, _ in {
+            (piece["id"], piece["copy"])
+            for piece in pieces
+            if piece["source"] == source
+        }
     )
 
 
-def test_phases_follow_each_other_with_their_own_weights(module_stages: Any, prepared: dict[str, Path]) -> None:
-    """3,200 tokens are 200 rows: 150 by 3 : 1 : 0 and 50 by 0 : 1 : 1, the half row of 112.5 going to the first."""
+def test_phases_follow_each_other_with_their_own_weights(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """3,200 tokens are 200 rows: 150 by 3 : 1 : 0 and 50 by 0 : 1 : 1, the half row of
+    112.5 going to the first.
+    """
     summary, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
     assert packed.phases == [[113, 37, 0], [0, 25, 25]]
     assert packed.rows_per_source == [113, 62, 25]
     sources = packed.source_of(np.arange(200))
     assert np.bincount(sources[:150], minlength=3).tolist() == [113, 37, 0]
     pieces = packed.pieces(np.arange(200))
-    assert np.array_equal(sources, pieces["source"].to_numpy()[np.unique(pieces["row"], return_index=True)[1]])
+    assert np.array_equal(
+        sources,
+        pieces["source"].to_numpy()[np.unique(pieces["row"], return_index=True)[1]],
+    )
     rows = packed.order(4).rows(np.arange(200))
     assert set(rows[:150].tolist()) == set(range(150))
     assert summary["stages"][0] == {
@@ -81,12 +113,18 @@ def test_phases_follow_each_other_with_their_own_weights(module_stages: Any, pre
         "requested": {"web": 0.75, "books": 0.25, "code": 0.0},
         "realised": {"web": 113 / 150, "books": 37 / 150, "code": 0.0},
     }
-    assert summary["requested"]["books"] == {"share": 0.3125, "tokens": 1000.0, "max_epochs": 1.0}
+    assert summary["requested"]["books"] == {
+        "share": 0.3125,
+        "tokens": 1000.0,
+        "max_epochs": 1.0,
+    }
     assert packed.manifest["shares"] == summary["stages"]
     packed.verify(deep=True)
 
 
-def test_source_continues_in_the_next_phase_where_it_stopped(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_source_continues_in_the_next_phase_where_it_stopped(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
     _, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
     parts: dict[bytes, list[tuple[int, int]]] = {}
     for piece in packed.pieces(np.arange(200)).to_pylist():
@@ -96,18 +134,32 @@ def test_source_continues_in_the_next_phase_where_it_stopped(module_stages: Any,
         assert [offset for offset, _ in sorted(spans)] == [0, *ends[:-1].tolist()]
 
 
-def test_phased_rows_do_not_depend_on_workers_or_shard_sizes(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_phased_rows_do_not_depend_on_workers_or_shard_sizes(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
     _, packed = mix(module_stages, prepared, "staged", tokens=3200, phases=PHASES)
-    _, resharded = mix(module_stages, prepared, "other", tokens=3200, phases=PHASES, workers=2, shard_rows=37)
+    _, resharded = mix(
+        module_stages,
+        prepared,
+        "other",
+        tokens=3200,
+        phases=PHASES,
+        workers=2,
+        shard_rows=37,
+    )
     rows = np.arange(200)
     assert np.array_equal(packed.read(rows), resharded.read(rows))
     assert packed.pieces(rows).equals(resharded.pieces(rows))
 
 
-def test_single_phase_equals_a_mixture_without_phases(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_single_phase_equals_a_mixture_without_phases(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
     weights = {"web": 2, "books": 1, "code": 1}
     _, plain = mix(module_stages, prepared, "plain", tokens=1600, weights=weights)
-    _, staged = mix(module_stages, prepared, "whole", tokens=1600, phases=[{"weights": weights}])
+    _, staged = mix(
+        module_stages, prepared, "whole", tokens=1600, phases=[{"weights": weights}]
+    )
     assert np.array_equal(plain.read(np.arange(100)), staged.read(np.arange(100)))
     assert plain.rows_per_source == [50, 25, 25]
 
@@ -116,76 +168,147 @@ def test_single_phase_equals_a_mixture_without_phases(module_stages: Any, prepar
 def test_every_phase_has_its_tokens_in_every_packing(
     module_stages: Any, prepared: dict[str, Path], packing: str
 ) -> None:
-    summary, packed = mix(module_stages, prepared, packing, tokens=3200, phases=PHASES, packing=packing)
+    summary, packed = mix(
+        module_stages, prepared, packing, tokens=3200, phases=PHASES, packing=packing
+    )
     assert [stage["tokens"] for stage in summary["stages"]] == [2400, 800]
-    assert [sum(rows) for rows in packed.phases] == [stage["rows"] for stage in summary["stages"]]
-    lengths, borders = packed.pieces(np.arange(packed.rows)), np.cumsum([0, *map(sum, packed.phases)])
+    assert [sum(rows) for rows in packed.phases] == [
+        stage["rows"] for stage in summary["stages"]
+    ]
+    lengths, borders = (
+        packed.pieces(np.arange(packed.rows)),
+        np.cumsum([0, *map(sum, packed.phases)]),
+    )
     by_stage = np.searchsorted(borders, lengths["row"].to_numpy(), side="right")
-    assert np.bincount(by_stage, lengths["length"].to_numpy())[1:].tolist() == [2400, 800]
+    assert np.bincount(by_stage, lengths["length"].to_numpy())[1:].tolist() == [
+        2400,
+        800,
+    ]
 
 
-def test_alpha_weights_follow_available_tokens(module_stages: Any, prepared: dict[str, Path]) -> None:
+def test_alpha_weights_follow_available_tokens(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
     for alpha in (1.0, 0.5, 0.0):
-        summary, packed = mix(module_stages, prepared, "alpha", tokens=1600, weights={"alpha": alpha})
-        powers = np.array([part["available_tokens"] for part in summary["realised"].values()]) ** alpha
-        assert np.abs(np.array(packed.rows_per_source) - 100 * powers / powers.sum()).max() < 1
+        summary, packed = mix(
+            module_stages, prepared, "alpha", tokens=1600, weights={"alpha": alpha}
+        )
+        powers = (
+            np.array(
+                [part["available_tokens"] for part in summary["realised"].values()]
+            )
+            ** alpha
+        )
+        assert (
+            np.abs(np.array(packed.rows_per_source) - 100 * powers / powers.sum()).max()
+            < 1
+        )
 
 
 def test_shortfall_is_redistributed_to_other_sources_and_reported(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
-    """Code is limited to 10 rows of 16 tokens instead of 50; the other 40 go 3 : 1 to web and books."""
+    """Code is limited to 10 rows of 16 tokens instead of 50; the other 40 go 3 : 1 to
+    web and books.
+    """
     weights = {"web": 3, "books": 1, "code": 4}
     limited = {"code": {"max_tokens": 170}}
-    with pytest.raises(MixError, match=r"code: weight 4 .* 800 tokens.* max_tokens 170 is 160"):
+    with pytest.raises(
+        MixError, match=r"code: weight 4 .* 800 tokens.* max_tokens 170 is 160"
+    ):
         mix(module_stages, prepared, "short", limited, tokens=1600, weights=weights)
     summary, packed = mix(
-        module_stages, prepared, "short", limited, tokens=1600, weights=weights, on_shortfall="redistribute"
+        module_stages,
+        prepared,
+        "short",
+        limited,
+        tokens=1600,
+        weights=weights,
+        on_shortfall="redistribute",
     )
     assert packed.rows_per_source == [68, 22, 10]
     assert summary["redistributed"] == {"web": 488, "books": 152, "code": -640}
     assert packed.manifest["redistributed"] == summary["redistributed"]
-    assert summary["requested"]["code"] == {"share": 0.5, "tokens": 800.0, "max_epochs": 1.0, "max_tokens": 170}
+    assert summary["requested"]["code"] == {
+        "share": 0.5,
+        "tokens": 800.0,
+        "max_epochs": 1.0,
+        "max_tokens": 170,
+    }
     (warning,) = module_stages.warnings("short")
     assert "(mix.on_shortfall): 640 from code; 488 to web, 152 to books" in warning
 
 
-def test_unweighted_source_gives_no_row_and_a_warning(module_stages: Any, prepared: dict[str, Path]) -> None:
-    summary, packed = mix(module_stages, prepared, "unnamed", tokens=800, weights={"web": 1, "code": 1})
+def test_unweighted_source_gives_no_row_and_a_warning(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    summary, packed = mix(
+        module_stages, prepared, "unnamed", tokens=800, weights={"web": 1, "code": 1}
+    )
     assert packed.rows_per_source == [25, 0, 25]
     assert summary["counts"]["sources"]["books"]["dropped"] == {"quota": 40}
     (warning,) = module_stages.warnings("unnamed")
     assert "no training rows of books" in warning
 
 
-def test_documents_are_repeated_by_their_cluster_size(module_stages: Any, prepared: dict[str, Path]) -> None:
-    """Of clusters of 0 to 9 pages, empty ones are skipped and others read once to four times per epoch."""
+def test_documents_are_repeated_by_their_cluster_size(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """Of clusters of 0 to 9 pages, empty ones are skipped and others read once to four
+    times per epoch.
+    """
     sources = {"web": {"epochs": "min(cluster_size, 4)"}}
-    summary, packed = mix(module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=1600)
+    summary, packed = mix(
+        module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=1600
+    )
     tokens = summary["realised"]["web"]["available_tokens"]
-    summary, packed = mix(module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=tokens)
+    summary, packed = mix(
+        module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=tokens
+    )
     num_copies, locators = copies(packed, 0), locators_of(prepared)
     expected = {
         document: min(int(locator[-1]), 4)
         for document, locator in locators.items()
         if locator.startswith("web") and locator[-1] != "0"
     }
-    incomplete = {document for document in expected if num_copies[document] != expected[document]}
+    incomplete = {
+        document for document in expected if num_copies[document] != expected[document]
+    }
     assert len(incomplete) <= 1  # the last row of the epoch is not full, and dropped
-    assert all(num_copies[document] == expected[document] - 1 for document in incomplete)
+    assert all(
+        num_copies[document] == expected[document] - 1 for document in incomplete
+    )
     assert summary["counts"]["sources"]["web"]["dropped"] == {"epochs": 12}
     assert summary["requested"]["web"]["epochs"] == "min(cluster_size, 4)"
     check_conservation(summary["counts"], "mix")
 
 
-def test_repeats_are_spread_over_an_epoch_as_numbered_copies(module_stages: Any, prepared: dict[str, Path]) -> None:
-    """In an epoch with four copies of each document, the first 40 % hold 1.6 copies on average, and four of a few."""
-    _, packed = mix(module_stages, prepared, "spread", {"web": {"epochs": "4"}}, weights={"web": 1}, tokens=16_000)
+def test_repeats_are_spread_over_an_epoch_as_numbered_copies(
+    module_stages: Any, prepared: dict[str, Path]
+) -> None:
+    """In an epoch with four copies of each document, the first 40 % hold 1.6 copies on
+    average, and four of a few.
+    """
+    _, packed = mix(
+        module_stages,
+        prepared,
+        "spread",
+        {"web": {"epochs": "4"}},
+        weights={"web": 1},
+        tokens=16_000,
+    )
     num_copies = copies(packed, 0)
     assert 1.6 < sum(num_copies.values()) / len(num_copies) < 2.2
     assert max(num_copies.values()) == 4
     pieces = packed.pieces(np.arange(packed.rows))
-    keys = set(zip(pieces["id"].to_pylist(), pieces["copy"].to_pylist(), pieces["offset"].to_pylist(), strict=True))
+    keys = set(
+        zip(
+            pieces["id"].to_pylist(),
+            pieces["copy"].to_pylist(),
+            pieces["offset"].to_pylist(),
+            strict=True,
+        )
+    )
     assert len(keys) == len(pieces)
 
 
@@ -193,11 +316,15 @@ def test_fractional_epochs_are_drawn_and_unmeasured_documents_dropped(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     sources = {"web": {"epochs": "0.5"}, "books": {"epochs": "min(cluster_size, 4)"}}
-    summary, _ = mix(module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320)
+    summary, _ = mix(
+        module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320
+    )
     dropped = summary["counts"]["sources"]
     assert 40 < dropped["web"]["dropped"]["epochs"] < 80
     assert dropped["books"]["dropped"] == {"epochs_unknown": 40}
-    again, _ = mix(module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320)
+    again, _ = mix(
+        module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320
+    )
     assert again == summary
 
 
@@ -215,7 +342,13 @@ def test_invalid_epochs_expression_names_source_and_document(
     module_stages: Any, prepared: dict[str, Path], expression: str, complaint: str
 ) -> None:
     with pytest.raises(MixError, match=complaint) as caught:
-        mix(module_stages, prepared, "wrong", {"web": {"epochs": expression}}, tokens=320)
+        mix(
+            module_stages,
+            prepared,
+            "wrong",
+            {"web": {"epochs": expression}},
+            tokens=320,
+        )
     assert str(caught.value).startswith(f"sources.web.epochs: {expression!r}")
 
 
@@ -223,6 +356,9 @@ def locators_of(prepared: dict[str, Path]) -> dict[bytes, str]:
     """Every document's locator."""
     from gristmill.dataprep.documents import read_table, shard_names
 
-    tables = [read_table(prepared["ingest"] / name, ["id", "locator"]) for name in shard_names(prepared["ingest"])]
+    tables = [
+        read_table(prepared["ingest"] / name, ["id", "locator"])
+        for name in shard_names(prepared["ingest"])
+    ]
     table = pa.concat_tables(tables)
     return dict(zip(table["id"].to_pylist(), table["locator"].to_pylist(), strict=True))

@@ -16,7 +16,9 @@ counts_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(
 
 
 @given(counts_of_sources, st.integers(0, 2**64 - 1))
-def test_drifts_are_the_largest_deviations_of_any_prefix(counts: list[int], seed: int) -> None:
+def test_drifts_are_the_largest_deviations_of_any_prefix(
+    counts: list[int], seed: int
+) -> None:
     total = sum(counts)
     sources, _ = unrank(counts, Order(counts, seed).rows(np.arange(total)))
     expected = [
@@ -26,8 +28,12 @@ def test_drifts_are_the_largest_deviations_of_any_prefix(counts: list[int], seed
         )
         for source, rows in enumerate(counts)
     ]
-    assert largest_drifts(np.array(counts)).tolist() == pytest.approx([float(drift) for drift in expected])
-    for drift_summary in describe_prefixes([str(source) for source in range(len(counts))], [counts]).values():
+    assert largest_drifts(np.array(counts)).tolist() == pytest.approx(
+        [float(drift) for drift in expected]
+    )
+    for drift_summary in describe_prefixes(
+        [str(source) for source in range(len(counts))], [counts]
+    ).values():
         assert drift_summary["largest_drift_rows"] <= drift_summary["bound_rows"] + 1e-4
 
 
@@ -36,4 +42,6 @@ def test_phased_set_drifts_as_its_worst_phase() -> None:
     drifts = describe_prefixes(["a", "b", "c"], phases)
     drifts_by_phase = [describe_prefixes(["a", "b", "c"], [phase]) for phase in phases]
     for name, values in drifts.items():
-        assert values == {key: max(part[name][key] for part in drifts_by_phase) for key in values}
+        assert values == {
+            key: max(part[name][key] for part in drifts_by_phase) for key in values
+        }

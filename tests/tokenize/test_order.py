@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.tokenize import order as order_module
-from gristmill.tokenize.order import Order, ReadOnceError, order_key, permute, rank, sources_of_rows, unrank
+from gristmill.tokenize.order import (
+    Order,
+    ReadOnceError,
+    order_key,
+    permute,
+    rank,
+    sources_of_rows,
+    unrank,
+)
 
 small_counts = st.lists(st.integers(0, 60), min_size=1, max_size=7).filter(any)
 seeds = st.integers(-(2**70), 2**70)
@@ -21,7 +29,11 @@ seeds = st.integers(-(2**70), 2**70)
 
 def merged(counts: list[int]) -> list[tuple[int, int]]:
     """Merge all rows by their virtual time, in exact fractions."""
-    items = [(Fraction(2 * j + 1, 2 * n), s, j) for s, n in enumerate(counts) for j in range(n)]
+    items = [
+        (Fraction(2 * j + 1, 2 * n), s, j)
+        for s, n in enumerate(counts)
+        for j in range(n)
+    ]
     return [(s, j) for _, s, j in sorted(items)]
 
 
@@ -35,7 +47,9 @@ def test_rank_and_unrank_merge_rows_by_virtual_time(counts: list[int]) -> None:
 
 
 @given(st.lists(st.integers(0, 2**37), min_size=1, max_size=8).filter(any), st.data())
-def test_rank_and_unrank_are_exact_for_hundreds_of_billions_of_rows(counts: list[int], data: st.DataObject) -> None:
+def test_rank_and_unrank_are_exact_for_hundreds_of_billions_of_rows(
+    counts: list[int], data: st.DataObject
+) -> None:
     total = sum(counts)
     places = data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=20))
     sources, index = unrank(counts, np.array(places))
@@ -50,14 +64,18 @@ def test_rank_and_unrank_are_exact_for_hundreds_of_billions_of_rows(counts: list
 
 
 def test_rank_is_exact_where_floats_would_round_up() -> None:
-    """Row n - 1 of n comes at n (n + 1) / n - 1 / 2n of the other source's rows, which a float rounds to n + 1/2."""
+    """Row n - 1 of n comes at n (n + 1) / n - 1 / 2n of the other source's rows, which
+    a float rounds to n + 1/2.
+    """
     n = 2**38
     assert rank([n + 1, n], np.array(1), np.array(n - 1)) == n - 1 + n
     assert rank([n, n + 1], np.array(0), np.array(n - 1)) == n - 1 + n
 
 
 @given(small_counts, seeds, st.integers(0, 3))
-def test_every_epoch_reads_every_row_exactly_once(counts: list[int], seed: int, epoch: int) -> None:
+def test_every_epoch_reads_every_row_exactly_once(
+    counts: list[int], seed: int, epoch: int
+) -> None:
     total = sum(counts)
     rows = Order(counts, seed).rows(np.arange(epoch * total, (epoch + 1) * total))
     assert sorted(rows.tolist()) == list(range(total))
@@ -72,7 +90,9 @@ def test_positions_invert_rows(counts: list[int], seed: int, epoch: int) -> None
 
 @pytest.mark.slow
 @given(small_counts, seeds)
-def test_every_prefix_keeps_the_mixture_within_the_stated_bound(counts: list[int], seed: int) -> None:
+def test_every_prefix_keeps_the_mixture_within_the_stated_bound(
+    counts: list[int], seed: int
+) -> None:
     total, number = sum(counts), sum(1 for n in counts if n)
     sources, _ = unrank(counts, Order(counts, seed).rows(np.arange(total)))
     for source, n in enumerate(counts):
@@ -91,8 +111,13 @@ def test_permutation_is_a_bijection_with_an_inverse(n: int, key: int) -> None:
 
 @pytest.mark.slow
 def test_permutations_of_three_are_equally_frequent() -> None:
-    """1,200 keys over 6 outcomes: chi-square with 5 degrees of freedom exceeds 25.7 once in 10,000."""
-    images = [tuple(permute(np.arange(3), 3, order_key(0, "three", k)).tolist()) for k in range(1200)]
+    """1,200 keys over 6 outcomes: chi-square with 5 degrees of freedom exceeds 25.7
+    once in 10,000.
+    """
+    images = [
+        tuple(permute(np.arange(3), 3, order_key(0, "three", k)).tolist())
+        for k in range(1200)
+    ]
     observed = np.unique(images, axis=0, return_counts=True)[1]
     assert len(observed) == 6
     assert ((observed - 200) ** 2 / 200).sum() < 25.7
@@ -113,7 +138,8 @@ def test_order_depends_on_seed_and_epoch_only() -> None:
     assert not np.array_equal(first, Order(counts, 2).rows(positions))
     assert not np.array_equal(first, Order(counts, 1).rows(positions + 100))
     assert np.array_equal(
-        Order(counts, 1).rows(np.array([[150], [3]])), [[Order(counts, 1).rows(positions + 100)[50]], [first[3]]]
+        Order(counts, 1).rows(np.array([[150], [3]])),
+        [[Order(counts, 1).rows(positions + 100)[50]], [first[3]]],
     )
 
 
@@ -121,17 +147,28 @@ def test_order_of_a_seed_is_golden() -> None:
     assert Order([3, 5], 7).rows(np.arange(16)).tolist() == GOLDEN
 
 
-def by_definition(counts: list[int], seed: int, epoch: int, places: np.ndarray) -> np.ndarray:
+def by_definition(
+    counts: list[int], seed: int, epoch: int, places: np.ndarray
+) -> np.ndarray:
     """Return the rows at places of an epoch, by the vectorised functions."""
     return order_module.by_definition(np.array(counts), seed, 0, epoch, places)
 
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
-def test_compiled_order_equals_its_definition(counts: list[int], seed: int, epoch: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any),
+    seeds,
+    st.integers(0, 2**20),
+    st.data(),
+)
+def test_compiled_order_equals_its_definition(
+    counts: list[int], seed: int, epoch: int, data: st.DataObject
+) -> None:
     total = sum(counts)
-    places = np.array(data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=20)))
+    places = np.array(
+        data.draw(st.lists(st.integers(0, total - 1), min_size=1, max_size=20))
+    )
     order = Order(counts, seed)
     rows = order.rows(places + epoch * total)
     assert rows.tolist() == by_definition(counts, seed, epoch, places).tolist()
@@ -141,8 +178,15 @@ def test_compiled_order_equals_its_definition(counts: list[int], seed: int, epoc
 
 @pytest.mark.slow
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any), seeds, st.integers(0, 2**20), st.data())
-def test_span_equals_the_rows_of_its_positions(counts: list[int], seed: int, epoch: int, data: st.DataObject) -> None:
+@given(
+    st.lists(st.integers(0, 2**37), min_size=1, max_size=6).filter(any),
+    seeds,
+    st.integers(0, 2**20),
+    st.data(),
+)
+def test_span_equals_the_rows_of_its_positions(
+    counts: list[int], seed: int, epoch: int, data: st.DataObject
+) -> None:
     total = sum(counts)
     first = data.draw(st.integers(0, total - 1))
     places = np.arange(first, min(first + data.draw(st.integers(1, 300)), total))
@@ -150,23 +194,40 @@ def test_span_equals_the_rows_of_its_positions(counts: list[int], seed: int, epo
     assert rows.tolist() == by_definition(counts, seed, epoch, places).tolist()
 
 
-@given(st.lists(st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any), min_size=1, max_size=3), st.data())
-def test_span_crosses_phases_and_epochs(phases: list[list[int]], data: st.DataObject) -> None:
+@given(
+    st.lists(
+        st.lists(st.integers(0, 9), min_size=2, max_size=2).filter(any),
+        min_size=1,
+        max_size=3,
+    ),
+    st.data(),
+)
+def test_span_crosses_phases_and_epochs(
+    phases: list[list[int]], data: st.DataObject
+) -> None:
     order = Order.of_phases(phases, 9)
     end = order.total if order.has_phases else 3 * order.total
     first = data.draw(st.integers(0, end))
     count = data.draw(st.integers(0, end - first))
-    assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
+    assert (
+        order.span(first, count).tolist()
+        == order.rows(np.arange(first, first + count)).tolist()
+    )
 
 
 @pytest.mark.slow
 def test_first_spans_of_a_process_load_no_kernel() -> None:
     program = (
-        "from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], [5, 6]], 3);"
-        "print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads),"
-        "       o.span(90, 8).tolist(), o.span(101, 8).tolist(), len(order.rows_of_span.overloads)])"
+        "from gristmill.tokenize import order; o = order.Order.of_phases([[70, 30], "
+        "[5, 6]], 3);print([o.span(90, 8).tolist(), o.span(101, 8).tolist(), "
+        "len(order.rows_of_span.overloads),       o.span(90, 8).tolist(), o.span(101, "
+        "8).tolist(), len(order.rows_of_span.overloads)])"
     )
-    results = json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+    results = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, check=True
+        ).stdout
+    )
     assert results[:2] == results[3:5]
     assert (results[2], results[5]) == (0, 1)
 
@@ -203,36 +264,49 @@ def test_order_of_a_trillion_rows_stores_nothing_per_row() -> None:
 
 phase_counts = st.integers(1, 5).flatmap(
     lambda sources: st.lists(
-        st.lists(st.integers(0, 30), min_size=sources, max_size=sources).filter(any), min_size=1, max_size=4
+        st.lists(st.integers(0, 30), min_size=sources, max_size=sources).filter(any),
+        min_size=1,
+        max_size=4,
     )
 )
 
 
 @pytest.mark.slow
 @given(phase_counts, seeds)
-def test_phases_are_read_in_turn_each_in_its_own_mixture(phases: list[list[int]], seed: int) -> None:
+def test_phases_are_read_in_turn_each_in_its_own_mixture(
+    phases: list[list[int]], seed: int
+) -> None:
     order, first = Order.of_phases(phases, seed), 0
     for counts in phases:
         number = sum(counts)
         rows = order.rows(np.arange(first, first + number))
         assert sorted(rows.tolist()) == list(range(first, first + number))
-        assert np.array_equal(sources_of_rows(phases, rows), unrank(counts, np.arange(number))[0])
+        assert np.array_equal(
+            sources_of_rows(phases, rows), unrank(counts, np.arange(number))[0]
+        )
         first += number
     assert first == order.total
 
 
 @given(phase_counts, seeds, st.randoms(use_true_random=False))
-def test_phased_order_maps_arrays_of_positions(phases: list[list[int]], seed: int, random: random.Random) -> None:
+def test_phased_order_maps_arrays_of_positions(
+    phases: list[list[int]], seed: int, random: random.Random
+) -> None:
     order = Order.of_phases(phases, seed)
     expected = order.rows(np.arange(order.total))
     positions = [random.randrange(order.total) for _ in range(12)]
-    assert order.rows(np.array(positions).reshape(3, 4)).tolist() == expected[positions].reshape(3, 4).tolist()
+    assert (
+        order.rows(np.array(positions).reshape(3, 4)).tolist()
+        == expected[positions].reshape(3, 4).tolist()
+    )
     assert order.positions(expected[positions]).tolist() == positions
 
 
 def test_single_phase_equals_an_order_without_phases() -> None:
     positions = np.arange(30)
-    assert np.array_equal(Order.of_phases([[3, 5]], 7).rows(positions), Order([3, 5], 7).rows(positions))
+    assert np.array_equal(
+        Order.of_phases([[3, 5]], 7).rows(positions), Order([3, 5], 7).rows(positions)
+    )
 
 
 def test_equal_phases_are_shuffled_differently() -> None:
@@ -246,7 +320,9 @@ def test_phased_order_has_no_second_epoch() -> None:
         order.rows(np.array([0, 8]))
     with pytest.raises(ReadOnceError, match=r"16 rows .* 8"):
         order.positions(np.array([0]), epoch=1)
-    with pytest.raises(ValueError, match=r"at least one row in every phase, not \[4, 0\]"):
+    with pytest.raises(
+        ValueError, match=r"at least one row in every phase, not \[4, 0\]"
+    ):
         Order.of_phases([[3, 1], [0, 0]], 7)
 
 

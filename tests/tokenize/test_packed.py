@@ -23,7 +23,13 @@ ROWS = np.arange(12 * 8).reshape(12, 8)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A set of 12 rows of 8 tokens in shards of 5, 5 and 2; document k fills row k."""
-    write_packed_set(tmp_path, ROWS, {"prose": 8, "a/b c": 4}, TOKENIZER, {"prose": ROWS[:2], "a/b c": ROWS[:0]})
+    write_packed_set(
+        tmp_path,
+        ROWS,
+        {"prose": 8, "a/b c": 4},
+        TOKENIZER,
+        {"prose": ROWS[:2], "a/b c": ROWS[:0]},
+    )
     sources = unrank([8, 4], np.arange(12))[0]
     shards = []
     for number, first in enumerate((0, 5, 10)):
@@ -39,9 +45,19 @@ def folder(tmp_path: Path) -> Path:
                 "offset": [0] * len(rows),
             }
         ).cast(PIECES_SCHEMA)
-        shards.append(write_rows(tmp_path / f"train-{number:05d}.bin", ROWS[rows].astype("<u2"), pieces, first))
+        shards.append(
+            write_rows(
+                tmp_path / f"train-{number:05d}.bin",
+                ROWS[rows].astype("<u2"),
+                pieces,
+                first,
+            )
+        )
     manifest = read_json(tmp_path / "packed.json")
-    write_json(tmp_path / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
+    write_json(
+        tmp_path / "packed.json",
+        {**manifest, "train": {**manifest["train"], "shards": shards}},
+    )
     return tmp_path
 
 
@@ -52,12 +68,18 @@ def test_rows_are_read_in_any_order_across_shards(folder: Path) -> None:
     assert np.array_equal(tokens, ROWS[rows])
     assert packed.read(np.array([], dtype=np.int64)).shape == (0, 8)
     assert np.array_equal(packed.source_of(rows), unrank([8, 4], rows)[0])
-    assert (packed.rows, packed.rows_per_source, packed.sequence_length) == (12, [8, 4], 8)
+    assert (packed.rows, packed.rows_per_source, packed.sequence_length) == (
+        12,
+        [8, 4],
+        8,
+    )
     packed.order(5).check_reads(1000)
     assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(rows), tokens)
 
 
-def test_phased_set_is_read_phase_by_phase_with_the_sources_of_its_rows(folder: Path) -> None:
+def test_phased_set_is_read_phase_by_phase_with_the_sources_of_its_rows(
+    folder: Path,
+) -> None:
     """Stages of 6 + 0 and 2 + 4 rows: `a/b c` lies in the last six rows only."""
     manifest = read_json(folder / "packed.json")
     staged = {**manifest["train"], "stages": [[6, 0], [2, 4]]}
@@ -67,18 +89,25 @@ def test_phased_set_is_read_phase_by_phase_with_the_sources_of_its_rows(folder: 
     assert packed.phases == [[6, 0], [2, 4]]
     assert packed.source_of(np.arange(12)).tolist() == sources
     rows = packed.order(5).rows(np.arange(12))
-    assert [sorted(part) for part in (rows[:6].tolist(), rows[6:].tolist())] == [[*range(6)], [*range(6, 12)]]
+    assert [sorted(part) for part in (rows[:6].tolist(), rows[6:].tolist())] == [
+        [*range(6)],
+        [*range(6, 12)],
+    ]
     assert packed.source_of(rows).tolist() == sources
     packed.order(5).check_reads(12)
     with pytest.raises(ReadOnceError, match=r"13 rows .* 12"):
         packed.order(5).check_reads(13)
 
 
-def test_remote_set_reads_the_same(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_remote_set_reads_the_same(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     remote = as_path("memory://packed-set")
     for path in folder.iterdir():
         (remote / path.name).write_bytes(path.read_bytes())
-    packed = PackedSet(remote, Stream(cache_folder=str(tmp_path_factory.mktemp("cache"))))
+    packed = PackedSet(
+        remote, Stream(cache_folder=str(tmp_path_factory.mktemp("cache")))
+    )
     packed.verify(deep=True)
     assert np.array_equal(packed.read(np.arange(12)), ROWS)
     assert packed.rows_of_document(bytes([3] * 16))["row"].to_pylist() == [3]
@@ -86,7 +115,13 @@ def test_remote_set_reads_the_same(folder: Path, tmp_path_factory: pytest.TempPa
 
 def test_fingerprint_depends_on_training_rows_only(tmp_path: Path) -> None:
     def fingerprint(name: str, rows: np.ndarray, validation: np.ndarray) -> str:
-        write_packed_set(tmp_path / name, rows, {"prose": len(rows)}, TOKENIZER, {"prose": validation})
+        write_packed_set(
+            tmp_path / name,
+            rows,
+            {"prose": len(rows)},
+            TOKENIZER,
+            {"prose": validation},
+        )
         return PackedSet(tmp_path / name).fingerprint
 
     first = fingerprint("first", ROWS, ROWS[:1])
@@ -107,7 +142,9 @@ def test_validation_rows_belong_to_named_sources(folder: Path) -> None:
     assert np.array_equal(packed.validation("prose"), ROWS[:2])
     assert packed.validation("a/b c").shape == (0, 8)
     assert (folder / "val-a%2Fb%20c-00000.bin").exists()
-    with pytest.raises(PackedSetError, match=r"no held-out rows of 'web' \(sources: a/b c, prose\)"):
+    with pytest.raises(
+        PackedSetError, match=r"no held-out rows of 'web' \(sources: a/b c, prose\)"
+    ):
         packed.validation("web")
 
 
@@ -121,7 +158,9 @@ def test_pieces_name_the_documents_of_rows(folder: Path) -> None:
 
 
 def test_boundaries_follow_selected_rows_across_shards(folder: Path) -> None:
-    """Row k of the second shard has a piece of k - 2 tokens, one of a token, and padding."""
+    """Row k of the second shard has a piece of k - 2 tokens, one of a token, and
+    padding.
+    """
     rows = np.arange(5, 10)
     pieces = pa.table(
         {
@@ -134,14 +173,26 @@ def test_boundaries_follow_selected_rows_across_shards(folder: Path) -> None:
             "offset": [0] * 10,
         }
     ).cast(PIECES_SCHEMA)
-    entry = write_rows(folder / "train-00001.bin", ROWS[rows].astype("<u2"), pieces, first=5)
+    entry = write_rows(
+        folder / "train-00001.bin", ROWS[rows].astype("<u2"), pieces, first=5
+    )
     manifest = read_json(folder / "packed.json")
     shards = manifest["train"]["shards"]
     write_json(
-        folder / "packed.json", {**manifest, "train": {**manifest["train"], "shards": [shards[0], entry, shards[2]]}}
+        folder / "packed.json",
+        {
+            **manifest,
+            "train": {**manifest["train"], "shards": [shards[0], entry, shards[2]]},
+        },
     )
     packed, selected = PackedSet(folder), np.array([11, 6, 0, 9, 6])
-    expected = [[*range(8)], [0, 1, 2, 3, 0, -1, -1, -1], [*range(8)], [*range(7), 0], [0, 1, 2, 3, 0, -1, -1, -1]]
+    expected = [
+        [*range(8)],
+        [0, 1, 2, 3, 0, -1, -1, -1],
+        [*range(8)],
+        [*range(7), 0],
+        [0, 1, 2, 3, 0, -1, -1, -1],
+    ]
     assert packed.positions(selected).tolist() == expected
     assert packed.boundaries(selected).filled().tolist() == [8, 5, 8, 8, 5]
     assert packed.positions(selected[:0]).shape == (0, 8)
@@ -174,7 +225,9 @@ def test_damaged_file_is_named_in_the_error(folder: Path) -> None:
         packed.verify(deep=True)
     beside.write_bytes(boundaries)
     path.write_bytes(content[:-1])
-    with pytest.raises(PackedSetError, match=r"train-00001\.bin: has 79 bytes, but 5 rows take 80"):
+    with pytest.raises(
+        PackedSetError, match=r"train-00001\.bin: has 79 bytes, but 5 rows take 80"
+    ):
         packed.verify()
     with pytest.raises(PackedSetError, match=r"train-00001\.bin: has 79 bytes"):
         PackedSet(folder).read(np.array([5]))
@@ -192,7 +245,8 @@ def flip(path: Path, byte: int) -> None:
 
 @pytest.mark.parametrize("file", ["train-00001.bin", "train-00001.sums"])
 def test_flipped_bit_of_a_row_is_detected_on_reading(folder: Path, file: str) -> None:
-    flip(folder / file, 2 * (16 if file.endswith(".bin") else 8) + 1)  # of row 2 in the shard, so 7 of the set
+    # of row 2 in the shard, so 7 of the set
+    flip(folder / file, 2 * (16 if file.endswith(".bin") else 8) + 1)
     packed = PackedSet(folder)
     undamaged = np.setdiff1d(np.arange(12), [7])
     assert np.array_equal(packed.read(undamaged), ROWS[undamaged])
@@ -202,7 +256,9 @@ def test_flipped_bit_of_a_row_is_detected_on_reading(folder: Path, file: str) ->
             match=r"train-00001\.bin: row 2 .*train-00001\.sums .*gristmill verify MANIFEST --repair",
         ):
             packed.tokens(np.array([3, 7]))
-    assert np.array_equal(pickle.loads(pickle.dumps(packed)).read(undamaged), ROWS[undamaged])
+    assert np.array_equal(
+        pickle.loads(pickle.dumps(packed)).read(undamaged), ROWS[undamaged]
+    )
 
 
 def test_flipped_bits_of_other_files_are_detected_on_reading(folder: Path) -> None:
@@ -226,10 +282,14 @@ def test_set_without_row_checksums_is_read(folder: Path) -> None:
     assert np.array_equal(PackedSet(folder).read(np.arange(12)), ROWS)
 
 
-def test_missing_set_and_unknown_format_are_rejected(folder: Path, tmp_path: Path) -> None:
+def test_missing_set_and_unknown_format_are_rejected(
+    folder: Path, tmp_path: Path
+) -> None:
     with pytest.raises(PackedSetError, match=r"no packed\.json there"):
         PackedSet(tmp_path / "nowhere")
-    write_json(folder / "packed.json", {**read_json(folder / "packed.json"), "format": 9})
+    write_json(
+        folder / "packed.json", {**read_json(folder / "packed.json"), "format": 9}
+    )
     with pytest.raises(PackedSetError, match=r"format 9.* 4, 5"):
         PackedSet(folder)
 
@@ -241,7 +301,9 @@ def test_rows_out_of_range_are_rejected(folder: Path) -> None:
 
 
 def test_tokens_outside_the_vocabulary_are_never_written(tmp_path: Path) -> None:
-    with pytest.raises(PackedSetError, match="tokens 0 to 1000 in a vocabulary of 1000"):
+    with pytest.raises(
+        PackedSetError, match="tokens 0 to 1000 in a vocabulary of 1000"
+    ):
         write_packed_set(tmp_path, np.array([[0, 1000]]), {"a": 1}, TOKENIZER)
     with pytest.raises(PackedSetError, match="1 rows, but"):
         write_packed_set(tmp_path, np.array([[0, 1]]), {"a": 2}, TOKENIZER)
@@ -276,14 +338,23 @@ def test_batches_of_similar_size_share_memory() -> None:
 
 
 def test_threads_opening_shards_concurrently_read_the_same(tmp_path: Path) -> None:
-    """No thread reads memory that another has released, while eight open each of many sets."""
+    """No thread reads memory that another has released, while eight open each of many
+    sets.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     tokens = np.random.default_rng(0).integers(0, 300, (64, 2048))
-    write_packed_set(tmp_path, tokens, {"a": 64}, {"vocab_size": 300, "eos": 0, "pad": 1, "sha256": ""})
+    write_packed_set(
+        tmp_path,
+        tokens,
+        {"a": 64},
+        {"vocab_size": 300, "eos": 0, "pad": 1, "sha256": ""},
+    )
     rows = np.arange(64)[::-1].copy()
     with ThreadPoolExecutor(8) as pool:
         for _ in range(25):
             packed = PackedSet(tmp_path)
-            for tokens_read in pool.map(lambda _, packed=packed: packed.tokens(rows), range(16)):
+            for tokens_read in pool.map(
+                lambda _, packed=packed: packed.tokens(rows), range(16)
+            ):
                 assert (tokens_read == tokens[::-1]).all()

@@ -21,12 +21,18 @@ from gristmill.tokenize.packed_files import (
 
 LENGTH = 10
 rows_of_lengths = st.lists(
-    st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(lambda row: sum(row) <= LENGTH), min_size=1, max_size=6
+    st.lists(st.integers(1, 4), min_size=1, max_size=3).filter(
+        lambda row: sum(row) <= LENGTH
+    ),
+    min_size=1,
+    max_size=6,
 )
 
 
 def pieces_of(rows: list[list[int]], first: int) -> dict[str, np.ndarray]:
-    """Build the columns of a table of pieces from the lengths of the pieces of each row."""
+    """Build the columns of a table of pieces from the lengths of the pieces of each
+    row.
+    """
     flat = [
         (first + number, sum(row[:place]), length)
         for number, row in enumerate(rows)
@@ -43,16 +49,22 @@ def slow_positions(row: list[int]) -> list[int]:
 @given(rows_of_lengths, st.integers(0, 5))
 def test_positions_restart_at_every_piece(rows: list[list[int]], first: int) -> None:
     boundaries = boundaries_of(pieces_of(rows, first), first, len(rows), LENGTH)
-    assert boundaries.positions(LENGTH).tolist() == [slow_positions(row) for row in rows]
+    assert boundaries.positions(LENGTH).tolist() == [
+        slow_positions(row) for row in rows
+    ]
     assert boundaries.filled().tolist() == [sum(row) for row in rows]
 
 
 @given(rows_of_lengths, st.lists(st.integers(0, 5), max_size=8))
-def test_boundaries_are_selected_in_any_order_and_joined(rows: list[list[int]], indices: list[int]) -> None:
+def test_boundaries_are_selected_in_any_order_and_joined(
+    rows: list[list[int]], indices: list[int]
+) -> None:
     selected = np.array([row % len(rows) for row in indices], dtype=np.int64)
     boundaries = boundaries_of(pieces_of(rows, 0), 0, len(rows), LENGTH)
     chosen = boundaries.of(selected)
-    assert chosen.positions(LENGTH).tolist() == [slow_positions(rows[row]) for row in selected.tolist()]
+    assert chosen.positions(LENGTH).tolist() == [
+        slow_positions(rows[row]) for row in selected.tolist()
+    ]
     joined = join([chosen, boundaries])
     assert joined.positions(LENGTH).tolist() == [
         *chosen.positions(LENGTH).tolist(),
@@ -64,7 +76,9 @@ def test_row_without_pieces_counts_as_one_piece() -> None:
     boundaries = boundaries_of(pieces_of([[2, 3]], 1), 0, 3, LENGTH)
     assert boundaries.filled().tolist() == [10, 5, 10]
     assert boundaries.positions(LENGTH)[0].tolist() == list(range(10))
-    no_pieces = {name: np.empty(0, dtype=np.int64) for name in ("row", "start", "length")}
+    no_pieces = {
+        name: np.empty(0, dtype=np.int64) for name in ("row", "start", "length")
+    }
     expected, boundaries = whole_rows(3, LENGTH), boundaries_of(no_pieces, 0, 3, LENGTH)
     assert np.array_equal(boundaries.offsets, expected.offsets)
     assert np.array_equal(boundaries.bounds, expected.bounds)
@@ -76,7 +90,10 @@ def test_boundaries_round_trip_and_a_truncated_file_is_rejected(tmp_path: Path) 
     path.write_bytes(to_bytes(boundaries))
     assert path.stat().st_size == 8 * 3 + 4 * 5
     read = read_boundaries(path, 2)
-    assert (read.offsets.tolist(), read.bounds.tolist()) == ([0, 3, 5], [0, 2, 5, 0, 10])
+    assert (read.offsets.tolist(), read.bounds.tolist()) == (
+        [0, 3, 5],
+        [0, 2, 5, 0, 10],
+    )
     path.write_bytes(to_bytes(boundaries)[:-1])
     with pytest.raises(ValueError, match=r"43 bytes .* 2 rows"):
         read_boundaries(path, 2)

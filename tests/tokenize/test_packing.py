@@ -10,11 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.best_fit import best_fit_decreasing, bin_of, deal_out, longest_first
+from gristmill.tokenize.mixing.best_fit import (
+    best_fit_decreasing,
+    bin_of,
+    deal_out,
+    longest_first,
+)
 from gristmill.tokenize.mixing.packing import Costs, Packing, cut, ends_of_phases
 
 LENGTH = 8
-PACKINGS = [Packing(LENGTH, best_fit, aligned) for best_fit in (False, True) for aligned in (False, True)]
+PACKINGS = [
+    Packing(LENGTH, best_fit, aligned)
+    for best_fit in (False, True)
+    for aligned in (False, True)
+]
 sizes_of_documents = st.lists(st.integers(1, 30), min_size=1, max_size=25)
 
 
@@ -29,11 +38,19 @@ def segments_of(starts: np.ndarray, borders: list[int]) -> list[np.ndarray]:
 
 
 def slow_best_fit(lengths: list[int], capacity: int) -> list[int]:
-    """Search all bins for the smallest sufficient space; of equal ones take the last filled."""
+    """Search all bins for the smallest sufficient space; of equal ones take the last
+    filled.
+    """
     bins: list[list[int]] = []  # space, when it was last filled
     bin_of_item = [-1] * len(lengths)
-    for step, item in enumerate(sorted(range(len(lengths)), key=lambda number: -lengths[number])):
-        fitting = [(space, -filled, number) for number, (space, filled) in enumerate(bins) if space >= lengths[item]]
+    for step, item in enumerate(
+        sorted(range(len(lengths)), key=lambda number: -lengths[number])
+    ):
+        fitting = [
+            (space, -filled, number)
+            for number, (space, filled) in enumerate(bins)
+            if space >= lengths[item]
+        ]
         number = min(fitting)[2] if fitting else len(bins)
         if not fitting:
             bins.append([capacity, step])
@@ -50,7 +67,9 @@ class PackedStream:
     costs: Costs
 
 
-def lay_out(segments: list[np.ndarray], ends: list[int], packing: Packing) -> PackedStream:
+def lay_out(
+    segments: list[np.ndarray], ends: list[int], packing: Packing
+) -> PackedStream:
     """Count the segments, then cut them, as the stage does."""
     costs, before = Costs(ends, packing), []
     for starts in segments:
@@ -61,30 +80,55 @@ def lay_out(segments: list[np.ndarray], ends: list[int], packing: Packing) -> Pa
         if packing.best_fit:
             pieces = [
                 cut(starts, begin, end, packing, place, dealing)
-                for (begin, end), place, dealing in zip(pairwise([0, *ends]), places, costs.dealings(), strict=True)
+                for (begin, end), place, dealing in zip(
+                    pairwise([0, *ends]), places, costs.dealings(), strict=True
+                )
             ]
         else:
             pieces = [cut(starts, 0, ends[-1], packing, places[0])]
         for run in pieces:
-            for row, entry, offset, length in zip(run.row, run.entry, run.offset, run.length, strict=True):
+            for row, entry, offset, length in zip(
+                run.row, run.entry, run.offset, run.length, strict=True
+            ):
                 begin_ = int(starts[entry] + offset)
                 rows.setdefault(int(row), []).append((begin_, begin_ + int(length)))
     assert sorted(rows) == list(range(len(rows)))
     return PackedStream([rows[row] for row in range(len(rows))], costs)
 
 
-def slow_rows(sizes: list[int], end: int, packing: Packing) -> list[list[tuple[int, int]]]:
-    """Return the rows of the tokens [0, end) by definition, with all documents in memory."""
-    parts = [(begin, min(stop, end)) for begin, stop in pairwise(starts_of(sizes).tolist()) if begin < end]
+def slow_rows(
+    sizes: list[int], end: int, packing: Packing
+) -> list[list[tuple[int, int]]]:
+    """Return the rows of the tokens [0, end) by definition, with all documents in
+    memory.
+    """
+    parts = [
+        (begin, min(stop, end))
+        for begin, stop in pairwise(starts_of(sizes).tolist())
+        if begin < end
+    ]
     if packing.best_fit:
-        parts = [(begin, min(stop, begin + LENGTH)) if packing.aligned else (begin, stop) for begin, stop in parts]
-        full_rows = [
-            [(first, first + LENGTH)] for begin, stop in parts for first in range(begin, stop - LENGTH + 1, LENGTH)
+        parts = [
+            (begin, min(stop, begin + LENGTH)) if packing.aligned else (begin, stop)
+            for begin, stop in parts
         ]
-        remainders = [(stop - (stop - begin) % LENGTH, stop) for begin, stop in parts if (stop - begin) % LENGTH]
+        full_rows = [
+            [(first, first + LENGTH)]
+            for begin, stop in parts
+            for first in range(begin, stop - LENGTH + 1, LENGTH)
+        ]
+        remainders = [
+            (stop - (stop - begin) % LENGTH, stop)
+            for begin, stop in parts
+            if (stop - begin) % LENGTH
+        ]
         bins = slow_best_fit([stop - begin for begin, stop in remainders], LENGTH)
         return full_rows + [
-            [remainder for remainder, bin_number in zip(remainders, bins, strict=True) if bin_number == number]
+            [
+                remainder
+                for remainder, bin_number in zip(remainders, bins, strict=True)
+                if bin_number == number
+            ]
             for number in range(max(bins, default=-1) + 1)
         ]
     begins = list(range(0, end, LENGTH))
@@ -93,19 +137,28 @@ def slow_rows(sizes: list[int], end: int, packing: Packing) -> list[list[tuple[i
         for begin, _ in parts:
             if not begins or begin >= begins[-1] + LENGTH:
                 begins.append(begin)
-    rows = [[(max(begin, row), min(stop, row + LENGTH)) for begin, stop in parts] for row in begins]
+    rows = [
+        [(max(begin, row), min(stop, row + LENGTH)) for begin, stop in parts]
+        for row in begins
+    ]
     return [[(begin, stop) for begin, stop in row if begin < stop] for row in rows]
 
 
 @pytest.mark.slow
 @given(st.lists(st.integers(1, 40), max_size=60), st.integers(40, 70))
-def test_best_fit_equals_a_search_of_all_bins(lengths: list[int], capacity: int) -> None:
+def test_best_fit_equals_a_search_of_all_bins(
+    lengths: list[int], capacity: int
+) -> None:
     bins, used = best_fit_decreasing(np.array(lengths, dtype=np.int32), capacity)
     assert bins.tolist() == slow_best_fit(lengths, capacity)
     assert used == len(set(bins.tolist()))
-    filled = np.bincount(bins, np.array(lengths), minlength=used) if lengths else np.zeros(0)
+    filled = (
+        np.bincount(bins, np.array(lengths), minlength=used) if lengths else np.zeros(0)
+    )
     assert (filled <= capacity).all()
-    begins, dealt, dealt_bins = deal_out(np.bincount(lengths, minlength=capacity + 1), capacity)
+    begins, dealt, dealt_bins = deal_out(
+        np.bincount(lengths, minlength=capacity + 1), capacity
+    )
     assert dealt_bins == used
     ranks = dict.fromkeys(lengths, 0)
     for length, expected in zip(lengths, bins.tolist(), strict=True):
@@ -137,7 +190,9 @@ borders_of_segments = st.lists(st.integers(0, 25), max_size=4)
 
 @pytest.mark.slow
 @given(sizes_of_documents, borders_of_segments, st.data())
-def test_rows_do_not_depend_on_segments(sizes: list[int], borders: list[int], data: st.DataObject) -> None:
+def test_rows_do_not_depend_on_segments(
+    sizes: list[int], borders: list[int], data: st.DataObject
+) -> None:
     starts = starts_of(sizes)
     end = data.draw(st.integers(1, int(starts[-1])))
     for packing in PACKINGS:
@@ -152,12 +207,19 @@ def test_costs_of_every_packing_equal_those_of_its_rows(
 ) -> None:
     starts = starts_of(sizes)
     end = data.draw(st.integers(1, int(starts[-1])))
-    within = [max(0, min(stop, end) - begin) for begin, stop in pairwise(starts.tolist())]
+    within = [
+        max(0, min(stop, end) - begin) for begin, stop in pairwise(starts.tolist())
+    ]
     expected = {}
     for packing in PACKINGS:
         rows = slow_rows(sizes, end, packing)
-        ends, tokens = {b for row in rows for _, b in row}, sum(b - a for row in rows for a, b in row)
-        split = [any(a < b < stop for b in ends) for a, stop in pairwise(starts.tolist())]
+        ends, tokens = (
+            {b for row in rows for _, b in row},
+            sum(b - a for row in rows for a, b in row),
+        )
+        split = [
+            any(a < b < stop for b in ends) for a, stop in pairwise(starts.tolist())
+        ]
         expected[packing.name] = {
             "rows": len(rows),
             "tokens": tokens,
@@ -165,7 +227,9 @@ def test_costs_of_every_packing_equal_those_of_its_rows(
             "dropped_tokens": end - tokens,
             "documents": sum(size > 0 for size in within),
             "split_documents": sum(split),
-            "split_tokens": sum(size for size, is_split in zip(within, split, strict=True) if is_split),
+            "split_tokens": sum(
+                size for size, is_split in zip(within, split, strict=True) if is_split
+            ),
         }
     for packing in PACKINGS:
         costs = lay_out(segments_of(starts, borders), [end], packing).costs
@@ -174,8 +238,14 @@ def test_costs_of_every_packing_equal_those_of_its_rows(
             assert costs.rows_of_phases() == [expected[packing.name]["rows"]]
 
 
-@given(sizes_of_documents, borders_of_segments, st.lists(st.integers(0, 6), min_size=1, max_size=3).filter(any))
-def test_every_phase_fills_its_quota_in_its_own_rows(sizes: list[int], borders: list[int], rows: list[int]) -> None:
+@given(
+    sizes_of_documents,
+    borders_of_segments,
+    st.lists(st.integers(0, 6), min_size=1, max_size=3).filter(any),
+)
+def test_every_phase_fills_its_quota_in_its_own_rows(
+    sizes: list[int], borders: list[int], rows: list[int]
+) -> None:
     starts = starts_of(sizes)
     segments = segments_of(starts, borders)
     for packing in PACKINGS:
@@ -191,9 +261,16 @@ def test_every_phase_fills_its_quota_in_its_own_rows(sizes: list[int], borders: 
         for phase, (first, last) in enumerate(pairwise(borders_of_phases)):
             assert sum(tokens_per_row[first:last]) == rows[phase] * LENGTH
             begin = 0 if not phase else ends[phase - 1]
-            assert all(begin <= a and b <= ends[phase] for row in laid.rows[first:last] for a, b in row)
+            assert all(
+                begin <= a and b <= ends[phase]
+                for row in laid.rows[first:last]
+                for a, b in row
+            )
         account = laid.costs.accounts()[packing.name]
-        assert (account["rows"], account["tokens"]) == (len(laid.rows), sum(tokens_per_row))
+        assert (account["rows"], account["tokens"]) == (
+            len(laid.rows),
+            sum(tokens_per_row),
+        )
         run_ends = {b for row in laid.rows for _, b in row}
         assert account["split_documents"] == sum(
             any(a < b < stop for b in run_ends) for a, stop in pairwise(starts.tolist())
@@ -209,19 +286,32 @@ def test_best_fit_splits_only_documents_longer_than_a_row(sizes: list[int]) -> N
     runs = {run for row in laid.rows for run in row}
     for begin, end in pairwise(starts.tolist()):
         assert end - begin > LENGTH or (begin, end) in runs
-    assert laid.costs.accounts()["best_fit"]["split_documents"] == sum(size > LENGTH for size in sizes)
+    assert laid.costs.accounts()["best_fit"]["split_documents"] == sum(
+        size > LENGTH for size in sizes
+    )
 
 
 def test_costs_of_packings_are_derived_by_hand() -> None:
     """Documents of 5, 5, 3 and 11 tokens in rows of 8.
 
-    stream: 0-8, 8-16, 16-24 cuts the second (at 8) and the fourth (at 16). best_fit: 8 of the fourth alone, 5 + 3,
-    5 + 3 of the fourth. Aligned to documents, the stream crops the second at 8, the fourth at 3 of 11. The best fit
-    that is aligned drops 3 of the fourth.
+    stream: 0-8, 8-16, 16-24 cuts the second (at 8) and the fourth (at 16). best_fit: 8
+    of the fourth alone, 5 + 3, 5 + 3 of the fourth. Aligned to documents, the stream
+    crops the second at 8, the fourth at 3 of 11. The best fit that is aligned drops 3
+    of the fourth.
     """
     laid = lay_out([starts_of([5, 5, 3, 11])], [24], Packing(LENGTH, best_fit=True))
-    keys = ("rows", "tokens", "padding_tokens", "dropped_tokens", "split_documents", "split_tokens")
-    assert {name: tuple(account[key] for key in keys) for name, account in laid.costs.accounts().items()} == {
+    keys = (
+        "rows",
+        "tokens",
+        "padding_tokens",
+        "dropped_tokens",
+        "split_documents",
+        "split_tokens",
+    )
+    assert {
+        name: tuple(account[key] for key in keys)
+        for name, account in laid.costs.accounts().items()
+    } == {
         "stream": (3, 24, 0, 0, 2, 16),
         "stream_aligned": (2, 16, 0, 8, 2, 16),
         "best_fit": (3, 24, 0, 0, 1, 11),

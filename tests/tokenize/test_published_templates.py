@@ -1,4 +1,6 @@
-"""Published chat templates, rendered as by transformers, with its functions and with our own."""
+"""Published chat templates, rendered as by transformers, with its functions and with
+our own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ transformers_templates = pytest.importorskip("transformers.utils.chat_template_u
 trl = pytest.importorskip("trl")
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
-"""TRL carries the templates of the models that it tests, as their configurations have them."""
+"""TRL carries the templates of the models that it tests, as their configurations have
+them.
+"""
 PUBLISHED = {
     path.stem: path.read_text(encoding="utf-8")
     for path in sorted(FOLDER.glob("*.jinja"))
@@ -29,7 +33,12 @@ PUBLISHED = {
 }
 PARTS_ONLY = {"llava_next"}
 """Templates that reject string contents."""
-NAMES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+NAMES = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+}
 TOOL = {
     "type": "function",
     "function": {
@@ -37,7 +46,10 @@ TOOL = {
         "description": "Forecast for a city, <b>in Zürich</b> too.",
         "parameters": {
             "type": "object",
-            "properties": {"city": {"type": "string", "description": "A city."}, "days": {"type": "integer"}},
+            "properties": {
+                "city": {"type": "string", "description": "A city."},
+                "days": {"type": "integer"},
+            },
             "required": ["city"],
         },
     },
@@ -47,14 +59,20 @@ CALL = {
     "type": "function",
     "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2}},
 }
-PLAIN = [{"role": "user", "content": " Rain? "}, {"role": "assistant", "content": "No."}]
+PLAIN = [
+    {"role": "user", "content": " Rain? "},
+    {"role": "assistant", "content": "No."},
+]
 CALLING = [
     {"role": "user", "content": "Rain?"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "content": "dry", "name": "weather", "tool_call_id": "call00000"},
     {"role": "assistant", "content": "No."},
 ]
-REASONED = [PLAIN[0], {"role": "assistant", "content": "No.", "reasoning_content": "It is summer."}]
+REASONED = [
+    PLAIN[0],
+    {"role": "assistant", "content": "No.", "reasoning_content": "It is summer."},
+]
 SYSTEM = {"role": "system", "content": "Be brief."}
 CONVERSATIONS: dict[str, dict[str, Any]] = {
     "plain": {"messages": PLAIN},
@@ -75,21 +93,37 @@ class Clock(datetime):
 
 def render_by_transformers(template: str, conversation: dict[str, Any]) -> str | None:
     """Render with transformers; None if the template rejects the conversation."""
-    messages, names = conversation["messages"], {key: value for key, value in conversation.items() if key != "messages"}
+    messages, names = (
+        conversation["messages"],
+        {key: value for key, value in conversation.items() if key != "messages"},
+    )
     try:
-        rendered, _ = transformers_templates.render_jinja_template([messages], chat_template=template, **names, **NAMES)
+        rendered, _ = transformers_templates.render_jinja_template(
+            [messages], chat_template=template, **names, **NAMES
+        )
     except (jinja2.TemplateError, TypeError):
         return None
     return str(rendered[0])
 
 
-def render_by_gristmill(template: jinja2.Template, conversation: dict[str, Any]) -> str | None:
-    """Render the text that is trained on; None if the template rejects the conversation."""
-    names = {key: value for key, value in conversation.items() if key not in ("messages", "add_generation_prompt")}
+def render_by_gristmill(
+    template: jinja2.Template, conversation: dict[str, Any]
+) -> str | None:
+    """Render the text that is trained on; None if the template rejects the
+    conversation.
+    """
+    names = {
+        key: value
+        for key, value in conversation.items()
+        if key not in ("messages", "add_generation_prompt")
+    }
     prompt = conversation.get("add_generation_prompt", False)
     try:
         return "".join(
-            text for text, _ in render_segments(template, conversation["messages"], prompt, **names, **NAMES)
+            text
+            for text, _ in render_segments(
+                template, conversation["messages"], prompt, **names, **NAMES
+            )
         )
     except (jinja2.TemplateError, TypeError):
         return None
@@ -101,13 +135,19 @@ def test_at_least_twenty_templates_are_compared() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_template_renders_as_by_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_template_renders_as_by_transformers(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transformers_templates, "datetime", Clock)
     for functions in (own_functions(), transformers_functions()):
         compiled = compile_template(PUBLISHED[name], functions=functions)
-        rendered = {key: render_by_gristmill(compiled, conversation) for key, conversation in CONVERSATIONS.items()}
+        rendered = {
+            key: render_by_gristmill(compiled, conversation)
+            for key, conversation in CONVERSATIONS.items()
+        }
         assert rendered == {
-            key: render_by_transformers(PUBLISHED[name], conversation) for key, conversation in CONVERSATIONS.items()
+            key: render_by_transformers(PUBLISHED[name], conversation)
+            for key, conversation in CONVERSATIONS.items()
         }
         assert (rendered["plain"] is None) == (name in PARTS_ONLY)
 
@@ -115,6 +155,11 @@ def test_published_template_renders_as_by_transformers(name: str, monkeypatch: p
 def test_template_date_comes_from_the_clock() -> None:
     template = "{{ strftime_now('%d %b %Y') }}"
     assert render_segments(compile_template(template), [])[0][0] == "26 Jul 2024"
-    assert render_segments(compile_template(template, lambda: datetime(2031, 2, 3)), [])[0][0] == "03 Feb 2031"
+    assert (
+        render_segments(compile_template(template, lambda: datetime(2031, 2, 3)), [])[
+            0
+        ][0]
+        == "03 Feb 2031"
+    )
     with pytest.raises(jinja2.TemplateError):
         render_segments(compile_template("{{ strftime_now('%9999999Y') }}"), [])

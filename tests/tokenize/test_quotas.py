@@ -32,8 +32,13 @@ TOKENS = {"web": 8100, "code": 100}
 
 def weights(**section: object) -> list[tuple[float, list[float]]]:
     """Plan the phases, and return (end, shares) of each."""
-    phases = plan_phases(Mix.model_validate({"tokens": 1000, **section}), SOURCE_WEIGHTS, TOKENS)
-    return [(float(phase.end), [float(share) for share in phase.shares()]) for phase in phases]
+    phases = plan_phases(
+        Mix.model_validate({"tokens": 1000, **section}), SOURCE_WEIGHTS, TOKENS
+    )
+    return [
+        (float(phase.end), [float(share) for share in phase.shares()])
+        for phase in phases
+    ]
 
 
 def test_weights_are_exact_decimals() -> None:
@@ -47,8 +52,16 @@ def test_weights_of_a_phase_override_the_mixture_and_those_the_sources() -> None
     assert weights() == [(1.0, [0.7, 0.3])]
     assert weights(weights={"web": 1, "code": 3}) == [(1.0, [0.25, 0.75])]
     assert weights(weights={"code": 2}) == [(1.0, [0.0, 1.0])]
-    phases = [{"end": 0.5}, {"end": 0.8, "weights": {"web": 1, "code": 1}}, {"weights": {"code": 1}}]
-    assert weights(phases=phases) == [(0.5, [0.7, 0.3]), (0.8, [0.5, 0.5]), (1.0, [0.0, 1.0])]
+    phases = [
+        {"end": 0.5},
+        {"end": 0.8, "weights": {"web": 1, "code": 1}},
+        {"weights": {"code": 1}},
+    ]
+    assert weights(phases=phases) == [
+        (0.5, [0.7, 0.3]),
+        (0.8, [0.5, 0.5]),
+        (1.0, [0.0, 1.0]),
+    ]
     assert weights(weights={"web": 1}, phases=phases)[0] == (0.5, [1.0, 0.0])
 
 
@@ -57,22 +70,35 @@ def test_shares_by_size_are_powers_of_tokens() -> None:
     assert weights(weights={"alpha": 0.5}) == [(1.0, [0.9, 0.1])]
     assert weights(weights={"alpha": 1})[0][1] == [8100 / 8200, 100 / 8200]
     assert weights(weights={"alpha": 0})[0][1] == [0.5, 0.5]
-    assert weights(phases=[{"end": 0.5, "weights": {"alpha": 0.5}}, {}])[0] == (0.5, [0.9, 0.1])
+    assert weights(phases=[{"end": 0.5, "weights": {"alpha": 0.5}}, {}])[0] == (
+        0.5,
+        [0.9, 0.1],
+    )
 
 
 sizes = st.lists(st.integers(0, 10**13), min_size=1, max_size=8).filter(any)
 
 
 @given(sizes)
-def test_alpha_1_is_proportional_alpha_0_uniform_and_empty_sources_have_no_share(tokens: list[int]) -> None:
+def test_alpha_1_is_proportional_alpha_0_uniform_and_empty_sources_have_no_share(
+    tokens: list[int],
+) -> None:
     assert by_size(tokens, 1) == tuple(map(Fraction, tokens))
     assert by_size(tokens, 0) == tuple(Fraction(number > 0) for number in tokens)
-    assert all((share == 0) == (number == 0) for share, number in zip(by_size(tokens, 0.3), tokens, strict=True))
+    assert all(
+        (share == 0) == (number == 0)
+        for share, number in zip(by_size(tokens, 0.3), tokens, strict=True)
+    )
 
 
 @given(sizes, st.floats(0, 1), st.floats(0, 1))
-def test_lower_alpha_gives_small_sources_more(tokens: list[int], first_alpha: float, second_alpha: float) -> None:
-    low, high = (Phase(Fraction(1), by_size(tokens, alpha)).shares() for alpha in sorted((first_alpha, second_alpha)))
+def test_lower_alpha_gives_small_sources_more(
+    tokens: list[int], first_alpha: float, second_alpha: float
+) -> None:
+    low, high = (
+        Phase(Fraction(1), by_size(tokens, alpha)).shares()
+        for alpha in sorted((first_alpha, second_alpha))
+    )
     smallest = min(range(len(tokens)), key=lambda k: (tokens[k] == 0, tokens[k]))
     assert low[smallest] >= high[smallest] - Fraction(1, 10**20)
     assert sum(low) == sum(high) == 1
@@ -90,7 +116,10 @@ def test_zero_weights_are_rejected() -> None:
     [
         ([{"end": 0.5}, {"end": 0.9}], "the last"),
         ([{}, {"end": 0.9}], "every phase but the last needs `end`"),
-        ([{"end": 0.5}, {"end": 0.5}, {}], r"the phases end at \[0\.5, 0\.5\] of the training set"),
+        (
+            [{"end": 0.5}, {"end": 0.5}, {}],
+            r"the phases end at \[0\.5, 0\.5\] of the training set",
+        ),
         ([{"end": 1.0}, {}], r"the phases end at \[1\.0\]"),
         ([{"end": 0.5, "weights": {"alpha": 2}}, {}], "alpha .*2"),
     ],
@@ -104,14 +133,22 @@ LENGTH = 10
 
 
 def phases_of(*weights: Sequence[float], ends: Sequence[float] = (1.0,)) -> list[Phase]:
-    return [Phase(exact(end), tuple(map(exact, line))) for end, line in zip(ends, weights, strict=True)]
+    return [
+        Phase(exact(end), tuple(map(exact, line)))
+        for end, line in zip(ends, weights, strict=True)
+    ]
 
 
 def plan(
-    tokens: int, weights: Sequence[float], supplies: Mapping[str, Supply], redistribute: bool = False
+    tokens: int,
+    weights: Sequence[float],
+    supplies: Mapping[str, Supply],
+    redistribute: bool = False,
 ) -> dict[str, int]:
     """Rows of a mixture of one phase."""
-    quotas = plan_rows(MixRequest(tokens, LENGTH, phases_of(weights), supplies), redistribute)
+    quotas = plan_rows(
+        MixRequest(tokens, LENGTH, phases_of(weights), supplies), redistribute
+    )
     return dict(zip(supplies, quotas.per_source(), strict=True))
 
 
@@ -120,11 +157,19 @@ weight = st.one_of(st.just(0.0), st.floats(0, 100).map(lambda value: round(value
 
 @st.composite
 def requests(draw: st.DrawFn, limited: bool = True) -> MixRequest:
-    """Draw mixtures of up to 4 phases and 5 sources; `limited` adds limits of every kind, often infeasible."""
+    """Draw mixtures of up to 4 phases and 5 sources; `limited` adds limits of every
+    kind, often infeasible.
+    """
     sources, number = draw(st.integers(1, 5)), draw(st.integers(1, 4))
-    ends = sorted(draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1)))
+    ends = sorted(
+        draw(st.sets(st.integers(1, 19), min_size=number - 1, max_size=number - 1))
+    )
     lines = draw(
-        st.lists(st.lists(weight, min_size=sources, max_size=sources).filter(any), min_size=number, max_size=number)
+        st.lists(
+            st.lists(weight, min_size=sources, max_size=sources).filter(any),
+            min_size=number,
+            max_size=number,
+        )
     )
     phases = phases_of(*lines, ends=[*(end / 20 for end in ends), 1.0])
     supplies = {
@@ -157,20 +202,37 @@ def planned(request: MixRequest) -> Quotas:
 @given(requests())
 def test_quotas_fill_every_phase_and_keep_every_limit(request_: MixRequest) -> None:
     quotas, total = planned(request_), request_.tokens // LENGTH
-    borders = [0, *(int(phase.end * total + Fraction(1, 2)) for phase in request_.phases)]
+    borders = [
+        0,
+        *(int(phase.end * total + Fraction(1, 2)) for phase in request_.phases),
+    ]
     assert [sum(line) for line in quotas.rows] == np.diff(borders).tolist()
-    for rows, supply in zip(quotas.per_source(), request_.supplies.values(), strict=True):
+    for rows, supply in zip(
+        quotas.per_source(), request_.supplies.values(), strict=True
+    ):
         assert rows * LENGTH <= exact(supply.max_epochs) * supply.pass_tokens
-        assert (supply.min_tokens or 0) <= rows * LENGTH <= (supply.max_tokens or rows * LENGTH)
+        assert (
+            (supply.min_tokens or 0)
+            <= rows * LENGTH
+            <= (supply.max_tokens or rows * LENGTH)
+        )
 
 
 @given(requests(limited=False))
-def test_quota_without_redistribution_is_the_rounded_share(request_: MixRequest) -> None:
+def test_quota_without_redistribution_is_the_rounded_share(
+    request_: MixRequest,
+) -> None:
     quotas = plan_rows(request_)
-    for line, rows, phase in zip(quotas.asked, quotas.rows, request_.phases, strict=True):
+    for line, rows, phase in zip(
+        quotas.asked, quotas.rows, request_.phases, strict=True
+    ):
         assert list(line) == [sum(rows) * share for share in phase.shares()]
-        assert all(abs(number - share) < 1 for number, share in zip(rows, line, strict=True))
-    for rows, requested in zip(quotas.per_source(), quotas.asked_per_source(), strict=True):
+        assert all(
+            abs(number - share) < 1 for number, share in zip(rows, line, strict=True)
+        )
+    for rows, requested in zip(
+        quotas.per_source(), quotas.asked_per_source(), strict=True
+    ):
         assert abs(rows - requested) < 1
 
 
@@ -182,40 +244,63 @@ def test_redistribution_changes_nothing_within_limits(request_: MixRequest) -> N
 
 @pytest.mark.slow
 @given(requests())
-def test_unlimited_sources_keep_their_ratio_in_every_phase(request_: MixRequest) -> None:
-    """Any two sources that no limit binds have the ratio of their weights, to within a row each."""
+def test_unlimited_sources_keep_their_ratio_in_every_phase(
+    request_: MixRequest,
+) -> None:
+    """Any two sources that no limit binds have the ratio of their weights, to within a
+    row each.
+    """
     quotas = planned(request_)
-    limits = [(supply.least_rows(LENGTH), supply.most_rows(LENGTH)) for supply in request_.supplies.values()]
+    limits = [
+        (supply.least_rows(LENGTH), supply.most_rows(LENGTH))
+        for supply in request_.supplies.values()
+    ]
     free = [
         k
-        for k, (rows, (minimum, maximum)) in enumerate(zip(quotas.per_source(), limits, strict=True))
+        for k, (rows, (minimum, maximum)) in enumerate(
+            zip(quotas.per_source(), limits, strict=True)
+        )
         if minimum + 1 < rows < maximum - 1
     ]
     for phase, rows in zip(request_.phases, quotas.rows, strict=True):
         for first in free:
             for second in free:
                 slack = phase.weights[first] + phase.weights[second]
-                difference = rows[first] * phase.weights[second] - rows[second] * phase.weights[first]
+                difference = (
+                    rows[first] * phase.weights[second]
+                    - rows[second] * phase.weights[first]
+                )
                 assert abs(difference) < slack or not slack
 
 
 @pytest.mark.slow
 @given(requests(limited=False), st.integers(0, 2**32))
-def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(request_: MixRequest, seed: int) -> None:
-    """The deviation is the bound of `order.py` within the phase, plus less than a row of rounding for each phase."""
+def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(
+    request_: MixRequest, seed: int
+) -> None:
+    """The deviation is the bound of `order.py` within the phase, plus less than a row
+    of rounding for each phase.
+    """
     quotas = plan_rows(request_)
     order = Order.of_phases(quotas.rows, seed)
     sources = sources_of_rows(quotas.rows, order.rows(np.arange(order.total)))
     first, requested_before = 0, np.zeros(len(request_.supplies))
-    for number, (rows, requested) in enumerate(zip(quotas.rows, quotas.asked, strict=True)):
+    for number, (rows, requested) in enumerate(
+        zip(quotas.rows, quotas.asked, strict=True)
+    ):
         size, present = sum(rows), sum(1 for part in rows if part)
         for source, (part, share) in enumerate(zip(rows, requested, strict=True)):
             rows_so_far = np.cumsum(sources == source)[first : first + size]
-            expected = requested_before[source] + np.arange(1, size + 1) * float(share) / size
+            expected = (
+                requested_before[source] + np.arange(1, size + 1) * float(share) / size
+            )
             portion = part / size
             bound = (1 - portion) / 2 + portion * (present - 1) / 2 + (number + 1)
             assert (np.abs(rows_so_far - expected) <= bound + 1e-9).all()
-        first, requested_before = first + size, requested_before + np.array([float(share) for share in requested])
+        first, requested_before = (
+            first + size,
+            requested_before + np.array([float(share) for share in requested]),
+        )
 
 
 @given(
@@ -223,8 +308,12 @@ def test_every_prefix_keeps_the_weights_of_its_phase_within_the_bound(request_: 
     st.lists(st.integers(0, 400), min_size=6, max_size=6),
     st.integers(1, 300),
 )
-def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps: list[int], total: int) -> None:
-    """Capped sources lie at or below the level of the others, and all rows are given out."""
+def test_redistribution_in_one_phase_is_water_filling(
+    weights: list[float], caps: list[int], total: int
+) -> None:
+    """Capped sources lie at or below the level of the others, and all rows are given
+    out.
+    """
     supplies = {str(k): Supply(1, caps[k] * LENGTH) for k in range(len(weights))}
     weighed = sum(cap for share, cap in zip(weights, caps, strict=False) if share)
     if weighed < total:
@@ -247,22 +336,44 @@ def test_redistribution_in_one_phase_is_water_filling(weights: list[float], caps
 
 
 def test_rows_of_a_capped_source_go_to_the_others_by_weight() -> None:
-    """100 rows by 2 : 1 : 1 are 50, 25, 25; `a` has 20, so that `b` and `c` share 80; with 30 for `b`, `c` has 50."""
+    """100 rows by 2 : 1 : 1 are 50, 25, 25; `a` has 20, so that `b` and `c` share 80;
+    with 30 for `b`, `c` has 50.
+    """
     supplies = {"a": Supply(1, 200), "b": Supply(1, 1000), "c": Supply(1, 1000)}
-    assert plan(1000, [2, 1, 1], supplies, redistribute=True) == {"a": 20, "b": 40, "c": 40}
+    assert plan(1000, [2, 1, 1], supplies, redistribute=True) == {
+        "a": 20,
+        "b": 40,
+        "c": 40,
+    }
     limited = {**supplies, "b": Supply(1, 1000, max_tokens=309)}
-    assert plan(1000, [2, 1, 1], limited, redistribute=True) == {"a": 20, "b": 30, "c": 50}
+    assert plan(1000, [2, 1, 1], limited, redistribute=True) == {
+        "a": 20,
+        "b": 30,
+        "c": 50,
+    }
 
 
 def test_minimum_is_taken_from_the_others_by_weight() -> None:
-    """100 rows by 90 : 9 : 1 with at least 19 of the last: 81 rows by 10 : 1 are 73.6 and 7.4."""
-    supplies = {"a": Supply(1, 5000), "b": Supply(1, 5000), "c": Supply(1, 5000, min_tokens=181)}
-    assert plan(1000, [90, 9, 1], supplies, redistribute=True) == {"a": 74, "b": 7, "c": 19}
+    """100 rows by 90 : 9 : 1 with at least 19 of the last: 81 rows by 10 : 1 are 73.6
+    and 7.4.
+    """
+    supplies = {
+        "a": Supply(1, 5000),
+        "b": Supply(1, 5000),
+        "c": Supply(1, 5000, min_tokens=181),
+    }
+    assert plan(1000, [90, 9, 1], supplies, redistribute=True) == {
+        "a": 74,
+        "b": 7,
+        "c": 19,
+    }
     assert plan(1000, [90, 9, 0], supplies, redistribute=True)["c"] == 19
 
 
 def test_short_source_is_reduced_in_every_phase_proportionally() -> None:
-    """`a` has 25 of the 40 + 10 rows of its shares: half of each; other sources fill each phase."""
+    """`a` has 25 of the 40 + 10 rows of its shares: half of each; other sources fill
+    each phase.
+    """
     phases = phases_of([1, 1, 0], [1, 0, 1], ends=(0.8, 1.0))
     supplies = {"a": Supply(1, 250), "b": Supply(1, 1000), "c": Supply(1, 1000)}
     quotas = plan_rows(MixRequest(1000, LENGTH, phases, supplies), redistribute=True)
@@ -292,39 +403,63 @@ def test_phase_that_cannot_be_filled_is_named() -> None:
 
 
 def test_infeasible_minimums_are_rejected() -> None:
-    supplies = {"a": Supply(1, 5000, min_tokens=600), "b": Supply(1, 5000, min_tokens=500)}
+    supplies = {
+        "a": Supply(1, 5000, min_tokens=600),
+        "b": Supply(1, 5000, min_tokens=500),
+    }
     with pytest.raises(MixError, match=r"100 rows.* min_tokens need 110"):
         plan(1000, [1, 1], supplies, redistribute=True)
-    with pytest.raises(MixError, match=r"sources\.a: min_tokens 600 .* 300 tokens x max_epochs 1 .*lower min_tokens"):
+    with pytest.raises(
+        MixError,
+        match=r"sources\.a: min_tokens 600 .* 300 tokens x max_epochs 1 .*lower min_tokens",
+    ):
         plan(1000, [1, 1], {"a": Supply(1, 300, min_tokens=600), "b": Supply(1, 5000)})
 
 
 def test_max_epochs_is_an_exact_limit() -> None:
     supply = {"a": Supply(2.5, 40)}
     assert plan(100, [1], supply) == {"a": 10}
-    with pytest.raises(MixError, match=r"asks for 110 tokens, but 40 tokens x max_epochs 2\.5 fill 100, 10 too few"):
+    with pytest.raises(
+        MixError,
+        match=r"asks for 110 tokens, but 40 tokens x max_epochs 2\.5 fill 100, 10 too few",
+    ):
         plan(110, [1], supply)
 
 
 def test_broken_token_limits_are_named_with_the_fix() -> None:
-    supplies = {"a": Supply(1, 1000, max_tokens=305), "b": Supply(1, 9000), "c": Supply(1, 900, min_tokens=290)}
+    supplies = {
+        "a": Supply(1, 1000, max_tokens=305),
+        "b": Supply(1, 9000),
+        "c": Supply(1, 900, min_tokens=290),
+    }
     with pytest.raises(MixError) as caught:
         plan(1000, [0.5, 0.3, 0.2], supplies)
     lines = str(caught.value).splitlines()
     assert "1000 tokens (100 rows of 10)" in lines[0]
-    assert lines[1].startswith("  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole rows")
+    assert lines[1].startswith(
+        "  a: weight 0.5 asks for 500 tokens, but its max_tokens 305 is 300 in whole "
+        "rows"
+    )
     assert "max_tokens to 500" in lines[1]
     assert "weight to 0.214" in lines[1]
-    assert lines[2].startswith("  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290")
+    assert lines[2].startswith(
+        "  c: weight 0.2 asks for 200 tokens, but its min_tokens is 290"
+    )
     assert lines[3].endswith("mix.on_shortfall: redistribute")
 
 
 def test_fixes_advised_for_a_shortfall_work() -> None:
-    weights, supplies = [0.5, 0.5, 0], {"a": Supply(1, 1000), "b": Supply(1, 10_000), "none": Supply(1, 0)}
+    weights, supplies = (
+        [0.5, 0.5, 0],
+        {"a": Supply(1, 1000), "b": Supply(1, 10_000), "none": Supply(1, 0)},
+    )
     with pytest.raises(MixError) as caught:
         plan(4000, weights, supplies)
     message = str(caught.value)
-    assert "a: weight 0.5 asks for 2000 tokens, but 1000 tokens x max_epochs 1 fill 1000, 1000 too few" in message
+    assert (
+        "a: weight 0.5 asks for 2000 tokens, but 1000 tokens x max_epochs 1 fill "
+        "1000, 1000 too few" in message
+    )
     assert "raise its max_epochs to 2, or lower its weight to 0.166" in message
     assert "at most 2000 tokens" in message
     plan(4000, weights, {**supplies, "a": Supply(2, 1000)})
@@ -337,7 +472,16 @@ def test_fixes_advised_for_a_shortfall_work() -> None:
 
 def test_every_short_source_is_named_in_the_error() -> None:
     with pytest.raises(MixError) as caught:
-        plan(1000, [1, 1, 1, 1], {"a": Supply(1, 10), "b": Supply(1, 20), "c": Supply(1, 9000), "empty": Supply(1, 0)})
+        plan(
+            1000,
+            [1, 1, 1, 1],
+            {
+                "a": Supply(1, 10),
+                "b": Supply(1, 20),
+                "c": Supply(1, 9000),
+                "empty": Supply(1, 0),
+            },
+        )
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:4]] == ["a", "b", "empty"]
     assert "no document" in lines[3]
@@ -355,7 +499,9 @@ def largest_remainder(total: int, weights: list[Fraction]) -> list[int]:
     """Round by the method of Hamilton."""
     exact = [total * weight / sum(weights) for weight in weights]
     parts = [floor(part) for part in exact]
-    by_remainder = sorted(range(len(parts)), key=lambda number: (parts[number] - exact[number], number))
+    by_remainder = sorted(
+        range(len(parts)), key=lambda number: (parts[number] - exact[number], number)
+    )
     for number in by_remainder[: total - sum(parts)]:
         parts[number] += 1
     return parts
@@ -369,7 +515,13 @@ line = st.lists(fractions, min_size=1, max_size=7).filter(any)
 def tables(draw: st.DrawFn) -> list[list[Fraction]]:
     """Draw the exact rows of some phases, each with an integral sum."""
     sources = draw(st.integers(1, 6))
-    lines = draw(st.lists(st.lists(fractions, min_size=sources, max_size=sources).filter(any), min_size=1, max_size=5))
+    lines = draw(
+        st.lists(
+            st.lists(fractions, min_size=sources, max_size=sources).filter(any),
+            min_size=1,
+            max_size=5,
+        )
+    )
     return [_scaled(parts, draw(st.integers(0, 50))) for parts in lines]
 
 
@@ -379,18 +531,27 @@ def _scaled(parts: list[Fraction], total: int) -> list[Fraction]:
 
 @pytest.mark.slow
 @given(tables())
-def test_cells_rows_and_columns_are_rounded_to_a_neighbour(table: list[list[Fraction]]) -> None:
+def test_cells_rows_and_columns_are_rounded_to_a_neighbour(
+    table: list[list[Fraction]],
+) -> None:
     rounded = round_table(table)
     for parts, rounded_parts in zip(table, rounded, strict=True):
         assert sum(rounded_parts) == sum(parts)
-        assert all(abs(number - part) < 1 for number, part in zip(rounded_parts, parts, strict=True))
-    for exact_column, column in zip(zip(*table, strict=True), zip(*rounded, strict=True), strict=True):
+        assert all(
+            abs(number - part) < 1
+            for number, part in zip(rounded_parts, parts, strict=True)
+        )
+    for exact_column, column in zip(
+        zip(*table, strict=True), zip(*rounded, strict=True), strict=True
+    ):
         assert floor(sum(exact_column)) <= sum(column) <= ceil(sum(exact_column))
 
 
 @pytest.mark.slow
 @given(st.integers(0, 10**12), line)
-def test_single_phase_is_rounded_by_largest_remainders(total: int, parts: list[Fraction]) -> None:
+def test_single_phase_is_rounded_by_largest_remainders(
+    total: int, parts: list[Fraction]
+) -> None:
     assert round_table([_scaled(parts, total)]) == [largest_remainder(total, parts)]
 
 

@@ -21,17 +21,23 @@ def test_steps_come_in_order_however_long_each_takes() -> None:
         return step * step
 
     ahead = ReadAhead(slow, last_step=20, depth=5, threads=3)
-    assert [ahead.take(step) for step in range(20)] == [step * step for step in range(20)]
+    assert [ahead.take(step) for step in range(20)] == [
+        step * step for step in range(20)
+    ]
     ahead.close()
 
 
 def test_at_most_depth_steps_are_read_ahead_and_none_after_the_last() -> None:
     started: list[int] = []
-    ahead = ReadAhead(lambda step: started.append(step) or step, last_step=6, depth=2, threads=1)
+    ahead = ReadAhead(
+        lambda step: started.append(step) or step, last_step=6, depth=2, threads=1
+    )
     assert ahead.take(0) == 0
     ahead.close()
     assert max(started) <= 2
-    ahead = ReadAhead(lambda step: started.append(step) or step, last_step=6, depth=100, threads=1)
+    ahead = ReadAhead(
+        lambda step: started.append(step) or step, last_step=6, depth=100, threads=1
+    )
     assert [ahead.take(step) for step in range(6)] == list(range(6))
     ahead.close()
     assert max(started) == 5
@@ -58,7 +64,9 @@ def test_error_is_raised_when_its_step_is_taken() -> None:
 
 def test_waiting_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     waited_for = threading.Event()
-    ahead = ReadAhead(lambda step: waited_for.wait(10) and step, last_step=3, depth=3, threads=1)
+    ahead = ReadAhead(
+        lambda step: waited_for.wait(10) and step, last_step=3, depth=3, threads=1
+    )
     wait_for = ahead._come.wait_for
 
     def wait(ready: Callable[[], bool]) -> bool:
@@ -76,7 +84,9 @@ def test_waiting_time_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stale_results_are_dropped() -> None:
-    """Step 1 is still being read when step 40 is taken; its later result comes from a second call."""
+    """Step 1 is still being read when step 40 is taken; its later result comes from a
+    second call.
+    """
     began, go_on, calls = threading.Event(), threading.Event(), []
 
     def read(step: int) -> tuple[int, int]:
@@ -96,7 +106,12 @@ def test_stale_results_are_dropped() -> None:
 
 def test_without_threads_steps_are_read_in_place() -> None:
     read: list[tuple[int, threading.Thread]] = []
-    ahead = ReadAhead(lambda step: read.append((step, threading.current_thread())), last_step=9, depth=3, threads=0)
+    ahead = ReadAhead(
+        lambda step: read.append((step, threading.current_thread())),
+        last_step=9,
+        depth=3,
+        threads=0,
+    )
     for step in (0, 1, 7):
         ahead.take(step)
     assert read == [(step, threading.current_thread()) for step in (0, 1, 7)]

@@ -1,4 +1,6 @@
-"""Rows of a packed set in a faulty object store: correct, or an error that names the object."""
+"""Rows of a packed set in a faulty object store: correct, or an error that names the
+object.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,20 @@ TOKENIZER = {"vocab_size": 1000, "eos": 0, "pad": 1, "sha256": ""}
 
 
 class Store:
-    """Counts requests to the in-memory store, and corrupts answers by `fault`: (path, start, end, content)."""
+    """Counts requests to the in-memory store, and corrupts answers by `fault`: (path,
+    start, end, content).
+    """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, int | None, int | None]] = []
-        self.fault: Callable[[str, int | None, int | None, bytes], bytes] = lambda path, start, end, content: content
+        self.fault: Callable[[str, int | None, int | None, bytes], bytes] = (
+            lambda path, start, end, content: content
+        )
         self.away = threading.Event()
 
-    def read(self, path: str, start: int | None, end: int | None, content: bytes) -> bytes:
+    def read(
+        self, path: str, start: int | None, end: int | None, content: bytes
+    ) -> bytes:
         self.requests.append((path.rpartition("/")[2], start, end))
         if self.away.is_set():
             raise ConnectionRefusedError("the store is away")
@@ -51,7 +59,13 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     store_, original = Store(), MemoryFileSystem.cat_file
 
-    def cat_file(self: Any, path: str, start: int | None = None, end: int | None = None, **more: Any) -> bytes:
+    def cat_file(
+        self: Any,
+        path: str,
+        start: int | None = None,
+        end: int | None = None,
+        **more: Any,
+    ) -> bytes:
         return store_.read(path, start, end, original(self, path, start, end))
 
     monkeypatch.setattr(MemoryFileSystem, "cat_file", cat_file)
@@ -64,7 +78,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """60 rows of 16 tokens in three shards, in memory."""
     local, folder = tmp_path_factory.mktemp("set"), as_path("memory://faulty-set")
-    write_packed_set(local, ROWS, {"prose": 45, "code": 15}, TOKENIZER, {"prose": ROWS[:2]})
+    write_packed_set(
+        local, ROWS, {"prose": 45, "code": 15}, TOKENIZER, {"prose": ROWS[:2]}
+    )
     shards = [
         write_rows(
             local / f"train-{number:05d}.bin",
@@ -75,7 +91,10 @@ def remote(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number, first in enumerate(range(0, 60, ROWS_PER_SHARD))
     ]
     manifest = read_json(local / "packed.json")
-    write_json(local / "packed.json", {**manifest, "train": {**manifest["train"], "shards": shards}})
+    write_json(
+        local / "packed.json",
+        {**manifest, "train": {**manifest["train"], "shards": shards}},
+    )
     for path in local.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
@@ -88,7 +107,9 @@ def opened(remote: Path, tmp_path: Path) -> Iterator[Callable[..., PackedSet]]:
 
     def opened(warnings: list[str] | None = None, **keys: Any) -> PackedSet:
         messages = [] if warnings is None else warnings
-        stream = Stream.model_validate({"cache_folder": str(tmp_path / "cache"), "retry_seconds": 60.0, **keys})
+        stream = Stream.model_validate(
+            {"cache_folder": str(tmp_path / "cache"), "retry_seconds": 60.0, **keys}
+        )
         sets.append(PackedSet(remote, stream, messages.append))
         return sets[-1]
 
@@ -105,14 +126,20 @@ def wait_for_shards(packed: PackedSet) -> list[int]:
     return rows.shards_here
 
 
-def faults(*corruptions: Callable[[bytes], bytes]) -> Callable[[str, int | None, int | None, bytes], bytes]:
-    """Corrupt the first answers to every request, each differently; the next one is correct."""
+def faults(
+    *corruptions: Callable[[bytes], bytes],
+) -> Callable[[str, int | None, int | None, bytes], bytes]:
+    """Corrupt the first answers to every request, each differently; the next one is
+    correct.
+    """
     attempts: dict[tuple[str, int | None, int | None], int] = {}
     lock = threading.Lock()
 
     def fault(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
         with lock:
-            number = attempts[path, start, end] = attempts.get((path, start, end), -1) + 1
+            number = attempts[path, start, end] = (
+                attempts.get((path, start, end), -1) + 1
+            )
         return corruptions[number](content) if number < len(corruptions) else content
 
     return fault
@@ -161,14 +188,24 @@ def test_rows_are_correct_despite_transport_faults(
     assert "trying again" in warning
 
 
-def test_cached_set_is_fetched_once_and_read_from_disk(store: Store, opened: Callable[..., PackedSet]) -> None:
-    first, second = (opened(cache_bytes=3 * SHARD_BYTES) for _ in range(2))  # like two processes of one machine
+def test_cached_set_is_fetched_once_and_read_from_disk(
+    store: Store, opened: Callable[..., PackedSet]
+) -> None:
+    # like two processes of one machine
+    first, second = (opened(cache_bytes=3 * SHARD_BYTES) for _ in range(2))
     for packed in (first, second):
         packed.read(np.arange(1))
         assert wait_for_shards(packed) == [0, 1, 2]
-    full_requests = [request for request in store.requests_for(".bin") if request[1:] == (0, SHARD_BYTES)]
-    assert sorted(full_requests) == [(f"train-{number:05d}.bin", 0, SHARD_BYTES) for number in range(3)]
-    first.read(np.arange(60)), second.read(np.arange(60))  # fetches the checksums of all shards
+    full_requests = [
+        request
+        for request in store.requests_for(".bin")
+        if request[1:] == (0, SHARD_BYTES)
+    ]
+    assert sorted(full_requests) == [
+        (f"train-{number:05d}.bin", 0, SHARD_BYTES) for number in range(3)
+    ]
+    # fetches the checksums of all shards
+    first.read(np.arange(60)), second.read(np.arange(60))
     store.away.set()
     assert np.array_equal(first.read(np.arange(60)), ROWS)
     assert np.array_equal(second.read(np.arange(60)), ROWS)
@@ -177,7 +214,9 @@ def test_cached_set_is_fetched_once_and_read_from_disk(store: Store, opened: Cal
 def test_uncached_neighbouring_rows_share_a_request(
     store: Store, opened: Callable[..., PackedSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gristmill.tokenize.streaming.remote_rows.GAP_BYTES", 2 * LENGTH * 2)
+    monkeypatch.setattr(
+        "gristmill.tokenize.streaming.remote_rows.GAP_BYTES", 2 * LENGTH * 2
+    )
     packed, row_bytes = opened(cache_bytes=0), LENGTH * 2
     rows = np.array([3, 59, 0, 7, 21, 4])
     assert np.array_equal(packed.read(rows), ROWS[rows])
@@ -188,7 +227,9 @@ def test_uncached_neighbouring_rows_share_a_request(
     ]
 
 
-def test_training_survives_an_outage(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_training_survives_an_outage(
+    store: Store, opened: Callable[..., PackedSet]
+) -> None:
     packed = opened(cache_bytes=0)
     order = packed.order(3)
 
@@ -196,7 +237,9 @@ def test_training_survives_an_outage(store: Store, opened: Callable[..., PackedS
         return packed.read(order.rows(np.arange(6 * step, 6 * step + 6)))
 
     ahead = ReadAhead(read, last_step=10, depth=4, threads=2)
-    expected = [ROWS[order.rows(np.arange(6 * step, 6 * step + 6))] for step in range(10)]
+    expected = [
+        ROWS[order.rows(np.arange(6 * step, 6 * step + 6))] for step in range(10)
+    ]
     assert np.array_equal(ahead.take(0), expected[0])
     with ahead._come:
         assert ahead._come.wait_for(lambda: len(ahead._results) == 4, timeout=30)
@@ -212,19 +255,24 @@ def test_training_survives_an_outage(store: Store, opened: Callable[..., PackedS
     ahead.close()
 
 
-def test_persistent_outage_is_an_error_naming_the_object(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_persistent_outage_is_an_error_naming_the_object(
+    store: Store, opened: Callable[..., PackedSet]
+) -> None:
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
     store.away.set()
     with pytest.raises(
-        StoreUnavailableError, match=re.escape("faulty-set/train-00001.bin could not be read in")
+        StoreUnavailableError,
+        match=re.escape("faulty-set/train-00001.bin could not be read in"),
     ) as caught:
         packed.read(np.array([25]))
     assert "ConnectionRefusedError: the store is away" in str(caught.value)
     assert "engine.stream.retry_seconds (0.05)" in str(caught.value)
 
 
-def test_persistently_corrupt_bytes_are_an_error(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_persistently_corrupt_bytes_are_an_error(
+    store: Store, opened: Callable[..., PackedSet]
+) -> None:
     packed = opened(cache_bytes=0, retry_seconds=0.05)
     packed.read(np.array([21]))
     store.fault = lambda path, start, end, content: flipped(content)
@@ -249,7 +297,9 @@ def test_damaged_cached_copy_is_detected_and_read_again(
     assert packed._shards.elsewhere().shards_here == [0, 2]
 
 
-def test_closing_ends_pending_requests(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_closing_ends_pending_requests(
+    store: Store, opened: Callable[..., PackedSet]
+) -> None:
     packed = opened(cache_bytes=0)
     packed.read(np.array([25]))
     store.away.set()
@@ -271,7 +321,9 @@ def test_closing_ends_pending_requests(store: Store, opened: Callable[..., Packe
     assert len(failed) == 1
 
 
-def test_missing_object_is_an_immediate_error(store: Store, opened: Callable[..., PackedSet]) -> None:
+def test_missing_object_is_an_immediate_error(
+    store: Store, opened: Callable[..., PackedSet]
+) -> None:
     def missing(path: str, start: int | None, end: int | None, content: bytes) -> bytes:
         raise FileNotFoundError(path)
 
@@ -282,7 +334,9 @@ def test_missing_object_is_an_immediate_error(store: Store, opened: Callable[...
         packed.read(np.array([50]))
 
 
-def test_remote_set_without_row_checksums_is_rejected(remote: Path, tmp_path: Path) -> None:
+def test_remote_set_without_row_checksums_is_rejected(
+    remote: Path, tmp_path: Path
+) -> None:
     old = as_path("memory://old-set")
     for path in remote.iterdir():
         (old / path.name).write_bytes(path.read_bytes())
@@ -291,7 +345,9 @@ def test_remote_set_without_row_checksums_is_rejected(remote: Path, tmp_path: Pa
         entry["beside"] = {}
     write_json(old / "packed.json", manifest)
     packed = PackedSet(old, Stream(cache_folder=str(tmp_path)))
-    with pytest.raises(PackedSetError, match=r"train-00000\.bin, .* have no checksums of their rows"):
+    with pytest.raises(
+        PackedSetError, match=r"train-00000\.bin, .* have no checksums of their rows"
+    ):
         packed.read(np.arange(3))
 
 

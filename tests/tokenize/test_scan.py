@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding.gigatoken_input import as_awkward
-from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, find_listed, listed, scan_texts
+from gristmill.tokenize.encoding.utf8_counts import (
+    NONE_LISTED,
+    Listed,
+    find_listed,
+    listed,
+    scan_texts,
+)
 
 LONGER, SHORTER = "\u20c1\ufffe\U0001fac8", "\u07fd"
 PIECES = [
@@ -78,18 +84,28 @@ def scanned(texts: Sequence[bytes], characters: Listed) -> tuple[bool, list[list
 @pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
-    texts=st.lists(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=5),
+    texts=st.lists(
+        st.lists(st.sampled_from(PIECES), max_size=12).map("".join), max_size=5
+    ),
     listed_characters=st.sampled_from(["", LONGER, LONGER + SHORTER]),
 )
-def test_characters_words_and_listed_characters_are_counted(texts: list[str], listed_characters: str) -> None:
-    valid, (characters, words, flags) = scanned([text.encode() for text in texts], codes(listed_characters + "\uffff"))
+def test_characters_words_and_listed_characters_are_counted(
+    texts: list[str], listed_characters: str
+) -> None:
+    valid, (characters, words, flags) = scanned(
+        [text.encode() for text in texts], codes(listed_characters + "\uffff")
+    )
     assert valid
     assert characters == [len(text) for text in texts]
     assert words == [len(re.findall(r"[^\x00- ]+", text)) for text in texts]
     expected = [not set(listed_characters).isdisjoint(text) for text in texts]
     assert flags == expected
     again = np.ones(len(texts), bool)
-    find_listed(*text_buffers(pa.array(texts, pa.large_string())), codes(listed_characters + "\uffff"), again)
+    find_listed(
+        *text_buffers(pa.array(texts, pa.large_string())),
+        codes(listed_characters + "\uffff"),
+        again,
+    )
     assert again.tolist() == expected
 
 
@@ -97,7 +113,10 @@ def test_characters_words_and_listed_characters_are_counted(texts: list[str], li
 @settings(deadline=None, max_examples=500)
 @given(
     texts=st.lists(
-        st.lists(st.sampled_from([*(piece.encode() for piece in PIECES), *NOT_UTF8]), max_size=6).map(b"".join),
+        st.lists(
+            st.sampled_from([*(piece.encode() for piece in PIECES), *NOT_UTF8]),
+            max_size=6,
+        ).map(b"".join),
         max_size=3,
     )
 )
@@ -113,7 +132,9 @@ def test_invalid_utf8_is_detected_in_any_text(texts: list[bytes]) -> None:
 
 @pytest.mark.slow
 def test_utf8_validation_agrees_with_python_at_the_edges_of_the_standard() -> None:
-    """Tries characters at the edges of Unicode's table 3-7, and the bytes that its rules name, at each position."""
+    """Tries characters at the edges of Unicode's table 3-7, and the bytes that its
+    rules name, at each position.
+    """
     characters = [
         chr(code).encode()
         for code in (
@@ -132,13 +153,17 @@ def test_utf8_validation_agrees_with_python_at_the_edges_of_the_standard() -> No
             0x10FFFF,
         )
     ]
-    edges = bytes.fromhex("00 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
+    edges = bytes.fromhex(
+        "00 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff"
+    )
     source, num_invalid = random.Random(6), 0
     for _ in range(20_000):
         sample = bytearray(b"".join(source.choices(characters, k=2)))
         if source.random() < 0.7:
             sample[source.randrange(len(sample))] = source.choice(edges)
-        text = b"a" * source.randint(0, 130) + sample + b"b" * source.choice([0, 1, 100])
+        text = (
+            b"a" * source.randint(0, 130) + sample + b"b" * source.choice([0, 1, 100])
+        )
         try:
             text.decode()
             expected = True
@@ -149,12 +174,20 @@ def test_utf8_validation_agrees_with_python_at_the_edges_of_the_standard() -> No
 
 
 def test_texts_behave_like_an_awkward_array() -> None:
-    texts = as_awkward(*text_buffers(pa.array(["of all", "", "é", "b"], pa.large_string())[1:]))
+    texts = as_awkward(
+        *text_buffers(pa.array(["of all", "", "é", "b"], pa.large_string())[1:])
+    )
     plain = ak.Array([[], [0xC3, 0xA9], [0x62]])
-    assert ak.to_numpy(ak.flatten(ak.without_parameters(texts))).tolist() == [0xC3, 0xA9, 0x62]
+    assert ak.to_numpy(ak.flatten(ak.without_parameters(texts))).tolist() == [
+        0xC3,
+        0xA9,
+        0x62,
+    ]
     assert ak.to_numpy(ak.num(texts)).tolist() == [0, 2, 1]
     assert ak.num(texts, axis=0) == 3
-    assert ak.to_list(ak.flatten(texts, axis=None)) == ak.to_list(ak.flatten(plain, axis=None))
+    assert ak.to_list(ak.flatten(texts, axis=None)) == ak.to_list(
+        ak.flatten(plain, axis=None)
+    )
     assert ak.to_list(ak.max(texts, axis=1)) == [None, 0xC3, 0x62]
     assert ak.to_list(ak.sum(ak.flatten(texts), axis=0)) == 0xC3 + 0xA9 + 0x62
 

@@ -1,4 +1,6 @@
-"""The index of training rows: every passage of a text is found at its full length and at all places."""
+"""The index of training rows: every passage of a text is found at its full length and
+at all places.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,15 @@ from tests.tokenize.test_mix_memory import peak_bytes
 LENGTH, SHORTEST = 24, 4
 
 
-def packed_of(folder: Path, pieces: Sequence[Sequence[Sequence[int]]], shards: int = 1, vocab: int = 1000) -> PackedSet:
-    """Write a set whose rows are lists of document pieces, each a list of tokens, with padding at the end."""
+def packed_of(
+    folder: Path,
+    pieces: Sequence[Sequence[Sequence[int]]],
+    shards: int = 1,
+    vocab: int = 1000,
+) -> PackedSet:
+    """Write a set whose rows are lists of document pieces, each a list of tokens, with
+    padding at the end.
+    """
     rows = np.zeros((len(pieces), LENGTH), np.int64)
     table = list[dict[str, Any]]()
     for row, parts in enumerate(pieces):
@@ -52,30 +61,51 @@ def packed_of(folder: Path, pieces: Sequence[Sequence[Sequence[int]]], shards: i
                 }
             )
             start += len(part)
-    write_packed_set(folder, rows, {"a": len(rows)}, {"vocab_size": vocab, "eos": 0, "pad": 1, "sha256": ""})
+    write_packed_set(
+        folder,
+        rows,
+        {"a": len(rows)},
+        {"vocab_size": vocab, "eos": 0, "pad": 1, "sha256": ""},
+    )
     manifest = read_json(folder / "packed.json")
     entries, cuts = [], np.linspace(0, len(rows), shards + 1).astype(int).tolist()
     for number, (first, last) in enumerate(pairwise(cuts)):
         shard_pieces = pa.Table.from_pylist(
-            [piece for piece in table if first <= piece["row"] < last], schema=PIECES_SCHEMA
+            [piece for piece in table if first <= piece["row"] < last],
+            schema=PIECES_SCHEMA,
         )
         dtype = DTYPES[manifest["dtype"]]
-        entries.append(write_rows(folder / train_name(number), rows[first:last].astype(dtype), shard_pieces, first))
+        entries.append(
+            write_rows(
+                folder / train_name(number),
+                rows[first:last].astype(dtype),
+                shard_pieces,
+                first,
+            )
+        )
     manifest["train"]["shards"] = entries
     write_json(folder / "packed.json", manifest)
     return PackedSet(folder)
 
 
-def index_of(packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any) -> OpenIndex:
+def index_of(
+    packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any
+) -> OpenIndex:
     build_index(packed, folder, shortest, **options)
     return OpenIndex(folder, packed)
 
 
-def build_index(packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any) -> dict[str, Any]:
-    context = Context(work=folder.with_name(f"{folder.name}.work"), emit=lambda event: None, **options)
+def build_index(
+    packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any
+) -> dict[str, Any]:
+    context = Context(
+        work=folder.with_name(f"{folder.name}.work"), emit=lambda event: None, **options
+    )
     context.work.mkdir(parents=True, exist_ok=True)
     folder.mkdir(exist_ok=True)
-    return text_index.run({"mix": packed.folder}, {"shortest_span": shortest}, folder, context)
+    return text_index.run(
+        {"mix": packed.folder}, {"shortest_span": shortest}, folder, context
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -85,7 +115,9 @@ def files(folder: Path) -> dict[str, bytes]:
 def brute_force_passages(
     pieces: Sequence[Sequence[Sequence[int]]], text: Sequence[int], shortest: int
 ) -> list[tuple[int, int, list[int]]]:
-    """Return (begin, tokens, places) of each passage, by comparing the text with every place of every piece."""
+    """Return (begin, tokens, places) of each passage, by comparing the text with every
+    place of every piece.
+    """
     longest: list[tuple[int, list[int]]] = []
     for begin in range(len(text)):
         longest_match, places = 0, list[int]()
@@ -113,14 +145,19 @@ def brute_force_passages(
     ]
 
 
-def indexed_passages(index: OpenIndex, text: Sequence[int]) -> list[tuple[int, int, list[int]]]:
+def indexed_passages(
+    index: OpenIndex, text: Sequence[int]
+) -> list[tuple[int, int, list[int]]]:
     return [
-        (passage.begin, passage.tokens, sorted(passage.places.tolist())) for passage in index.passages(np.array(text))
+        (passage.begin, passage.tokens, sorted(passage.places.tolist()))
+        for passage in index.passages(np.array(text))
     ]
 
 
 def draw_pieces(rng: random.Random, rows: int, vocab: int) -> list[list[list[int]]]:
-    """Draw rows of few distinct tokens, so that passages recur; some rows are not full."""
+    """Draw rows of few distinct tokens, so that passages recur; some rows are not
+    full.
+    """
     pieces = []
     for _ in range(rows):
         row: list[list[int]] = []
@@ -135,25 +172,43 @@ def draw_pieces(rng: random.Random, rows: int, vocab: int) -> list[list[list[int
 
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 2**32), st.integers(2, 5), st.integers(1, 12), st.sampled_from([1000, 70_000]))
+@given(
+    st.integers(0, 2**32),
+    st.integers(2, 5),
+    st.integers(1, 12),
+    st.sampled_from([1000, 70_000]),
+)
 def test_every_passage_is_found_at_full_length_and_all_places(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, words: int, rows: int, vocab: int
+    tmp_path_factory: pytest.TempPathFactory,
+    seed: int,
+    words: int,
+    rows: int,
+    vocab: int,
 ) -> None:
     rng, folder = random.Random(seed), tmp_path_factory.mktemp("set")
     pieces = draw_pieces(rng, rows, words)
-    index = index_of(packed_of(folder / "set", pieces, min(rows, 3), vocab), folder / "index")
+    index = index_of(
+        packed_of(folder / "set", pieces, min(rows, 3), vocab), folder / "index"
+    )
     for _ in range(4):
         text = [rng.randrange(words) for _ in range(rng.randint(0, 40))]
-        assert indexed_passages(index, text) == brute_force_passages(pieces, text, SHORTEST), f"seed {seed}"
+        assert indexed_passages(index, text) == brute_force_passages(
+            pieces, text, SHORTEST
+        ), f"seed {seed}"
 
 
 def test_passage_ends_with_its_document_or_row(tmp_path: Path) -> None:
-    first, second = list(range(100, 124)), list(range(124, 148))  # one document, cut by the end of a row
-    third, fourth = list(range(200, 212)), list(range(212, 222))  # two documents in a row, and padding
+    # one document, cut by the end of a row
+    first, second = list(range(100, 124)), list(range(124, 148))
+    # two documents in a row, and padding
+    third, fourth = list(range(200, 212)), list(range(212, 222))
     pieces = [[first], [second], [third, fourth]]
     index = index_of(packed_of(tmp_path / "set", pieces), tmp_path / "index", 8)
     assert indexed_passages(index, [*first, *second]) == [(0, 24, [0]), (24, 24, [24])]
-    assert indexed_passages(index, [*third, *fourth, 0, 0]) == [(0, 12, [48]), (12, 10, [60])]
+    assert indexed_passages(index, [*third, *fourth, 0, 0]) == [
+        (0, 12, [48]),
+        (12, 10, [60]),
+    ]
     assert indexed_passages(index, first[-8:]) == [(0, 8, [16])]
     assert indexed_passages(index, first[-7:]) == []
     assert indexed_passages(index, [0] * 9) == []
@@ -183,12 +238,19 @@ def test_all_repetitions_of_a_passage_are_counted(tmp_path: Path) -> None:
     index = index_of(packed_of(tmp_path / "set", pieces), tmp_path / "index", 8)
     (span,) = index.passages(np.full(10, 7))
     assert (span.begin, span.tokens, len(span.places)) == (0, 10, 50 * (LENGTH - 9))
-    (full_row,) = [passage for passage in index.passages(np.full(30, 7)) if passage.begin == 0]
-    assert (full_row.tokens, sorted(full_row.places.tolist())) == (LENGTH, [row * LENGTH for row in range(50)])
+    (full_row,) = [
+        passage for passage in index.passages(np.full(30, 7)) if passage.begin == 0
+    ]
+    assert (full_row.tokens, sorted(full_row.places.tolist())) == (
+        LENGTH,
+        [row * LENGTH for row in range(50)],
+    )
 
 
 def test_withheld_rows_are_not_indexed(tmp_path: Path) -> None:
-    packed = packed_of(tmp_path / "set", [[list(range(100, 124))], [list(range(200, 224))]])
+    packed = packed_of(
+        tmp_path / "set", [[list(range(100, 124))], [list(range(200, 224))]]
+    )
     manifest = read_json(packed.folder / "packed.json")
     manifest["train"]["shards"][0]["withheld"] = [1]
     write_json(packed.folder / "packed.json", manifest)
@@ -198,25 +260,36 @@ def test_withheld_rows_are_not_indexed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bytes_do_not_depend_on_workers_engine_or_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_do_not_depend_on_workers_engine_or_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     packed = packed_of(tmp_path / "set", draw_pieces(random.Random(1), 90, 3), 3)
     build_index(packed, tmp_path / "one")
     build_index(packed, tmp_path / "three", workers=3)
     monkeypatch.setattr(text_index, "CHUNK_TOKENS", 5 * LENGTH)
     build_index(packed, tmp_path / "chunks")
-    build_index(packed, tmp_path / "engine", runner="FnApiRunner", options={"direct_running_mode": "in_memory"})
+    build_index(
+        packed,
+        tmp_path / "engine",
+        runner="FnApiRunner",
+        options={"direct_running_mode": "in_memory"},
+    )
     expected = files(tmp_path / "one")
     assert len(expected) == 25
     for name in ("three", "chunks", "engine"):
         assert files(tmp_path / name) == expected, name
 
 
-def test_rows_stay_mapped_while_a_kernel_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_stay_mapped_while_a_kernel_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Kernels get bare addresses, which keep no memory alive."""
     mapped, read = dict[int, weakref.ref[MappedRows]](), list[str]()
 
     def map_rows(packed: PackedSet) -> MappedRows:
-        mapped_rows = text_index.MappedRows(packed.open_training(compare=False), packed.sequence_length, packed.dtype)
+        mapped_rows = text_index.MappedRows(
+            packed.open_training(compare=False), packed.sequence_length, packed.dtype
+        )
         mapped[int(mapped_rows.rows.tokens.ctypes.data)] = weakref.ref(mapped_rows)
         return mapped_rows
 
@@ -224,8 +297,12 @@ def test_rows_stay_mapped_while_a_kernel_reads_them(tmp_path: Path, monkeypatch:
         kernel = getattr(text_index, name)
 
         def call(*arguments: Any) -> Any:
-            rows = next(argument for argument in arguments if isinstance(argument, Rows))
-            assert mapped[int(rows.tokens.ctypes.data)]() is not None, f"{name} reads unmapped rows"
+            rows = next(
+                argument for argument in arguments if isinstance(argument, Rows)
+            )
+            assert mapped[int(rows.tokens.ctypes.data)]() is not None, (
+                f"{name} reads unmapped rows"
+            )
             read.append(name)
             return kernel(*arguments)
 
@@ -235,12 +312,16 @@ def test_rows_stay_mapped_while_a_kernel_reads_them(tmp_path: Path, monkeypatch:
     for name in ("list_places", "sort_buckets", "find_longest"):
         monkeypatch.setattr(text_index, name, watched(name))
     piece = list(range(2, 2 + LENGTH))
-    index = index_of(packed_of(tmp_path / "set", [[piece], [piece]]), tmp_path / "index")
+    index = index_of(
+        packed_of(tmp_path / "set", [[piece], [piece]]), tmp_path / "index"
+    )
     assert [len(passage.places) for passage in index.passages(np.array(piece))] == [2]
     assert {*read} == {"list_places", "sort_buckets", "find_longest"}
 
 
-def test_prints_skip_only_absent_passages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prints_skip_only_absent_passages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(11)
     pieces = draw_pieces(rng, 400, 300)
     index = index_of(packed_of(tmp_path / "set", pieces, 3), tmp_path / "index")
@@ -249,12 +330,16 @@ def test_prints_skip_only_absent_passages(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         text_index,
         "find_longest",
-        lambda text, size, begins, *arguments: searched.append(len(begins)) or search(text, size, begins, *arguments),
+        lambda text, size, begins, *arguments: (
+            searched.append(len(begins)) or search(text, size, begins, *arguments)
+        ),
     )
     unindexed_tokens = [rng.randrange(300, 900) for _ in range(1000)]
     assert indexed_passages(index, unindexed_tokens) == []
     assert sum(searched) < 0.1 * len(unindexed_tokens)
-    indexed_tokens = [token for row in rng.sample(pieces, 20) for part in row for token in part]
+    indexed_tokens = [
+        token for row in rng.sample(pieces, 20) for part in row for token in part
+    ]
     passages = indexed_passages(index, indexed_tokens)
     monkeypatch.setattr(text_index, "MOST_PRINTS", -1)
     monkeypatch.setattr(text_index, "MOST_ROWS", 0)
@@ -263,7 +348,11 @@ def test_prints_skip_only_absent_passages(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_pages_are_prefetched_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, page, requests = np.random.default_rng(12), mmap.PAGESIZE // 4, list[tuple[int, int]]()
+    rng, page, requests = (
+        np.random.default_rng(12),
+        mmap.PAGESIZE // 4,
+        list[tuple[int, int]](),
+    )
 
     class Mapping:
         def madvise(self, option: int, start: int, length: int) -> None:
@@ -275,7 +364,9 @@ def test_pages_are_prefetched_once_each(monkeypatch: pytest.MonkeyPatch) -> None
     firsts = rng.integers(0, 200 * page, 80)
     lasts = firsts + rng.integers(1, 3 * page, 80)
     packed_files.read_ahead(np.zeros(203 * page, np.uint32), firsts, lasts)
-    pages = [number for begin, length in requests for number in range(begin, begin + length)]
+    pages = [
+        number for begin, length in requests for number in range(begin, begin + length)
+    ]
     assert len(pages) == len({*pages})
     assert {*pages} == {
         place // page
@@ -287,7 +378,9 @@ def test_pages_are_prefetched_once_each(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("interrupted", ["write_batches", "sort_buckets"])
-def test_resumed_index_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str) -> None:
+def test_resumed_index_has_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
     packed = packed_of(tmp_path / "set", draw_pieces(random.Random(2), 40, 3), 2)
     build_index(packed, tmp_path / "whole")
     module: Any = shuffle if interrupted == "write_batches" else text_index
@@ -325,7 +418,8 @@ def test_sorting_a_partition_takes_at_most_eight_bytes_per_place(
         text_index,
         "run_tasks",
         lambda job, tasks, process, context: (
-            sorting.append(partial(process, tasks[0])) or run_tasks(job, tasks, process, context)
+            sorting.append(partial(process, tasks[0]))
+            or run_tasks(job, tasks, process, context)
         ),
     )
     summary = build_index(packed, tmp_path / "index")

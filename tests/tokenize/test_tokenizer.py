@@ -17,10 +17,20 @@ from pydantic import ValidationError
 from gristmill.dataprep.jobs.tasks import shard_tasks
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.tokenize.encoding import vocabulary_sample
-from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS, compile_template, render_segments
+from gristmill.tokenize.encoding.chat_templates import (
+    SPECIAL_TOKENS,
+    compile_template,
+    render_segments,
+)
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, TokenizerError, load
 from gristmill.tokenize.encoding.vocabulary import VocabularyError
-from gristmill.tokenize.encoding.vocabulary_sample import HELD_OUT, SampleError, candidates, draw_sample, share_bytes
+from gristmill.tokenize.encoding.vocabulary_sample import (
+    HELD_OUT,
+    SampleError,
+    candidates,
+    draw_sample,
+    share_bytes,
+)
 
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
@@ -33,9 +43,14 @@ CONVERSATION = [
 
 @pytest.fixture(scope="module")
 def folder(module_stages: Any) -> Path:
-    documents = [*module_stages.documents("prose", 80), *module_stages.documents("code", 40)]
+    documents = [
+        *module_stages.documents("prose", 80),
+        *module_stages.documents("code", 40),
+    ]
     ingest = module_stages.ingest("ingest", documents, 3)
-    module_stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose", "code"], vocab_size=320)
+    module_stages.tokenizer(
+        "tokenizer", {"ingest": ingest}, ["prose", "code"], vocab_size=320
+    )
     return module_stages.root / "tokenizer"
 
 
@@ -54,8 +69,17 @@ def test_every_string_round_trips(loaded: TextTokenizer, text: str) -> None:
     assert int(loaded.token_bytes[ids].sum()) == len(text.encode())
 
 
-def test_special_tokens_have_the_first_ids_and_bytes_follow(loaded: TextTokenizer, folder: Path) -> None:
-    assert [loaded.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [0, 1, 2, 3, 4, 5]
+def test_special_tokens_have_the_first_ids_and_bytes_follow(
+    loaded: TextTokenizer, folder: Path
+) -> None:
+    assert [loaded.tokenizer.token_to_id(token) for token in SPECIAL_TOKENS] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]
     assert (loaded.eos, loaded.pad, loaded.vocab_size) == (0, 1, 320)
     assert loaded.token_bytes.dtype == np.uint16
     assert loaded.token_bytes[:6].tolist() == [0] * 6
@@ -64,30 +88,46 @@ def test_special_tokens_have_the_first_ids_and_bytes_follow(loaded: TextTokenize
     assert json.loads((folder / "tokenizer.json").read_text())["normalizer"] is None
 
 
-def test_default_chat_template_renders_as_documented_and_marks_assistant_tokens(folder: Path) -> None:
+def test_default_chat_template_renders_as_documented_and_marks_assistant_tokens(
+    folder: Path,
+) -> None:
     transformers = pytest.importorskip("transformers")
     auto = transformers.AutoTokenizer.from_pretrained(folder)
     expected = (
         "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n"
-        "<|assistant|>\nFour.\n\nOr 4.<|end|>\n<|user|>\nGrößer als 3?<|end|>\n<|assistant|>\nYes<|end|>\n"
+        "<|assistant|>\nFour.\n\nOr 4.<|end|>\n<|user|>\nGrößer als "
+        "3?<|end|>\n<|assistant|>\nYes<|end|>\n"
     )
     assert auto.apply_chat_template(CONVERSATION, tokenize=False) == expected
-    assert auto.apply_chat_template(CONVERSATION[:2], tokenize=False, add_generation_prompt=True) == (
-        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + 2?\n<|end|>\n<|assistant|>\n"
+    assert auto.apply_chat_template(
+        CONVERSATION[:2], tokenize=False, add_generation_prompt=True
+    ) == (
+        "<|system|>\nAnswer briefly.<|end|>\n<|user|>\nWhat is 2 + "
+        "2?\n<|end|>\n<|assistant|>\n"
     )
-    rendered = auto.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
+    rendered = auto.apply_chat_template(
+        CONVERSATION, return_dict=True, return_assistant_tokens_mask=True
+    )
     ids, mask = np.array(rendered["input_ids"]), np.array(rendered["assistant_masks"])
     assert auto.decode(ids) == expected
     assert auto.decode(ids[mask == 1]) == "Four.\n\nOr 4.<|end|>Yes<|end|>"
     assert mask.sum() == (np.diff(np.flatnonzero(mask)) >= 1).sum() + 1
 
 
-def test_transformers_encodes_text_and_special_tokens_alike(folder: Path, loaded: TextTokenizer) -> None:
+def test_transformers_encodes_text_and_special_tokens_alike(
+    folder: Path, loaded: TextTokenizer
+) -> None:
     transformers = pytest.importorskip("transformers")
     auto = transformers.AutoTokenizer.from_pretrained(folder)
     text = "grist millstone, and a tree: größer\n\n  42"
     assert auto.encode(text, add_special_tokens=False) == loaded.encode([text])[0].ids
-    assert (auto.eos_token, auto.pad_token, auto.eos_token_id, auto.pad_token_id, len(auto)) == (
+    assert (
+        auto.eos_token,
+        auto.pad_token,
+        auto.eos_token_id,
+        auto.pad_token_id,
+        len(auto),
+    ) == (
         "<|endoftext|>",
         "<|pad|>",
         0,
@@ -102,35 +142,72 @@ def test_sample_has_equal_shares_of_kept_documents(stages: Any) -> None:
     dropped = stages.annotate(
         "filter",
         ingest,
-        lambda table: {"keep": [int(locator.split("/")[1]) % 2 == 0 for locator in table["locator"].to_pylist()]},
+        lambda table: {
+            "keep": [
+                int(locator.split("/")[1]) % 2 == 0
+                for locator in table["locator"].to_pylist()
+            ]
+        },
     )
     inputs = {"ingest": ingest, "filter": dropped}
-    sample = draw_sample(inputs, ["prose", "code"], 4000, None, 1, stages.context("sample"))
-    kept = {text for _, locator, text in documents if int(locator.split("/")[1]) % 2 == 0}
+    sample = draw_sample(
+        inputs, ["prose", "code"], 4000, None, 1, stages.context("sample")
+    )
+    kept = {
+        text for _, locator, text in documents if int(locator.split("/")[1]) % 2 == 0
+    }
     for source in ("prose", "code"):
         assert sum(len(text.encode()) for text in sample.learn[source]) == 2000
         assert sum(text not in kept for text in sample.learn[source]) <= 1
-        assert all(any(document_text.startswith(text) for document_text in kept) for text in sample.learn[source])
-        assert sum(len(text.encode()) for text in sample.measure[source]) == int(2000 * HELD_OUT)
+        assert all(
+            any(document_text.startswith(text) for document_text in kept)
+            for text in sample.learn[source]
+        )
+        assert sum(len(text.encode()) for text in sample.measure[source]) == int(
+            2000 * HELD_OUT
+        )
         assert not set(sample.measure[source]) & set(sample.learn[source])
     second, third = (
-        draw_sample({"ingest": ingest}, ["prose"], 4000, None, seed, stages.context(f"seed {seed}")) for seed in (2, 3)
+        draw_sample(
+            {"ingest": ingest},
+            ["prose"],
+            4000,
+            None,
+            seed,
+            stages.context(f"seed {seed}"),
+        )
+        for seed in (2, 3)
     )
     assert second != third
 
 
 @pytest.mark.parametrize("partition_bytes", [10**6, 3000])
-def test_sample_candidates_are_bounded(stages: Any, monkeypatch: pytest.MonkeyPatch, partition_bytes: int) -> None:
+def test_sample_candidates_are_bounded(
+    stages: Any, monkeypatch: pytest.MonkeyPatch, partition_bytes: int
+) -> None:
     monkeypatch.setattr(vocabulary_sample, "PARTITION_BYTES", partition_bytes)
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 600), 30)}
     sizes = [len(text.encode()) for _, _, text in stages.documents("prose", 600)]
     tasks = shard_tasks(ingest["ingest"])
-    for source_candidates in candidates(ingest, tasks, {"prose": 4000}, 1, stages.context("candidates")).values():
-        assert source_candidates.size.sum() - source_candidates.size[-1] < 4000 <= source_candidates.size.sum()
+    for source_candidates in candidates(
+        ingest, tasks, {"prose": 4000}, 1, stages.context("candidates")
+    ).values():
+        assert (
+            source_candidates.size.sum() - source_candidates.size[-1]
+            < 4000
+            <= source_candidates.size.sum()
+        )
         assert len(source_candidates.size) <= 4000 // min(sizes) + 1
     sample = draw_sample(ingest, ["prose"], 4000, None, 1, stages.context("whole"))
     stages.ingest("other", stages.documents("prose", 600)[::-1], 1)
-    again = draw_sample({"ingest": stages.root / "other"}, ["prose"], 4000, None, 1, stages.context("again"))
+    again = draw_sample(
+        {"ingest": stages.root / "other"},
+        ["prose"],
+        4000,
+        None,
+        1,
+        stages.context("again"),
+    )
     assert again == sample
 
 
@@ -145,27 +222,42 @@ def test_shares_follow_weights_and_unknown_sources_are_rejected() -> None:
 
 def test_truncated_sample_ends_at_a_character(stages: Any) -> None:
     ingest = stages.ingest("ingest", [("prose", "a", "€" * 100)])
-    assert draw_sample({"ingest": ingest}, ["prose"], 10, None, 0, stages.context("sample")).learn["prose"] == ["€€€"]
+    assert draw_sample(
+        {"ingest": ingest}, ["prose"], 10, None, 0, stages.context("sample")
+    ).learn["prose"] == ["€€€"]
 
 
 def test_sample_too_small_for_the_vocabulary_is_warned_about(stages: Any) -> None:
     ingest = stages.ingest("ingest", [("prose", "a", "one two one two")])
-    summary = stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"], vocab_size=5000)
+    summary = stages.tokenizer(
+        "tokenizer", {"ingest": ingest}, ["prose"], vocab_size=5000
+    )
     assert summary["vocab_size"] < 300
-    assert f"only {summary['vocab_size']} of the 5000 tokens" in stages.warnings("tokenizer")[0]
+    assert (
+        f"only {summary['vocab_size']} of the 5000 tokens"
+        in stages.warnings("tokenizer")[0]
+    )
     assert summary["sample_bytes"] == {"prose": 15}
     assert summary["bytes_per_token"]["prose"] > 1
 
 
 def test_empty_sample_is_rejected(stages: Any) -> None:
     with pytest.raises(SampleError, match="no text"):
-        stages.tokenizer("tokenizer", {"ingest": stages.ingest("ingest", [])}, ["prose"])
+        stages.tokenizer(
+            "tokenizer", {"ingest": stages.ingest("ingest", [])}, ["prose"]
+        )
 
 
-def test_empty_sample_error_names_the_stage_that_dropped_the_documents(stages: Any) -> None:
+def test_empty_sample_error_names_the_stage_that_dropped_the_documents(
+    stages: Any,
+) -> None:
     ingest = stages.ingest("ingest", stages.documents("prose", 8), shards=2)
-    dropped = stages.annotate("filter", ingest, lambda table: {"keep": [False] * len(table)})
-    with pytest.raises(SampleError, match=r"filter dropped 8 of 8 documents \(rule 8\)"):
+    dropped = stages.annotate(
+        "filter", ingest, lambda table: {"keep": [False] * len(table)}
+    )
+    with pytest.raises(
+        SampleError, match=r"filter dropped 8 of 8 documents \(rule 8\)"
+    ):
         stages.tokenizer("tokenizer", {"ingest": ingest, "filter": dropped}, ["prose"])
 
 
@@ -174,18 +266,29 @@ def external(stages: Any, path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(stages: Any, shared_data: Path) -> None:
+def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(
+    stages: Any, shared_data: Path
+) -> None:
     path = stages.root / "neox.json"
     path.write_bytes(
         zstandard.decompress(
-            (shared_data / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes(), max_output_size=1 << 26
+            (shared_data / "tokenizer" / "gpt_neox_tokenizer.json.zst").read_bytes(),
+            max_output_size=1 << 26,
         )
     )
     before = json.loads(path.read_text())
     summary = external(stages, path)
     loaded = load(stages.root / "tokenizer")
     assert loaded.tokenizer.id_to_token(loaded.eos) == "<|endoftext|>"
-    vocab_size = max([*before["model"]["vocab"].values(), *(token["id"] for token in before["added_tokens"])]) + 1
+    vocab_size = (
+        max(
+            [
+                *before["model"]["vocab"].values(),
+                *(token["id"] for token in before["added_tokens"]),
+            ]
+        )
+        + 1
+    )
     assert loaded.vocab_size == summary["vocab_size"] == vocab_size + 4
     assert [loaded.special_ids[token] for token in SPECIAL_TOKENS[2:]] == [
         vocab_size,
@@ -204,11 +307,19 @@ def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(stages: Any, 
 
 
 @pytest.mark.slow
-def test_real_text_round_trips_and_is_compressed(stages: Any, shared_data: Path) -> None:
-    raw = zstandard.decompress((shared_data / "text" / "peps.jsonl.zst").read_bytes(), max_output_size=1 << 26)
+def test_real_text_round_trips_and_is_compressed(
+    stages: Any, shared_data: Path
+) -> None:
+    raw = zstandard.decompress(
+        (shared_data / "text" / "peps.jsonl.zst").read_bytes(), max_output_size=1 << 26
+    )
     texts = [json.loads(line)["text"] for line in raw.decode().splitlines()[:40]]
-    ingest = stages.ingest("ingest", [("peps", str(number), text) for number, text in enumerate(texts)])
-    summary = stages.tokenizer("tokenizer", {"ingest": ingest}, ["peps"], vocab_size=4096)
+    ingest = stages.ingest(
+        "ingest", [("peps", str(number), text) for number, text in enumerate(texts)]
+    )
+    summary = stages.tokenizer(
+        "tokenizer", {"ingest": ingest}, ["peps"], vocab_size=4096
+    )
     loaded = load(stages.root / "tokenizer")
     assert [loaded.decode(encoding.ids) for encoding in loaded.encode(texts)] == texts
     assert summary["vocab_size"] == 4096
@@ -219,7 +330,11 @@ def test_published_tokenizer_reads_no_documents(stages: Any, folder: Path) -> No
     path = stages.root / "given.json"
     path.write_text((folder / "tokenizer.json").read_text())
     summary = stages.tokenizer("tokenizer", {}, [], path=str(path))
-    assert (summary["external"], summary["sample_bytes"], summary["bytes_per_token"]) == (True, {}, {})
+    assert (
+        summary["external"],
+        summary["sample_bytes"],
+        summary["bytes_per_token"],
+    ) == (True, {}, {})
 
 
 def test_tokenizer_without_an_end_of_text_is_rejected(stages: Any) -> None:
@@ -227,7 +342,9 @@ def test_tokenizer_without_an_end_of_text_is_rejected(stages: Any) -> None:
 
     path = stages.root / "bare.json"
     Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).save(str(path))
-    with pytest.raises(TokenizerError, match=r"bare\.json has none of .*tokenizer\.end_of_text"):
+    with pytest.raises(
+        TokenizerError, match=r"bare\.json has none of .*tokenizer\.end_of_text"
+    ):
         external(stages, path)
     path.write_text("{}")
     with pytest.raises(TokenizerError, match=r"bare\.json is not a tokenizer\.json"):
@@ -237,7 +354,12 @@ def test_tokenizer_without_an_end_of_text_is_rejected(stages: Any) -> None:
 def test_wordpiece_tokenizer_needs_a_named_end_of_text(stages: Any) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocab = {token: number for number, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##b", "b"])}
+    vocab = {
+        token: number
+        for number, token in enumerate(
+            ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "##b", "b"]
+        )
+    }
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
@@ -258,8 +380,20 @@ def test_wordpiece_tokenizer_needs_a_named_end_of_text(stages: Any) -> None:
 def test_sentencepiece_tokens_count_blanks_and_bytes(stages: Any) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {"<unk>": 0, "</s>": 1, "<0xE2>": 2, "\u2581": 3, "a": 4, "\u2581a": 5, "é": 6}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
+    vocab = {
+        "<unk>": 0,
+        "</s>": 1,
+        "<0xE2>": 2,
+        "\u2581": 3,
+        "a": 4,
+        "\u2581a": 5,
+        "é": 6,
+    }
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=vocab, merges=[("\u2581", "a")], byte_fallback=True, unk_token="<unk>"
+        )
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
     tokenizer.add_special_tokens(["</s>"])
@@ -290,16 +424,26 @@ CHATML_TOKENS = ["<|im_start|>", "<|im_end|>"]
     [
         ("gpt2", ["pay", " 12345", "\n\n", "\t", "now", "!!", "\n"]),
         ("llama3", ["pay", " ", "123", "45", "\n\n", "\tnow", "!!\n"]),
-        ("digits", ["pay", " ", "1", "2", "3", "4", "5", "\n\n", "\t", "now", "!!", "\n"]),
+        (
+            "digits",
+            ["pay", " ", "1", "2", "3", "4", "5", "\n\n", "\t", "now", "!!", "\n"],
+        ),
     ],
 )
-def test_tokens_never_cross_pretokenizer_boundaries(stages: Any, name: str, pieces: list[str]) -> None:
+def test_tokens_never_cross_pretokenizer_boundaries(
+    stages: Any, name: str, pieces: list[str]
+) -> None:
     text = "pay 12345\n\n\tnow!!\n"
-    ingest = stages.ingest("ingest", [("prose", str(number), text) for number in range(40)])
-    summary = stages.tokenizer("tokenizer", {"ingest": ingest}, ["prose"], pretokenizer=name)
+    ingest = stages.ingest(
+        "ingest", [("prose", str(number), text) for number in range(40)]
+    )
+    summary = stages.tokenizer(
+        "tokenizer", {"ingest": ingest}, ["prose"], pretokenizer=name
+    )
     loaded = load(stages.root / "tokenizer")
     ids = loaded.encode([text])[0].ids
-    assert [loaded.decode([number]) for number in ids] == pieces  # a uniform sample makes every piece a token
+    # a uniform sample makes every piece a token
+    assert [loaded.decode([number]) for number in ids] == pieces
     assert summary["pretokenizer"] == name
 
 
@@ -321,7 +465,12 @@ def other_tokenizers(module_stages: Any) -> dict[str, TextTokenizer]:
     ingest = module_stages.ingest("few", module_stages.documents("prose", 20))
     for name in ("llama3", "digits"):
         module_stages.tokenizer(
-            name, {"ingest": ingest}, ["prose"], pretokenizer=name, special_tokens=CHATML_TOKENS, chat_template=CHATML
+            name,
+            {"ingest": ingest},
+            ["prose"],
+            pretokenizer=name,
+            special_tokens=CHATML_TOKENS,
+            chat_template=CHATML,
         )
     return {name: load(module_stages.root / name) for name in ("llama3", "digits")}
 
@@ -333,37 +482,67 @@ def test_custom_special_tokens_and_template_render_as_in_transformers(
     from gristmill.train.data.conversation_tokens import Chat
 
     folder, loaded = module_stages.root / "llama3", other_tokenizers["llama3"]
-    assert [loaded.special_ids[token] for token in (*SPECIAL_TOKENS, *CHATML_TOKENS)] == list(range(8))
+    assert [
+        loaded.special_ids[token] for token in (*SPECIAL_TOKENS, *CHATML_TOKENS)
+    ] == list(range(8))
     assert loaded.token_bytes[:8].tolist() == [0] * 8
     chat, auto = Chat(folder), transformers.AutoTokenizer.from_pretrained(folder)
-    expected = "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>\n"
-    messages = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]
+    expected = (
+        "<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\nSo.<|im_end|>\n"
+    )
+    messages = [
+        {"role": "user", "content": "How?"},
+        {"role": "assistant", "content": "So."},
+    ]
     assert auto.apply_chat_template(messages, tokenize=False) == expected
     assert "".join(text for text, _ in chat.segments(messages)) == expected
-    assert [text for text, generated in chat.segments(messages) if generated] == ["So.<|im_end|>"]
+    assert [text for text, generated in chat.segments(messages) if generated] == [
+        "So.<|im_end|>"
+    ]
     assert chat.stops >= {loaded.special_ids["<|im_end|>"], loaded.eos}
 
 
-def test_unmarked_template_trains_what_each_answer_adds_to_the_generation_prompt() -> None:
+def test_unmarked_template_trains_what_each_answer_adds_to_the_generation_prompt() -> (
+    None
+):
     messages = [
         {"role": role, "content": f"{role} {number}\n"}
         for number in range(2)
         for role in ("system", "user", "assistant")
     ]
-    marked, unmarked = (render_segments(compile_template(template), messages) for template in (CHATML, UNMARKED))
+    marked, unmarked = (
+        render_segments(compile_template(template), messages)
+        for template in (CHATML, UNMARKED)
+    )
     assert marked == unmarked
-    assert [text for text, generated in unmarked if generated] == ["assistant 0\n<|im_end|>", "assistant 1\n<|im_end|>"]
-    assert not any(generated for _, generated in render_segments(compile_template(UNMARKED), messages[:2], prompt=True))
+    assert [text for text, generated in unmarked if generated] == [
+        "assistant 0\n<|im_end|>",
+        "assistant 1\n<|im_end|>",
+    ]
+    assert not any(
+        generated
+        for _, generated in render_segments(
+            compile_template(UNMARKED), messages[:2], prompt=True
+        )
+    )
 
 
 def test_template_is_read_from_a_file(stages: Any) -> None:
     path = stages.root / "chatml.jinja"
     path.write_text(CHATML)
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
-    stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=CHATML_TOKENS, chat_template_path=str(path))
+    stages.tokenizer(
+        "tokenizer",
+        ingest,
+        ["prose"],
+        special_tokens=CHATML_TOKENS,
+        chat_template_path=str(path),
+    )
     assert (stages.root / "tokenizer" / "chat_template.jinja").read_text() == CHATML
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(TokenizerError, match=r"tokenizer.chat_template_path: .*chatml.jinja"):
+    with pytest.raises(
+        TokenizerError, match=r"tokenizer.chat_template_path: .*chatml.jinja"
+    ):
         stages.tokenizer("other", ingest, ["prose"], chat_template_path=str(path))
 
 
@@ -372,49 +551,83 @@ def test_template_is_read_from_a_file(stages: Any) -> None:
     [
         ("{% for message in messages %}", "it cannot be rendered: line 1: "),
         ("{{ messages[0]['content'] + 1 }}", "it cannot be rendered: TypeError"),
-        ("{{ raise_exception('only users may speak') }}", "it cannot be rendered: only users may speak"),
         (
-            UNMARKED.replace("message['content']", "(message['content'] if loop.last else message['content'] | upper)"),
+            "{{ raise_exception('only users may speak') }}",
+            "it cannot be rendered: only users may speak",
+        ),
+        (
+            UNMARKED.replace(
+                "message['content']",
+                "(message['content'] if loop.last else message['content'] | upper)",
+            ),
             "does not mark what the assistant says",
         ),
         (
             CHATML.replace("in messages", "in messages if message['role'] != 'system'"),
             "leaves out the text of the system",
         ),
-        (CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "asked in another way"),
+        (
+            CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"),
+            "asked in another way",
+        ),
         (
             CHATML.replace("im_end", "end_of_turn"),
             r"<\|end_of_turn\|>",
         ),
     ],
 )
-def test_untrainable_template_is_rejected(stages: Any, template: str, reason: str) -> None:
+def test_untrainable_template_is_rejected(
+    stages: Any, template: str, reason: str
+) -> None:
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(TokenizerError, match=rf"tokenizer.chat_template: .*{reason}"):
-        stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=CHATML_TOKENS, chat_template=template)
+        stages.tokenizer(
+            "tokenizer",
+            ingest,
+            ["prose"],
+            special_tokens=CHATML_TOKENS,
+            chat_template=template,
+        )
 
 
 @pytest.mark.parametrize(
     ("token", "reason"),
     [("word", "'word'"), ("<|user|>", r"<\|user\|>")],
 )
-def test_ambiguous_special_token_is_rejected(stages: Any, token: str, reason: str) -> None:
+def test_ambiguous_special_token_is_rejected(
+    stages: Any, token: str, reason: str
+) -> None:
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
     with pytest.raises(VocabularyError, match=reason):
         stages.tokenizer("tokenizer", ingest, ["prose"], special_tokens=[token])
 
 
-def test_published_tokenizer_takes_new_special_tokens_only(stages: Any, folder: Path) -> None:
+def test_published_tokenizer_takes_new_special_tokens_only(
+    stages: Any, folder: Path
+) -> None:
     content = json.loads((folder / "tokenizer.json").read_text())
     content["added_tokens"] = content["added_tokens"][:1]
     path = stages.root / "own.json"
     path.write_text(json.dumps(content))
     ingest = {"ingest": stages.ingest("ingest", stages.documents("prose", 5))}
-    stages.tokenizer("tokenizer", ingest, ["prose"], path=str(path), special_tokens=CHATML_TOKENS, chat_template=CHATML)
+    stages.tokenizer(
+        "tokenizer",
+        ingest,
+        ["prose"],
+        path=str(path),
+        special_tokens=CHATML_TOKENS,
+        chat_template=CHATML,
+    )
     loaded = load(stages.root / "tokenizer")
-    assert loaded.special_ids == {"<|endoftext|>": 0, "<|im_start|>": 320, "<|im_end|>": 321}
+    assert loaded.special_ids == {
+        "<|endoftext|>": 0,
+        "<|im_start|>": 320,
+        "<|im_end|>": 321,
+    }
     with pytest.raises(TokenizerError, match=r"'Ġgr' is a plain token of .*own.json"):
-        stages.tokenizer("other", ingest, ["prose"], path=str(path), special_tokens=["Ġgr"])
+        stages.tokenizer(
+            "other", ingest, ["prose"], path=str(path), special_tokens=["Ġgr"]
+        )
 
 
 def test_inconsistent_settings_are_rejected() -> None:
@@ -422,7 +635,10 @@ def test_inconsistent_settings_are_rejected() -> None:
         ({"chat_template": "a", "chat_template_path": "b"}, "chat_template_path"),
         ({"path": "a.json", "pretokenizer": "digits"}, "pretokenizer digits"),
         ({"special_tokens": ["<|a|>", "<|a|>"]}, "names '<|a|>' twice"),
-        ({"vocab_size": 264, "special_tokens": ["<|a|>", "<|b|>", "<|c|>"]}, "the minimum is 265"),
+        (
+            {"vocab_size": 264, "special_tokens": ["<|a|>", "<|b|>", "<|c|>"]},
+            "the minimum is 265",
+        ),
         ({"pretokenizer": "gpt4"}, "Input should be 'gpt2', 'llama3' or 'digits'"),
     ):
         with pytest.raises(ValidationError, match=re.escape(message)):

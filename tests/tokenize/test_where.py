@@ -1,4 +1,6 @@
-"""Conditions of sources: SQL over measured columns, unknown where nothing was measured."""
+"""Conditions of sources: SQL over measured columns, unknown where nothing was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,17 @@ from gristmill.dataprep.where_sql import FUNCTIONS, columns_in
 from gristmill.mixtures.base import docstrings
 from gristmill.mixtures.sources import Source
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.source_filters import MET, NOT_MET, UNKNOWN, check_names, judge
+from gristmill.tokenize.mixing.source_filters import (
+    MET,
+    NOT_MET,
+    UNKNOWN,
+    check_names,
+    judge,
+)
 
-MEASURED = pa.table({"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])})
+MEASURED = pa.table(
+    {"quality": pa.array([0.2, None, 0.9]), "tokens": pa.array([5, 6, 7])}
+)
 
 
 def test_unmeasured_value_is_unknown() -> None:
@@ -27,7 +37,9 @@ def test_empty_shard_has_no_verdicts() -> None:
 
 
 def test_unknown_column_is_rejected_with_the_known_ones() -> None:
-    with pytest.raises(MixError, match=r"sources\.web\.where: 'qualty > 1'.*columns: quality, tokens"):
+    with pytest.raises(
+        MixError, match=r"sources\.web\.where: 'qualty > 1'.*columns: quality, tokens"
+    ):
         judge("web", "qualty > 1", MEASURED)
 
 
@@ -41,33 +53,53 @@ def test_unknown_column_is_rejected_with_the_known_ones() -> None:
         "(SELECT count(*) FROM read_parquet('https://127.0.0.1:9/a.parquet')) > 0",
         "(SELECT count(*) FROM read_csv('s3://bucket/a.csv')) > 0",
         "(SELECT count(*) FROM measured) > 0",
-        "true) AS BOOLEAN) FROM documents; COPY documents TO '{out}'; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; COPY documents TO '{out}'; SELECT 1, "
+        "CAST((true",
         "true) AS BOOLEAN) FROM documents; ATTACH '{out}'; SELECT 1, CAST((true",
         "true) AS BOOLEAN) FROM documents; INSTALL httpfs; SELECT 1, CAST((true",
         "true) AS BOOLEAN) FROM documents; LOAD '{secret}'; SELECT 1, CAST((true",
-        "true) AS BOOLEAN) FROM documents; SET enable_external_access = true; SELECT 1, CAST((true",
-        "true) AS BOOLEAN) FROM documents; SET lock_configuration = false; SELECT 1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; SET enable_external_access = true; SELECT "
+        "1, CAST((true",
+        "true) AS BOOLEAN) FROM documents; SET lock_configuration = false; SELECT 1, "
+        "CAST((true",
     ],
 )
-def test_condition_reaches_no_file_network_or_setting(condition: str, tmp_path: Path) -> None:
+def test_condition_reaches_no_file_network_or_setting(
+    condition: str, tmp_path: Path
+) -> None:
     secret, out = tmp_path / "secret.csv", tmp_path / "out"
     secret.write_text("a\nx\n")
     with pytest.raises(MixError, match=r"sources\.web\.where"):
-        judge("web", condition.format(secret=secret, out=out), pa.table({"quality": [0.5]}))
+        judge(
+            "web",
+            condition.format(secret=secret, out=out),
+            pa.table({"quality": [0.5]}),
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
 def test_names_are_checked_without_values() -> None:
     names = ["quality", "language", "cluster_size"]
-    check_names("sources.web.where", "quality >= 0.5 AND language IN ('en', 'de') AND length(language) = 2", names)
+    check_names(
+        "sources.web.where",
+        "quality >= 0.5 AND language IN ('en', 'de') AND length(language) = 2",
+        names,
+    )
     check_names("sources.web.epochs", "coalesce(min(cluster_size, 4), 1)", names)
-    with pytest.raises(MixError, match=r"qualty.*columns: cluster_size, language, quality"):
+    with pytest.raises(
+        MixError, match=r"qualty.*columns: cluster_size, language, quality"
+    ):
         check_names("sources.web.where", "qualty > 1", names)
     with pytest.raises(MixError, match=r"sources\.web\.where.*syntax"):
         check_names("sources.web.where", "quality >", names)
 
 
-METADATA = ['{"n": 20, "page": {"lang": "en"}, "a.b": 1}', "{}", '{"n": 7.5}', '{"n": null, "page": {"lang": "de"}}']
+METADATA = [
+    '{"n": 20, "page": {"lang": "en"}, "a.b": 1}',
+    "{}",
+    '{"n": 7.5}',
+    '{"n": null, "page": {"lang": "de"}}',
+]
 ROWS = pa.table(
     {
         "quality": [0.2, None, 0.9, 0.5],
@@ -118,7 +150,9 @@ def test_condition_depends_on_its_own_row_only(expression: str) -> None:
     check_names("sources.web.where", expression, ROWS.column_names)
     together = judge("web", expression, ROWS).tolist()
     for order in ([3, 1, 0, 2], [2], [0, 0, 1]):
-        assert judge("web", expression, ROWS.take(order)).tolist() == [together[row] for row in order]
+        assert judge("web", expression, ROWS.take(order)).tolist() == [
+            together[row] for row in order
+        ]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +194,9 @@ def test_condition_depends_on_its_own_row_only(expression: str) -> None:
         ("hash(tokens) > 1", "the function hash is"),
     ],
 )
-def test_expression_that_is_not_a_function_of_the_row_is_rejected(expression: str, message: str) -> None:
+def test_expression_that_is_not_a_function_of_the_row_is_rejected(
+    expression: str, message: str
+) -> None:
     for check in (
         lambda: check_names("sources.web.where", expression, ROWS.column_names),
         lambda: judge("web", expression, ROWS),
@@ -170,11 +206,28 @@ def test_expression_that_is_not_a_function_of_the_row_is_rejected(expression: st
 
 
 def test_metadata_keys_are_columns() -> None:
-    assert judge("web", "metadata.n >= 20", ROWS).tolist() == [MET, UNKNOWN, NOT_MET, UNKNOWN]
-    assert judge("web", "metadata.page.lang = 'de'", ROWS).tolist() == [NOT_MET, UNKNOWN, UNKNOWN, MET]
-    assert columns_in("metadata.n > tokens", ROWS.column_names) == ["tokens", "metadata"]
+    assert judge("web", "metadata.n >= 20", ROWS).tolist() == [
+        MET,
+        UNKNOWN,
+        NOT_MET,
+        UNKNOWN,
+    ]
+    assert judge("web", "metadata.page.lang = 'de'", ROWS).tolist() == [
+        NOT_MET,
+        UNKNOWN,
+        UNKNOWN,
+        MET,
+    ]
+    assert columns_in("metadata.n > tokens", ROWS.column_names) == [
+        "tokens",
+        "metadata",
+    ]
     with pytest.raises(MixError, match=r"sources\.web\.where.*metadata\.n"):
-        judge("web", "metadata.n >= 20", pa.table({"metadata": ['{"n": 20}', '{"n": "20"}']}))
+        judge(
+            "web",
+            "metadata.n >= 20",
+            pa.table({"metadata": ['{"n": 20}', '{"n": "20"}']}),
+        )
     with pytest.raises(MixError, match=r"no column 'metadata\.n'"):
         check_names("sources.web.where", "metadata.n >= 20", ["tokens"])
 

@@ -13,7 +13,9 @@ from gristmill.tokenize.order import Order, OrderWithout
 
 
 @given(
-    st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(lambda counts: sum(counts) > 1),
+    st.lists(st.integers(0, 20), min_size=1, max_size=4).filter(
+        lambda counts: sum(counts) > 1
+    ),
     st.integers(0, 99),
     st.integers(0, 2),
     st.data(),
@@ -22,11 +24,17 @@ def test_order_skips_withheld_rows_in_every_epoch(
     counts: list[int], seed: int, epoch: int, data: st.DataObject
 ) -> None:
     total = sum(counts)
-    withheld = data.draw(st.lists(st.integers(0, total - 1), max_size=total - 1, unique=True))
+    withheld = data.draw(
+        st.lists(st.integers(0, total - 1), max_size=total - 1, unique=True)
+    )
     full_order = Order(counts, seed)
     order = OrderWithout(full_order, np.array(withheld, dtype=np.int64))
     kept = [
-        row for row in full_order.rows(np.arange(epoch * total, (epoch + 1) * total)).tolist() if row not in withheld
+        row
+        for row in full_order.rows(
+            np.arange(epoch * total, (epoch + 1) * total)
+        ).tolist()
+        if row not in withheld
     ]
     assert order.total == len(kept)
     positions = np.arange(epoch * order.total, (epoch + 1) * order.total)
@@ -34,8 +42,13 @@ def test_order_skips_withheld_rows_in_every_epoch(
     assert np.array_equal(order.positions(np.array(kept), epoch), positions)
     first = data.draw(st.integers(0, order.total))
     count = data.draw(st.integers(0, 2 * order.total))
-    assert order.span(first, count).tolist() == order.rows(np.arange(first, first + count)).tolist()
-    assert np.array_equal(pickle.loads(pickle.dumps(order)).rows(positions), order.rows(positions))
+    assert (
+        order.span(first, count).tolist()
+        == order.rows(np.arange(first, first + count)).tolist()
+    )
+    assert np.array_equal(
+        pickle.loads(pickle.dumps(order)).rows(positions), order.rows(positions)
+    )
 
 
 def test_rows_before_the_first_withheld_one_keep_their_positions() -> None:

@@ -18,14 +18,22 @@ from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.tokenize.mixing import write_shards
 from gristmill.tokenize.mixing.array_files import ALIGNMENT, load_record, save
-from gristmill.tokenize.mixing.send_tokens import WANTED, receive_tokens, received_places, send_tokens, wanted_of
+from gristmill.tokenize.mixing.send_tokens import (
+    WANTED,
+    receive_tokens,
+    received_places,
+    send_tokens,
+    wanted_of,
+)
 from gristmill.tokenize.mixing.streams import Segment
 from gristmill.tokenize.mixing.write_shards import Contents, RowPlan, blocks_of
 
 
 @pytest.mark.parametrize("number", [0, 1, 3, 500])
 @pytest.mark.parametrize("remote", [False, True])
-def test_record_round_trips_locally_and_remotely(tmp_path: Path, number: int, remote: bool) -> None:
+def test_record_round_trips_locally_and_remotely(
+    tmp_path: Path, number: int, remote: bool
+) -> None:
     folder = as_path(f"memory://plan/{number}") if remote else tmp_path
     rng = np.random.default_rng(number)
     words = rng.integers(0, 2**64, (number, 2), dtype=np.uint64)
@@ -51,11 +59,17 @@ def test_record_round_trips_locally_and_remotely(tmp_path: Path, number: int, re
 
 EOS, PAD, LENGTH, ROWS = 9001, 9002, 16, 23
 PART_TOKENS = [[5, 0, 40], [], [1, 30, 7, 0], [3]]
-"""Tokens of the documents of each part: some documents have only an end of text, one part has no document."""
+"""Tokens of the documents of each part: some documents have only an end of text, one
+part has no document.
+"""
 
 
-def parts_and_documents(folder: str) -> tuple[tuple[str, ...], list[tuple[int, int, int]], list[list[int]]]:
-    """Write token parts, and return their paths, (part, first token, tokens) of each document, and its tokens."""
+def parts_and_documents(
+    folder: str,
+) -> tuple[tuple[str, ...], list[tuple[int, int, int]], list[list[int]]]:
+    """Write token parts, and return their paths, (part, first token, tokens) of each
+    document, and its tokens.
+    """
     rng, paths, places, texts = np.random.default_rng(1), [], [], []
     for number, sizes in enumerate(PART_TOKENS):
         flat = rng.integers(0, 9000, sum(sizes), dtype=np.uint16)
@@ -71,7 +85,9 @@ def parts_and_documents(folder: str) -> tuple[tuple[str, ...], list[tuple[int, i
 def rows_and_contents(
     texts: list[list[int]], places: list[tuple[int, int, int]], document: np.ndarray
 ) -> tuple[list[list[int]], Contents]:
-    """Fill rows with documents in turn, cut where a row is full; every third row is padded."""
+    """Fill rows with documents in turn, cut where a row is full; every third row is
+    padded.
+    """
     rows: list[list[int]] = [[]]
     pieces = []
     for number in document.tolist():
@@ -104,46 +120,88 @@ def rows_and_contents(
     return padded, Contents(*np.array(pieces, dtype=np.int64).T)
 
 
-@pytest.mark.parametrize(("remote", "many"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("remote", "many"), [(False, False), (True, False), (False, True)]
+)
 def test_blocks_of_any_size_have_the_tokens_of_the_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remote: bool, many: bool
 ) -> None:
     if many:
         monkeypatch.setattr(write_shards, "MOST_PARTS", 1)
-    parts, places, texts = parts_and_documents("memory://parts" if remote else str(tmp_path))
-    expected, contents = rows_and_contents(texts, places, np.random.default_rng(2).integers(0, len(texts), 400))
+    parts, places, texts = parts_and_documents(
+        "memory://parts" if remote else str(tmp_path)
+    )
+    expected, contents = rows_and_contents(
+        texts, places, np.random.default_rng(2).integers(0, len(texts), 400)
+    )
     plan = RowPlan(Shuffled(tmp_path, 0), "", parts, "uint16", LENGTH, EOS, PAD)
     for block_rows in (1, 4, ROWS, None):
-        blocks = [block.tolist() for block in blocks_of(plan, contents, ROWS, block_rows)]
-        assert len(blocks) == (1 if remote or many or block_rows is None else -(-ROWS // block_rows))
+        blocks = [
+            block.tolist() for block in blocks_of(plan, contents, ROWS, block_rows)
+        ]
+        assert len(blocks) == (
+            1 if remote or many or block_rows is None else -(-ROWS // block_rows)
+        )
         assert [row for block in blocks for row in block] == expected
-    no_pieces = Contents(*(column[:0] for column in vars(contents).values() if column is not None))
+    no_pieces = Contents(
+        *(column[:0] for column in vars(contents).values() if column is not None)
+    )
     assert [block.shape for block in blocks_of(plan, no_pieces, 0)] == [(0, LENGTH)]
     fsspec.filesystem("memory").rm("/", recursive=True)
 
 
 @pytest.mark.parametrize("form", ["files", "engine"])
-def test_sent_tokens_make_the_same_rows_without_the_parts(tmp_path: Path, form: str) -> None:
+def test_sent_tokens_make_the_same_rows_without_the_parts(
+    tmp_path: Path, form: str
+) -> None:
     """Documents repeat in the rows, and some pieces are only an end of text."""
     parts, places, texts = parts_and_documents(str(tmp_path))
-    expected, contents = rows_and_contents(texts, places, np.random.default_rng(2).integers(0, len(texts), 400))
-    engine = {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}} if form == "engine" else {}
-    context = Context(work=tmp_path / "work", stage="mix", shuffle=form, emit=lambda event: None, **engine)
-    placed = pa.table({name: getattr(contents, name) for name in ("part", "first", "text")})
+    expected, contents = rows_and_contents(
+        texts, places, np.random.default_rng(2).integers(0, len(texts), 400)
+    )
+    engine = (
+        {"runner": "FnApiRunner", "options": {"direct_running_mode": "in_memory"}}
+        if form == "engine"
+        else {}
+    )
+    context = Context(
+        work=tmp_path / "work",
+        stage="mix",
+        shuffle=form,
+        emit=lambda event: None,
+        **engine,
+    )
+    placed = pa.table(
+        {name: getattr(contents, name) for name in ("part", "first", "text")}
+    )
     # Another shard requests the first pieces, and the last shard requests nothing.
     shards = np.concatenate([np.full(len(placed), 1), np.zeros(5, np.int64)])
-    tell = partial(tell_parts, placed=pa.concat_tables([placed, placed.slice(0, 5)]), shards=shards)
-    requested = run_shuffle("place", [Task("0")], tell, context, {WANTED: len(parts)})[1][WANTED]
+    tell = partial(
+        tell_parts, placed=pa.concat_tables([placed, placed.slice(0, 5)]), shards=shards
+    )
+    requested = run_shuffle("place", [Task("0")], tell, context, {WANTED: len(parts)})[
+        1
+    ][WANTED]
     sent = send_tokens(requested, parts, "uint16", 3, context)
     tokens = [receive_tokens(sent, shard, np.dtype(np.uint16)) for shard in range(3)]
-    assert [len(shard_tokens) for shard_tokens in tokens] == [int(contents.text[:5].sum()), int(contents.text.sum()), 0]
+    assert [len(shard_tokens) for shard_tokens in tokens] == [
+        int(contents.text[:5].sum()),
+        int(contents.text.sum()),
+        0,
+    ]
     begins = received_places(contents.part, contents.first, contents.text)
-    received = replace(contents, part=np.zeros_like(contents.part), first=begins, sent=tokens[1])
+    received = replace(
+        contents, part=np.zeros_like(contents.part), first=begins, sent=tokens[1]
+    )
     plan = RowPlan(Shuffled(tmp_path, 0), "", ("nowhere",), "uint16", LENGTH, EOS, PAD)
-    assert [row for block in blocks_of(plan, received, ROWS, 4) for row in block.tolist()] == expected
+    assert [
+        row for block in blocks_of(plan, received, ROWS, 4) for row in block.tolist()
+    ] == expected
 
 
-def tell_parts(task: Task, placed: pa.Table, shards: np.ndarray) -> Generator[Sent, None, Done]:
+def tell_parts(
+    task: Task, placed: pa.Table, shards: np.ndarray
+) -> Generator[Sent, None, Done]:
     yield wanted_of(placed, shards)
     return Done()
 
@@ -164,6 +222,14 @@ def test_ids_beyond_16_bits_are_copied_unchanged(tmp_path: Path) -> None:
         column_of[10],
         column_of[12],
     )
-    plan = RowPlan(Shuffled(tmp_path, 0), "", (str(tmp_path / "part.bin"),), "uint32", LENGTH, EOS, PAD)
+    plan = RowPlan(
+        Shuffled(tmp_path, 0),
+        "",
+        (str(tmp_path / "part.bin"),),
+        "uint32",
+        LENGTH,
+        EOS,
+        PAD,
+    )
     (block,) = blocks_of(plan, contents, 1)
     assert block[0, :12].tolist() == list(range(70_010, 70_022))

@@ -1,4 +1,6 @@
-"""A tiny tokenizer, a tiny packed set, and stages run on them: in this process, or under torchrun."""
+"""A tiny tokenizer, a tiny packed set, and stages run on them: in this process, or
+under torchrun.
+"""
 
 from __future__ import annotations
 
@@ -43,31 +45,47 @@ TINY_MODEL = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2, "ffn_width": 
 def texts() -> dict[str, str]:
     """Prose and code of the standard library."""
     return {
-        "prose": " ".join(str(inspect.getdoc(module)) for module in (json, contextlib, textwrap, socket, inspect)),
+        "prose": " ".join(
+            str(inspect.getdoc(module))
+            for module in (json, contextlib, textwrap, socket, inspect)
+        ),
         "code": inspect.getsource(textwrap) + inspect.getsource(contextlib),
     }
 
 
 @pytest.fixture(scope="session")
-def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> Path:
+def tokenizer_folder(
+    tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]
+) -> Path:
     from gristmill.tokenize.encoding.tokenizer import write_tokenizer
     from gristmill.tokenize.encoding.vocabulary import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(train(TokenizerSample({name: [text] for name, text in texts.items()}, {}), 400), folder)
+    write_tokenizer(
+        train(TokenizerSample({name: [text] for name, text in texts.items()}, {}), 400),
+        folder,
+    )
     return folder
 
 
 @pytest.fixture(scope="session")
-def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path, texts: dict[str, str]) -> Path:
+def mix_folder(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer_folder: Path,
+    texts: dict[str, str],
+) -> Path:
     from gristmill.tokenize.encoding.tokenizer import load
     from gristmill.tokenize.packed_writing import write_packed_set
 
     tokenizer = load(tokenizer_folder)
-    streams = {name: np.array(tokenizer.encode([text])[0].ids) for name, text in texts.items()}
+    streams = {
+        name: np.array(tokenizer.encode([text])[0].ids) for name, text in texts.items()
+    }
     rows = {
-        name: stream[: len(stream) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].reshape(-1, SEQUENCE_LENGTH)
+        name: stream[: len(stream) // SEQUENCE_LENGTH * SEQUENCE_LENGTH].reshape(
+            -1, SEQUENCE_LENGTH
+        )
         for name, stream in streams.items()
     }
     folder = tmp_path_factory.mktemp("mix")
@@ -77,7 +95,12 @@ def mix_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path,
         folder,
         training.reshape(2, 40, -1).transpose(1, 0, 2).reshape(80, -1),
         {"prose": 40, "code": 40},
-        {"vocab_size": tokenizer.vocab_size, "eos": tokenizer.eos, "pad": tokenizer.pad, "sha256": tokenizer.sha256},
+        {
+            "vocab_size": tokenizer.vocab_size,
+            "eos": tokenizer.eos,
+            "pad": tokenizer.pad,
+            "sha256": tokenizer.sha256,
+        },
         {name: part[40:44] for name, part in rows.items()},
     )
     return folder
@@ -91,14 +114,19 @@ def tiny_shape() -> Shape:
 
 @pytest.fixture(scope="session")
 def make_model() -> Callable[[Shape], Llama]:
-    """Make a model with weights larger than the initial ones, so that a mistake shows in the logits."""
+    """Make a model with weights larger than the initial ones, so that a mistake shows
+    in the logits.
+    """
 
     def make(shape: Shape) -> Llama:
         model = Llama(shape)
         tensor_of = drawn(shape, 3)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0))
+                parameter.copy_(
+                    tensor_of(name, parameter.shape)
+                    * (8.0 if parameter.ndim > 1 else 1.0)
+                )
         return model
 
     return make
@@ -121,7 +149,9 @@ def pretrain_config() -> dict[str, Any]:
 
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Environment of a single rank under torchrun, with one thread, since tensors are tiny."""
+    """Environment of a single rank under torchrun, with one thread, since tensors are
+    tiny.
+    """
     torch.set_num_threads(1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -147,7 +177,13 @@ def make_pair_rows(tokenizer_folder: Path, tmp_path: Path) -> Callable[..., Pair
 
     def make(sets: dict[str, list[Pair]], length: int) -> PairRows:
         chat = Chat(tokenizer_folder)
-        write_pair_rows(tmp_path / "pairs", sets, length, {"vocab_size": 400, "eos": 0, "pad": chat.pad}, chat)
+        write_pair_rows(
+            tmp_path / "pairs",
+            sets,
+            length,
+            {"vocab_size": 400, "eos": 0, "pad": chat.pad},
+            chat,
+        )
         return PairRows(PackedSet(tmp_path / "pairs"))
 
     return make
@@ -157,11 +193,17 @@ RunStage = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def stop_pretraining(run_stage: RunStage, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Pre-train in this process, and stop as on SIGTERM after one step, `times` times."""
+def stop_pretraining(
+    run_stage: RunStage, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Pre-train in this process, and stop as on SIGTERM after one step, `times`
+    times.
+    """
     from gristmill.train.loop import loop
 
-    def stop(inputs: dict[str, Path], config: dict[str, Any], folder: Path, times: int = 2) -> None:
+    def stop(
+        inputs: dict[str, Path], config: dict[str, Any], folder: Path, times: int = 2
+    ) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(loop, "stop_requested", lambda: True)
             for _ in range(times):
@@ -174,10 +216,12 @@ def stop_pretraining(run_stage: RunStage, monkeypatch: pytest.MonkeyPatch) -> Ca
 
 @pytest.fixture
 def run_stage(one_process: None) -> RunStage:
-    """Run a stage in this process, and return its summary; further keywords are those of `Context`.
+    """Run a stage in this process, and return its summary; further keywords are those
+    of `Context`.
 
-    `sft` with the keys of its data runs `sft_data` first, and `reference` and `dpo` run `dpo_data`; summaries are
-    merged. A stage of the section `dpo` accepts the whole section.
+    `sft` with the keys of its data runs `sft_data` first, and `reference` and `dpo` run
+    `dpo_data`; summaries are merged. A stage of the section `dpo` accepts the whole
+    section.
     """
 
     def run(
@@ -197,13 +241,25 @@ def run_stage(one_process: None) -> RunStage:
         data_summary: dict[str, Any] = {}
         if stage in DATA_OF and "data" in config:
             name, section = DATA_OF[stage]
-            data_config = {key: config[key] for key in (*section.model_fields, READS) if key in config}
+            data_config = {
+                key: config[key]
+                for key in (*section.model_fields, READS)
+                if key in config
+            }
             data_summary = run(name, inputs, data_config, folder / "prepared")
             inputs = {**inputs, name: folder / "prepared" / "data"}
         if stage == "sft":
-            config = {key: value for key, value in config.items() if key in ("seed", READS) or key not in data_config}
+            config = {
+                key: value
+                for key, value in config.items()
+                if key in ("seed", READS) or key not in data_config
+            }
         if stage == "reference":
-            config = {key: value for key, value in config.items() if key in Reference.model_fields}
+            config = {
+                key: value
+                for key, value in config.items()
+                if key in Reference.model_fields
+            }
         (folder / "work").mkdir(parents=True, exist_ok=True)
         context = Context(
             folder / "work",
@@ -213,9 +269,9 @@ def run_stage(one_process: None) -> RunStage:
             stream=stream or Stream(),
             **{"emit": lambda event: None, **context_options},
         )
-        summary: dict[str, Any] = importlib.import_module(f"gristmill.train.stages.{stage}").run(
-            inputs, config, folder / "data", context
-        )
+        summary: dict[str, Any] = importlib.import_module(
+            f"gristmill.train.stages.{stage}"
+        ).run(inputs, config, folder / "data", context)
         json.dumps(summary, allow_nan=False)
         return {**data_summary, **summary}
 
@@ -223,14 +279,18 @@ def run_stage(one_process: None) -> RunStage:
 
 
 class StageConfig:
-    """Settings that a manifest of given sections passes to a stage; its files are in one folder."""
+    """Settings that a manifest of given sections passes to a stage; its files are in
+    one folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __call__(self, stage: str, **sections: Any) -> dict[str, Any]:
         """Return the settings as JSON gives them to a process."""
-        config: dict[str, Any] = json.loads(json.dumps(dict(self._node(stage, sections).config)))
+        config: dict[str, Any] = json.loads(
+            json.dumps(dict(self._node(stage, sections).config))
+        )
         return config
 
     def recipe(self, stage: str, **sections: Any) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""Program started by test_parallel.py: several trainings in different parallel forms, by the same processes.
+"""Program started by test_parallel.py: several trainings in different parallel forms,
+by the same processes.
 
-Arguments: the number of processes, and a JSON file with a list of {"parallel", "folder", "continue", "inputs",
-"config", "checkpoint_every"}, optionally "compute"; `continue` is the folder of a training to resume from, or null.
+Arguments: the number of processes, and a JSON file with a list of {"parallel",
+"folder", "continue", "inputs", "config", "checkpoint_every"}, optionally "compute";
+`continue` is the folder of a training to resume from, or null.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
             if joined.is_first:
                 (folder / "work").mkdir(parents=True)
                 if job["continue"] is not None:
-                    shutil.copytree(Path(job["continue"]) / "work" / "checkpoints", folder / "work" / "checkpoints")
+                    shutil.copytree(
+                        Path(job["continue"]) / "work" / "checkpoints",
+                        folder / "work" / "checkpoints",
+                    )
             dist.barrier()
             context = Context(
                 folder / "work",
@@ -49,10 +54,15 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
                 emit=lambda event: None,
             )
             pretrain.run(
-                {name: Path(path) for name, path in job["inputs"].items()}, job["config"], folder / "data", context
+                {name: Path(path) for name, path in job["inputs"].items()},
+                job["config"],
+                folder / "data",
+                context,
             )
 
 
 if __name__ == "__main__":
     load_all()
-    fork_ranks(int(sys.argv[1]), partial(train_all, json.loads(Path(sys.argv[2]).read_text())))
+    fork_ranks(
+        int(sys.argv[1]), partial(train_all, json.loads(Path(sys.argv[2]).read_text()))
+    )

@@ -1,7 +1,9 @@
-"""Program started by test_row_split.py: a model whose rows are split among processes, against the unsplit model.
+"""Program started by test_row_split.py: a model whose rows are split among processes,
+against the unsplit model.
 
-Arguments: the number of processes, the file to write, and `compute.compile`. The file has, for each process,
-variant -> name -> largest difference relative to the largest value.
+Arguments: the number of processes, the file to write, and `compute.compile`. The file
+has, for each process, variant -> name -> largest difference relative to the largest
+value.
 """
 
 from __future__ import annotations
@@ -26,16 +28,28 @@ from gristmill.train.models.decoder import Llama, configure
 from gristmill.train.models.experts import MixtureOfExperts, expert_loads
 from gristmill.train.models.model_config import Shape, shape_of
 from gristmill.train.models.weights import drawn
-from gristmill.train.objectives.losses import next_tokens, score_tokens, targets_only, weighted_nll
+from gristmill.train.objectives.losses import (
+    next_tokens,
+    score_tokens,
+    targets_only,
+    weighted_nll,
+)
 from gristmill.train.parallel.context_parallel import TokenHead
 from gristmill.train.parallel.process_groups import World, make_world, process_group
 from gristmill.train.parallel.sharding import split_rows
 
-SHAPE = shape_of(Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48), vocab_size=100, sequence_length=48)
+SHAPE = shape_of(
+    Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48),
+    vocab_size=100,
+    sequence_length=48,
+)
 LENGTH = 48
 DOCUMENTS = ((5, 20, 23), (48,), (1, 1, 40))
 """Lengths of the documents of each row; the last one has padding."""
-HEADS: dict[str, Callable[..., Any]] = {"all": weighted_nll, "some": partial(targets_only, weighted_nll)}
+HEADS: dict[str, Callable[..., Any]] = {
+    "all": weighted_nll,
+    "some": partial(targets_only, weighted_nll),
+}
 
 
 def positions() -> Tensor:
@@ -55,7 +69,10 @@ VARIANTS: dict[str, tuple[Shape, dict[str, Any], int, str]] = {
     "some targets": (SHAPE, {"positions": positions()}, 1, "some"),
     "prefixes": (
         replace(SHAPE, prefix_lm=True),
-        {"positions": positions(), "prefix": torch.arange(LENGTH).expand(3, -1) % 20 < 9},
+        {
+            "positions": positions(),
+            "prefix": torch.arange(LENGTH).expand(3, -1) % 20 < 9,
+        },
         1,
         "all",
     ),
@@ -66,22 +83,33 @@ VARIANTS: dict[str, tuple[Shape, dict[str, Any], int, str]] = {
         "all",
     ),
 }
-"""Name -> (shape, further arguments of the model, LEAST_MEAN_LENGTH, trained targets)."""
+"""Name -> (shape, further arguments of the model, LEAST_MEAN_LENGTH, trained
+targets).
+"""
 
 
 def model_of(shape: Shape) -> Llama:
-    """Make a model with weights larger than the initial ones, so that a mistake shows."""
+    """Make a model with weights larger than the initial ones, so that a mistake
+    shows.
+    """
     model, tensor_of = Llama(shape), drawn(shape, 3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0))
+            parameter.copy_(
+                tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0)
+            )
     return model
 
 
 def measure(model: Llama, options: dict[str, Any], trains: str) -> dict[str, Any]:
-    """Compute the loss, gradients, loss of each token, expert loads, scores and logits."""
+    """Compute the loss, gradients, loss of each token, expert loads, scores and
+    logits.
+    """
     ids = torch.randint(
-        0, 100, (len(DOCUMENTS), model.shape.sequence_length), generator=torch.Generator().manual_seed(5)
+        0,
+        100,
+        (len(DOCUMENTS), model.shape.sequence_length),
+        generator=torch.Generator().manual_seed(5),
     )
     targets = next_tokens(ids)
     if trains == "some":  # all near the start of rows, so that some processes have none
@@ -105,18 +133,30 @@ def measure(model: Llama, options: dict[str, Any], trains: str) -> dict[str, Any
 
 
 def compare(world: World, variant: str, compute: Compute) -> dict[str, float]:
-    """Return the largest relative difference between the split and the unsplit model, by name."""
+    """Return the largest relative difference between the split and the unsplit model,
+    by name.
+    """
     shape, options, attention.LEAST_MEAN_LENGTH, trains = VARIANTS[variant]
     alone, together = model_of(shape), model_of(shape)
     assert world.row_split is not None
     split_rows(together, world.row_split)
     configure(together, compute)
-    assert all(module.row_split for module in together.modules() if isinstance(module, MixtureOfExperts))
-    expected, split_values = measure(alone, options, trains), measure(together, options, trains)
+    assert all(
+        module.row_split
+        for module in together.modules()
+        if isinstance(module, MixtureOfExperts)
+    )
+    expected, split_values = (
+        measure(alone, options, trains),
+        measure(together, options, trains),
+    )
     for name in ("loss", "gradients"):
         dist.all_reduce(split_values[name], group=world.row_split.group)
     return {
-        name: float((split_values[name].double() - value.double()).abs().max() / value.abs().max().clamp(min=1e-9))
+        name: float(
+            (split_values[name].double() - value.double()).abs().max()
+            / value.abs().max().clamp(min=1e-9)
+        )
         for name, value in expected.items()
     }
 

@@ -11,13 +11,21 @@ import torch
 
 from gristmill.mixtures.model import RopeScaling
 from gristmill.train.models import attention
-from gristmill.train.models.attention import Segments, attend, block_mask, document_numbers, see_documents
+from gristmill.train.models.attention import (
+    Segments,
+    attend,
+    block_mask,
+    document_numbers,
+    see_documents,
+)
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
 
 MakeModel = Callable[[Shape], Llama]
 ROWS = ((5, 12, 7), (24,), (1, 1, 22), (10, 4))
-"""Lengths of the documents of each row of 24 tokens; the last one has ten tokens of padding."""
+"""Lengths of the documents of each row of 24 tokens; the last one has ten tokens of
+padding.
+"""
 
 
 def positions_of(rows: Sequence[Sequence[int]], length: int = 24) -> torch.Tensor:
@@ -31,7 +39,9 @@ def positions_of(rows: Sequence[Sequence[int]], length: int = 24) -> torch.Tenso
 
 @pytest.fixture
 def ids() -> torch.Tensor:
-    return torch.randint(0, 100, (len(ROWS), 24), generator=torch.Generator().manual_seed(5))
+    return torch.randint(
+        0, 100, (len(ROWS), 24), generator=torch.Generator().manual_seed(5)
+    )
 
 
 @pytest.mark.parametrize("least_mean_length", [1, 1000])
@@ -54,20 +64,29 @@ def test_packed_row_gives_the_logits_and_gradients_of_its_documents(
     monkeypatch.setattr(attention, "LEAST_MEAN_LENGTH", least_mean_length)
     form = see_documents(positions_of(ROWS))
     assert isinstance(form, Segments) == (least_mean_length == 1)
-    model = make_model(replace(tiny_shape, **changes)).double()  # so that rounding hides no mistake
+    # so that rounding hides no mistake
+    model = make_model(replace(tiny_shape, **changes)).double()
     packed = model(ids, positions=positions_of(ROWS))
-    together, apart = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    together, apart = (
+        torch.zeros((), dtype=torch.float64),
+        torch.zeros((), dtype=torch.float64),
+    )
     for row, lengths in enumerate(ROWS):
         start = 0
         for length in lengths:
             part = slice(start, start + length)
             alone = model(ids[row : row + 1, part])[0]
             torch.testing.assert_close(packed[row, part], alone, atol=1e-6, rtol=1e-6)
-            together, apart = together + packed[row, part].square().sum(), apart + alone.square().sum()
+            together, apart = (
+                together + packed[row, part].square().sum(),
+                apart + alone.square().sum(),
+            )
             start += length
     parameters = list(model.parameters())
     for ours, theirs in zip(
-        torch.autograd.grad(together, parameters), torch.autograd.grad(apart, parameters), strict=True
+        torch.autograd.grad(together, parameters),
+        torch.autograd.grad(apart, parameters),
+        strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -76,26 +95,36 @@ def test_without_positions_tokens_attend_to_earlier_documents(
     ids: torch.Tensor, tiny_shape: Shape, make_model: MakeModel
 ) -> None:
     model = make_model(tiny_shape)
-    assert not torch.allclose(model(ids)[0, 5:], model(ids, positions=positions_of(ROWS))[0, 5:], atol=1e-3)
+    assert not torch.allclose(
+        model(ids)[0, 5:], model(ids, positions=positions_of(ROWS))[0, 5:], atol=1e-3
+    )
 
 
 def test_documents_are_numbered_by_positions_and_padding_separately() -> None:
-    assert document_numbers(torch.tensor([[0, 1, 2, 0, 0, 1, -1, -1]])).tolist() == [[1, 1, 1, 2, 3, 3, 4, 4]]
+    assert document_numbers(torch.tensor([[0, 1, 2, 0, 0, 1, -1, -1]])).tolist() == [
+        [1, 1, 1, 2, 3, 3, 4, 4]
+    ]
 
 
 def test_flex_attention_equals_plain_attention() -> None:
     """Uncompiled: masked products of whole blocks, as on a GPU."""
     generator = torch.Generator().manual_seed(2)
     queries = torch.randn(len(ROWS), 4, 24, 8, generator=generator)
-    keys, values = (torch.randn(len(ROWS), 2, 24, 8, generator=generator) for _ in range(2))
+    keys, values = (
+        torch.randn(len(ROWS), 2, 24, 8, generator=generator) for _ in range(2)
+    )
     positions = positions_of(ROWS)
     plain = attend(queries, keys, values, see_documents(positions, dense=True))
     flexible = attend(queries, keys, values, block_mask(document_numbers(positions)))
     torch.testing.assert_close(flexible, plain, atol=1e-6, rtol=1e-5)
 
 
-def test_hopper_kernels_are_chosen_while_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query of the device is resolved while compiling; the kernel itself needs a GPU."""
+def test_hopper_kernels_are_chosen_while_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The query of the device is resolved while compiling; the kernel itself needs a
+    GPU.
+    """
     devices = []
 
     @torch.compiler.assume_constant_result
@@ -106,7 +135,10 @@ def test_hopper_kernels_are_chosen_while_compiling(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(attention, "_is_hopper", is_hopper)
     queries = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(3))
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(queries, queries, queries, None), attend(queries, queries, queries, None))
+    torch.testing.assert_close(
+        compiled(queries, queries, queries, None),
+        attend(queries, queries, queries, None),
+    )
     assert len(devices) == 2  # once while compiling, once without
 
 
@@ -114,4 +146,6 @@ def test_query_of_the_device_is_marked_as_constant_like_by_pytorch() -> None:
     def marked() -> None:
         """Empty function."""
 
-    assert vars(torch.compiler.assume_constant_result(marked)) == vars(attention._is_hopper)
+    assert vars(torch.compiler.assume_constant_result(marked)) == vars(
+        attention._is_hopper
+    )

@@ -12,7 +12,9 @@ from gristmill.train.optim.averaging import AveragedWeights
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
 
-def average_of(values: list[float], bad: tuple[int, ...] = (), **settings: Any) -> float:
+def average_of(
+    values: list[float], bad: tuple[int, ...] = (), **settings: Any
+) -> float:
     """Return the average of a weight with these values after steps 1, 2, ..."""
     model = nn.Linear(1, 1, bias=False)
     model.weight.data.fill_(100.0)  # the untrained weight, which no average includes
@@ -29,8 +31,13 @@ def test_exponential_average_decays_at_its_rate() -> None:
 
 
 def test_plain_average_is_the_mean_since_the_start() -> None:
-    assert average_of([9.0, 9.0, 1.0, 3.0, 8.0], kind="swa", start_fraction=0.4) == pytest.approx(4.0)
-    assert average_of([1.0, 90.0, 3.0, 90.0], kind="swa", every=2, start_fraction=0.0) == 90.0
+    assert average_of(
+        [9.0, 9.0, 1.0, 3.0, 8.0], kind="swa", start_fraction=0.4
+    ) == pytest.approx(4.0)
+    assert (
+        average_of([1.0, 90.0, 3.0, 90.0], kind="swa", every=2, start_fraction=0.0)
+        == 90.0
+    )
 
 
 def test_skipped_steps_are_not_averaged() -> None:

@@ -55,15 +55,24 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def with_callback(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
-    """Settings of a pre-training with one callback from hooks.py: (source, name, options, ...) -> settings."""
+def with_callback(
+    stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path
+) -> Any:
+    """Settings of a pre-training with one callback from hooks.py: (source, name,
+    options, ...) -> settings.
+    """
 
     def configured(
-        source: str, name: str, options: dict[str, Any] | None = None, **callback_keys: Any
+        source: str,
+        name: str,
+        options: dict[str, Any] | None = None,
+        **callback_keys: Any,
     ) -> dict[str, Any]:
         (tmp_path / "hooks.py").write_text(source)
         callback = {"use": f"./hooks.py:{name}", "with": options or {}, **callback_keys}
-        config: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, "callbacks": [callback]})
+        config: dict[str, Any] = stage_config(
+            "pretrain", pretrain={**pretrain_config, "callbacks": [callback]}
+        )
         return config
 
     return configured
@@ -77,9 +86,20 @@ def test_callback_sees_every_event_and_ends_the_training(
     shutil.rmtree(tmp_path / "manifest", ignore_errors=True)
     (tmp_path / "hooks.py").unlink()  # the stage has the code by value
     emitted: list[dict[str, Any]] = []
-    summary = run_stage("pretrain", inputs, config, tmp_path / "run", checkpoint_every=4, emit=emitted.append)
+    summary = run_stage(
+        "pretrain",
+        inputs,
+        config,
+        tmp_path / "run",
+        checkpoint_every=4,
+        emit=emitted.append,
+    )
     assert (summary["steps"], summary["stopped_early"]) == (7, True)
-    assert summary["stopped_by"] == {"callback": "hooks:Watch", "step": 7, "reason": "enough of it"}
+    assert summary["stopped_by"] == {
+        "callback": "hooks:Watch",
+        "step": 7,
+        "reason": "enough of it",
+    }
     calls = read_jsonl(tmp_path / "seen")
     assert [(call["event"], call["step"]) for call in calls] == [
         *(("step", step) for step in (1, 2, 3, 4)),
@@ -89,17 +109,25 @@ def test_callback_sees_every_event_and_ends_the_training(
         ("step", 7),
         ("checkpoint", 7),
     ]
-    assert [Path(call["path"]).name for call in calls if call["event"] == "checkpoint"] == [
+    assert [
+        Path(call["path"]).name for call in calls if call["event"] == "checkpoint"
+    ] == [
         "step-00000004",
         "step-00000007",
     ]
-    logged = {call["step"]: call for call in read_jsonl(tmp_path / "run" / "data" / "metrics.jsonl") if "loss" in call}
+    logged = {
+        call["step"]: call
+        for call in read_jsonl(tmp_path / "run" / "data" / "metrics.jsonl")
+        if "loss" in call
+    }
     assert sorted(logged) == list(range(1, 8))
     for call in calls:
         if call["event"] == "step":  # the mean of one step, since every step is logged
             assert call["loss"] == pytest.approx(logged[call["step"]]["loss"], rel=1e-6)
             assert call["learning_rate"] == logged[call["step"]]["learning_rate"]
-            assert call["grad_norm"] == pytest.approx(logged[call["step"]]["grad_norm"], rel=1e-6)
+            assert call["grad_norm"] == pytest.approx(
+                logged[call["step"]]["grad_norm"], rel=1e-6
+            )
             assert call["tokens"] == logged[call["step"]]["tokens"]
     validation = summary["validation"]
     total = sum(call["tokens"] for call in validation.values())
@@ -117,15 +145,23 @@ def test_observing_callback_changes_no_bit(
 ) -> None:
     config = with_callback(WATCH, "Watch", {"path": str(tmp_path / "seen")})
     run_stage("pretrain", inputs, config, tmp_path / "watched")
-    summary = run_stage("pretrain", inputs, {**config, "callbacks": []}, tmp_path / "alone")
+    summary = run_stage(
+        "pretrain", inputs, {**config, "callbacks": []}, tmp_path / "alone"
+    )
     assert "stopped_by" not in summary
     weights = Path("data", "model", "model.safetensors")
-    assert (tmp_path / "watched" / weights).read_bytes() == (tmp_path / "alone" / weights).read_bytes()
+    assert (tmp_path / "watched" / weights).read_bytes() == (
+        tmp_path / "alone" / weights
+    ).read_bytes()
 
 
 @pytest.mark.slow
 def test_stateful_callback_stops_a_resumed_training_at_the_same_step(
-    run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_stage: Any,
+    with_callback: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = with_callback(COUNT, "Count")
     with monkeypatch.context() as patch:
@@ -135,8 +171,13 @@ def test_stateful_callback_stops_a_resumed_training_at_the_same_step(
                 run_stage("pretrain", inputs, config, tmp_path / "run")
             torch.distributed.destroy_process_group()
     summary = run_stage("pretrain", inputs, config, tmp_path / "run")
-    assert summary["stopped_by"] == {"callback": "hooks:Count", "step": 9, "reason": "seen nine"}
-    again = run_stage("pretrain", inputs, config, tmp_path / "run")  # as if killed between the stop and the commit
+    assert summary["stopped_by"] == {
+        "callback": "hooks:Count",
+        "step": 9,
+        "reason": "seen nine",
+    }
+    # as if killed between the stop and the commit
+    again = run_stage("pretrain", inputs, config, tmp_path / "run")
     assert (again["steps"], again["stopped_by"]) == (9, summary["stopped_by"])
 
 
@@ -146,7 +187,9 @@ def test_stopped_training_continues_with_another_callback(
 ) -> None:
     run_stage("pretrain", inputs, with_callback(COUNT, "Count"), tmp_path / "first")
     config = with_callback(COUNT.replace("9", "11"), "Count")
-    config["continue_from"] = str(tmp_path / "first" / "work" / "checkpoints" / "step-00000009")
+    config["continue_from"] = str(
+        tmp_path / "first" / "work" / "checkpoints" / "step-00000009"
+    )
     assert run_stage("pretrain", inputs, config, tmp_path / "second")["steps"] == 12
 
 
@@ -168,66 +211,112 @@ class Scale:
 def test_callback_scales_the_learning_rate_also_after_a_resume(
     run_stage: Any, with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    """The second attempt starts at step 4, and its callback would not scale the rate of step 6."""
+    """The second attempt starts at step 4, and its callback would not scale the rate of
+    step 6.
+    """
     config = with_callback(SCALE, "Scale", {"folder": str(tmp_path)})
     uninterrupted = run_stage("pretrain", inputs, config, tmp_path / "whole")
     assert uninterrupted["scaled_by"] == [
-        {"callback": "hooks:Scale", "step": 5, "learning_rate_scale": 0.25, "reason": "large gradients"},
-        {"callback": "hooks:Scale", "step": 6, "learning_rate_scale": 2.0, "reason": ""},
+        {
+            "callback": "hooks:Scale",
+            "step": 5,
+            "learning_rate_scale": 0.25,
+            "reason": "large gradients",
+        },
+        {
+            "callback": "hooks:Scale",
+            "step": 6,
+            "learning_rate_scale": 2.0,
+            "reason": "",
+        },
     ]
     plain = scheduled({**config, "callbacks": []})
     logged = read_jsonl(tmp_path / "whole" / "data" / "metrics.jsonl")
-    rates = {line["step"]: line["learning_rate"] for line in logged if "learning_rate" in line}
-    assert rates == {step: plain(step) * (1.0 if step < 6 else 0.25 if step == 6 else 0.5) for step in range(1, 13)}
+    rates = {
+        line["step"]: line["learning_rate"]
+        for line in logged
+        if "learning_rate" in line
+    }
+    assert rates == {
+        step: plain(step) * (1.0 if step < 6 else 0.25 if step == 6 else 0.5)
+        for step in range(1, 13)
+    }
     (tmp_path / "fails").touch()
     with pytest.raises(OwnCodeError, match="out of memory"):
         run_stage("pretrain", inputs, config, tmp_path / "again")
     torch.distributed.destroy_process_group()
     (tmp_path / "fails").unlink()
     (tmp_path / "second").touch()
-    assert run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"] == uninterrupted["scaled_by"]
+    assert (
+        run_stage("pretrain", inputs, config, tmp_path / "again")["scaled_by"]
+        == uninterrupted["scaled_by"]
+    )
     weights = Path("data", "model", "model.safetensors")
-    assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "whole" / weights).read_bytes()
+    assert (tmp_path / "again" / weights).read_bytes() == (
+        tmp_path / "whole" / weights
+    ).read_bytes()
     callback_lines = [
-        [line for line in read_jsonl(tmp_path / name / "data" / "metrics.jsonl") if "callback" in line]
+        [
+            line
+            for line in read_jsonl(tmp_path / name / "data" / "metrics.jsonl")
+            if "callback" in line
+        ]
         for name in ("whole", "again")
     ]
     assert callback_lines[0] == callback_lines[1]
     assert callback_lines[0][0] == {
         "step": 5,
-        "callback": {"callback": "hooks:Scale", "learning_rate_scale": 0.25, "reason": "large gradients"},
+        "callback": {
+            "callback": "hooks:Scale",
+            "learning_rate_scale": 0.25,
+            "reason": "large gradients",
+        },
     }
 
 
 def scheduled(config: dict[str, Any]) -> Callable[[int], float]:
     section = Pretrain.model_validate(config)
-    return lambda step: learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps)
+    return lambda step: learning_rate(
+        section.schedule, section.optimizer.learning_rate, step, section.steps
+    )
 
 
 STOP = "def stop(metrics, at):\n    if metrics['step'] == at: return 'here'\n"
 
 
 @pytest.mark.parallel
-def test_two_ranks_stop_at_the_same_step(with_callback: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_two_ranks_stop_at_the_same_step(
+    with_callback: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
     config = with_callback(STOP, "stop", {"at": 5})
     write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
     summary = json.loads((tmp_path / "two" / "work" / "result.json").read_text())
-    assert (summary["steps"], summary["stopped_by"]["reason"], summary["world_size"]) == (5, "here", 2)
+    assert (
+        summary["steps"],
+        summary["stopped_by"]["reason"],
+        summary["world_size"],
+    ) == (5, "here", 2)
 
 
 @pytest.mark.parallel
 def test_exception_in_a_callback_ends_both_ranks_with_its_message(
     with_callback: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = with_callback("def stop(metrics):\n    if metrics['step'] == 6: metrics['nothing']\n", "stop")
+    config = with_callback(
+        "def stop(metrics):\n    if metrics['step'] == 6: metrics['nothing']\n", "stop"
+    )
     write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) != 0
-    message = json.loads((tmp_path / "two" / "work" / "error.json").read_text())["message"]
+    message = json.loads((tmp_path / "two" / "work" / "error.json").read_text())[
+        "message"
+    ]
     assert message == "hooks:stop failed: KeyError: 'nothing' (hooks.py, line 2)"
-    assert (tmp_path / "two" / "work" / "checkpoints" / "step-00000004" / "complete.json").exists()
+    assert (
+        tmp_path / "two" / "work" / "checkpoints" / "step-00000004" / "complete.json"
+    ).exists()
 
 
 @pytest.mark.slow
@@ -239,16 +328,33 @@ def test_exception_in_a_callback_ends_both_ranks_with_its_message(
             {"at": 3},
             r"hooks.py, line 1: stop\(metrics\) cannot be called with \(metrics\)",
         ),
-        ("def stop(): ...", {}, r"hooks.py, line 1: stop\(\) cannot be called with \(metrics\)"),
-        ("\nclass stop:\n    pass", {}, r"hooks.py, line 2: stop .*after_step, after_validation"),
-        ("class stop:\n    def after_step(self): ...", {}, r"stop.after_step\(\) cannot be called with \(metrics\)"),
         (
-            "class stop:\n    def __init__(self):\n        1 / 0\n    def after_step(self, m): ...",
+            "def stop(): ...",
+            {},
+            r"hooks.py, line 1: stop\(\) cannot be called with \(metrics\)",
+        ),
+        (
+            "\nclass stop:\n    pass",
+            {},
+            r"hooks.py, line 2: stop .*after_step, after_validation",
+        ),
+        (
+            "class stop:\n    def after_step(self): ...",
+            {},
+            r"stop.after_step\(\) cannot be called with \(metrics\)",
+        ),
+        (
+            "class stop:\n    def __init__(self):\n        1 / 0\n    def "
+            "after_step(self, m): ...",
             {},
             r"hooks:stop failed: ZeroDivisionError: division by zero \(hooks.py, line 3\)",
         ),
         ("raise RuntimeError('no')", {}, r"hooks.py defines no 'stop'"),
-        ("def stop(metrics): return True", {}, r"line 1: stop returned True after step"),
+        (
+            "def stop(metrics): return True",
+            {},
+            r"line 1: stop returned True after step",
+        ),
         (
             "def stop(metrics): return {'learning_rate_scale': -1}",
             {},
@@ -260,20 +366,29 @@ def test_exception_in_a_callback_ends_both_ranks_with_its_message(
             {},
             r"TypeError: 'mappingproxy' object does not .* \(hooks.py, line 1",
         ),
-        ("def stop(metrics): metrics['logged']['loss'] = 0", {}, "TypeError: 'mappingproxy' object does not"),
+        (
+            "def stop(metrics): metrics['logged']['loss'] = 0",
+            {},
+            "TypeError: 'mappingproxy' object does not",
+        ),
         (
             "def stop(metrics):\n    while True:\n        pass",
             {},
             r"hooks:stop failed: TimeLimitError: took longer than 0.5 s \(hooks.py, line [23]\)",
         ),
-        ("import sys\ndef stop(metrics): sys.exit(3)", {}, r"hooks:stop failed: SystemExit: 3 \(hooks.py, line 2\)"),
+        (
+            "import sys\ndef stop(metrics): sys.exit(3)",
+            {},
+            r"hooks:stop failed: SystemExit: 3 \(hooks.py, line 2\)",
+        ),
         (
             "class stop:\n    def on_checkpoint(self, metrics): return 'enough'",
             {},
             r"stop returned 'enough' on a checkpoint",
         ),
         (
-            "class stop:\n    def after_step(self, m): ...\n    def state_dict(self): return {1, 2}\n"
+            "class stop:\n    def after_step(self, m): ...\n    def "
+            "state_dict(self): return {1, 2}\n"
             "    def load_state_dict(self, s): ...",
             {},
             r"stop.state_dict returned is not JSON: Object of type set",
@@ -293,7 +408,12 @@ def test_wrong_callback_ends_the_training_with_file_and_line(
         run_stage(
             "pretrain",
             inputs,
-            with_callback(source, "stop", options, **({"time_limit_seconds": 0.5} if "while" in source else {})),
+            with_callback(
+                source,
+                "stop",
+                options,
+                **({"time_limit_seconds": 0.5} if "while" in source else {}),
+            ),
             tmp_path / "run",
         )
 
@@ -304,7 +424,11 @@ def test_recipe_includes_callbacks_and_the_intervals_that_they_see(
     first = with_callback(STOP, "stop", {"at": 5})
     assert first["callbacks"] == [
         {
-            "use": {"function": "hooks:stop", "files": {"hooks.py": STOP}, "distribution": ""},
+            "use": {
+                "function": "hooks:stop",
+                "files": {"hooks.py": STOP},
+                "distribution": "",
+            },
             "with": {"at": 5},
             "on": None,
             "time_limit_seconds": 600.0,
@@ -315,7 +439,10 @@ def test_recipe_includes_callbacks_and_the_intervals_that_they_see(
     assert recipe("pretrain", pretrain={**pretrain_config, "log_every": 3}) == recipe(
         "pretrain", pretrain={**pretrain_config, "log_every": 4}
     )
-    watched = {**pretrain_config, "callbacks": [{"use": "./hooks.py:stop", "with": {"at": 5}}]}
+    watched = {
+        **pretrain_config,
+        "callbacks": [{"use": "./hooks.py:stop", "with": {"at": 5}}],
+    }
     assert recipe("pretrain", pretrain={**watched, "log_every": 3}) != recipe(
         "pretrain", pretrain={**watched, "log_every": 4}
     )
@@ -325,13 +452,19 @@ def test_recipe_includes_callbacks_and_the_intervals_that_they_see(
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "sft", "reward", "dpo", "rl"])
-def test_every_training_stage_has_its_callbacks(stage_config: Any, tmp_path: Path, stage: str) -> None:
+def test_every_training_stage_has_its_callbacks(
+    stage_config: Any, tmp_path: Path, stage: str
+) -> None:
     (tmp_path / "hooks.py").write_text(STOP)
     (tmp_path / "data.jsonl").write_text("{}\n")
     data = {} if stage == "pretrain" else {"data": [{"path": "data.jsonl"}]}
     rewards = {"rewards": [{"kind": "exact"}]} if stage == "rl" else {}
-    callbacks = [{"use": "./hooks.py:stop", "with": {"at": 5}, "on": "after_validation"}]
-    config = stage_config(stage, **{stage: {"steps": 2, "callbacks": callbacks, **data, **rewards}})
+    callbacks = [
+        {"use": "./hooks.py:stop", "with": {"at": 5}, "on": "after_validation"}
+    ]
+    config = stage_config(
+        stage, **{stage: {"steps": 2, "callbacks": callbacks, **data, **rewards}}
+    )
     (callback,) = config["callbacks"]
     assert (callback["use"]["function"], callback["with"], callback["on"]) == (
         "hooks:stop",
@@ -342,18 +475,31 @@ def test_every_training_stage_has_its_callbacks(stage_config: Any, tmp_path: Pat
 
 @pytest.mark.slow
 def test_callback_ends_a_tuning(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     write_jsonl(
         tmp_path / "chats.jsonl",
         [
-            {"messages": [{"role": "user", "content": f"Say {word}"}, {"role": "assistant", "content": word}]}
+            {
+                "messages": [
+                    {"role": "user", "content": f"Say {word}"},
+                    {"role": "assistant", "content": word},
+                ]
+            }
             for word in ("json", "text", "file", "name")
         ],
     )
     (tmp_path / "hooks.py").write_text(STOP)
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
-    stop = Own(**{"use": take_code(OwnFunction("./hooks.py:stop"), tmp_path), "with": {"at": 2}})
+    stop = Own(
+        **{
+            "use": take_code(OwnFunction("./hooks.py:stop"), tmp_path),
+            "with": {"at": 2},
+        }
+    )
     config = {
         "data": [{"path": str(tmp_path / "chats.jsonl")}],
         "steps": 4,
@@ -361,5 +507,10 @@ def test_callback_ends_a_tuning(
         "global_batch_size": 2,
         "callbacks": [stop.model_dump(mode="json")],
     }
-    summary = run_stage("sft", {**inputs, "pretrain": tmp_path / "start" / "data"}, config, tmp_path / "sft")
+    summary = run_stage(
+        "sft",
+        {**inputs, "pretrain": tmp_path / "start" / "data"},
+        config,
+        tmp_path / "sft",
+    )
     assert (summary["steps"], summary["stopped_by"]["reason"]) == (2, "here")

@@ -38,7 +38,11 @@ def test_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
     example = conversation(chat.encode(TURNS), 1, 1000, "id")
     assert example is not None
     assert decoded_mask(chat, example) == [
-        ("<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\n", False),
+        (
+            "<|system|>\nBe brief.<|end|>\n<|user|>\nWhat does it "
+            "do?<|end|>\n<|assistant|>\n",
+            False,
+        ),
         ("It wraps text.<|end|>", True),
         ("\n<|user|>\nSure?<|end|>\n<|assistant|>\n", False),
         (" Yes.<|end|>", True),
@@ -54,20 +58,33 @@ def test_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
         (
             "all",
             [
-                "\nBe brief.<|end|>\n<|user|>\nWhat does it do?<|end|>\n<|assistant|>\nIt wraps text.<|end|>\n<|user|>\n"
+                "\nBe brief.<|end|>\n<|user|>\nWhat does it "
+                "do?<|end|>\n<|assistant|>\nIt wraps text.<|end|>\n<|user|>\n"
                 "Sure?<|end|>\n<|assistant|>\n Yes.<|end|>\n"
             ],
         ),
     ],
 )
-def test_train_on_selects_the_trained_turns(chat: Chat, train_on: Any, trained: list[str]) -> None:
-    (example,), counts = prepare_conversations([{"id": "a", "messages": TURNS}], chat, 1000, train_on)
-    assert [text for text, is_trained in decoded_mask(chat, example) if is_trained] == trained
+def test_train_on_selects_the_trained_turns(
+    chat: Chat, train_on: Any, trained: list[str]
+) -> None:
+    (example,), counts = prepare_conversations(
+        [{"id": "a", "messages": TURNS}], chat, 1000, train_on
+    )
+    assert [
+        text for text, is_trained in decoded_mask(chat, example) if is_trained
+    ] == trained
     assert counts["end_of_turn_share"] == 1.0
 
 
-CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich"}}}
-TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"}}}
+CALL = {
+    "type": "function",
+    "function": {"name": "weather", "arguments": {"city": "Zürich"}},
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"city": "<string>"}},
+}
 WITH_TOOLS = [
     {"role": "user", "content": "Rain?"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -77,26 +94,44 @@ WITH_TOOLS = [
 
 
 def test_tool_calls_are_trained_and_tool_responses_are_not(chat: Chat) -> None:
-    (example,), _ = prepare_conversations([{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000)
+    (example,), _ = prepare_conversations(
+        [{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000
+    )
     assert decoded_mask(chat, example) == [
         (
-            '<|system|>\nTools: [{"type": "function", "function": {"name": "weather", "parameters": {"city": "<string>"'
+            '<|system|>\nTools: [{"type": "function", "function": {"name": '
+            '"weather", "parameters": {"city": "<string>"'
             "}}}]<|end|>\n<|user|>\nRain?<|end|>\n<|assistant|>\n",
             False,
         ),
-        ('<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call><|end|>', True),
-        ("\n<|user|>\n<tool_response>\ndry\n</tool_response><|end|>\n<|assistant|>\n", False),
+        (
+            '<tool_call>\n{"name": "weather", "arguments": {"city": '
+            '"Zürich"}}\n</tool_call><|end|>',
+            True,
+        ),
+        (
+            "\n<|user|>\n<tool_response>\ndry\n</tool_response><|end|>\n<|assistant|>\n",
+            False,
+        ),
         ("No.<|end|>", True),
         ("\n", False),
     ]
 
 
-@pytest.mark.parametrize(("messages", "tools"), [(TURNS, []), (WITH_TOOLS, [TOOL]), ([TURNS[0], *WITH_TOOLS], [TOOL])])
-def test_ids_and_mask_equal_those_of_transformers(chat: Chat, messages: list[Any], tools: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("messages", "tools"),
+    [(TURNS, []), (WITH_TOOLS, [TOOL]), ([TURNS[0], *WITH_TOOLS], [TOOL])],
+)
+def test_ids_and_mask_equal_those_of_transformers(
+    chat: Chat, messages: list[Any], tools: list[Any]
+) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(chat.folder).apply_chat_template(
-        messages, tools=tools or None, return_dict=True, return_assistant_tokens_mask=True
+        messages,
+        tools=tools or None,
+        return_dict=True,
+        return_assistant_tokens_mask=True,
     )
     ours = chat.encode(messages, tools=tools)
     assert ours.ids.tolist() == theirs["input_ids"]
@@ -107,10 +142,25 @@ def test_preference_prompts_have_the_tools_as_in_transformers(chat: Chat) -> Non
     from transformers import AutoTokenizer
 
     peer = AutoTokenizer.from_pretrained(chat.folder)
-    prompt, answers = WITH_TOOLS[:1], {"chosen": WITH_TOOLS[1:2], "rejected": [TURNS[2]]}
-    pairs, _ = prepare_pairs([{"id": "a", "prompt": prompt, **answers, "tools": [TOOL]}], chat, 1000)
+    prompt, answers = (
+        WITH_TOOLS[:1],
+        {"chosen": WITH_TOOLS[1:2], "rejected": [TURNS[2]]},
+    )
+    pairs, _ = prepare_pairs(
+        [{"id": "a", "prompt": prompt, **answers, "tools": [TOOL]}], chat, 1000
+    )
     labelled, _ = prepare_answers(
-        [{"id": "a", "prompt": prompt, "completion": answers["chosen"], "label": True, "tools": [TOOL]}], chat, 1000
+        [
+            {
+                "id": "a",
+                "prompt": prompt,
+                "completion": answers["chosen"],
+                "label": True,
+                "tools": [TOOL],
+            }
+        ],
+        chat,
+        1000,
     )
     for example, answer in (
         (pairs[0].chosen, "chosen"),
@@ -118,21 +168,31 @@ def test_preference_prompts_have_the_tools_as_in_transformers(chat: Chat) -> Non
         (labelled[0].conversation, "chosen"),
     ):
         theirs = peer.apply_chat_template(
-            [*prompt, *answers[answer]], tools=[TOOL], return_dict=True, return_assistant_tokens_mask=True
+            [*prompt, *answers[answer]],
+            tools=[TOOL],
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         assert example.ids.tolist() == theirs["input_ids"]
         assert example.trained.astype(int).tolist() == theirs["assistant_masks"]
-        assert '"weather"' in chat.decode(example.ids[: int(example.trained.argmax())].tolist())
+        assert '"weather"' in chat.decode(
+            example.ids[: int(example.trained.argmax())].tolist()
+        )
 
 
 PLAIN_TEMPLATE = (
-    "{%- for message in messages -%}{{- message['role'] + ':' -}}{% generation %}{{ message['content'] }}"
+    "{%- for message in messages -%}{{- message['role'] + ':' -}}{% generation %}{{ "
+    "message['content'] }}"
     "{% endgeneration %}{%- endfor -%}"
 )
 ADD = {"type": "function", "function": {"name": "add", "arguments": {"a": 3, "b": 2}}}
 ADD_TOOL = {
     "type": "function",
-    "function": {"name": "add", "description": "Sum.", "parameters": {"properties": {"a": {"type": "integer"}}}},
+    "function": {
+        "name": "add",
+        "description": "Sum.",
+        "parameters": {"properties": {"a": {"type": "integer"}}},
+    },
 }
 SAYS_ADD = {"role": "user", "content": "add 3 and 2: Sum. of a and b"}
 ADDING = [SAYS_ADD, {"role": "assistant", "content": "", "tool_calls": [ADD]}]
@@ -156,7 +216,11 @@ def templated(chat: Chat, tmp_path: Path) -> Any:
         # The user's words contain everything that the template leaves out.
         (ADDING, [], "the call of 'add' in message 2"),
         ([SAYS_ADD, TURNS[2]], [ADD_TOOL], "the tool 'add'"),
-        ([SAYS_ADD, {**TURNS[2], "reasoning_content": "add"}], [], "the reasoning_content of message 2"),
+        (
+            [SAYS_ADD, {**TURNS[2], "reasoning_content": "add"}],
+            [],
+            "the reasoning_content of message 2",
+        ),
         ([{**SAYS_ADD, "name": "user"}, TURNS[2]], [], "the name of message 1"),
     ],
 )
@@ -168,25 +232,37 @@ def test_template_that_leaves_out_content_is_rejected(
 
 
 def test_template_must_write_every_part_of_calls_and_tools(templated: Any) -> None:
-    name = "{%- for call in m.tool_calls or [] -%}{{- call.function.name -}}{%- endfor -%}"
-    loop = "{%- for m in messages -%}{{- m.role + m.content -}}" + name + "{%- endfor -%}"
+    name = (
+        "{%- for call in m.tool_calls or [] -%}{{- call.function.name -}}{%- endfor -%}"
+    )
+    loop = (
+        "{%- for m in messages -%}{{- m.role + m.content -}}" + name + "{%- endfor -%}"
+    )
     with pytest.raises(ContentLeftOutError, match="the arguments of the call of 'add'"):
         templated(loop).encode(ADDING)
-    described = "{%- for tool in tools or [] -%}{{- tool.function.name -}}{%- endfor -%}" + loop
+    described = (
+        "{%- for tool in tools or [] -%}{{- tool.function.name -}}{%- endfor -%}" + loop
+    )
     with pytest.raises(ContentLeftOutError, match="the description of the tool 'add'"):
         templated(described).encode(TURNS, tools=[ADD_TOOL])
 
 
 def test_template_that_cuts_reasoning_off_is_rejected(templated: Any) -> None:
     thinking = {"role": "assistant", "content": "<think>It is add.</think>add"}
-    cutting = "{%- for m in messages -%}{{- m.role + m.content.split('</think>')[-1] -}}{%- endfor -%}"
-    with pytest.raises(ContentLeftOutError, match="the reasoning in the content of message 2"):
+    cutting = (
+        "{%- for m in messages -%}{{- m.role + m.content.split('</think>')[-1] "
+        "-}}{%- endfor -%}"
+    )
+    with pytest.raises(
+        ContentLeftOutError, match="the reasoning in the content of message 2"
+    ):
         templated(cutting).encode([SAYS_ADD, thinking])
 
 
 def test_template_may_write_reasoning_and_names(templated: Any) -> None:
     writing = (
-        "{%- for m in messages -%}{{- m.role + '(' + (m.name or '') + ')' + (m.thinking or '') + m.content -}}"
+        "{%- for m in messages -%}{{- m.role + '(' + (m.name or '') + ')' + "
+        "(m.thinking or '') + m.content -}}"
         "{%- endfor -%}"
     )
     messages = [{**SAYS_ADD, "name": "Ann"}, {**TURNS[2], "reasoning_content": "Hm."}]
@@ -195,8 +271,15 @@ def test_template_may_write_reasoning_and_names(templated: Any) -> None:
 
 
 def test_template_may_leave_out_the_name_of_a_responding_tool(chat: Chat) -> None:
-    answered = [*WITH_TOOLS[:2], {**WITH_TOOLS[2], "name": "weather", "tool_call_id": "1"}, WITH_TOOLS[3]]
-    assert chat.encode(answered, tools=[TOOL]).ids.tolist() == chat.encode(WITH_TOOLS, tools=[TOOL]).ids.tolist()
+    answered = [
+        *WITH_TOOLS[:2],
+        {**WITH_TOOLS[2], "name": "weather", "tool_call_id": "1"},
+        WITH_TOOLS[3],
+    ]
+    assert (
+        chat.encode(answered, tools=[TOOL]).ids.tolist()
+        == chat.encode(WITH_TOOLS, tools=[TOOL]).ids.tolist()
+    )
 
 
 def test_untrained_turns_and_a_final_user_turn_are_context(chat: Chat) -> None:
@@ -207,14 +290,24 @@ def test_untrained_turns_and_a_final_user_turn_are_context(chat: Chat) -> None:
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "thanks"},
     ]
-    (example,), counts = prepare_conversations([{"id": "a", "messages": messages}], chat, 500)
-    assert [text for text, trained in decoded_mask(chat, example) if trained] == ["yes<|end|>"]
-    assert (counts["used"], counts["answers"], counts["end_of_turn_share"]) == (1, 1, 1.0)
+    (example,), counts = prepare_conversations(
+        [{"id": "a", "messages": messages}], chat, 500
+    )
+    assert [text for text, trained in decoded_mask(chat, example) if trained] == [
+        "yes<|end|>"
+    ]
+    assert (counts["used"], counts["answers"], counts["end_of_turn_share"]) == (
+        1,
+        1,
+        1.0,
+    )
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.text(max_size=30), st.text(max_size=30))
-def test_prompt_has_the_same_ids_in_training_and_generation(chat: Chat, question: str, answer: str) -> None:
+def test_prompt_has_the_same_ids_in_training_and_generation(
+    chat: Chat, question: str, answer: str
+) -> None:
     messages = [{"role": "user", "content": question}]
     prompt = chat.encode(messages, prompt=True).ids.tolist()
     conversation_ = chat.encode([*messages, {"role": "assistant", "content": answer}])
@@ -225,7 +318,9 @@ def test_prompt_has_the_same_ids_in_training_and_generation(chat: Chat, question
     assert chat.decode(trained, special=True) == answer + "<|end|>"
 
 
-@pytest.mark.parametrize("text", ["<|end|>", "a <|assistant|>\nb", "\x00<generation>\x00"])
+@pytest.mark.parametrize(
+    "text", ["<|end|>", "a <|assistant|>\nb", "\x00<generation>\x00"]
+)
 def test_content_spelling_a_special_token_is_rejected(chat: Chat, text: str) -> None:
     with pytest.raises(ChatError, match="content holds"):
         chat.encode([{"role": "user", "content": text}])
@@ -244,12 +339,24 @@ def test_tokenizer_without_a_template_is_rejected(tmp_path: Path) -> None:
 def test_truncated_dropped_and_unrenderable_examples_are_counted(chat: Chat) -> None:
     examples = [
         {"id": "whole", "messages": TURNS[1:3]},
-        {"id": "cut", "messages": [TURNS[1], {"role": "assistant", "content": "word " * 40}]},
-        {"id": "gone", "messages": [{"role": "user", "content": "word " * 40}, TURNS[2]]},
+        {
+            "id": "cut",
+            "messages": [TURNS[1], {"role": "assistant", "content": "word " * 40}],
+        },
+        {
+            "id": "gone",
+            "messages": [{"role": "user", "content": "word " * 40}, TURNS[2]],
+        },
         {"id": "odd", "messages": [{"role": "user", "content": "<|end|>"}, TURNS[2]]},
     ]
     used, counts = prepare_conversations(examples, chat, 40)
-    assert (counts["examples"], counts["used"], counts["truncated"], counts["dropped"], counts["unrenderable"]) == (
+    assert (
+        counts["examples"],
+        counts["used"],
+        counts["truncated"],
+        counts["dropped"],
+        counts["unrenderable"],
+    ) == (
         4,
         2,
         1,
@@ -267,7 +374,11 @@ def test_truncated_dropped_and_unrenderable_examples_are_counted(chat: Chat) -> 
 
 
 def test_rows_are_padded_on_the_right_to_the_needed_length(chat: Chat) -> None:
-    used, _ = prepare_conversations([{"id": "a", "messages": TURNS[1:3]}, {"id": "b", "messages": TURNS}], chat, 1000)
+    used, _ = prepare_conversations(
+        [{"id": "a", "messages": TURNS[1:3]}, {"id": "b", "messages": TURNS}],
+        chat,
+        1000,
+    )
     ids, trained = padded(used, chat.pad, 1000)
     assert ids.shape == trained.shape == (2, 64)
     length = len(used[0].ids)

@@ -47,7 +47,12 @@ class Training:
         self.tensors = {"window": torch.zeros(3)}
         self.warnings: list[str] = []
         self.checkpoints = Checkpoints(
-            folder, self.model, self.optimizers, world, keeping or Keeping(), self.warnings.append
+            folder,
+            self.model,
+            self.optimizers,
+            world,
+            keeping or Keeping(),
+            self.warnings.append,
         )
 
     def step(self) -> None:
@@ -75,7 +80,18 @@ def equal_weights(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool
 
 
 @pytest.mark.parametrize(
-    "kind", ["adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix"]
+    "kind",
+    [
+        "adamw",
+        "lion",
+        "adafactor",
+        "sophia",
+        "adamw8bit",
+        "muon",
+        "normuon",
+        "dion",
+        "ademamix",
+    ],
 )
 def test_checkpoint_has_all_that_the_next_step_needs_and_is_isolated_from_later_steps(
     one_process: None, tiny_shape: Shape, tmp_path: Path, kind: OptimizerKind
@@ -110,7 +126,10 @@ def test_newest_complete_checkpoint_is_loaded_and_torn_ones_are_removed(
         shard.write_bytes(shard.read_bytes()[:-1])  # the disk lost a byte
         loaded = training.load()
     assert loaded == (2, {"digest": "2"})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001", "step-00000002"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-00000001",
+        "step-00000002",
+    ]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
@@ -118,7 +137,9 @@ def test_newest_complete_checkpoint_is_loaded_and_torn_ones_are_removed(
     "error",
     [
         OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5"),
+        RuntimeError(
+            "[enforce fail at inline_container.cc:672] . unexpected pos 7 vs 5"
+        ),
     ],
 )
 def test_full_disk_raises_oserror(
@@ -140,7 +161,9 @@ def test_full_disk_raises_oserror(
 
     monkeypatch.setattr(filesystem, "_write_item", full)
     if isinstance(error, RuntimeError):
-        monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096))
+        monkeypatch.setattr(
+            checkpoints.shutil, "disk_usage", lambda _: SimpleNamespace(free=4096)
+        )
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path, kind)
         with pytest.raises(OSError, match="No space left on device"):
@@ -148,7 +171,9 @@ def test_full_disk_raises_oserror(
     assert complete_steps(tmp_path) == []
 
 
-def test_damaged_checkpoint_is_skipped_with_a_warning(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_skipped_with_a_warning(
+    one_process: None, tiny_shape: Shape, tmp_path: Path
+) -> None:
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path)
         for step in (1, 2):
@@ -166,7 +191,10 @@ def test_damaged_checkpoint_is_skipped_with_a_warning(one_process: None, tiny_sh
 
 
 def test_error_of_a_save_is_raised_on_join(
-    one_process: None, tiny_shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_process: None,
+    tiny_shape: Shape,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def full(path: Path) -> str:
         raise OSError("no space left on device")
@@ -180,7 +208,9 @@ def test_error_of_a_save_is_raised_on_join(
     assert complete_steps(tmp_path) == []
 
 
-def test_newest_checkpoints_are_kept(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept(
+    one_process: None, tiny_shape: Shape, tmp_path: Path
+) -> None:
     with process_group() as world:
         training = Training(tiny_shape, world, tmp_path, keeping=Keeping(newest=2))
         for step in (5, 10, 100):
@@ -198,7 +228,9 @@ def test_permanent_and_rollback_checkpoints_are_kept_too() -> None:
 
 
 @given(st.lists(st.integers(1, 200), unique=True, max_size=20), st.integers(1, 4))
-def test_newest_and_permanent_checkpoints_are_never_outdated(steps: list[int], newest: int) -> None:
+def test_newest_and_permanent_checkpoints_are_never_outdated(
+    steps: list[int], newest: int
+) -> None:
     steps.sort()
     removed = outdated(steps, Keeping(newest, permanent_every=7))
     assert not set(removed) & set(steps[-newest:])
@@ -206,12 +238,19 @@ def test_newest_and_permanent_checkpoints_are_never_outdated(steps: list[int], n
 
 
 def test_checkpoint_with_an_invalid_marker_is_incomplete(tmp_path: Path) -> None:
-    for content in ("", "{}", json.dumps({"step": 1, "files": "0"}), json.dumps({"files": {"a": {"bytes": 1}}})):
+    for content in (
+        "",
+        "{}",
+        json.dumps({"step": 1, "files": "0"}),
+        json.dumps({"files": {"a": {"bytes": 1}}}),
+    ):
         step_folder(tmp_path, 1).mkdir(exist_ok=True)
         (step_folder(tmp_path, 1) / MARKER).write_text(content)
         assert complete_steps(tmp_path) == []
 
 
-def test_empty_folder_has_no_checkpoint(one_process: None, tiny_shape: Shape, tmp_path: Path) -> None:
+def test_empty_folder_has_no_checkpoint(
+    one_process: None, tiny_shape: Shape, tmp_path: Path
+) -> None:
     with process_group() as world:
         assert Training(tiny_shape, world, tmp_path / "none").load() is None

@@ -14,10 +14,14 @@ PLAIN: dict[str, Any] = {"steps": 3}
 
 
 def resolved(config: dict[str, Any], stage: str = "pretrain", **parallel: int) -> str:
-    return resolve_compile(Compute(), Parallel.model_validate(parallel), stage, config).compile
+    return resolve_compile(
+        Compute(), Parallel.model_validate(parallel), stage, config
+    ).compile
 
 
-def test_plain_decoders_are_compiled_by_default_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_decoders_are_compiled_by_default_on_gpus_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert resolved(PLAIN) == "off"
     monkeypatch.setattr(compiling, "_can_compile", lambda: True)
     assert resolved(PLAIN) == "block"
@@ -25,9 +29,17 @@ def test_plain_decoders_are_compiled_by_default_on_gpus_only(monkeypatch: pytest
     assert resolved(PLAIN, tensor=2) == resolved(PLAIN, stage="rl") == "off"
     assert resolved({**PLAIN, "model": {"moe": {"experts": 4}}}) == "off"
     assert resolved({**PLAIN, "masked": {}}) == "off"
-    assert resolved({**PLAIN, "length_ramp": [{"until_step": 2, "sequence_length": 64}]}) == "off"
+    assert (
+        resolved({**PLAIN, "length_ramp": [{"until_step": 2, "sequence_length": 64}]})
+        == "off"
+    )
 
 
 def test_explicit_setting_is_kept() -> None:
     for chosen in ("off", "block", "model"):
-        assert resolve_compile(Compute(compile=chosen), Parallel(), "pretrain", PLAIN).compile == chosen
+        assert (
+            resolve_compile(
+                Compute(compile=chosen), Parallel(), "pretrain", PLAIN
+            ).compile
+            == chosen
+        )

@@ -1,4 +1,6 @@
-"""Compilation, activation checkpointing, float8 and offloading do not change the training."""
+"""Compilation, activation checkpointing, float8 and offloading do not change the
+training.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,13 @@ def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "data" / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] if "loss" in line else line["validation"]["code"]["loss"] for line in lines]
+    lines = map(
+        json.loads, (folder / "data" / "metrics.jsonl").read_text().splitlines()
+    )
+    return [
+        line["loss"] if "loss" in line else line["validation"]["code"]["loss"]
+        for line in lines
+    ]
 
 
 @pytest.mark.slow
@@ -50,14 +57,22 @@ def test_activation_checkpointing_changes_no_bit(
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, config, tmp_path / "plain")
-    run_stage("pretrain", inputs, config, tmp_path / "again", compute=Compute(**compute))
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "again", compute=Compute(**compute)
+    )
     weights = Path("data", "model", "model.safetensors")
     assert losses(tmp_path / "again") == losses(tmp_path / "plain")
-    assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+    assert (tmp_path / "again" / weights).read_bytes() == (
+        tmp_path / "plain" / weights
+    ).read_bytes()
 
 
-def test_checkpointing_reduces_memory_between_the_passes(tiny_shape: Any, make_model: Any) -> None:
-    """Counts the bytes of tensors that are alive between the forward and the backward pass."""
+def test_checkpointing_reduces_memory_between_the_passes(
+    tiny_shape: Any, make_model: Any
+) -> None:
+    """Counts the bytes of tensors that are alive between the forward and the backward
+    pass.
+    """
 
     def bytes_alive(**compute: Any) -> int:
         model = make_model(tiny_shape)
@@ -65,7 +80,9 @@ def test_checkpointing_reduces_memory_between_the_passes(tiny_shape: Any, make_m
         alive: dict[int, int] = {}
 
         class Counting(torch.utils._python_dispatch.TorchDispatchMode):
-            def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            def __torch_dispatch__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
                 out = function(*args, **(kwargs or {}))
                 for tensor in out if isinstance(out, tuple | list) else [out]:
                     if isinstance(tensor, torch.Tensor):
@@ -93,21 +110,44 @@ def test_checkpointing_reduces_memory_between_the_passes(tiny_shape: Any, make_m
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+@pytest.mark.skipif(
+    shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler"
+)
 def test_compiled_training_has_nearly_the_same_losses(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     """One layer and equal micro-batches, since every further shape compiles again."""
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    config = {**config, "model": {**config["model"], "layers": 1}, "steps": 2, "global_batch_size": 4}
+    config = {
+        **config,
+        "model": {**config["model"], "layers": 1},
+        "steps": 2,
+        "global_batch_size": 4,
+    }
     run_stage("pretrain", inputs, config, tmp_path / "plain")
     for number, compute in enumerate(
-        ({"compile": "block", "activation_checkpointing": "selective"}, {"compile": "model"})
+        (
+            {"compile": "block", "activation_checkpointing": "selective"},
+            {"compile": "model"},
+        )
     ):
         torch._dynamo.utils.counters.clear()
-        run_stage("pretrain", inputs, config, tmp_path / str(number), compute=Compute.model_validate(compute))
-        assert losses(tmp_path / str(number)) == pytest.approx(losses(tmp_path / "plain"), abs=2e-5)
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # compilation happened
+        run_stage(
+            "pretrain",
+            inputs,
+            config,
+            tmp_path / str(number),
+            compute=Compute.model_validate(compute),
+        )
+        assert losses(tmp_path / str(number)) == pytest.approx(
+            losses(tmp_path / "plain"), abs=2e-5
+        )
+        # compilation happened
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 @pytest.mark.slow
@@ -122,19 +162,33 @@ def test_float8_training_has_nearly_the_same_losses(
     """Emulates float8 on the CPU. Saved weights have their usual names and dtype."""
     float8 = pytest.importorskip("torchao.float8")
     converted = []
-    monkeypatch.setattr(float8, "convert_to_float8_training", spy(float8.convert_to_float8_training, converted))
+    monkeypatch.setattr(
+        float8,
+        "convert_to_float8_training",
+        spy(float8.convert_to_float8_training, converted),
+    )
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    config = {**config, "model": {"layers": 1, "width": 128, "heads": 4, "ffn_width": 128}}
+    config = {
+        **config,
+        "model": {"layers": 1, "width": 128, "heads": 4, "ffn_width": 128},
+    }
     run_stage("pretrain", inputs, config, tmp_path / "plain")
     for recipe in ("tensorwise", "rowwise"):
         run_stage("pretrain", inputs, {**config, "float8": recipe}, tmp_path / recipe)
         float8_losses, expected = losses(tmp_path / recipe), losses(tmp_path / "plain")
         assert float8_losses != expected
         assert float8_losses == pytest.approx(expected, abs=0.05)
-    layers = [name for name, module in converted[0].named_modules() if type(module).__name__ == "Float8Linear"]
+    layers = [
+        name
+        for name, module in converted[0].named_modules()
+        if type(module).__name__ == "Float8Linear"
+    ]
     assert len(layers) == 7
     assert all(".layers.0." in name for name in layers)
-    weights = [load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("plain", "rowwise")]
+    weights = [
+        load_file(tmp_path / name / "data" / "model" / "model.safetensors")
+        for name in ("plain", "rowwise")
+    ]
     assert weights[0].keys() == weights[1].keys()
 
 
@@ -158,7 +212,12 @@ def test_invalid_compute_settings_are_rejected_with_the_fix() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_optimizer_offload_changes_no_bit_and_shares_checkpoints(
-    kind: str, run_stage: Any, tokenizer_folder: Path, mix_folder: Path, config: dict[str, Any], tmp_path: Path
+    kind: str,
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     config = {**config, "optimizer": {"kind": kind, "learning_rate": 0.01}}
@@ -169,11 +228,24 @@ def test_optimizer_offload_changes_no_bit_and_shares_checkpoints(
         ("brought back", False, "offloaded"),
     ):
         if resumed_from is not None:
-            shutil.copytree(tmp_path / resumed_from / "work" / "checkpoints", tmp_path / name / "work" / "checkpoints")
+            shutil.copytree(
+                tmp_path / resumed_from / "work" / "checkpoints",
+                tmp_path / name / "work" / "checkpoints",
+            )
         run_stage(
-            "pretrain", inputs, config, tmp_path / name, checkpoint_every=2, compute=Compute(offload_optimizer=offload)
+            "pretrain",
+            inputs,
+            config,
+            tmp_path / name,
+            checkpoint_every=2,
+            compute=Compute(offload_optimizer=offload),
         )
-        first = min(json.loads(line)["step"] for line in (tmp_path / name / "data" / "metrics.jsonl").open())
+        first = min(
+            json.loads(line)["step"]
+            for line in (tmp_path / name / "data" / "metrics.jsonl").open()
+        )
         assert first == (1 if resumed_from is None else 3)
         weights = Path("data", "model", "model.safetensors")
-        assert (tmp_path / name / weights).read_bytes() == (tmp_path / "plain" / weights).read_bytes()
+        assert (tmp_path / name / weights).read_bytes() == (
+            tmp_path / "plain" / weights
+        ).read_bytes()

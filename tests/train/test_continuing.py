@@ -1,4 +1,6 @@
-"""Training continued from another training's checkpoint, on a set without some of its rows."""
+"""Training continued from another training's checkpoint, on a set without some of its
+rows.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def without_row(mix: Path, target: Path, row: int) -> PackedSet:
     tokens = np.memmap(target / shard["file"], "<u2", "r+", shape=(80, 32))
     tokens[row] = 0
     tokens.flush()
-    shard.update(withheld=[row], whole_sha256=shard["sha256"], sha256=sha256_file(target / shard["file"]))
+    shard.update(
+        withheld=[row],
+        whole_sha256=shard["sha256"],
+        sha256=sha256_file(target / shard["file"]),
+    )
     write_json(target / "packed.json", manifest)
     return PackedSet(target)
 
@@ -43,24 +49,39 @@ def lines_of(folder: Path) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_training_continues_from_a_clean_checkpoint_without_the_withheld_rows(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    config = {**pretrain_config, "steps": STEPS, "seed": SEED, "global_batch_size": BATCH}
+    config = {
+        **pretrain_config,
+        "steps": STEPS,
+        "seed": SEED,
+        "global_batch_size": BATCH,
+    }
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, config, tmp_path / "first", checkpoint_every=4)
     checkpoints = tmp_path / "first" / "work" / "checkpoints"
     full_set = PackedSet(mix_folder)
-    withheld_row = int(full_set.order(SEED).rows(np.arange(5 * BATCH, 6 * BATCH))[2])  # step 6 reads it
+    # step 6 reads it
+    withheld_row = int(full_set.order(SEED).rows(np.arange(5 * BATCH, 6 * BATCH))[2])
     reduced_set = without_row(mix_folder, tmp_path / "less", withheld_row)
     assert reduced_set.fingerprint == full_set.fingerprint
 
     inputs["mix"] = reduced_set.folder
     clean = {**config, "continue_from": str(checkpoints / "step-00000004")}
-    summary = run_stage("pretrain", inputs, clean, tmp_path / "second", checkpoint_every=4)
+    summary = run_stage(
+        "pretrain", inputs, clean, tmp_path / "second", checkpoint_every=4
+    )
     before, after = lines_of(tmp_path / "first"), lines_of(tmp_path / "second")
     assert sorted(after) == list(range(5, STEPS + 1))
     assert after[5]["loss"] == before[5]["loss"]
-    read, digest = reduced_set.order(SEED).rows(np.arange(STEPS * BATCH)).reshape(STEPS, BATCH), reduced_set.fingerprint
+    read, digest = (
+        reduced_set.order(SEED).rows(np.arange(STEPS * BATCH)).reshape(STEPS, BATCH),
+        reduced_set.fingerprint,
+    )
     for step in range(1, STEPS + 1):
         digest = extend_digest(digest, read[step - 1])
         if step in after:
@@ -68,7 +89,9 @@ def test_training_continues_from_a_clean_checkpoint_without_the_withheld_rows(
     assert summary["rows_digest"] == digest
     assert withheld_row not in read
     uninterrupted = full_set.order(SEED).rows(np.arange(STEPS * BATCH + 1)).tolist()
-    assert read.ravel().tolist() == [row for row in uninterrupted if row != withheld_row]
+    assert read.ravel().tolist() == [
+        row for row in uninterrupted if row != withheld_row
+    ]
 
     tainted = {**config, "continue_from": str(checkpoints / "step-00000008")}
     with pytest.raises(ContinueError, match=r"step-00000008 .* 8 steps"):
@@ -114,39 +137,81 @@ def test_stopped_training_resumes_with_other_micro_batches_and_intervals(
 
 @pytest.mark.slow
 def test_finished_training_is_extended_with_the_same_bits(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    config = {**pretrain_config, "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_fraction": 0.25}}
+    config = {
+        **pretrain_config,
+        "schedule": {"kind": "wsd", "warmup_steps": 2, "decay_fraction": 0.25},
+    }
     run_stage("pretrain", inputs, config, tmp_path / "short", permanent_every=8)
-    assert read_json(tmp_path / "short" / "work" / "kept.json") == ["checkpoints/step-00000008"]
+    assert read_json(tmp_path / "short" / "work" / "kept.json") == [
+        "checkpoints/step-00000008"
+    ]
     longer = {**config, "steps": 20}
     run_stage("pretrain", inputs, longer, tmp_path / "whole")
     checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000008"
-    run_stage("pretrain", inputs, {**longer, "continue_from": str(checkpoint)}, tmp_path / "longer")
+    run_stage(
+        "pretrain",
+        inputs,
+        {**longer, "continue_from": str(checkpoint)},
+        tmp_path / "longer",
+    )
     assert sorted(lines_of(tmp_path / "longer")) == list(range(9, 21))
-    uninterrupted, continued = weights_of(tmp_path / "whole"), weights_of(tmp_path / "longer")
-    assert all(torch.equal(uninterrupted[name], continued[name]) for name in uninterrupted)
+    uninterrupted, continued = (
+        weights_of(tmp_path / "whole"),
+        weights_of(tmp_path / "longer"),
+    )
+    assert all(
+        torch.equal(uninterrupted[name], continued[name]) for name in uninterrupted
+    )
     with pytest.raises(ContinueError, match=r"8 steps .* 6 "):
-        run_stage("pretrain", inputs, {**config, "steps": 6, "continue_from": str(checkpoint)}, tmp_path / "less")
+        run_stage(
+            "pretrain",
+            inputs,
+            {**config, "steps": 6, "continue_from": str(checkpoint)},
+            tmp_path / "less",
+        )
     torch.distributed.destroy_process_group()
     averaged = {**longer, "continue_from": str(checkpoint), "average": {}}
     with pytest.raises(ContinueError, match=r"step-00000008.* tensors"):
         run_stage("pretrain", inputs, averaged, tmp_path / "average")
 
 
-def write_continued_mixture(full_set: PackedSet, positions: int, tokenizer: dict[str, Any], target: Path) -> PackedSet:
-    """Write a set that starts with the rows read from another one, and then has more prose than code."""
+def write_continued_mixture(
+    full_set: PackedSet, positions: int, tokenizer: dict[str, Any], target: Path
+) -> PackedSet:
+    """Write a set that starts with the rows read from another one, and then has more
+    prose than code.
+    """
     order = full_set.order(SEED)
-    read, unread = order.rows(np.arange(positions)), order.rows(np.arange(positions, full_set.rows))
+    read, unread = (
+        order.rows(np.arange(positions)),
+        order.rows(np.arange(positions, full_set.rows)),
+    )
     new_counts = (24, 8)
-    unread_of_source = [unread[full_set.source_of(unread) == source][:count] for source, count in enumerate(new_counts)]
+    unread_of_source = [
+        unread[full_set.source_of(unread) == source][:count]
+        for source, count in enumerate(new_counts)
+    ]
     merged, index = unrank(new_counts, np.arange(sum(new_counts)))
     new_rows = np.array(
-        [unread_of_source[source][row] for source, row in zip(merged.tolist(), index.tolist(), strict=True)]
+        [
+            unread_of_source[source][row]
+            for source, row in zip(merged.tolist(), index.tolist(), strict=True)
+        ]
     )
     read_counts = rows_before(full_set.rows_per_source, positions)
-    counts = {name: first + added for name, first, added in zip(full_set.sources, read_counts, new_counts, strict=True)}
+    counts = {
+        name: first + added
+        for name, first, added in zip(
+            full_set.sources, read_counts, new_counts, strict=True
+        )
+    }
     write_packed_set(
         target,
         full_set.read(np.concatenate([read, new_rows])),
@@ -176,36 +241,76 @@ def write_continued_mixture(full_set: PackedSet, positions: int, tokenizer: dict
 
 @pytest.mark.slow
 def test_continued_mixture_gives_the_same_bits_as_one_from_the_start(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    """Steps 1 to 4 read the first set. Training continues from step 3, so that step 4 is repeated."""
-    config = {**pretrain_config, "steps": 8, "schedule": {"kind": "constant", "warmup_steps": 0}}
+    """Steps 1 to 4 read the first set. Training continues from step 3, so that step 4
+    is repeated.
+    """
+    config = {
+        **pretrain_config,
+        "steps": 8,
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+    }
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    run_stage("pretrain", inputs, config, tmp_path / "first", checkpoint_every=3, keep_checkpoints=9)
-    checkpoints, full_set = tmp_path / "first" / "work" / "checkpoints", PackedSet(mix_folder)
+    run_stage(
+        "pretrain",
+        inputs,
+        config,
+        tmp_path / "first",
+        checkpoint_every=3,
+        keep_checkpoints=9,
+    )
+    checkpoints, full_set = (
+        tmp_path / "first" / "work" / "checkpoints",
+        PackedSet(mix_folder),
+    )
     inputs["mix"] = write_continued_mixture(
         full_set, 4 * BATCH, full_set.manifest["tokenizer"], tmp_path / "mix"
     ).folder
     run_stage("pretrain", inputs, config, tmp_path / "both")
     continued_config = {**config, "continue_from": str(checkpoints / "step-00000003")}
     run_stage("pretrain", inputs, continued_config, tmp_path / "continued")
-    first, uninterrupted, continued = (lines_of(tmp_path / name) for name in ("first", "both", "continued"))
+    first, uninterrupted, continued = (
+        lines_of(tmp_path / name) for name in ("first", "both", "continued")
+    )
     assert sorted(continued) == [4, 5, 6, 7, 8]
-    assert [uninterrupted[step]["loss"] for step in range(1, 5)] == [first[step]["loss"] for step in range(1, 5)]
+    assert [uninterrupted[step]["loss"] for step in range(1, 5)] == [
+        first[step]["loss"] for step in range(1, 5)
+    ]
     assert uninterrupted[5]["loss"] != first[5]["loss"]
     for step, line in continued.items():
-        assert (line["loss"], line["rows_digest"]) == (uninterrupted[step]["loss"], uninterrupted[step]["rows_digest"])
-    uninterrupted_weights, continued_weights = weights_of(tmp_path / "both"), weights_of(tmp_path / "continued")
-    assert all(torch.equal(uninterrupted_weights[name], continued_weights[name]) for name in uninterrupted_weights)
+        assert (line["loss"], line["rows_digest"]) == (
+            uninterrupted[step]["loss"],
+            uninterrupted[step]["rows_digest"],
+        )
+    uninterrupted_weights, continued_weights = (
+        weights_of(tmp_path / "both"),
+        weights_of(tmp_path / "continued"),
+    )
+    assert all(
+        torch.equal(uninterrupted_weights[name], continued_weights[name])
+        for name in uninterrupted_weights
+    )
     phases = read_metrics(tmp_path / "both")
     assert [line for line in phases if "phase" in line] == [
-        {"step": 1, "phase": {"number": 1, "of": 2, "shares": {"prose": 0.5, "code": 0.5}}},
-        {"step": 5, "phase": {"number": 2, "of": 2, "shares": {"prose": 0.75, "code": 0.25}}},
+        {
+            "step": 1,
+            "phase": {"number": 1, "of": 2, "shares": {"prose": 0.5, "code": 0.5}},
+        },
+        {
+            "step": 5,
+            "phase": {"number": 2, "of": 2, "shares": {"prose": 0.75, "code": 0.25}},
+        },
     ]
     late = {**config, "continue_from": str(checkpoints / "step-00000006")}
     with pytest.raises(ContinueError, match=r"36 rows.* 24"):
         run_stage("pretrain", inputs, late, tmp_path / "late")
     torch.distributed.destroy_process_group()
     other_seed = {**continued_config, "seed": SEED + 1}
-    run_stage("pretrain", inputs, other_seed, tmp_path / "seed")  # rows that were read do not depend on the seed
+    # rows that were read do not depend on the seed
+    run_stage("pretrain", inputs, other_seed, tmp_path / "seed")
     assert lines_of(tmp_path / "seed")[4]["loss"] == continued[4]["loss"]

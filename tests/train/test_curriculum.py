@@ -1,4 +1,6 @@
-"""Curriculum of `rl`: prompts chosen by their pass rates, reproducible after a resume."""
+"""Curriculum of `rl`: prompts chosen by their pass rates, reproducible after a
+resume.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,27 @@ def choice(**settings_: Any) -> PromptChoice:
 def test_unknown_prompts_come_in_order() -> None:
     prompts = choice()
     order = Order([10], 3).rows(np.arange(20)).tolist()
-    assert [prompts.choose(4).tolist() for _ in range(5)] == [order[start_ : start_ + 4] for start_ in range(0, 20, 4)]
+    assert [prompts.choose(4).tolist() for _ in range(5)] == [
+        order[start_ : start_ + 4] for start_ in range(0, 20, 4)
+    ]
     assert (int(prompts.cursor), int(prompts.passed_over)) == (20, 0)
     assert prompts.report() == {"curriculum/passed_over": 0.0, "curriculum/asked": 0.0}
 
 
 def test_prompts_that_all_or_no_answers_pass_are_skipped() -> None:
-    """The second epoch chooses the five of ten prompts that are neither too hard nor too easy."""
+    """The second epoch chooses the five of ten prompts that are neither too hard nor
+    too easy.
+    """
     prompts = choice(again=0.0)
     first = prompts.choose(10).tolist()
-    prompts.learn(first, torch.tensor([0.0, 1.0, 0.5, 0.25, 0.0, 1.0, 0.75, 0.5, 0.5, 0.0]))
+    prompts.learn(
+        first, torch.tensor([0.0, 1.0, 0.5, 0.25, 0.0, 1.0, 0.75, 0.5, 0.5, 0.0])
+    )
     informative = {first[index] for index in (2, 3, 6, 7, 8)}
     second = Order([10], 3).rows(np.arange(10, 20)).tolist()
-    assert prompts.choose(5).tolist() == [number for number in second if number in informative]
+    assert prompts.choose(5).tolist() == [
+        number for number in second if number in informative
+    ]
     last = max(second.index(number) for number in informative) + 1
     assert (int(prompts.cursor), int(prompts.passed_over)) == (10 + last, last - 5)
     assert prompts.report() == pytest.approx(
@@ -56,7 +66,9 @@ def test_prompts_that_all_or_no_answers_pass_are_skipped() -> None:
 def test_narrower_band_skips_more_prompts() -> None:
     prompts = choice(between=(0.3, 0.6), again=0.0)
     first = prompts.choose(10).tolist()
-    prompts.learn(first, torch.tensor([0.0, 1.0, 0.5, 0.25, 0.0, 1.0, 0.75, 0.5, 0.5, 0.3]))
+    prompts.learn(
+        first, torch.tensor([0.0, 1.0, 0.5, 0.25, 0.0, 1.0, 0.75, 0.5, 0.5, 0.3])
+    )
     assert set(prompts.choose(3).tolist()) == {first[2], first[7], first[8]}
 
 
@@ -65,7 +77,10 @@ def test_skipped_prompts_fill_up_a_batch() -> None:
     first = prompts.choose(10).tolist()
     prompts.learn(first, torch.tensor([0.5] + [1.0] * 9))
     second = Order([10], 3).rows(np.arange(10, 20)).tolist()
-    assert prompts.choose(4).tolist() == [first[0], *[number for number in second if number != first[0]][:3]]
+    assert prompts.choose(4).tolist() == [
+        first[0],
+        *[number for number in second if number != first[0]][:3],
+    ]
     assert int(prompts.cursor) == 20
 
 
@@ -79,7 +94,9 @@ def test_share_of_skipped_prompts_is_asked_again() -> None:
 @given(st.integers(0, 1000), st.integers(1, 12))
 @settings(max_examples=20, deadline=None)
 def test_choice_depends_on_saved_state_only(seed: int, count: int) -> None:
-    prompts, restored = (PromptChoice(Curriculum(), Order([10], seed), seed) for _ in range(2))
+    prompts, restored = (
+        PromptChoice(Curriculum(), Order([10], seed), seed) for _ in range(2)
+    )
     generator = torch.Generator().manual_seed(seed)
     for _ in range(4):
         chosen = prompts.choose(count).tolist()
@@ -117,12 +134,15 @@ def test_resumed_training_asks_the_same_prompts_and_traces_them(
     assert lines[0]["pass_rate"] == lines[0]["reward"]  # one reward, 0 or 1
     with killed_in(11, monkeypatch):
         run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
-    # Without its answers, the batch after the last checkpoint is generated again, for the same prompts.
+    # Without its answers, the batch after the last checkpoint is generated again, for
+    # the same prompts.
     (tmp_path / "killed" / "work" / "answers" / "batch-00000005.parquet").unlink()
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     assert metrics(tmp_path / "killed") == lines
     for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
+            tmp_path / "whole" / "data" / name
+        ).read_bytes()
     ids = (tmp_path / "whole" / "data" / "prompts.txt").read_text().split()
     section = Rl.model_validate(config)
     answers = pq.read_table(tmp_path / "whole" / "data" / "answers.parquet")
@@ -136,8 +156,16 @@ def test_resumed_training_asks_the_same_prompts_and_traces_them(
     )
     assert [ids[row] for row in reading.rows(3)] == asked_ids[4:6]
     for row in range(len(ids)):
-        steps = [index // 2 + 1 for index, prompt_id in enumerate(asked_ids) if prompt_id == ids[row]]
-        assert [step for step, rows in reading.steps_that_read(np.array([row])).items() for _ in rows] == steps
+        steps = [
+            index // 2 + 1
+            for index, prompt_id in enumerate(asked_ids)
+            if prompt_id == ids[row]
+        ]
+        assert [
+            step
+            for step, rows in reading.steps_that_read(np.array([row])).items()
+            for _ in rows
+        ] == steps
     with pytest.raises(TraceError, match="rl"):
         Reading(
             "rl",

@@ -1,4 +1,6 @@
-"""The stage `dpo_data`: rows of preference pairs, rejected records, the audit, and weights of sets."""
+"""The stage `dpo_data`: rows of preference pairs, rejected records, the audit, and
+weights of sets.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,18 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.examples.kept_examples import QUARANTINED
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import Chat, Conversation, NothingToTrainError
+from gristmill.train.data.conversation_tokens import (
+    Chat,
+    Conversation,
+    NothingToTrainError,
+)
 from gristmill.train.data.pairs import Pair, write_holdout
-from gristmill.train.data.preference_rows import PairRows, describe_draws, draw_pairs, merged
+from gristmill.train.data.preference_rows import (
+    PairRows,
+    describe_draws,
+    draw_pairs,
+    merged,
+)
 from gristmill.train.objectives.losses import IGNORED
 from tests.train.jsonl import write_jsonl
 
@@ -35,7 +46,9 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(
     run_stage: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    first = write_jsonl(tmp_path / "a.jsonl", [pair(f"q {n}", f"yes {n}", "no") for n in range(3)])
+    first = write_jsonl(
+        tmp_path / "a.jsonl", [pair(f"q {n}", f"yes {n}", "no") for n in range(3)]
+    )
     second = write_jsonl(tmp_path / "b.jsonl", [pair("why", "because", "?")])
     config = {"data": [{"path": first}, {"path": second}], "sequence_length": 40}
     summary = run_stage("dpo_data", inputs, config, tmp_path)
@@ -49,12 +62,19 @@ def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(
         assert record["id"] == rows.ids[number]
         for row, name in ((2 * number, "chosen"), (2 * number + 1, "rejected")):
             tokens = chat.encode([*record["prompt"], *record[name]])
-            assert packed.read(np.array([row]))[0, : len(tokens.ids)].tolist() == tokens.ids.tolist()
-            assert packed.pieces(np.array([row]))["id"][0].as_py().hex() == rows.ids[number]
+            assert (
+                packed.read(np.array([row]))[0, : len(tokens.ids)].tolist()
+                == tokens.ids.tolist()
+            )
+            assert (
+                packed.pieces(np.array([row]))["id"][0].as_py().hex()
+                == rows.ids[number]
+            )
     ids, targets = rows.read(np.array([3, 0]))
     assert ids.shape == targets.shape == (4, 40)
     answers = [
-        chat.decode(answer_targets[answer_targets != IGNORED].tolist(), special=True) for answer_targets in targets
+        chat.decode(answer_targets[answer_targets != IGNORED].tolist(), special=True)
+        for answer_targets in targets
     ]
     assert answers[0] == "because<|end|>"
     assert answers[2:] == ["?<|end|>", "no<|end|>"]
@@ -66,8 +86,13 @@ def test_pair_is_two_adjacent_rows_with_a_loss_on_the_answers(
     assert (tmp_path / "data" / "train-00000.bin").read_bytes() == before
 
 
-def test_stored_record_keeps_the_order_of_keys(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
-    call = {"type": "function", "function": {"name": "route", "arguments": {"to": "Bern", "from": "Aarau"}}}
+def test_stored_record_keeps_the_order_of_keys(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    call = {
+        "type": "function",
+        "function": {"name": "route", "arguments": {"to": "Bern", "from": "Aarau"}},
+    }
     record = {
         "prompt": [{"role": "user", "content": "How?"}],
         "rejected": [{"role": "assistant", "content": "No."}],
@@ -80,7 +105,13 @@ def test_stored_record_keeps_the_order_of_keys(run_stage: Any, inputs: dict[str,
     (kept,) = rows.records()
     row = rows.packed.read(np.array([0]))[0]
     assert '{"to": "Bern", "from": "Aarau"}' in chat.decode(row.tolist(), special=True)
-    write_holdout(tmp_path / "holdout.jsonl", [kept], "reference", np.zeros((1, 2)), sequence_length=120)
+    write_holdout(
+        tmp_path / "holdout.jsonl",
+        [kept],
+        "reference",
+        np.zeros((1, 2)),
+        sequence_length=120,
+    )
     for stored in (kept, json.loads((tmp_path / "holdout.jsonl").read_text())):
         ids = chat.encode([*stored["prompt"], *stored["chosen"]]).ids
         assert row[: len(ids)].tolist() == ids.tolist()
@@ -111,29 +142,45 @@ def test_every_record_is_accounted_for_and_audit_findings_are_warned_about(
     parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
     assert [counts[key] for key in parts] == [2, 0, 1, 1, 3]
     assert counts["records"] == sum(counts[key] for key in parts) == 7
-    refused = list(map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines()))
+    refused = list(
+        map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines())
+    )
     assert [(rejected["place"], rejected["set"]) for rejected in refused] == [
         ("set.jsonl:6", "set"),
         ("set.jsonl:7", "set"),
     ]
     audit = counts["audit"]
-    assert {key: audit[key] for key in ("pairs", "duplicates", "contradictions", "same_answers")} == {
+    assert {
+        key: audit[key]
+        for key in ("pairs", "duplicates", "contradictions", "same_answers")
+    } == {
         "pairs": 5,
         "duplicates": 1,
         "contradictions": 3,
         "same_answers": 1,
     }
     warned = [event["message"] for event in events if event["event"] == "warning"]
-    assert [message[: len("set: 1 of 5")] for message in warned] == [f"set: {number} of 5" for number in (1, 3, 1, 2)]
-    assert re.search(r"32 tokens.* 1 too long, 1 not rendered: .*'<\|end\|>'", warned[-1])
+    assert [message[: len("set: 1 of 5")] for message in warned] == [
+        f"set: {number} of 5" for number in (1, 3, 1, 2)
+    ]
+    assert re.search(
+        r"32 tokens.* 1 too long, 1 not rendered: .*'<\|end\|>'", warned[-1]
+    )
 
 
-def test_leaked_evaluation_items_are_counted_and_warned_about(inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_leaked_evaluation_items_are_counted_and_warned_about(
+    inputs: dict[str, Path], tmp_path: Path
+) -> None:
     item = "which of the seven rivers carries no boats in winter"
     quiz = write_jsonl(tmp_path / "quiz.jsonl", [{"question": item}])
     path = write_jsonl(
         tmp_path / "set.jsonl",
-        [pair(item, "a", "b"), pair("q", f"{item}?", "b"), pair("q", "a", item), pair("r", "a", "b")],
+        [
+            pair(item, "a", "b"),
+            pair("q", f"{item}?", "b"),
+            pair("q", "a", item),
+            pair("r", "a", "b"),
+        ],
     )
     events: list[dict[str, Any]] = []
     (tmp_path / "work").mkdir()
@@ -147,11 +194,15 @@ def test_leaked_evaluation_items_are_counted_and_warned_about(inputs: dict[str, 
     assert counts["audit"]["leaks"] == {"quiz": {"items": 1, "leaked": 1, "texts": 2}}
     assert counts["used"] == 4
     assert any(
-        re.match("set: 2 of 4 pairs .*quiz", event["message"]) for event in events if event["event"] == "warning"
+        re.match("set: 2 of 4 pairs .*quiz", event["message"])
+        for event in events
+        if event["event"] == "warning"
     )
 
 
-def test_set_without_room_for_answers_is_rejected(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_set_without_room_for_answers_is_rejected(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [pair("word " * 30, "a", "b")])
     with pytest.raises(NothingToTrainError, match=r"\b1 pairs .*32 tokens"):
         run_stage("dpo_data", inputs, {"data": [{"path": path}]}, tmp_path)
@@ -163,17 +214,36 @@ def two_sets(make_pair_rows: Callable[..., PairRows]) -> PairRows:
 
     def make_pair(number: int) -> Pair:
         conversation = Conversation(
-            np.array([1, 2, 3 + number]), np.array([False, True, True]), False, f"{number:032x}"
+            np.array([1, 2, 3 + number]),
+            np.array([False, True, True]),
+            False,
+            f"{number:032x}",
         )
         return Pair(
-            {"id": conversation.example, "prompt": [], "chosen": [], "rejected": [number]}, conversation, conversation
+            {
+                "id": conversation.example,
+                "prompt": [],
+                "chosen": [],
+                "rejected": [number],
+            },
+            conversation,
+            conversation,
         )
 
-    return make_pair_rows({"small": [make_pair(n) for n in range(4)], "large": [make_pair(n) for n in range(4, 16)]}, 8)
+    return make_pair_rows(
+        {
+            "small": [make_pair(n) for n in range(4)],
+            "large": [make_pair(n) for n in range(4, 16)],
+        },
+        8,
+    )
 
 
 def weighted(*weights: float | None) -> Dpo:
-    return Dpo(data=[{"path": str(n), "weight": weight} for n, weight in enumerate(weights)], steps=1)  # type: ignore[arg-type]
+    return Dpo(
+        data=[{"path": str(n), "weight": weight} for n, weight in enumerate(weights)],
+        steps=1,
+    )  # type: ignore[arg-type]
 
 
 def test_weight_is_a_share_of_the_trained_pairs(two_sets: PairRows) -> None:

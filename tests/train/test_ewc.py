@@ -1,4 +1,6 @@
-"""Elastic weight consolidation: penalty by hand, Fisher information against plain loops, and its effect."""
+"""Elastic weight consolidation: penalty by hand, Fisher information against plain
+loops, and its effect.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ from tests.train.jsonl import read_metrics, write_jsonl
 
 
 def test_penalty_is_derived_by_hand() -> None:
-    """Move (1, -2), F = (3, 0.5), lambda = 4: 4 / 2 (3 * 1 + 0.5 * 4) = 10; gradients 4 F (1, -2) = (12, -4)."""
+    """Move (1, -2), F = (3, 0.5), lambda = 4: 4 / 2 (3 * 1 + 0.5 * 4) = 10; gradients 4
+    F (1, -2) = (12, -4).
+    """
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)  # so that a move of (1, -2) is exact
     elastic = ElasticWeights(model, {"weight": torch.tensor([[3.0, 0.5]])}, 4.0)
@@ -43,17 +47,28 @@ def test_fisher_information_is_the_mean_squared_gradient_of_rows(
 
     packed = PackedSet(mix_folder)
     section = Model(layers=1, width=16, heads=2, kv_heads=1, ffn_width=24)
-    model = make_model(shape_of(section, packed.manifest["tokenizer"]["vocab_size"], packed.sequence_length))
+    model = make_model(
+        shape_of(
+            section, packed.manifest["tokenizer"]["vocab_size"], packed.sequence_length
+        )
+    )
     objective = NextToken(packed, 3, torch.ones(model.shape.vocab_size), model.shape)
     rows = np.array([4, 9, 2])
-    expected = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
+    expected = {
+        name: torch.zeros_like(parameter)
+        for name, parameter in model.named_parameters()
+    }
     for draw, row in enumerate(rows):
         ids = torch.from_numpy(packed.tokens(np.array([row])).astype(np.int64))
         targets = next_tokens(ids)
-        labels = model(ids, partial(draw_targets, targets=targets, uniforms=uniforms(ids, draw)))
+        labels = model(
+            ids, partial(draw_targets, targets=targets, uniforms=uniforms(ids, draw))
+        )
         total = F.cross_entropy(model(ids)[0, :-1], labels[0, :-1], reduction="sum")
         for (name, _), gradient in zip(
-            model.named_parameters(), torch.autograd.grad(total, list(model.parameters())), strict=True
+            model.named_parameters(),
+            torch.autograd.grad(total, list(model.parameters())),
+            strict=True,
         ):
             expected[name] += gradient**2 / (ids.shape[1] - 1) / len(rows)
     fisher = fisher_diagonal(model, objective, rows)
@@ -64,15 +79,26 @@ def test_fisher_information_is_the_mean_squared_gradient_of_rows(
 
 @pytest.mark.slow
 def test_ewc_keeps_weights_closer_and_logs_its_penalty(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    run_stage("pretrain", inputs, {**pretrain_config, "steps": 6}, tmp_path / "pretrain")
+    run_stage(
+        "pretrain", inputs, {**pretrain_config, "steps": 6}, tmp_path / "pretrain"
+    )
     inputs["pretrain"] = tmp_path / "pretrain" / "data"
     write_jsonl(
         tmp_path / "sft.jsonl",
         [
-            {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": f"A {word}."}]}
+            {
+                "messages": [
+                    {"role": "user", "content": word},
+                    {"role": "assistant", "content": f"A {word}."},
+                ]
+            }
             for word in ("json", "text", "file", "name")
         ],
     )
@@ -89,10 +115,19 @@ def test_ewc_keeps_weights_closer_and_logs_its_penalty(
     }
     reads = {"steps": 6, "global_batch_size": 6, "batch_ramp": [], "seed": 11}
     prose_losses = {}
-    for name, changes in (("free", {}), ("anchored", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads})):
-        run_stage("sft", inputs, {**config, **changes, "validate_every": 6}, tmp_path / name)
+    for name, changes in (
+        ("free", {}),
+        ("anchored", {"ewc": {"weight": 1e4, "fisher_rows": 8}, "reads": reads}),
+    ):
+        run_stage(
+            "sft", inputs, {**config, **changes, "validate_every": 6}, tmp_path / name
+        )
         lines = read_metrics(tmp_path / name)
-        prose_losses[name] = next(line["validation"]["prose"]["loss"] for line in lines if "validation" in line)
+        prose_losses[name] = next(
+            line["validation"]["prose"]["loss"]
+            for line in lines
+            if "validation" in line
+        )
     penalties = [line["elastic_penalty"] for line in lines if "elastic_penalty" in line]
     assert len(penalties) == 6
     assert penalties[0] == 0.0
@@ -102,7 +137,9 @@ def test_ewc_keeps_weights_closer_and_logs_its_penalty(
     distances = {
         name: sum(
             float((parameter - start.get_parameter(parameter_name)).square().sum())
-            for parameter_name, parameter in load_model(tmp_path / name / "data" / "model").named_parameters()
+            for parameter_name, parameter in load_model(
+                tmp_path / name / "data" / "model"
+            ).named_parameters()
         )
         for name in ("free", "anchored")
     }
@@ -111,4 +148,6 @@ def test_ewc_keeps_weights_closer_and_logs_its_penalty(
 
 def test_ewc_and_lora_exclude_each_other() -> None:
     with pytest.raises(ValueError, match=r"sft\.ewc and sft\.lora exclude each other"):
-        Sft.model_validate({"steps": 1, "data": [{"path": "x"}], "ewc": {"weight": 1}, "lora": {}})
+        Sft.model_validate(
+            {"steps": 1, "data": [{"path": "x"}], "ewc": {"weight": 1}, "lora": {}}
+        )

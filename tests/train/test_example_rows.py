@@ -1,4 +1,6 @@
-"""Conversations in packed rows: complete, uncut, and with the loss that each has alone."""
+"""Conversations in packed rows: complete, uncut, and with the loss that each has
+alone.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from hypothesis import strategies as st
 from gristmill.tokenize.loss_masks import LossMasks, mask_name, write_mask
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import PackedSetError
-from gristmill.train.data.example_rows import Piece, packed_rows, replay_count, replayed_rows, write_example_rows
+from gristmill.train.data.example_rows import (
+    Piece,
+    packed_rows,
+    replay_count,
+    replayed_rows,
+    write_example_rows,
+)
 from gristmill.train.loop.rows_read import rows_read
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape
@@ -42,9 +50,15 @@ def pieces(lengths: list[int]) -> list[Piece]:
 def test_every_piece_is_uncut_in_one_row(lengths: list[int], best_fit: bool) -> None:
     given_pieces = pieces(lengths)
     rows = packed_rows(given_pieces, LENGTH, best_fit)
-    assert sorted(piece_.id for row in rows for piece_ in row) == [piece_.id for piece_ in given_pieces]
+    assert sorted(piece_.id for row in rows for piece_ in row) == [
+        piece_.id for piece_ in given_pieces
+    ]
     assert max(sum(len(piece_.ids) for piece_ in row) for row in rows) <= LENGTH
-    assert len(rows) == len(lengths) if not best_fit else len(rows) >= sum(lengths) / LENGTH
+    assert (
+        len(rows) == len(lengths)
+        if not best_fit
+        else len(rows) >= sum(lengths) / LENGTH
+    )
 
 
 @pytest.fixture
@@ -61,14 +75,25 @@ def test_rows_on_disk_have_tokens_masks_and_provenance(packed: PackedSet) -> Non
     packed.verify(deep=True)
     rows = np.arange(packed.rows)
     tokens, trained = packed.read(rows), LossMasks(packed).read(rows)
-    pieces_by_id = {example.id: example for example in [*pieces([5, 9, 8, 20, 3, 12, 7]), piece(90, 24)]}
+    pieces_by_id = {
+        example.id: example
+        for example in [*pieces([5, 9, 8, 20, 3, 12, 7]), piece(90, 24)]
+    }
     entries = packed.pieces(rows).to_pylist()
     assert {entry["id"] for entry in entries} == set(pieces_by_id)
     for entry in entries:
         span = slice(entry["start"], entry["start"] + entry["length"])
-        assert tokens[entry["row"], span].tolist() == pieces_by_id[entry["id"]].ids.tolist()
-        assert trained[entry["row"], span].tolist() == pieces_by_id[entry["id"]].trained.tolist()
-        assert packed.sources[entry["source"]] == ("second" if entry["id"] == (90).to_bytes(16, "big") else "first")
+        assert (
+            tokens[entry["row"], span].tolist()
+            == pieces_by_id[entry["id"]].ids.tolist()
+        )
+        assert (
+            trained[entry["row"], span].tolist()
+            == pieces_by_id[entry["id"]].trained.tolist()
+        )
+        assert packed.sources[entry["source"]] == (
+            "second" if entry["id"] == (90).to_bytes(16, "big") else "first"
+        )
     assert LossMasks(packed).trained_per_row.tolist() == trained.sum(axis=1).tolist()
     filled = packed.boundaries(rows).filled()
     for row in rows:
@@ -80,7 +105,9 @@ def test_missing_or_foreign_mask_is_rejected(packed: PackedSet) -> None:
     path = packed.folder / mask_name("train-00000.bin")
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with pytest.raises(PackedSetError, match=rf"{len(content) - 1} bytes.* 4 rows .*{len(content)}"):
+    with pytest.raises(
+        PackedSetError, match=rf"{len(content) - 1} bytes.* 4 rows .*{len(content)}"
+    ):
         LossMasks(packed)
     path.unlink()
     with pytest.raises(PackedSetError, match="is missing"):
@@ -101,7 +128,9 @@ def loss_of(model: Llama, ids: np.ndarray, trained: np.ndarray) -> torch.Tensor:
     targets = next_tokens(torch.from_numpy(ids)[None], torch.from_numpy(trained)[None])
 
     def head(hidden: torch.Tensor, matrix: torch.Tensor) -> Any:
-        return weighted_nll(hidden, matrix, targets, torch.ones_like(targets, dtype=torch.float32))
+        return weighted_nll(
+            hidden, matrix, targets, torch.ones_like(targets, dtype=torch.float32)
+        )
 
     total: torch.Tensor = model(torch.from_numpy(ids)[None], head)[0]
     return total
@@ -118,7 +147,9 @@ def test_packed_loss_and_gradients_equal_those_of_single_conversations(
     result = objective.loss(model, batch, 1.0)
     result.loss.backward()
     together = {
-        name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
     }
     model.zero_grad()
     alone = sum(
@@ -144,7 +175,9 @@ def test_metrics_are_per_set_and_weighted_by_trained_tokens(
     report = objective.report(result.sums.tolist(), objective.weight(rows))
     by_set = report["sources"]
     assert sum(entry["tokens"] for entry in by_set.values()) == objective.weight(rows)
-    mean = sum(entry["loss"] * entry["tokens"] for entry in by_set.values()) / objective.weight(rows)
+    mean = sum(
+        entry["loss"] * entry["tokens"] for entry in by_set.values()
+    ) / objective.weight(rows)
     assert report["loss"] == pytest.approx(mean)
     assert report["bits_per_byte"] == pytest.approx(report["loss"] / 2 / np.log(2))
     blame = objective.blame(rows, result.row_losses.detach().numpy())
@@ -154,15 +187,24 @@ def test_metrics_are_per_set_and_weighted_by_trained_tokens(
 
 def test_replayed_rows_equal_those_of_pretraining(mix_folder: Path) -> None:
     mix = PackedSet(mix_folder)
-    rows = replayed_rows(rows_read(mix, {"steps": 16, "global_batch_size": 5, "seed": 3}, None), 85)
+    rows = replayed_rows(
+        rows_read(mix, {"steps": 16, "global_batch_size": 5, "seed": 3}, None), 85
+    )
     order = mix.order(3).rows(np.arange(85) % 80)
     for row, number in zip(rows, order, strict=True):
-        assert np.concatenate([piece_.ids for piece_ in row]).tolist() == mix.read(np.array([number]))[0].tolist()
+        assert (
+            np.concatenate([piece_.ids for piece_ in row]).tolist()
+            == mix.read(np.array([number]))[0].tolist()
+        )
         assert [piece_.trained.tolist() for piece_ in row] == [
             [False] + [True] * (len(piece_.ids) - 1) for piece_ in row
         ]
 
 
-@pytest.mark.parametrize(("tokens", "share", "rows"), [(8000, 0.0, 0), (8000, 0.2, 20), (8000, 0.5, 80)])
-def test_replay_count_gives_the_share_of_all_tokens(tokens: int, share: float, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "share", "rows"), [(8000, 0.0, 0), (8000, 0.2, 20), (8000, 0.5, 80)]
+)
+def test_replay_count_gives_the_share_of_all_tokens(
+    tokens: int, share: float, rows: int
+) -> None:
     assert replay_count(tokens, 100, share) == rows

@@ -8,14 +8,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gristmill.train.models.experts import MixtureOfExperts, balancing_loss, expert_loads, report_loads
+from gristmill.train.models.experts import (
+    MixtureOfExperts,
+    balancing_loss,
+    expert_loads,
+    report_loads,
+)
 from gristmill.train.models.model_config import Shape
 
 
 @pytest.fixture
 def layer(tiny_shape: Shape) -> MixtureOfExperts:
     torch.manual_seed(0)
-    experts = MixtureOfExperts(replace(tiny_shape, experts=5, experts_per_token=2, load_balancing=0.25))
+    experts = MixtureOfExperts(
+        replace(tiny_shape, experts=5, experts_per_token=2, load_balancing=0.25)
+    )
     for parameter in experts.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return experts
@@ -44,10 +51,15 @@ def test_experts_without_tokens_have_zero_gradients(layer: MixtureOfExperts) -> 
     assert x.grad is not None
     assert x.grad.shape == (0, 32)
     gradients = [weight.grad for weight in layer.experts.parameters()]
-    assert [None if gradient is None else float(gradient.abs().max()) for gradient in gradients] == [0.0, 0.0]
+    assert [
+        None if gradient is None else float(gradient.abs().max())
+        for gradient in gradients
+    ] == [0.0, 0.0]
 
 
-def test_every_token_is_routed_to_its_likeliest_experts(layer: MixtureOfExperts) -> None:
+def test_every_token_is_routed_to_its_likeliest_experts(
+    layer: MixtureOfExperts,
+) -> None:
     x = torch.randn(3, 7, 32, requires_grad=True)
     ours, theirs = layer(x), by_token(layer, x)
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
@@ -61,11 +73,17 @@ def test_every_token_is_routed_to_its_likeliest_experts(layer: MixtureOfExperts)
 
 
 def test_balancing_loss_is_derived_by_hand() -> None:
-    """Two experts, one per token. Row 1: three of four tokens choose the first, mean probabilities (0.7, 0.3):
-    2 (3/4 0.7 + 1/4 0.3) = 1.2. Row 2 is balanced: 2 (1/2 1/2 + 1/2 1/2) = 1."""
-    probabilities = torch.tensor([[[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.2, 0.8]], [[0.5, 0.5]] * 4])
+    """Two experts, one per token. Row 1: three of four tokens choose the first, mean
+    probabilities (0.7, 0.3): 2 (3/4 0.7 + 1/4 0.3) = 1.2. Row 2 is balanced: 2 (1/2 1/2
+    + 1/2 1/2) = 1.
+    """
+    probabilities = torch.tensor(
+        [[[0.9, 0.1], [0.9, 0.1], [0.8, 0.2], [0.2, 0.8]], [[0.5, 0.5]] * 4]
+    )
     load = torch.tensor([[3, 1], [2, 2]])
-    torch.testing.assert_close(balancing_loss(probabilities, load), torch.tensor([1.2, 1.0]))
+    torch.testing.assert_close(
+        balancing_loss(probabilities, load), torch.tensor([1.2, 1.0])
+    )
 
 
 def test_balancing_loss_equals_that_of_transformers() -> None:
@@ -95,5 +113,7 @@ def test_loads_are_reported_relative_to_a_uniform_load(layer: MixtureOfExperts) 
     (load,) = expert_loads(layer)
     assert load.sum() == 16
     # 40 of 100 tokens at one of four experts are 1.6 times its share.
-    assert report_loads([25, 25, 25, 25, 40, 30, 20, 10], 4) == {"experts": {"largest_load": 1.6, "smallest_load": 0.4}}
+    assert report_loads([25, 25, 25, 25, 40, 30, 20, 10], 4) == {
+        "experts": {"largest_load": 1.6, "smallest_load": 0.4}
+    }
     assert report_loads([], 0) == {}

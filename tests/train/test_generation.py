@@ -11,8 +11,22 @@ from hypothesis import strategies as st
 
 from gristmill.mixtures.model import Model
 from gristmill.train.generation.language_model import TextStream
-from gristmill.train.generation.sampling import Sampling, SamplingError, accept, draw, probabilities, random_numbers
-from gristmill.train.generation.scheduler import DraftError, PromptTooLongError, Request, Scheduler, complete, generate
+from gristmill.train.generation.sampling import (
+    Sampling,
+    SamplingError,
+    accept,
+    draw,
+    probabilities,
+    random_numbers,
+)
+from gristmill.train.generation.scheduler import (
+    DraftError,
+    PromptTooLongError,
+    Request,
+    Scheduler,
+    complete,
+    generate,
+)
 from gristmill.train.models.decoder import Llama, empty_cache
 from gristmill.train.models.model_config import Shape, shape_of
 
@@ -42,9 +56,16 @@ def without_cache(model: Llama, prompt: list[int], max_tokens: int) -> list[int]
 
 def test_cached_logits_equal_those_of_a_full_pass(model: Llama) -> None:
     ids = torch.randint(0, 100, (2, 12), generator=torch.Generator().manual_seed(1))
-    cache = empty_cache(model.shape, torch.zeros(2, dtype=torch.int64), 12, torch.float32)
-    parts = [model(ids[:, start:end], cache=cache) for start, end in ((0, 5), (5, 6), (6, 12))]
-    torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=1e-5)
+    cache = empty_cache(
+        model.shape, torch.zeros(2, dtype=torch.int64), 12, torch.float32
+    )
+    parts = [
+        model(ids[:, start:end], cache=cache)
+        for start, end in ((0, 5), (5, 6), (6, 12))
+    ]
+    torch.testing.assert_close(
+        torch.cat(parts, dim=1), model(ids), atol=1e-5, rtol=1e-5
+    )
 
 
 def test_batched_prompts_continue_as_alone_without_a_cache(model: Llama) -> None:
@@ -55,14 +76,19 @@ def test_batched_prompts_continue_as_alone_without_a_cache(model: Llama) -> None
 
 def test_sampling_depends_on_seed_and_prompt_only(model: Llama) -> None:
     together = generate(model, PROMPTS, 8, stops=(), temperature=1.0, seed=5)
-    assert together == [generate(model, [prompt], 8, (), 1.0, seed=5)[0] for prompt in PROMPTS]
+    assert together == [
+        generate(model, [prompt], 8, (), 1.0, seed=5)[0] for prompt in PROMPTS
+    ]
     assert together != generate(model, PROMPTS, 8, stops=(), temperature=1.0, seed=6)
 
 
 def test_continuation_ends_before_a_stop_id(model: Llama) -> None:
     unstopped = generate(model, [PROMPTS[0]], 10, stops=())[0]
     stop = unstopped[4]
-    assert generate(model, [PROMPTS[0]], 10, stops={stop})[0] == unstopped[: unstopped.index(stop)]
+    assert (
+        generate(model, [PROMPTS[0]], 10, stops={stop})[0]
+        == unstopped[: unstopped.index(stop)]
+    )
 
 
 def test_generation_ends_with_the_context(model: Llama) -> None:
@@ -76,17 +102,26 @@ def test_generation_ends_with_the_context(model: Llama) -> None:
 def test_draws_follow_the_distribution_and_temperature() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.2]))
     generator = random_numbers(0, [1])
-    counts = Counter(draw(probabilities(logits, Sampling(1.0)), generator) for _ in range(4000))
+    counts = Counter(
+        draw(probabilities(logits, Sampling(1.0)), generator) for _ in range(4000)
+    )
     assert np.allclose([counts[k] / 4000 for k in range(3)], [0.5, 0.3, 0.2], atol=0.03)
-    cold = Counter(draw(probabilities(logits, Sampling(0.05)), generator) for _ in range(200))
+    cold = Counter(
+        draw(probabilities(logits, Sampling(0.05)), generator) for _ in range(200)
+    )
     assert cold[0] >= 199  # (3/5) ** 20 is one in 27,000
 
 
 def test_top_p_keeps_the_smallest_set_of_likeliest_ids() -> None:
     logits = np.log(np.array([[0.2, 0.5, 0.3], [0.1, 0.8, 0.1]]))
-    assert np.allclose(probabilities(logits, Sampling(1.0, top_p=0.6)), [[0.0, 0.625, 0.375], [0.0, 1.0, 0.0]])
+    assert np.allclose(
+        probabilities(logits, Sampling(1.0, top_p=0.6)),
+        [[0.0, 0.625, 0.375], [0.0, 1.0, 0.0]],
+    )
     assert np.allclose(probabilities(logits, Sampling(2.0)).sum(axis=-1), 1.0)
-    assert np.allclose(probabilities(logits, Sampling(1.0, top_p=1e-9)), [[0, 1, 0], [0, 1, 0]])
+    assert np.allclose(
+        probabilities(logits, Sampling(1.0, top_p=1e-9)), [[0, 1, 0], [0, 1, 0]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,28 +133,41 @@ def test_top_p_keeps_the_smallest_set_of_likeliest_ids() -> None:
         ({"top_p": 1.5}, "top_p is 1.5"),
     ],
 )
-def test_sampling_settings_out_of_range_are_rejected(values: dict[str, float], message: str) -> None:
+def test_sampling_settings_out_of_range_are_rejected(
+    values: dict[str, float], message: str
+) -> None:
     with pytest.raises(SamplingError, match=message):
         Sampling(**values)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def draft(model: Llama, make_model: Callable[[Shape], Llama]) -> Llama:
-    """A smaller model with the embedding of the large one, which sometimes predicts the same."""
-    small = make_model(shape_of(Model(layers=1, width=32, heads=2), vocab_size=100, sequence_length=24))
+    """A smaller model with the embedding of the large one, which sometimes predicts the
+    same.
+    """
+    small = make_model(
+        shape_of(Model(layers=1, width=32, heads=2), vocab_size=100, sequence_length=24)
+    )
     with torch.no_grad():
         small.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight)
     return small
 
 
-def test_speculation_keeps_greedy_ids_and_accepts_some_proposals(model: Llama, draft: Llama) -> None:
+def test_speculation_keeps_greedy_ids_and_accepts_some_proposals(
+    model: Llama, draft: Llama
+) -> None:
     scheduler = Scheduler(model, 3, draft, draft_tokens=3)
     requests = [Request(tuple(prompt), 16, frozenset()) for prompt in PROMPTS]
-    assert complete(scheduler, requests) == [without_cache(model, prompt, 16) for prompt in PROMPTS]
+    assert complete(scheduler, requests) == [
+        without_cache(model, prompt, 16) for prompt in PROMPTS
+    ]
     assert 0 < scheduler.accepted < scheduler.proposed
     self_drafting = Scheduler(model, 3, model, draft_tokens=3)
-    assert complete(self_drafting, requests) == [without_cache(model, prompt, 16) for prompt in PROMPTS]
-    assert self_drafting.accepted == self_drafting.proposed  # a model accepts all of its own proposals
+    assert complete(self_drafting, requests) == [
+        without_cache(model, prompt, 16) for prompt in PROMPTS
+    ]
+    # a model accepts all of its own proposals
+    assert self_drafting.accepted == self_drafting.proposed
 
 
 def test_accepted_proposals_follow_the_target_distribution() -> None:
@@ -128,7 +176,9 @@ def test_accepted_proposals_follow_the_target_distribution() -> None:
     generator = random_numbers(3, [1])
     firsts, seconds = Counter(), Counter()
     for _ in range(20_000):
-        accepted = accept([draw(row, generator) for row in small], small, target, generator)
+        accepted = accept(
+            [draw(row, generator) for row in small], small, target, generator
+        )
         firsts[accepted[0]] += 1
         if len(accepted) > 1:
             seconds[accepted[1]] += 1
@@ -137,20 +187,35 @@ def test_accepted_proposals_follow_the_target_distribution() -> None:
         assert np.abs(shares - expected).max() < 4 * np.sqrt(0.25 / counts.total())
 
 
-def test_speculative_samples_are_distributed_like_plain_ones(model: Llama, draft: Llama) -> None:
-    """Total variation between samples of 2,000 second ids is about that of two plain samples of this size."""
+def test_speculative_samples_are_distributed_like_plain_ones(
+    model: Llama, draft: Llama
+) -> None:
+    """Total variation between samples of 2,000 second ids is about that of two plain
+    samples of this size.
+    """
 
     def second_ids(scheduler: Scheduler, first: int) -> np.ndarray:
         continuations = complete(
-            scheduler, [Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k)) for k in range(2000)]
+            scheduler,
+            [
+                Request((7,), 2, frozenset(), Sampling(0.7, seed=first + k))
+                for k in range(2000)
+            ],
         )
         return np.bincount([ids[1] for ids in continuations], minlength=100) / 2000
 
-    plain, plain_again = second_ids(Scheduler(model, 500), 0), second_ids(Scheduler(model, 500), 10_000)
+    plain, plain_again = (
+        second_ids(Scheduler(model, 500), 0),
+        second_ids(Scheduler(model, 500), 10_000),
+    )
     speculative = second_ids(Scheduler(model, 500, draft, draft_tokens=2), 20_000)
-    assert np.abs(plain - speculative).sum() / 2 < 1.35 * np.abs(plain - plain_again).sum() / 2
     assert (
-        np.abs(plain - np.full(100, 0.01)).sum() / 2 > 2 * np.abs(plain - plain_again).sum() / 2
+        np.abs(plain - speculative).sum() / 2
+        < 1.35 * np.abs(plain - plain_again).sum() / 2
+    )
+    assert (
+        np.abs(plain - np.full(100, 0.01)).sum() / 2
+        > 2 * np.abs(plain - plain_again).sum() / 2
     )  # the distribution is not uniform
 
 
@@ -169,7 +234,9 @@ def test_requests_are_independent_of_each_other(model: Llama) -> None:
     alone = [complete(Scheduler(model, 1), [request])[0] for request in requests]
     assert complete(Scheduler(model, 2), requests) == alone
     late = Scheduler(model, 8)
-    ids_by_request: dict[int, list[int]] = {late.add(request): [] for request in requests[:2]}
+    ids_by_request: dict[int, list[int]] = {
+        late.add(request): [] for request in requests[:2]
+    }
     rounds = 0
     while not late.is_idle:
         for piece in late.step():
@@ -182,19 +249,27 @@ def test_requests_are_independent_of_each_other(model: Llama) -> None:
 
 def test_cancelling_a_request_leaves_the_others_unchanged(model: Llama) -> None:
     scheduler = Scheduler(model, 2)
-    cancelled, kept, waiting = (scheduler.add(Request(tuple(prompt), 6, frozenset())) for prompt in PROMPTS)
+    cancelled, kept, waiting = (
+        scheduler.add(Request(tuple(prompt), 6, frozenset())) for prompt in PROMPTS
+    )
     pieces = [piece for piece in scheduler.step() if piece.number == kept]
     scheduler.cancel(cancelled)
     scheduler.cancel(waiting)
     while not scheduler.is_idle:
         pieces += scheduler.step()
     assert {piece.number for piece in pieces} == {kept}
-    assert [token for piece in pieces for token in piece.tokens] == without_cache(model, PROMPTS[1], 6)
+    assert [token for piece in pieces for token in piece.tokens] == without_cache(
+        model, PROMPTS[1], 6
+    )
     assert [piece.finish for piece in pieces] == [None] * 5 + ["length"]
 
 
-def test_draft_with_another_vocabulary_is_rejected(model: Llama, make_model: Callable[[Shape], Llama]) -> None:
-    draft_ = make_model(shape_of(Model(layers=1, width=16, heads=2), vocab_size=90, sequence_length=24))
+def test_draft_with_another_vocabulary_is_rejected(
+    model: Llama, make_model: Callable[[Shape], Llama]
+) -> None:
+    draft_ = make_model(
+        shape_of(Model(layers=1, width=16, heads=2), vocab_size=90, sequence_length=24)
+    )
     with pytest.raises(DraftError, match=r"90 .*100"):
         Scheduler(model, 1, draft_)
 
@@ -204,7 +279,9 @@ def as_bytes(ids: Sequence[int]) -> str:
 
 
 @given(st.text(max_size=12), st.lists(st.integers(1, 3), min_size=1))
-def test_streamed_pieces_join_to_the_text_without_partial_characters(text: str, sizes: list[int]) -> None:
+def test_streamed_pieces_join_to_the_text_without_partial_characters(
+    text: str, sizes: list[int]
+) -> None:
     data, stream, pieces = text.encode(errors="replace"), TextStream(as_bytes), []
     place = 0
     while place < len(data):
@@ -224,7 +301,10 @@ def test_unfinished_character_is_replaced_only_at_the_end() -> None:
 
 def test_stop_text_is_never_streamed() -> None:
     stream = TextStream(as_bytes, ["</end>", "\n\n"])
-    assert [stream.push(list(piece.encode())) for piece in ("a <", "/", "b </e", "nd> c", "d")] == [
+    assert [
+        stream.push(list(piece.encode()))
+        for piece in ("a <", "/", "b </e", "nd> c", "d")
+    ] == [
         "a ",
         "",
         "</b ",

@@ -1,4 +1,6 @@
-"""GGUF files and Modelfiles: their contents, and models and tokenizers that are rejected early."""
+"""GGUF files and Modelfiles: their contents, and models and tokenizers that are
+rejected early.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,15 @@ import torch
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Export
 from gristmill.mixtures.model import Model, Moe, RopeScaling
-from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE, PROBE, as_plain_jinja
-from gristmill.tokenize.encoding.llama_cpp_vocabulary import NotForLlamaCppError, llama_cpp_vocabulary
+from gristmill.tokenize.encoding.chat_templates import (
+    CHAT_TEMPLATE,
+    PROBE,
+    as_plain_jinja,
+)
+from gristmill.tokenize.encoding.llama_cpp_vocabulary import (
+    NotForLlamaCppError,
+    llama_cpp_vocabulary,
+)
 from gristmill.tokenize.encoding.pretokens import LLAMA3
 from gristmill.tokenize.encoding.vocabulary import train
 from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
@@ -30,8 +39,16 @@ from gristmill.train.stages import export
 from gristmill.train.stages.export import run, write_gguf_files
 
 gguf = pytest.importorskip("gguf", reason="gguf is not installed")
-LARGEST_ERROR = {"f32": 0.0, "f16": 2**-11, "bf16": 2**-8, "q8_0": 1 / 254, "q4_0": 1 / 8}
-"""Largest error relative to the largest number of a block: half of the last digit, half of a step, or a step of 1/8."""
+LARGEST_ERROR = {
+    "f32": 0.0,
+    "f16": 2**-11,
+    "bf16": 2**-8,
+    "q8_0": 1 / 254,
+    "q4_0": 1 / 8,
+}
+"""Largest error relative to the largest number of a block: half of the last digit, half
+of a step, or a step of 1/8.
+"""
 DENSE = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn_width": 96}
 
 
@@ -39,9 +56,13 @@ DENSE = {"layers": 2, "width": 64, "heads": 4, "kv_heads": 2, "ffn_width": 96}
 def exported(
     tmp_path: Path, make_model: Callable[[Shape], Llama], tokenizer_folder: Path
 ) -> Callable[..., tuple[dict[str, Any], dict[str, torch.Tensor]]]:
-    """Export a model in some kinds, and return the summary and the tensors of the model."""
+    """Export a model in some kinds, and return the summary and the tensors of the
+    model.
+    """
 
-    def make(model: Model, *kinds: str, length: int = 64) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    def make(
+        model: Model, *kinds: str, length: int = 64
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         shape = shape_of(model, 400, length)
         tensors = dict(make_model(shape).named_parameters())
         save_model(tmp_path / "pretrain" / "model", shape, tensors)
@@ -62,14 +83,18 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str, s
     return (
         {name: field.contents() for name, field in reader.fields.items()},
         {
-            tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).reshape(tensor.shape[::-1])
+            tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).reshape(
+                tensor.shape[::-1]
+            )
             for tensor in reader.tensors
         },
         {tensor.name: tensor.tensor_type.name for tensor in reader.tensors},
     )
 
 
-def test_every_kind_stores_weights_to_its_precision(exported: Any, tmp_path: Path) -> None:
+def test_every_kind_stores_weights_to_its_precision(
+    exported: Any, tmp_path: Path
+) -> None:
     summary, ours = exported(Model(**DENSE), *LARGEST_ERROR)
     for kind, share in LARGEST_ERROR.items():
         path = tmp_path / "out" / f"model-{kind}.gguf"
@@ -85,12 +110,22 @@ def test_every_kind_stores_weights_to_its_precision(exported: Any, tmp_path: Pat
         rounded_scale = 2**-11 if kind.startswith("q") else 0.0
         assert (error <= (share + rounded_scale) * largest + 1e-7).all(), kind
         assert kind == "f32" or error.max() > 0
-        np.testing.assert_array_equal(tensors["output_norm.weight"], ours["model.norm.weight"].numpy())
+        np.testing.assert_array_equal(
+            tensors["output_norm.weight"], ours["model.norm.weight"].numpy()
+        )
         assert types["blk.0.attn_norm.weight"] == "F32"
         assert types["blk.0.ffn_up.weight"] == kind.upper()
-        assert types["token_embd.weight"] == ("Q8_0" if kind == "q4_0" else kind.upper())
-        assert tensors["token_embd.weight"].shape == (400, 64)  # without padding rows of the vocabulary
-    assert summary["gguf"]["q4_0"] < summary["gguf"]["q8_0"] < summary["gguf"]["f16"] < summary["gguf"]["f32"]
+        assert types["token_embd.weight"] == (
+            "Q8_0" if kind == "q4_0" else kind.upper()
+        )
+        # without padding rows of the vocabulary
+        assert tensors["token_embd.weight"].shape == (400, 64)
+    assert (
+        summary["gguf"]["q4_0"]
+        < summary["gguf"]["q8_0"]
+        < summary["gguf"]["f16"]
+        < summary["gguf"]["f32"]
+    )
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 20_000])
@@ -101,7 +136,9 @@ def test_full_disk_is_an_error_without_a_file(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def write(path: Path, *arguments: Any) -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (summary["gguf"]["f16"] - missing, hard))
+        resource.setrlimit(
+            resource.RLIMIT_FSIZE, (summary["gguf"]["f16"] - missing, hard)
+        )
         try:
             return write_gguf(path, *arguments)
         finally:
@@ -114,35 +151,55 @@ def test_full_disk_is_an_error_without_a_file(
     assert not list((tmp_path / "out").glob("model-f16.gguf*"))
 
 
-def test_llama_keys_are_permuted_and_qwen_keys_are_not(exported: Any, tmp_path: Path) -> None:
+def test_llama_keys_are_permuted_and_qwen_keys_are_not(
+    exported: Any, tmp_path: Path
+) -> None:
     _, ours = exported(Model(**DENSE), "f32")
     _, tensors, _ = read(tmp_path / "out" / "model-f32.gguf")
-    keys = ours["model.layers.0.self_attn.k_proj.weight"].numpy()  # 2 heads of 16 channels
+    # 2 heads of 16 channels
+    keys = ours["model.layers.0.self_attn.k_proj.weight"].numpy()
     permuted_keys = tensors["blk.0.attn_k.weight"]
     for head in range(2):
-        np.testing.assert_array_equal(permuted_keys[head * 16 : head * 16 + 16 : 2], keys[head * 16 : head * 16 + 8])
         np.testing.assert_array_equal(
-            permuted_keys[head * 16 + 1 : head * 16 + 16 : 2], keys[head * 16 + 8 : head * 16 + 16]
+            permuted_keys[head * 16 : head * 16 + 16 : 2],
+            keys[head * 16 : head * 16 + 8],
         )
-    np.testing.assert_array_equal(tensors["blk.0.attn_v.weight"], ours["model.layers.0.self_attn.v_proj.weight"])
+        np.testing.assert_array_equal(
+            permuted_keys[head * 16 + 1 : head * 16 + 16 : 2],
+            keys[head * 16 + 8 : head * 16 + 16],
+        )
+    np.testing.assert_array_equal(
+        tensors["blk.0.attn_v.weight"], ours["model.layers.0.self_attn.v_proj.weight"]
+    )
     _, ours = exported(Model(**DENSE, qk_norm=True), "f32")
     fields, tensors, _ = read(tmp_path / "out" / "model-f32.gguf")
     assert fields["general.architecture"] == "qwen3"
-    np.testing.assert_array_equal(tensors["blk.0.attn_k.weight"], ours["model.layers.0.self_attn.k_proj.weight"])
+    np.testing.assert_array_equal(
+        tensors["blk.0.attn_k.weight"], ours["model.layers.0.self_attn.k_proj.weight"]
+    )
 
 
-def test_experts_are_stacked_with_separate_gates_and_ups(exported: Any, tmp_path: Path) -> None:
+def test_experts_are_stacked_with_separate_gates_and_ups(
+    exported: Any, tmp_path: Path
+) -> None:
     _, ours = exported(Model(**DENSE, moe=Moe(experts=3)), "f32")
     fields, tensors, _ = read(tmp_path / "out" / "model-f32.gguf")
     gate_up = ours["model.layers.1.mlp.experts.gate_up_proj"].numpy()
-    np.testing.assert_array_equal(tensors["blk.1.ffn_gate_exps.weight"], gate_up[:, :96])
+    np.testing.assert_array_equal(
+        tensors["blk.1.ffn_gate_exps.weight"], gate_up[:, :96]
+    )
     np.testing.assert_array_equal(tensors["blk.1.ffn_up_exps.weight"], gate_up[:, 96:])
-    np.testing.assert_array_equal(tensors["blk.1.ffn_down_exps.weight"], ours["model.layers.1.mlp.experts.down_proj"])
+    np.testing.assert_array_equal(
+        tensors["blk.1.ffn_down_exps.weight"],
+        ours["model.layers.1.mlp.experts.down_proj"],
+    )
     assert fields["llama.expert_count"] == 3
     assert fields["llama.expert_used_count"] == 2
 
 
-def test_row_that_is_not_a_multiple_of_a_block_stays_in_half_precision(exported: Any, tmp_path: Path) -> None:
+def test_row_that_is_not_a_multiple_of_a_block_stays_in_half_precision(
+    exported: Any, tmp_path: Path
+) -> None:
     exported(Model(**{**DENSE, "ffn_width": 72}), "q8_0")
     _, _, types = read(tmp_path / "out" / "model-q8_0.gguf")
     assert types["blk.0.ffn_down.weight"] == "F16"
@@ -157,31 +214,50 @@ def test_file_has_the_tokenizer_and_the_ids_that_end_an_answer(
     chat = Chat(tokenizer_folder)
     ids = chat.tokenizer.get_vocab(with_added_tokens=True)
     assert [ids[token] for token in fields["tokenizer.ggml.tokens"]] == list(range(400))
-    special = {number for number, token in chat.tokenizer.get_added_tokens_decoder().items() if token.special}
-    assert {place for place, kind in enumerate(fields["tokenizer.ggml.token_type"]) if kind == 3} == special
+    special = {
+        number
+        for number, token in chat.tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
+    assert {
+        place
+        for place, kind in enumerate(fields["tokenizer.ggml.token_type"])
+        if kind == 3
+    } == special
     assert fields["tokenizer.ggml.pre"] == "gpt-2"
     assert fields["tokenizer.ggml.add_bos_token"] is False
     assert fields["tokenizer.ggml.eos_token_id"] == ids["<|endoftext|>"]
     assert fields["tokenizer.ggml.eot_token_id"] == ids["<|end|>"]
     assert fields["llama.context_length"] == 64
-    assert "generation" not in fields["tokenizer.chat_template"].replace("add_generation_prompt", "")
+    assert "generation" not in fields["tokenizer.chat_template"].replace(
+        "add_generation_prompt", ""
+    )
 
 
-def test_template_without_generation_marks_renders_the_same_text(tokenizer_folder: Path) -> None:
+def test_template_without_generation_marks_renders_the_same_text(
+    tokenizer_folder: Path,
+) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(
-        as_plain_jinja(CHAT_TEMPLATE)
-    )
+    plain = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True
+    ).from_string(as_plain_jinja(CHAT_TEMPLATE))
     chat = Chat(tokenizer_folder)
     for messages in (PROBE, PROBE[1:4]):
         ours = "".join(text for text, _ in chat.segments(messages, prompt=True))
         assert plain.render(messages=messages, add_generation_prompt=True) == ours
 
 
-@pytest.mark.parametrize(("pretokenizer", "name"), [("gpt2", "gpt-2"), ("llama3", "dbrx"), ("digits", "smollm")])
+@pytest.mark.parametrize(
+    ("pretokenizer", "name"),
+    [("gpt2", "gpt-2"), ("llama3", "dbrx"), ("digits", "smollm")],
+)
 def test_pretokenizers_have_names_in_llama_cpp(pretokenizer: str, name: str) -> None:
-    tokenizer = train(TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}), 300, pretokenizer)
+    tokenizer = train(
+        TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}),
+        300,
+        pretokenizer,
+    )
     assert llama_cpp_vocabulary(tokenizer, 300).pre_tokenizer == name
 
 
@@ -193,7 +269,11 @@ def test_pretokenizers_have_names_in_llama_cpp(pretokenizer: str, name: str) -> 
     ],
 )
 def test_tokenizer_unknown_to_llama_cpp_is_rejected(model: Any, reason: str) -> None:
-    tokenizer = train(TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}), 600, model=model)
+    tokenizer = train(
+        TokenizerSample({"a": ["some words and 1234 numbers " * 9]}, {}),
+        600,
+        model=model,
+    )
     with pytest.raises(NotForLlamaCppError, match=reason):
         llama_cpp_vocabulary(tokenizer, 600)
 
@@ -202,12 +282,20 @@ def test_ignore_merges_is_supported_with_the_llama_3_pattern_only() -> None:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], ignore_merges=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(LLAMA3), "isolated"), byte_level])
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={"a": 0, "b": 1, "ab": 2}, merges=[("a", "b")], ignore_merges=True
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), byte_level]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     assert llama_cpp_vocabulary(tokenizer, 5).pre_tokenizer == "llama-bpe"
     assert llama_cpp_vocabulary(tokenizer, 5).kinds == [1, 1, 1, 5, 5]
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=True
+    )
     with pytest.raises(NotForLlamaCppError, match="without their merges"):
         llama_cpp_vocabulary(tokenizer, 5)
 
@@ -228,10 +316,13 @@ def test_encoder_is_rejected() -> None:
 def test_modelfile_has_weights_stops_and_template(tokenizer_folder: Path) -> None:
     chat = Chat(tokenizer_folder)
     assert modelfile("model-q8_0.gguf", chat, 64, go_template(chat)) == (
-        'FROM ./model-q8_0.gguf\nPARAMETER num_ctx 64\nPARAMETER stop "<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
-        'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<|system|>\n{{ .Content }}<|end|>\n'
+        "FROM ./model-q8_0.gguf\nPARAMETER num_ctx 64\nPARAMETER stop "
+        '"<|endoftext|>"\nPARAMETER stop "<|end|>"\n'
+        'TEMPLATE """{{ range .Messages }}{{ if eq .Role "system" }}<|system|>\n{{ '
+        ".Content }}<|end|>\n"
         '{{ else if eq .Role "assistant" }}<|assistant|>\n{{ .Content }}<|end|>\n'
-        '{{ else if eq .Role "user" }}<|user|>\n{{ .Content }}<|end|>\n{{ end }}{{ end }}<|assistant|>\n"""\n'
+        '{{ else if eq .Role "user" }}<|user|>\n{{ .Content }}<|end|>\n{{ end }}{{ '
+        'end }}<|assistant|>\n"""\n'
     )
 
 
@@ -239,12 +330,15 @@ def test_modelfile_has_weights_stops_and_template(tokenizer_folder: Path) -> Non
     "template",
     [
         # The system prompt is within the first message of the user, as in Llama 2.
-        "{% for m in messages %}{% if m['role'] == 'system' %}[{{ m['content'] }}]{% elif m['role'] == 'user' %}<|user|>"
-        "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}S{% endif %}{{ m['content'] }}<|end|>{% else %}"
+        "{% for m in messages %}{% if m['role'] == 'system' %}[{{ m['content'] }}]{% "
+        "elif m['role'] == 'user' %}<|user|>"
+        "{% if loop.index0 == 1 and messages[0]['role'] == 'system' %}S{% endif %}{{ "
+        "m['content'] }}<|end|>{% else %}"
         "<|assistant|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{% endif %}",
         # Text that Go would parse as an action.
-        "{% for m in messages %}<|{{ m['role'] }}|>{{ '{{' }}{{ m['content'] }}<|end|>{% endfor %}"
+        "{% for m in messages %}<|{{ m['role'] }}|>{{ '{{' }}{{ m['content'] "
+        "}}<|end|>{% endfor %}"
         "{% if add_generation_prompt %}<|assistant|>{{ '{{' }}{% endif %}",
     ],
 )
@@ -259,7 +353,9 @@ def test_untranslatable_template_is_left_out_of_the_modelfile(
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / TEMPLATE_FILE).write_text(template, encoding="utf-8")
     chat = Chat(tmp_path)
-    assert "".join(text for text, _ in chat.segments(PROBE[1:2])).endswith("First probe of the user.<|end|>")
+    assert "".join(text for text, _ in chat.segments(PROBE[1:2])).endswith(
+        "First probe of the user.<|end|>"
+    )
     assert go_template(chat) is None
     shape = shape_of(Model(**DENSE), 400, 64)
     save_model(tmp_path / "model", shape, dict(make_model(shape).named_parameters()))
@@ -276,7 +372,9 @@ def test_untranslatable_template_is_left_out_of_the_modelfile(
     assert "TEMPLATE" in capsys.readouterr().out
 
 
-def test_unwritable_gguf_is_rejected_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_gguf_is_rejected_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gristmill.flows.running.preflight import find_problems
     from gristmill.flows.stages import export
     from gristmill.mixtures.load import open_manifest
@@ -286,11 +384,15 @@ def test_unwritable_gguf_is_rejected_before_any_work(tmp_path: Path, monkeypatch
     def problems(model: str) -> list[str]:
         text = (
             f"name: a\nsources: {{a: {{path: '{tmp_path}/*.txt'}}}}\ntokenizer: {{model: {model}}}\n"
-            "mix: {tokens: 2000, sequence_length: 32}\npretrain: {steps: 1}\nexport: {gguf: [q8_0]}\n"
+            "mix: {tokens: 2000, sequence_length: 32}\npretrain: {steps: 1}\nexport: "
+            "{gguf: [q8_0]}\n"
         )
         (tmp_path / "m.yaml").write_text(text)
         manifest, manifest_text = open_manifest(tmp_path / "m.yaml")
-        return [str(problem) for problem in find_problems(manifest, manifest_text, ["export"])]
+        return [
+            str(problem)
+            for problem in find_problems(manifest, manifest_text, ["export"])
+        ]
 
     assert problems("bpe") == []
     (message,) = problems("unigram")

@@ -29,15 +29,27 @@ print("torch._dynamo" in sys.modules)
 
 @pytest.mark.slow
 def test_data_stages_load_no_torch_and_export_loads_no_compiler() -> None:
-    """Either import takes a second or two; `export` loads all modules that read a model or generate with it."""
-    process = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
+    """Either import takes a second or two; `export` loads all modules that read a model
+    or generate with it.
+    """
+    process = subprocess.run(
+        [sys.executable, "-c", LOADED], capture_output=True, text=True, check=True
+    )
     assert process.stdout.split() == ["False", "False"]
 
 
 @pytest.mark.slow
 def test_training_imports_without_beam_and_prefect() -> None:
     folder = Path(__file__).parents[2] / "train"
-    modules = [".".join(path.relative_to(folder).with_suffix("").parts) for path in folder.rglob("*.py")]
+    modules = [
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for path in folder.rglob("*.py")
+    ]
     assert {"stages.dpo", "loop.loop"} <= set(modules)
-    process = subprocess.run([sys.executable, "-c", BLOCKED, *modules], capture_output=True, text=True, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *modules],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert process.returncode == 0, process.stderr

@@ -33,11 +33,14 @@ def sigmoid(x: float) -> float:
 
 
 def test_loss_is_derived_by_hand() -> None:
-    """Two desirable answers with log-ratios 3 and -1, an undesirable one with 2; z is 1, beta 1/2."""
+    """Two desirable answers with log-ratios 3 and -1, an undesirable one with 2; z is
+    1, beta 1/2.
+    """
     gains, desirable = torch.tensor([3.0, -1.0, 2.0]), torch.tensor([True, True, False])
     losses = kto_loss(gains, desirable, torch.tensor(1.0), 0.5, 2.0, 3.0)
     assert losses.tolist() == pytest.approx(
-        [2 * (1 - sigmoid(1.0)), 2 * (1 - sigmoid(-1.0)), 3 * (1 - sigmoid(-0.5))], abs=1e-6
+        [2 * (1 - sigmoid(1.0)), 2 * (1 - sigmoid(-1.0)), 3 * (1 - sigmoid(-0.5))],
+        abs=1e-6,
     )
 
 
@@ -51,7 +54,14 @@ def test_baseline_is_a_clamped_mean_without_gradient() -> None:
 def test_partners_answer_another_prompt_cyclically() -> None:
     """Examples: a pair, two single answers to the same prompt, a pair."""
     examples = np.array([0, 0, 1, 2, 3, 3])
-    assert partners_of(examples, [b"x", b"y", b"y", b"z"]).tolist() == [2, 2, 4, 4, 0, 1]
+    assert partners_of(examples, [b"x", b"y", b"y", b"z"]).tolist() == [
+        2,
+        2,
+        4,
+        4,
+        0,
+        1,
+    ]
     assert partners_of(np.array([0, 0, 1]), [b"x", b"x"]).tolist() == [0, 1, 2]
 
 
@@ -59,8 +69,14 @@ def test_ranking_accuracy_is_the_area_under_the_curve() -> None:
     assert ranked_right(np.array([2.0, 0.0]), np.array([1.0, 0.0])) == (2 + 0.5) / 4
     assert ranked_right(np.array([]), np.array([1.0])) is None
     assert ranked_right_interval(np.array([]), np.array([1.0])) is None
-    sure = ranked_right_interval(np.arange(5.0, 9.0), np.arange(5.0))  # all correct, of four and five answers
-    assert sure == {"value": 1.0, "low": pytest.approx(0.5101, abs=1e-4), "high": 1.0, "units": 4}
+    # all correct, of four and five answers
+    sure = ranked_right_interval(np.arange(5.0, 9.0), np.arange(5.0))
+    assert sure == {
+        "value": 1.0,
+        "low": pytest.approx(0.5101, abs=1e-4),
+        "high": 1.0,
+        "units": 4,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +88,11 @@ def start(
 ) -> dict[str, Path]:
     section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
     model = make_model(
-        shape_of(section, vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(), sequence_length=64)
+        shape_of(
+            section,
+            vocab_size=Chat(tokenizer_folder).tokenizer.get_vocab_size(),
+            sequence_length=64,
+        )
     )
     folder = tmp_path_factory.mktemp("sft")
     save_model(folder / "model", model.shape, dict(model.state_dict()))
@@ -81,7 +101,9 @@ def start(
 
 @pytest.fixture
 def data(tmp_path: Path) -> dict[str, Any]:
-    """A set of pairs and a set of labelled answers, of which short ones are desirable."""
+    """A set of pairs and a set of labelled answers, of which short ones are
+    desirable.
+    """
     pairs = [
         {
             "prompt": [{"role": "user", "content": f"What is a {word}?"}],
@@ -91,30 +113,43 @@ def data(tmp_path: Path) -> dict[str, Any]:
         for word in WORDS
     ]
     labelled = [
-        {"prompt": f"Name a {word}, {n}.", "completion": f"My {word}." if n else "What do you mean?", "label": bool(n)}
+        {
+            "prompt": f"Name a {word}, {n}.",
+            "completion": f"My {word}." if n else "What do you mean?",
+            "label": bool(n),
+        }
         for word in WORDS
         for n in range(3)
     ]
     for name, lines in (("pairs", pairs), ("labelled", labelled)):
         write_jsonl(tmp_path / f"{name}.jsonl", lines)
     return {
-        "data": [{"path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "labelled")],
+        "data": [
+            {"path": str(tmp_path / f"{name}.jsonl")} for name in ("pairs", "labelled")
+        ],
         "sequence_length": 64,
     }
 
 
 @pytest.fixture
-def inputs(run_stage: Any, start: dict[str, Path], data: dict[str, Any], tmp_path: Path) -> dict[str, Path]:
+def inputs(
+    run_stage: Any, start: dict[str, Path], data: dict[str, Any], tmp_path: Path
+) -> dict[str, Path]:
     summary = run_stage("dpo_data", start, data, tmp_path / "rows")
     assert (summary["pairs"], summary["answers"], summary["rows"]) == (8, 24, 40)
-    assert [(set_summary["desirable"], set_summary["undesirable"]) for set_summary in summary["sets"]] == [
+    assert [
+        (set_summary["desirable"], set_summary["undesirable"])
+        for set_summary in summary["sets"]
+    ] == [
         (0, 0),
         (16, 8),
     ]
     return {**start, "dpo_data": tmp_path / "rows" / "data"}
 
 
-def test_answers_are_read_with_labels_and_after_mismatched_prompts(inputs: dict[str, Path]) -> None:
+def test_answers_are_read_with_labels_and_after_mismatched_prompts(
+    inputs: dict[str, Path],
+) -> None:
     rows, chat = AnswerRows(PackedSet(inputs["dpo_data"])), Chat(inputs["tokenizer"])
     assert len(rows) == 40
     assert rows.desirable[:4].tolist() == [True, False, True, False]
@@ -125,8 +160,15 @@ def test_answers_are_read_with_labels_and_after_mismatched_prompts(inputs: dict[
         decoded = []
         for row, row_targets in zip(ids.tolist(), targets.tolist(), strict=True):
             answer = [target for target in row_targets if target != IGNORED]
-            first = next(place for place, target in enumerate(row_targets) if target != IGNORED)
-            decoded.append((chat.decode(row[: first + 1], special=True), chat.decode(answer, special=True)))
+            first = next(
+                place for place, target in enumerate(row_targets) if target != IGNORED
+            )
+            decoded.append(
+                (
+                    chat.decode(row[: first + 1], special=True),
+                    chat.decode(answer, special=True),
+                )
+            )
         return decoded
 
     matched, mixed = texts(*rows.read(all_rows)), texts(*rows.read_mismatched(all_rows))
@@ -135,7 +177,10 @@ def test_answers_are_read_with_labels_and_after_mismatched_prompts(inputs: dict[
         assert mixed[answer] == (prompt, matched[partner][1])
         assert matched[partner][0] != prompt
         record = rows.records[rows.examples[answer]]
-        answer_message = record.get("completion") or record["chosen" if rows.desirable[answer] else "rejected"]
+        answer_message = (
+            record.get("completion")
+            or record["chosen" if rows.desirable[answer] else "rejected"]
+        )
         assert text == answer_message[0]["content"] + "<|end|>"
 
 
@@ -159,18 +204,27 @@ def config_with(data: dict[str, Any], **changes: Any) -> dict[str, Any]:
 def test_training_separates_answers_whatever_the_micro_batches(
     run_stage: Any, inputs: dict[str, Path], data: dict[str, Any], tmp_path: Path
 ) -> None:
-    reference = run_stage("reference", inputs, {"answers": True, "micro_batch_size": 3}, tmp_path / "reference")
+    reference = run_stage(
+        "reference",
+        inputs,
+        {"answers": True, "micro_batch_size": 3},
+        tmp_path / "reference",
+    )
     assert reference["answers"] == 40
     inputs = {**inputs, "reference": tmp_path / "reference" / "data"}
     summary = run_stage("dpo", inputs, config_with(data), tmp_path / "dpo")
     lines = read_metrics(tmp_path / "dpo")
     assert lines[0]["loss"] == pytest.approx(0.5, abs=1e-4)
-    assert (lines[0]["kl"], summary["step_0"]["largest_reward"]) == (pytest.approx(0, abs=1e-4),) * 2
+    assert (lines[0]["kl"], summary["step_0"]["largest_reward"]) == (
+        pytest.approx(0, abs=1e-4),
+    ) * 2
     assert lines[-1]["loss"] < 0.45
     assert all(line["answers/chosen"] + line["answers/rejected"] == 6 for line in lines)
     assert any("rewards/margins" in line for line in lines)
     assert summary["held_out"]["ranked_right"] > 0.9
-    counts = [sum(summary[name].values()) for name in ("training_answers", "held_out_answers")]
+    counts = [
+        sum(summary[name].values()) for name in ("training_answers", "held_out_answers")
+    ]
     assert sum(counts) == 40
     assert min(counts) > 0
     held_out = read_jsonl(tmp_path / "dpo/data/holdout.jsonl")
@@ -182,11 +236,17 @@ def test_training_separates_answers_whatever_the_micro_batches(
             targets = next_tokens(ids, torch.from_numpy(tokens.turns > 0)[None])
             logp = model(ids, partial(sequence_logps, targets=targets))
             assert line[f"reference_{name}"] == pytest.approx(logp.item(), abs=1e-3)
-    run_stage("dpo", inputs, config_with(data, micro_batch_size=1, steps=4), tmp_path / "cut")
+    run_stage(
+        "dpo", inputs, config_with(data, micro_batch_size=1, steps=4), tmp_path / "cut"
+    )
     split_lines = read_metrics(tmp_path / "cut")
     for ours, theirs in zip(split_lines, lines[:4], strict=True):
-        assert {name: ours[name] for name in ("loss", "kl", "grad_norm")} == pytest.approx(
-            {name: theirs[name] for name in ("loss", "kl", "grad_norm")}, rel=1e-3, abs=1e-5
+        assert {
+            name: ours[name] for name in ("loss", "kl", "grad_norm")
+        } == pytest.approx(
+            {name: theirs[name] for name in ("loss", "kl", "grad_norm")},
+            rel=1e-3,
+            abs=1e-5,
         )
 
 
@@ -205,6 +265,8 @@ def test_pair_losses_reject_labelled_answers(
         ({"loss": "kto", "label_smoothing": 0.1}, "label_smoothing .*kto"),
     ],
 )
-def test_setting_without_effect_is_rejected(options: dict[str, Any], message: str) -> None:
+def test_setting_without_effect_is_rejected(
+    options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Dpo.model_validate({"steps": 1, "data": [{"path": "pairs.jsonl"}], **options})

@@ -1,4 +1,6 @@
-"""A whole training beyond forward, backward and update: rollback, averages, measurements, early stopping."""
+"""A whole training beyond forward, backward and update: rollback, averages,
+measurements, early stopping.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 def read_lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     lines = read_jsonl(folder / "data" / name)
-    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in TIMINGS}
+        for line in lines
+    ]
 
 
 def weights_of(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
@@ -44,12 +49,20 @@ def weights_of(folder: Path, name: str = "model") -> dict[str, torch.Tensor]:
 
 # Rollback
 
-GOING_BACK = {"steps": 48, "global_batch_size": 4, "spikes": {"rollback_after": 2, "rollback_steps": 18}}
+GOING_BACK = {
+    "steps": 48,
+    "global_batch_size": 4,
+    "spikes": {"rollback_after": 2, "rollback_steps": 18},
+}
 
 
 @pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]) -> Callable[[], list[tuple[int, ...]]]:
-    """Make the loss of the first batches of steps 21 to 23 NaN; the value returns all batches read."""
+def poisoned(
+    monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Path]
+) -> Callable[[], list[tuple[int, ...]]]:
+    """Make the loss of the first batches of steps 21 to 23 NaN; the value returns all
+    batches read.
+    """
     packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
     bad = {tuple(plan.rows(packed.order(11), step - 1)) for step in (21, 22, 23)}
     original, read = step._gradients, []
@@ -72,31 +85,49 @@ def test_bad_steps_roll_the_training_back_past_their_rows(
     poisoned: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Steps 21 to 23 are bad, which is noticed at step 32: training goes back to 18, and 19 reads the rows of 33."""
+    """Steps 21 to 23 are bad, which is noticed at step 32: training goes back to 18,
+    and 19 reads the rows of 33.
+    """
     rows_before_steps: list[tuple[int, ...]] = []
     monkeypatch.setattr(
-        pretrain, "Job", partial(Job, before_step=lambda step, rows: rows_before_steps.append(tuple(rows)))
+        pretrain,
+        "Job",
+        partial(
+            Job, before_step=lambda step, rows: rows_before_steps.append(tuple(rows))
+        ),
     )
     summary = run_stage("pretrain", inputs, {**pretrain_config, **GOING_BACK}, tmp_path)
     line = {"to_step": 18, "from_step": 32, "first_bad_step": 21, "positions": 14 * 4}
     assert summary["rollbacks"] == [line]
     packed, plan = PackedSet(inputs["mix"]), RowPlan(((0, 0, 4),))
     numbers = [*range(1, 33), *range(33, 33 + 48 - 18)]
-    assert poisoned() == rows_before_steps == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
+    assert (
+        poisoned()
+        == rows_before_steps
+        == [tuple(plan.rows(packed.order(11), number - 1)) for number in numbers]
+    )
     steps = [line_ for line_ in read_lines(tmp_path) if "grad_norm" in line_]
     assert [line_["step"] for line_ in steps] == list(range(1, 49))
     assert all("loss" in line_ for line_ in steps)  # the final steps have no spike
-    assert [line_ for line_ in read_lines(tmp_path) if "rollback" in line_] == [{"step": 18, "rollback": line}]
-    assert json.loads((tmp_path / "data" / "rollbacks.json").read_text()) == [line]  # used when reads are traced
+    assert [line_ for line_ in read_lines(tmp_path) if "rollback" in line_] == [
+        {"step": 18, "rollback": line}
+    ]
+    # used when reads are traced
+    assert json.loads((tmp_path / "data" / "rollbacks.json").read_text()) == [line]
     skipped = read_lines(tmp_path, "skipped_steps.jsonl")
-    assert [line_["step"] for line_ in skipped] == [21, 22, 23]  # earlier steps stay on record
-    assert sorted(path.name for path in (tmp_path / "data" / "autopsies").iterdir()) == [
+    # earlier steps stay on record
+    assert [line_["step"] for line_ in skipped] == [21, 22, 23]
+    assert sorted(
+        path.name for path in (tmp_path / "data" / "autopsies").iterdir()
+    ) == [
         "exclude.txt",
         *(f"step-{step}.{kind}" for step in (21, 22, 23) for kind in ("html", "json")),
     ]
 
 
-@pytest.mark.parametrize("place", ["while going back", pytest.param("later", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "place", ["while going back", pytest.param("later", marks=pytest.mark.slow)]
+)
 def test_training_killed_around_a_rollback_resumes_exactly(
     run_stage: Any,
     inputs: dict[str, Path],
@@ -107,23 +138,34 @@ def test_training_killed_around_a_rollback_resumes_exactly(
     place: str,
 ) -> None:
     config = {**pretrain_config, **GOING_BACK}
-    run_stage("pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000)
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000
+    )
     with monkeypatch.context() as patch:
         if place == "later":
-            patch.setattr(loop, "stop_requested", lambda: len(poisoned()) >= 62 + 32 + 10)
+            patch.setattr(
+                loop, "stop_requested", lambda: len(poisoned()) >= 62 + 32 + 10
+            )
         else:
-            patch.setattr(Checkpoints, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(
+                Checkpoints, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
         with pytest.raises((loop.StoppedError, KeyboardInterrupt)):
-            run_stage("pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5)
+            run_stage(
+                "pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5
+            )
     torch.distributed.destroy_process_group()
-    assert len(json.loads((tmp_path / "killed" / "work" / "rollbacks.json").read_text())) == 1
+    assert (
+        len(json.loads((tmp_path / "killed" / "work" / "rollbacks.json").read_text()))
+        == 1
+    )
     run_stage("pretrain", inputs, config, tmp_path / "killed", checkpoint_every=5)
     ours, theirs = weights_of(tmp_path / "killed"), weights_of(tmp_path / "undisturbed")
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     # The killed attempt logged the rollback; steps and digests are the same.
-    assert [line for line in read_lines(tmp_path / "killed") if "grad_norm" in line] == [
-        line for line in read_lines(tmp_path / "undisturbed") if "grad_norm" in line
-    ]
+    assert [
+        line for line in read_lines(tmp_path / "killed") if "grad_norm" in line
+    ] == [line for line in read_lines(tmp_path / "undisturbed") if "grad_norm" in line]
     assert read_lines(tmp_path / "killed", "skipped_steps.jsonl") == read_lines(
         tmp_path / "undisturbed", "skipped_steps.jsonl"
     )
@@ -138,7 +180,9 @@ def test_resumed_training_logs_throughput_and_a_stop_reports_its_step(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Steps 1, 3, 6, 9 and 12 are logged; the first attempt stops after step 1, the second after step 2."""
+    """Steps 1, 3, 6, 9 and 12 are logged; the first attempt stops after step 1, the
+    second after step 2.
+    """
     config, events = {**pretrain_config, "log_every": 3}, list[dict[str, Any]]()
     with monkeypatch.context() as patch:
         patch.setattr(loop, "stop_requested", lambda: True)
@@ -146,17 +190,23 @@ def test_resumed_training_logs_throughput_and_a_stop_reports_its_step(
             with pytest.raises(loop.StoppedError, match=f"after step {step_reached}"):
                 run_stage("pretrain", inputs, config, tmp_path, emit=events.append)
             torch.distributed.destroy_process_group()
-            assert [event["done"] for event in events if event["event"] == "progress"][-1] == step_reached
+            assert [event["done"] for event in events if event["event"] == "progress"][
+                -1
+            ] == step_reached
     run_stage("pretrain", inputs, config, tmp_path)
     lines = read_metrics(tmp_path)
     logged = [line for line in lines if "grad_norm" in line]
     assert [line["step"] for line in logged] == [1, 3, 6, 9, 12]
     assert all(line["tokens_per_second"] > 0 for line in logged)
     printed = capsys.readouterr().out
-    assert all(f"step {line['step']}: loss {line['loss']:.4g}, " in printed for line in logged)
+    assert all(
+        f"step {line['step']}: loss {line['loss']:.4g}, " in printed for line in logged
+    )
 
 
-def test_clock_excludes_the_first_step_unless_it_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_excludes_the_first_step_unless_it_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now = 0.0
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
     cold = throughput.Clock(1000, 10)
@@ -173,15 +223,33 @@ def test_clock_excludes_the_first_step_unless_it_is_logged(monkeypatch: pytest.M
 
 def test_jumps_skip_positions_and_are_invertible() -> None:
     plan = RowPlan(((0, 0, 2), (10, 20, 3)))
-    jumped = plan_after(plan, [describe_rollback(plan, [], from_step=6, to_step=4, first_bad_step=5)])
+    jumped = plan_after(
+        plan, [describe_rollback(plan, [], from_step=6, to_step=4, first_bad_step=5)]
+    )
     assert [jumped.positions(step)[0] for step in (3, 4, 5, 10)] == [6, 12, 14, 24]
-    assert jumped.steps_of(np.arange(6, 16)).tolist() == [3, 3, -1, -1, -1, -1, 4, 4, 5, 5]
-    again = describe_rollback(plan, [{"to_step": 4, "positions": 4}], from_step=7, to_step=4, first_bad_step=5)
+    assert jumped.steps_of(np.arange(6, 16)).tolist() == [
+        3,
+        3,
+        -1,
+        -1,
+        -1,
+        -1,
+        4,
+        4,
+        5,
+        5,
+    ]
+    again = describe_rollback(
+        plan, [{"to_step": 4, "positions": 4}], from_step=7, to_step=4, first_bad_step=5
+    )
     assert again["positions"] == 6  # steps 5 to 7 had read positions 12 to 17
     twice = plan_after(plan, [{"to_step": 4, "positions": 4}, again])
     assert twice.positions(4)[0] == 18
-    earlier = plan_after(plan, [{"to_step": 4, "positions": 4}, {"to_step": 2, "positions": 16}])
-    assert [earlier.positions(step)[0] for step in (1, 2, 4)] == [2, 20, 24]  # the jump at 4 was given up
+    earlier = plan_after(
+        plan, [{"to_step": 4, "positions": 4}, {"to_step": 2, "positions": 16}]
+    )
+    # the jump at 4 was given up
+    assert [earlier.positions(step)[0] for step in (1, 2, 4)] == [2, 20, 24]
 
 
 def test_checkpoints_of_an_abandoned_future_are_recognised() -> None:
@@ -194,7 +262,9 @@ def test_checkpoints_of_an_abandoned_future_are_recognised() -> None:
 
 
 def test_rollback_steps_must_cover_the_streak() -> None:
-    with pytest.raises(ValueError, match=r"rollback_steps .*rollback_after \+ 16 = 20, not 19"):
+    with pytest.raises(
+        ValueError, match=r"rollback_steps .*rollback_after \+ 16 = 20, not 19"
+    ):
         Spikes(rollback_after=4, rollback_steps=19)
 
 
@@ -203,7 +273,14 @@ def test_rollback_steps_must_cover_the_streak() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["muon", "adafactor", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lion", "sophia", "adamw8bit"))],
+    [
+        "muon",
+        "adafactor",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("lion", "sophia", "adamw8bit")
+        ),
+    ],
 )
 def test_every_optimizer_trains_and_resumes_to_the_same_bits(
     run_stage: Any,
@@ -216,15 +293,23 @@ def test_every_optimizer_trains_and_resumes_to_the_same_bits(
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
     rate = {"lion": 0.002, "adafactor": 0.05, "sophia": 0.003}.get(kind, 0.01)
-    config = {**pretrain_config, "optimizer": {"kind": kind, "learning_rate": rate, "hessian_every": 3}}
+    config = {
+        **pretrain_config,
+        "optimizer": {"kind": kind, "learning_rate": rate, "hessian_every": 3},
+    }
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
     steps = [line for line in read_lines(tmp_path / "whole") if "loss" in line]
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.15
     assert read_lines(tmp_path / "cut") == read_lines(tmp_path / "whole")
-    uninterrupted, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
-    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
+    uninterrupted, resumed = (
+        weights_of(tmp_path / "whole"),
+        weights_of(tmp_path / "cut"),
+    )
+    assert all(
+        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
+    )
 
 
 @pytest.mark.slow
@@ -237,12 +322,20 @@ def test_float16_trains_like_float32_and_overflows_are_not_spikes(
 ) -> None:
     from gristmill.train.optim import loss_scale
 
-    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**30)  # overflows until halved often enough
-    config = {**pretrain_config, "steps": 24, "schedule": {"kind": "constant", "warmup_steps": 0}}
-    summary = run_stage("pretrain", inputs, {**config, "precision": "fp16"}, tmp_path / "half")
+    # overflows until halved often enough
+    monkeypatch.setattr(loss_scale, "INITIAL", 2.0**30)
+    config = {
+        **pretrain_config,
+        "steps": 24,
+        "schedule": {"kind": "constant", "warmup_steps": 0},
+    }
+    summary = run_stage(
+        "pretrain", inputs, {**config, "precision": "fp16"}, tmp_path / "half"
+    )
     run_stage("pretrain", inputs, config, tmp_path / "single")
     half, single = (
-        ([line for line in read_lines(tmp_path / name) if "grad_norm" in line]) for name in ("half", "single")
+        ([line for line in read_lines(tmp_path / name) if "grad_norm" in line])
+        for name in ("half", "single")
     )
     overflowed = half[-1]["overflowed_steps"]
     assert overflowed >= 1
@@ -255,7 +348,10 @@ def test_float16_trains_like_float32_and_overflows_are_not_spikes(
 
 @pytest.mark.slow
 def test_average_is_validated_saved_and_exported(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     config = {
         **pretrain_config,
@@ -268,7 +364,8 @@ def test_average_is_validated_saved_and_exported(
     raw, mean = weights_of(tmp_path), weights_of(tmp_path, "model-average")
     assert any(not torch.equal(raw[name], mean[name]) for name in raw)
     validations = [line for line in read_lines(tmp_path) if "validation" in line]
-    assert validations[9]["validation"] == validations[9]["validation_average"]  # averaging starts after step 10
+    # averaging starts after step 10
+    assert validations[9]["validation"] == validations[9]["validation_average"]
     assert validations[11]["validation"] != validations[11]["validation_average"]
     for weights, name in (("raw", "model"), ("average", "model-average")):
         out = tmp_path / weights
@@ -279,10 +376,15 @@ def test_average_is_validated_saved_and_exported(
             Context(tmp_path),
         )
         exported = load_file(out / "model.safetensors")
-        assert torch.equal(exported["model.norm.weight"], weights_of(tmp_path, name)["model.norm.weight"])
+        assert torch.equal(
+            exported["model.norm.weight"],
+            weights_of(tmp_path, name)["model.norm.weight"],
+        )
 
 
-def test_export_of_a_missing_average_is_rejected_with_the_setting(tmp_path: Path) -> None:
+def test_export_of_a_missing_average_is_rejected_with_the_setting(
+    tmp_path: Path,
+) -> None:
     from gristmill.mixtures.evaluation import Export
 
     with pytest.raises(ValueError, match=r"sft\.average"):
@@ -294,7 +396,10 @@ def test_export_of_a_missing_average_is_rejected_with_the_setting(tmp_path: Path
 
 @pytest.mark.slow
 def test_norms_update_ratio_memory_and_noise_scale_are_logged(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     config = {
         **pretrain_config,
@@ -307,11 +412,17 @@ def test_norms_update_ratio_memory_and_noise_scale_are_logged(
     run_stage("pretrain", inputs, config, tmp_path)
     lines = read_metrics(tmp_path)
     first, second, fourth = (line for line in lines if "grad_norm" in line)
-    norm = math.sqrt(sum(float(tensor.double().square().sum()) for tensor in weights_of(tmp_path).values()))
+    norm = math.sqrt(
+        sum(
+            float(tensor.double().square().sum())
+            for tensor in weights_of(tmp_path).values()
+        )
+    )
     assert fourth["param_norm"] == pytest.approx(norm, rel=1e-5)
     assert 0.001 < fourth["update_ratio"] < 0.2
     assert fourth["peak_memory_bytes"] > 50_000_000
-    assert (fourth["mfu"], fourth["mfu_causal"]) == ("unknown", "unknown")  # unknown peak of a CPU
+    # unknown peak of a CPU
+    assert (fourth["mfu"], fourth["mfu_causal"]) == ("unknown", "unknown")
     assert "gradient_noise" not in first
     assert second["gradient_noise"] > 0
     assert {"gradient_noise_scale", "gradient_signal"} <= fourth.keys()
@@ -319,20 +430,33 @@ def test_norms_update_ratio_memory_and_noise_scale_are_logged(
 
 @pytest.mark.slow
 def test_noise_scale_needs_several_micro_batches(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(ValueError, match=r"6 rows.*lower micro_batch_size"):
-        run_stage("pretrain", inputs, {**pretrain_config, "micro_batch_size": 6, "noise_scale_every": 1}, tmp_path)
+        run_stage(
+            "pretrain",
+            inputs,
+            {**pretrain_config, "micro_batch_size": 6, "noise_scale_every": 1},
+            tmp_path,
+        )
 
 
 @pytest.mark.slow
 def test_measuring_the_noise_scale_changes_only_rounding(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     """Only the order of summation changes."""
     config = {**pretrain_config, "steps": 4}
     run_stage("pretrain", inputs, config, tmp_path / "plain")
-    run_stage("pretrain", inputs, {**config, "noise_scale_every": 1}, tmp_path / "measured")
+    run_stage(
+        "pretrain", inputs, {**config, "noise_scale_every": 1}, tmp_path / "measured"
+    )
     plain, measured = weights_of(tmp_path / "plain"), weights_of(tmp_path / "measured")
     for name in plain:
         torch.testing.assert_close(measured[name], plain[name], atol=2e-5, rtol=0)
@@ -343,10 +467,19 @@ def test_measuring_the_noise_scale_changes_only_rounding(
 
 @pytest.mark.slow
 def test_training_ends_when_validation_stops_improving(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    """No loss improves by a hundred nats: two validations after the first end the training."""
-    config = {**pretrain_config, "validate_every": 2, "early_stopping": {"patience": 2, "min_delta": 100.0}}
+    """No loss improves by a hundred nats: two validations after the first end the
+    training.
+    """
+    config = {
+        **pretrain_config,
+        "validate_every": 2,
+        "early_stopping": {"patience": 2, "min_delta": 100.0},
+    }
     summary = run_stage("pretrain", inputs, config, tmp_path)
     assert (summary["steps"], summary["stopped_early"]) == (6, True)
 
@@ -356,19 +489,37 @@ def test_only_a_better_loss_resets_patience() -> None:
     assert no_longer_improves(3.0, 1, 2.95, 0.1) == (3.0, 2)
     assert no_longer_improves(3.0, 1, 2.85, 0.1) == (2.85, 0)
     assert no_longer_improves(None, 0, math.nan, 0.1) == (None, 1)
-    assert held_out_loss({"validation": {"a": {"loss": 1.0, "tokens": 3}, "b": {"loss": 5.0, "tokens": 1}}}) == 2.0
+    assert (
+        held_out_loss(
+            {
+                "validation": {
+                    "a": {"loss": 1.0, "tokens": 3},
+                    "b": {"loss": 5.0, "tokens": 1},
+                }
+            }
+        )
+        == 2.0
+    )
     assert held_out_loss({}) is None
 
 
 @pytest.mark.slow
 def test_training_does_not_touch_global_random_generators(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     """A checkpoint then needs no state of them; Sophia draws labels by hash."""
     torch.manual_seed(5)
     np.random.seed(5)
     before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    run_stage("pretrain", inputs, {**pretrain_config, "steps": 2, "optimizer": {"kind": "sophia"}}, tmp_path)
+    run_stage(
+        "pretrain",
+        inputs,
+        {**pretrain_config, "steps": 2, "optimizer": {"kind": "sophia"}},
+        tmp_path,
+    )
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.random.get_state()[1].tolist() == before[1]
 
@@ -376,7 +527,12 @@ def test_training_does_not_touch_global_random_generators(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("warmup", "is_warned"),
-    [({}, False), ({"warmup_steps": 6}, False), ({"warmup_steps": 9}, True), ({"warmup_tokens": 6 * 32 * 7}, True)],
+    [
+        ({}, False),
+        ({"warmup_steps": 6}, False),
+        ({"warmup_steps": 9}, True),
+        ({"warmup_tokens": 6 * 32 * 7}, True),
+    ],
 )
 def test_long_warm_up_is_warned_about(
     run_stage: Any,
@@ -388,5 +544,11 @@ def test_long_warm_up_is_warned_about(
 ) -> None:
     messages: list[str] = []
     config = {**pretrain_config, "schedule": warmup}
-    run_stage("pretrain", inputs, config, tmp_path, emit=lambda event: messages.append(event.get("message", "")))
+    run_stage(
+        "pretrain",
+        inputs,
+        config,
+        tmp_path,
+        emit=lambda event: messages.append(event.get("message", "")),
+    )
     assert any("learning rate rises" in message for message in messages) == is_warned

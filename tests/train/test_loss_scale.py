@@ -24,7 +24,11 @@ def test_overflow_halves_the_scale_and_good_steps_double_it() -> None:
 def test_scale_equals_that_of_gradscaler() -> None:
     """Compares with torch._amp_update_scale_, which PyTorch's GradScaler calls."""
     overflows = torch.rand(5000, generator=torch.Generator().manual_seed(0)) < 0.001
-    scale, peer, tracker = LossScale(CPU), torch.tensor(2.0**16), torch.tensor(0, dtype=torch.int32)
+    scale, peer, tracker = (
+        LossScale(CPU),
+        torch.tensor(2.0**16),
+        torch.tensor(0, dtype=torch.int32),
+    )
     for overflow in overflows:
         scale.follow(overflow)
         torch._amp_update_scale_(peer, tracker, overflow.float(), 2.0, 0.5, 2000)

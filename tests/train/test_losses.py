@@ -30,22 +30,31 @@ def test_targets_are_the_next_tokens() -> None:
 
 
 def test_sft_loss_is_derived_by_hand() -> None:
-    """Logits equal the hidden states. Token 1: logits (0, ln 3), target 1: p = 3/4, loss ln(4/3).
-    Token 2: logits (0, 0), target 0: loss ln 2. Token 3 belongs to a prompt, and does not count.
-    With weight 1/2 (two trained tokens): (ln(4/3) + ln 2) / 2 = 0.4904146265.
+    """Logits equal the hidden states. Token 1: logits (0, ln 3), target 1: p = 3/4,
+    loss ln(4/3). Token 2: logits (0, 0), target 0: loss ln 2. Token 3 belongs to a
+    prompt, and does not count. With weight 1/2 (two trained tokens): (ln(4/3) + ln 2) /
+    2 = 0.4904146265.
     """
-    hidden = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [9.0, -9.0]]], requires_grad=True)
+    hidden = torch.tensor(
+        [[[0.0, math.log(3.0)], [0.0, 0.0], [9.0, -9.0]]], requires_grad=True
+    )
     targets = torch.tensor([[1, 0, IGNORED]])
     total, nll = weighted_nll(hidden, IDENTITY, targets, torch.full((1, 3), 0.5))
     torch.testing.assert_close(total.item(), 0.4904146265, atol=1e-7, rtol=0)
-    torch.testing.assert_close(nll, torch.tensor([[math.log(4 / 3), math.log(2.0), 0.0]]))
+    torch.testing.assert_close(
+        nll, torch.tensor([[math.log(4 / 3), math.log(2.0), 0.0]])
+    )
     total.backward()
     # d/d logits = weight * (softmax - onehot): 1/2 (1/4, -1/4), 1/2 (-1/2, 1/2), 0
-    torch.testing.assert_close(hidden.grad, torch.tensor([[[0.125, -0.125], [-0.25, 0.25], [0.0, 0.0]]]))
+    torch.testing.assert_close(
+        hidden.grad, torch.tensor([[[0.125, -0.125], [-0.25, 0.25], [0.0, 0.0]]])
+    )
 
 
 @pytest.mark.parametrize("z_loss", [0.0, 1e-3])
-def test_fused_loss_equals_the_plain_one(z_loss: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_loss_equals_the_plain_one(
+    z_loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Traced and run eagerly, in chunks of three positions, the last one shorter."""
     monkeypatch.setattr(
         losses,
@@ -54,7 +63,9 @@ def test_fused_loss_equals_the_plain_one(z_loss: float, monkeypatch: pytest.Monk
     )
     monkeypatch.setattr(losses, "CHUNK_LOGITS", 3 * 11)
     generator = torch.Generator().manual_seed(0)
-    hidden, matrix, weights = (torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4)))
+    hidden, matrix, weights = (
+        torch.randn(size, generator=generator) for size in ((2, 4, 5), (11, 5), (2, 4))
+    )
     targets = torch.tensor([[1, IGNORED, 6, 10], [0, 3, IGNORED, 2]])
     sides = []
     for fused in (False, True):
@@ -74,11 +85,20 @@ def test_chunks_are_larger_on_a_gpu() -> None:
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 7), st.integers(1, 9), st.integers(2, 11), st.integers(1, 40), st.integers(0, 2**31))
-def test_chunked_loss_and_gradients_equal_those_of_pytorch(n: int, t: int, v: int, chunk: int, seed: int) -> None:
+@given(
+    st.integers(1, 7),
+    st.integers(1, 9),
+    st.integers(2, 11),
+    st.integers(1, 40),
+    st.integers(0, 2**31),
+)
+def test_chunked_loss_and_gradients_equal_those_of_pytorch(
+    n: int, t: int, v: int, chunk: int, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden, matrix, weights = (
-        torch.randn(size, generator=generator, dtype=torch.float32) for size in ((n, t, 5), (v, 5), (n, t))
+        torch.randn(size, generator=generator, dtype=torch.float32)
+        for size in ((n, t, 5), (v, 5), (n, t))
     )
     targets = torch.randint(0, v, (n, t), generator=generator)
     targets[torch.rand(n, t, generator=generator) < 0.3] = IGNORED
@@ -89,7 +109,9 @@ def test_chunked_loss_and_gradients_equal_those_of_pytorch(n: int, t: int, v: in
         total, nll = weighted_nll(*ours, targets, weights)
         scored, correct = score_tokens(hidden, matrix, targets)
     logits = F.linear(*theirs)
-    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(n, t)
+    plain = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    ).view(n, t)
     torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(scored, plain, atol=1e-5, rtol=1e-5)
     assert torch.equal(correct, logits.argmax(-1) == targets)
@@ -100,9 +122,13 @@ def test_chunked_loss_and_gradients_equal_those_of_pytorch(n: int, t: int, v: in
 
 
 def test_log_probability_is_summed_in_float32() -> None:
-    """512 tokens of probability 1/2 each: -512 ln 2 = -354.891; bfloat16 would give -354 or -356."""
+    """512 tokens of probability 1/2 each: -512 ln 2 = -354.891; bfloat16 would give
+    -354 or -356.
+    """
     hidden = torch.zeros(1, 512, 2, dtype=torch.bfloat16)
-    logps = sequence_logps(hidden, IDENTITY.bfloat16(), torch.zeros(1, 512, dtype=torch.int64))
+    logps = sequence_logps(
+        hidden, IDENTITY.bfloat16(), torch.zeros(1, 512, dtype=torch.int64)
+    )
     assert logps.dtype == torch.float32
     assert logps.item() == pytest.approx(-354.8914, abs=1e-3)
 
@@ -110,23 +136,37 @@ def test_log_probability_is_summed_in_float32() -> None:
 def test_log_probability_covers_answer_tokens_only() -> None:
     hidden = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0], [0.0, 5.0]]])
     targets = torch.tensor([[1, 0, IGNORED]])
-    assert sequence_logps(hidden, IDENTITY, targets).tolist() == pytest.approx([math.log(3 / 4) + math.log(1 / 2)])
+    assert sequence_logps(hidden, IDENTITY, targets).tolist() == pytest.approx(
+        [math.log(3 / 4) + math.log(1 / 2)]
+    )
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(1, 40), st.sampled_from([1e-4, 0.3]), st.integers(0, 2**31))
-def test_z_loss_and_gradients_equal_their_definition(chunk: int, z_loss: float, seed: int) -> None:
+def test_z_loss_and_gradients_equal_their_definition(
+    chunk: int, z_loss: float, seed: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
-    hidden, matrix, weights = (torch.randn(size, generator=generator) for size in ((2, 3, 5), (7, 5), (2, 3)))
+    hidden, matrix, weights = (
+        torch.randn(size, generator=generator) for size in ((2, 3, 5), (7, 5), (2, 3))
+    )
     targets = torch.tensor([[1, IGNORED, 6], [0, 3, 2]])
-    ours, theirs = ([part.clone().requires_grad_() for part in (hidden, matrix)] for _ in range(2))
+    ours, theirs = (
+        [part.clone().requires_grad_() for part in (hidden, matrix)] for _ in range(2)
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(losses, "CHUNK_LOGITS", chunk)
         total, nll = weighted_nll(*ours, targets, weights, z_loss)
     logits = F.linear(*theirs)
-    plain = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 3)
-    expected = ((plain + z_loss * logits.logsumexp(-1).square() * (targets != IGNORED)) * weights).sum()
-    torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)  # the reported loss excludes the z-loss
+    plain = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none"
+    ).view(2, 3)
+    expected = (
+        (plain + z_loss * logits.logsumexp(-1).square() * (targets != IGNORED))
+        * weights
+    ).sum()
+    # the reported loss excludes the z-loss
+    torch.testing.assert_close(nll, plain, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(total, expected, atol=1e-4, rtol=1e-5)
     total.backward()
     expected.backward()
@@ -135,14 +175,19 @@ def test_z_loss_and_gradients_equal_their_definition(chunk: int, z_loss: float, 
 
 
 def test_drawn_labels_follow_the_distribution_of_the_model() -> None:
-    hidden, matrix = torch.tensor([[[1.0]]]).expand(1, 20_000, 1), torch.tensor([[0.0], [math.log(2.0)], [math.log(5)]])
+    hidden, matrix = (
+        torch.tensor([[[1.0]]]).expand(1, 20_000, 1),
+        torch.tensor([[0.0], [math.log(2.0)], [math.log(5)]]),
+    )
     targets = torch.zeros(1, 20_000, dtype=torch.int64)
     targets[0, 0] = IGNORED
     numbers = uniforms(torch.arange(20_000)[None], 3)
     drawn = draw_targets(hidden, matrix, targets, numbers)
     assert drawn[0, 0] == IGNORED
     shares = torch.bincount(drawn[0, 1:], minlength=3) / 19_999
-    torch.testing.assert_close(shares, torch.tensor([1 / 8, 2 / 8, 5 / 8]), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        shares, torch.tensor([1 / 8, 2 / 8, 5 / 8]), atol=0.01, rtol=0
+    )
 
 
 def test_uniforms_depend_on_tokens_position_and_draw_only() -> None:
@@ -152,6 +197,13 @@ def test_uniforms_depend_on_tokens_position_and_draw_only() -> None:
     assert ((numbers >= 0) & (numbers < 1)).all()
     assert numbers.mean().item() == pytest.approx(0.5, abs=0.02)
     assert numbers.var().item() == pytest.approx(1 / 12, abs=0.005)
-    assert abs(torch.corrcoef(torch.stack((numbers[:, 1:].flatten(), numbers[:, :-1].flatten())))[0, 1]) < 0.05
+    assert (
+        abs(
+            torch.corrcoef(
+                torch.stack((numbers[:, 1:].flatten(), numbers[:, :-1].flatten()))
+            )[0, 1]
+        )
+        < 0.05
+    )
     assert (uniforms(ids, 8) != numbers).float().mean() > 0.99
     assert len(uniforms(torch.zeros(1, 1000, dtype=torch.int64), 0).unique()) > 990

@@ -1,4 +1,6 @@
-"""Margins of pairs and answers after preference optimisation: selection, rewards and report."""
+"""Margins of pairs and answers after preference optimisation: selection, rewards and
+report.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,16 @@ def assistant_turn(text: str) -> list[dict[str, str]]:
 
 
 def dpo(**options: Any) -> Dpo:
-    return Dpo.model_validate({"steps": 1, "data": [{"path": "pairs.jsonl"}], **options})
+    return Dpo.model_validate(
+        {"steps": 1, "data": [{"path": "pairs.jsonl"}], **options}
+    )
 
 
 def test_held_out_examples_and_the_first_ids_are_measured() -> None:
-    ids, held_out = ["d", "c", "b", "a", "b"], np.array([True, False, False, False, False])
+    ids, held_out = (
+        ["d", "c", "b", "a", "b"],
+        np.array([True, False, False, False, False]),
+    )
     assert measured_again(ids, held_out, 2).tolist() == [0, 2, 3]
     assert measured_again(ids, held_out, 0).tolist() == [0]
     assert measured_again(ids, held_out, 100).tolist() == [0, 1, 2, 3, 4]
@@ -42,15 +49,26 @@ def test_held_out_examples_and_the_first_ids_are_measured() -> None:
         ({"loss": "simpo", "beta": 2.0}, [2.0 * -3.0 / 3, 2.0 * -6.0 / 2]),
     ],
 )
-def test_rewards_follow_the_definition_of_the_loss(loss: dict[str, Any], expected: list[float]) -> None:
-    rewards = pair_rewards(np.array([[-3.0, -6.0]]), np.array([[-4.0, -4.0]]), np.array([[3, 2]]), dpo(**loss))
+def test_rewards_follow_the_definition_of_the_loss(
+    loss: dict[str, Any], expected: list[float]
+) -> None:
+    rewards = pair_rewards(
+        np.array([[-3.0, -6.0]]),
+        np.array([[-4.0, -4.0]]),
+        np.array([[3, 2]]),
+        dpo(**loss),
+    )
     assert rewards[0].tolist() == pytest.approx(expected)
 
 
 def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> None:
     rows: Any = SimpleNamespace(ids=["a", "b", "c", "d"], sets=np.array([0, 0, 1, 1]))
-    rewards = np.array([[1.0, 3.0], [2.0, 1.0], [0.0, 2.0], [5.0, 1.0]], dtype=np.float32)
-    table = pair_margins(rows, ["x", "y"], np.arange(4), rewards, np.array([False, False, False, True]))
+    rewards = np.array(
+        [[1.0, 3.0], [2.0, 1.0], [0.0, 2.0], [5.0, 1.0]], dtype=np.float32
+    )
+    table = pair_margins(
+        rows, ["x", "y"], np.arange(4), rewards, np.array([False, False, False, True])
+    )
     records = {
         row: {
             "prompt": assistant_turn("p" * 400),
@@ -60,7 +78,12 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
         for row in rows.ids
     }
     report = write_margins(tmp_path / "margins.parquet", table, records)
-    assert [(row["id"], row["margin"]) for row in report["worst"]] == [("a", -2.0), ("c", -2.0), ("b", 1.0), ("d", 4.0)]
+    assert [(row["id"], row["margin"]) for row in report["worst"]] == [
+        ("a", -2.0),
+        ("c", -2.0),
+        ("b", 1.0),
+        ("d", 4.0),
+    ]
     assert report["worst"][0] == {
         "id": "a",
         "set": "x",
@@ -72,12 +95,17 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
         "chosen_text": "yes a",
         "rejected_text": "no",
     }
-    assert {part: (accuracy["value"], accuracy["units"]) for part, accuracy in report["right"].items()} == {
+    assert {
+        part: (accuracy["value"], accuracy["units"])
+        for part, accuracy in report["right"].items()
+    } == {
         "trained": (pytest.approx(1 / 3), 3),
         "held_out": (1.0, 1),
     }
     trained = report["right"]["trained"]
-    assert (trained["low"], trained["high"]) == pytest.approx((0.0615, 0.7923), abs=1e-4)
+    assert (trained["low"], trained["high"]) == pytest.approx(
+        (0.0615, 0.7923), abs=1e-4
+    )
     assert report["right"]["held_out"]["low"] < 0.5
     assert report["sets"] == [
         {"name": "x", "trained": {"measured": 2, "wrong": 0.5, "median": -0.5}},
@@ -92,10 +120,16 @@ def test_report_lists_the_worst_pairs_and_the_errors_of_sets(tmp_path: Path) -> 
 
 def test_margin_of_an_undesirable_answer_is_negated() -> None:
     rows: Any = SimpleNamespace(
-        ids=["a", "a", "b"], sets=np.zeros(3, dtype=int), desirable=np.array([True, False, False])
+        ids=["a", "a", "b"],
+        sets=np.zeros(3, dtype=int),
+        desirable=np.array([True, False, False]),
     )
     table = answer_margins(
-        rows, ["x"], np.array([0, 1, 2]), np.array([1.5, 0.5, -2.0], dtype=np.float32), np.zeros(3, dtype=bool)
+        rows,
+        ["x"],
+        np.array([0, 1, 2]),
+        np.array([1.5, 0.5, -2.0], dtype=np.float32),
+        np.zeros(3, dtype=bool),
     )
     assert table.select(["chosen", "rejected", "margin"]).to_pylist() == [
         {"chosen": 1.5, "rejected": None, "margin": 1.5},

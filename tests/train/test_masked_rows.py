@@ -1,4 +1,6 @@
-"""Masked language modelling: masked tokens, encoder training, and restrictions of encoders."""
+"""Masked language modelling: masked tokens, encoder training, and restrictions of
+encoders.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +37,21 @@ ENCODER = {"layers": 2, "width": 32, "heads": 4, "ffn_width": 48}
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]
+) -> dict[str, Path]:
     """Inputs whose tokenizer has a mask token."""
     return make_inputs(tmp_path_factory, texts, [MASK])
 
 
 def make_inputs(
-    tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str], special_tokens: list[str]
+    tmp_path_factory: pytest.TempPathFactory,
+    texts: dict[str, str],
+    special_tokens: list[str],
 ) -> dict[str, Path]:
-    """Make a tokenizer of 400 ids with some special tokens, and a packed set of its tokens."""
+    """Make a tokenizer of 400 ids with some special tokens, and a packed set of its
+    tokens.
+    """
     from gristmill.tokenize.encoding.vocabulary import train
     from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 
@@ -52,10 +60,14 @@ def make_inputs(
     write_tokenizer(train(sample, 400, special_tokens=special_tokens), folder)
     tokenizer = load(folder)
     rows = {
-        name: np.array(tokenizer.encode([text])[0].ids)[: 44 * LENGTH].reshape(44, LENGTH)
+        name: np.array(tokenizer.encode([text])[0].ids)[: 44 * LENGTH].reshape(
+            44, LENGTH
+        )
         for name, text in texts.items()
     }
-    training = np.stack([part[:40] for part in rows.values()], axis=1).reshape(80, LENGTH)
+    training = np.stack([part[:40] for part in rows.values()], axis=1).reshape(
+        80, LENGTH
+    )
     write_packed_set(
         mix,
         training,
@@ -80,13 +92,19 @@ def masking(inputs: dict[str, Path], seed: int = 5, **section: Any) -> Masking:
     return masking_of(Masked.model_validate(section), load(inputs["tokenizer"]), seed)
 
 
-def mask_rows(masking_: Masking, rows: np.ndarray, step: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def mask_rows(
+    masking_: Masking, rows: np.ndarray, step: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     return masking_(read(rows), step)[:2]
 
 
-def read(rows: np.ndarray, filled: int | None = None, numbers: np.ndarray | None = None) -> Read:
+def read(
+    rows: np.ndarray, filled: int | None = None, numbers: np.ndarray | None = None
+) -> Read:
     """Make rows whose padding starts after `filled` tokens."""
-    positions = filled_positions(np.full(len(rows), rows.shape[1] if filled is None else filled), rows.shape[1])
+    positions = filled_positions(
+        np.full(len(rows), rows.shape[1] if filled is None else filled), rows.shape[1]
+    )
     numbers = np.arange(len(rows)) if numbers is None else numbers
     return Read(rows, positions, numbers, np.zeros(len(rows), dtype=np.int64))
 
@@ -104,12 +122,18 @@ def test_encoder_learns_and_its_sources_add_up(
         tokens = sum(source["tokens"] for source in sources)
         assert 0.15 * 6 * LENGTH < tokens < 0.45 * 6 * LENGTH
         assert line["loss"] == pytest.approx(
-            sum(by_source["loss"] * by_source["tokens"] for by_source in sources) / tokens, rel=1e-12
+            sum(by_source["loss"] * by_source["tokens"] for by_source in sources)
+            / tokens,
+            rel=1e-12,
         )
 
 
-def test_masking_keeps_the_shares_of_bert(inputs: dict[str, Path], rows: np.ndarray) -> None:
-    """15 % of 64,000 tokens, of which 80 % become the mask token and 10 % others, within five deviations."""
+def test_masking_keeps_the_shares_of_bert(
+    inputs: dict[str, Path], rows: np.ndarray
+) -> None:
+    """15 % of 64,000 tokens, of which 80 % become the mask token and 10 % others,
+    within five deviations.
+    """
     tokens = np.tile(rows, (25, 1))
     masking_ = masking(inputs, rate=0.15)
     ids, targets = mask_rows(masking_, tokens)
@@ -120,17 +144,24 @@ def test_masking_keeps_the_shares_of_bert(inputs: dict[str, Path], rows: np.ndar
     assert abs(chosen.mean() - 0.15) < 5 * math.sqrt(0.15 * 0.85 / chosen.size)
     masked = (ids[chosen] == masking_.mask).mean()
     assert abs(masked - 0.8) < 5 * math.sqrt(0.8 * 0.2 / count)
-    assert abs((ids[chosen] == tokens[chosen]).mean() - 0.1) < 0.01 + 5 * math.sqrt(0.1 * 0.9 / count)
+    assert abs((ids[chosen] == tokens[chosen]).mean() - 0.1) < 0.01 + 5 * math.sqrt(
+        0.1 * 0.9 / count
+    )
 
 
-def test_masking_depends_on_seed_step_row_and_place_only(inputs: dict[str, Path], rows: np.ndarray) -> None:
+def test_masking_depends_on_seed_step_row_and_place_only(
+    inputs: dict[str, Path], rows: np.ndarray
+) -> None:
     masking_ = masking(inputs)
     ids, targets = mask_rows(masking_, rows, step=3)
     numbers = np.array([7, 2])
     again = masking_(read(rows[numbers], numbers=numbers), 3)
     assert (again.inputs == ids[numbers]).all()
     assert (again.targets == targets[numbers]).all()
-    for masked_rows_ in (mask_rows(masking_, rows, step=4), mask_rows(masking(inputs, seed=6), rows, step=3)):
+    for masked_rows_ in (
+        mask_rows(masking_, rows, step=4),
+        mask_rows(masking(inputs, seed=6), rows, step=3),
+    ):
         assert 0.2 < (masked_rows_[1] != targets).mean() < 0.7
 
 
@@ -140,7 +171,9 @@ def test_masks_are_golden(inputs: dict[str, Path]) -> None:
     assert np.flatnonzero(targets[0] != IGNORED).tolist()[:6] == GOLDEN_PLACES
 
 
-def test_special_tokens_and_padding_are_never_masked(inputs: dict[str, Path], rows: np.ndarray) -> None:
+def test_special_tokens_and_padding_are_never_masked(
+    inputs: dict[str, Path], rows: np.ndarray
+) -> None:
     masking_, tokens = masking(inputs, rate=0.9), rows.copy()
     tokens[:, ::4] = load(inputs["tokenizer"]).eos
     masked_ = masking_(read(tokens, 20), 0)
@@ -151,19 +184,30 @@ def test_special_tokens_and_padding_are_never_masked(inputs: dict[str, Path], ro
 
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_masking_equals_that_of_transformers_at_the_same_draws(
-    inputs: dict[str, Path], texts: dict[str, str], monkeypatch: pytest.MonkeyPatch, whole_words: bool
+    inputs: dict[str, Path],
+    texts: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    whole_words: bool,
 ) -> None:
     from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
     text, tokenizer = " ".join(texts["prose"].split()), load(inputs["tokenizer"])
     encoded = tokenizer.tokenizer.encode(text)
-    ids, offsets = np.array(encoded.ids)[None, :600], np.array(encoded.offsets)[None, :600]
-    # transformers recognises words by gaps between tokens, so that blanks belong to no token.
+    ids, offsets = (
+        np.array(encoded.ids)[None, :600],
+        np.array(encoded.offsets)[None, :600],
+    )
+    # transformers recognises words by gaps between tokens, so that blanks belong to no
+    # token.
     offsets[..., 0] += np.array([text[start] == " " for start in offsets[0, :, 0]])
     shares = {"mask_share": 1.0, "random_share": 0.0} if whole_words else {}
     masking_ = masking(inputs, rate=0.3, whole_words=whole_words, **shares)
     collator = DataCollatorForLanguageModeling(
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer.tokenizer, mask_token=MASK, eos_token="<|endoftext|>"),
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.tokenizer,
+            mask_token=MASK,
+            eos_token="<|endoftext|>",
+        ),
         whole_word_mask=whole_words,
         mlm_probability=0.3,
         mask_replace_prob=1.0 if whole_words else 0.8,
@@ -171,13 +215,24 @@ def test_masking_equals_that_of_transformers_at_the_same_draws(
     )
     places = np.arange(ids.shape[1])[None]
     chosen, kind, drawn = (
-        draws(masking_.key(name, 7), np.zeros_like(places), places) for name in ("chosen", "kind", "drawn")
+        draws(masking_.key(name, 7), np.zeros_like(places), places)
+        for name in ("chosen", "kind", "drawn")
     )
     numbers = iter((chosen, kind, (kind - 0.8) / 0.2))
-    monkeypatch.setattr(torch, "bernoulli", lambda share, generator=None: torch.from_numpy(next(numbers)) < share)
-    monkeypatch.setattr(torch, "randint", lambda most, *_, **__: torch.from_numpy((drawn * most).astype(np.int64)))
+    monkeypatch.setattr(
+        torch,
+        "bernoulli",
+        lambda share, generator=None: torch.from_numpy(next(numbers)) < share,
+    )
+    monkeypatch.setattr(
+        torch,
+        "randint",
+        lambda most, *_, **__: torch.from_numpy((drawn * most).astype(np.int64)),
+    )
     their_inputs, labels = collator.torch_mask_tokens(
-        torch.from_numpy(ids.copy()), special_tokens_mask=torch.zeros(ids.shape), offset_mapping=offsets
+        torch.from_numpy(ids.copy()),
+        special_tokens_mask=torch.zeros(ids.shape),
+        offset_mapping=offsets,
     )
     ours = masking_(read(ids), 7)
     assert (ours.targets == labels.numpy()).all()
@@ -193,7 +248,11 @@ def test_tokenizer_without_a_mask_token_is_rejected(tokenizer_folder: Path) -> N
 
 @pytest.mark.slow
 def test_encoder_training_resumes_exactly_and_ignores_micro_batches(
-    run_stage: Any, stop_pretraining: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    stop_pretraining: Any,
+    inputs: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     config = {**config, "steps": 5, "masked": {"whole_words": True}}
     run_stage("pretrain", inputs, config, tmp_path / "whole")
@@ -201,7 +260,8 @@ def test_encoder_training_resumes_exactly_and_ignores_micro_batches(
     run_stage("pretrain", inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 1}, tmp_path / "small")
     uninterrupted, resumed, small = (
-        load_file(tmp_path / name / "data" / "model" / "model.safetensors") for name in ("whole", "cut", "small")
+        load_file(tmp_path / name / "data" / "model" / "model.safetensors")
+        for name in ("whole", "cut", "small")
     )
     for name, tensor in uninterrupted.items():
         assert torch.equal(resumed[name], tensor)
@@ -239,7 +299,10 @@ def test_sharded_encoder_trains_alike(
 
 
 def test_encoder_attends_to_the_whole_document_only(inputs: dict[str, Path]) -> None:
-    shape = replace(shape_of(Model.model_validate(ENCODER), 100, 24, encoder=True), document_mask=True)
+    shape = replace(
+        shape_of(Model.model_validate(ENCODER), 100, 24, encoder=True),
+        document_mask=True,
+    )
     model = encoder_of(shape)
     ids = torch.randint(0, 100, (1, 24), generator=torch.Generator().manual_seed(1))
     positions = torch.tensor([[*range(10), *range(9), *[-1] * 5]])
@@ -247,42 +310,68 @@ def test_encoder_attends_to_the_whole_document_only(inputs: dict[str, Path]) -> 
     for place, affected in ((3, range(10)), (12, range(10, 19)), (21, range(19, 24))):
         changed_ids = ids.clone()
         changed_ids[0, place] = (changed_ids[0, place] + 1) % 100
-        differs = (model(changed_ids, positions=positions) - before).abs().amax(dim=-1)[0] > 1e-7
+        differs = (model(changed_ids, positions=positions) - before).abs().amax(dim=-1)[
+            0
+        ] > 1e-7
         assert differs.nonzero().squeeze(1).tolist() == [*affected]
     alone = model(ids[:, 10:19])
     torch.testing.assert_close(before[:, 10:19], alone, atol=1e-5, rtol=0)
-    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert shape.parameters == sum(
+        parameter.numel() for parameter in model.parameters()
+    )
 
 
 def encoder_of(shape: Shape) -> Encoder:
-    """Make an encoder with weights larger than the initial ones, so that a mistake shows."""
+    """Make an encoder with weights larger than the initial ones, so that a mistake
+    shows.
+    """
     model, tensor_of = Encoder(shape), drawn(shape, 3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0))
+            parameter.copy_(
+                tensor_of(name, parameter.shape) * (8.0 if parameter.ndim > 1 else 1.0)
+            )
     return model
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_exported_modernbert_has_equal_logits_in_transformers(
-    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, tied: bool
+    run_stage: Any,
+    inputs: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path: Path,
+    tied: bool,
 ) -> None:
     from transformers import AutoModelForMaskedLM, AutoTokenizer, ModernBertForMaskedLM
 
     model = {**ENCODER, "tied_embeddings": tied}
-    run_stage("pretrain", inputs, {**config, "steps": 2, "model": model}, tmp_path / "run")
-    run_stage("export", {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"}, {}, tmp_path / "out")
+    run_stage(
+        "pretrain", inputs, {**config, "steps": 2, "model": model}, tmp_path / "run"
+    )
+    run_stage(
+        "export",
+        {"tokenizer": inputs["tokenizer"], "pretrain": tmp_path / "run" / "data"},
+        {},
+        tmp_path / "out",
+    )
     folder = tmp_path / "out" / "data"
-    theirs, report = AutoModelForMaskedLM.from_pretrained(folder, output_loading_info=True)
+    theirs, report = AutoModelForMaskedLM.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert isinstance(theirs, ModernBertForMaskedLM)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     assert AutoTokenizer.from_pretrained(folder).mask_token == MASK
     rows = torch.from_numpy(PackedSet(inputs["mix"]).read(np.arange(4)))
-    for ours in (load_model(tmp_path / "run" / "data" / "model", kind="encoder"), load_model(folder, kind="encoder")):
+    for ours in (
+        load_model(tmp_path / "run" / "data" / "model", kind="encoder"),
+        load_model(folder, kind="encoder"),
+    ):
         with torch.no_grad():
-            torch.testing.assert_close(ours(rows), theirs.eval()(rows).logits, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                ours(rows), theirs.eval()(rows).logits, atol=1e-5, rtol=1e-5
+            )
     assert "AutoModelForMaskedLM" in (folder / "README.md").read_text()
     with pytest.raises(WeightsError, match="is an encoder"):
         load_model(folder)
@@ -294,21 +383,38 @@ def test_pseudo_perplexity_and_masked_accuracy_equal_their_definitions(
 ) -> None:
     """Masks one token at a time, with one forward pass each."""
     run_stage("pretrain", inputs, {**config, "steps": 20}, tmp_path / "run")
-    evaluation = run_stage("evaluate", {**inputs, "pretrain": tmp_path / "run" / "data"}, {"seed": 2}, tmp_path / "out")
+    evaluation = run_stage(
+        "evaluate",
+        {**inputs, "pretrain": tmp_path / "run" / "data"},
+        {"seed": 2},
+        tmp_path / "out",
+    )
     model = load_model(tmp_path / "run" / "data" / "model", kind="encoder")
     masking_ = masking(inputs, seed=2, **dict(MEASURED))
     for source, measures in evaluation["models"]["pretrain"]["sources"].items():
-        rows = torch.from_numpy(PackedSet(inputs["mix"]).validation(source).astype(np.int64))
+        rows = torch.from_numpy(
+            PackedSet(inputs["mix"]).validation(source).astype(np.int64)
+        )
         nats = []
         with torch.no_grad():
             for place in range(LENGTH):
                 ids = rows.clone()
                 ids[:, place] = masking_.mask
-                nats.append(torch.nn.functional.cross_entropy(model(ids)[:, place], rows[:, place], reduction="none"))
-            assert measures["pseudo_perplexity"] == pytest.approx(torch.stack(nats).mean().exp().item(), rel=1e-5)
-            ids, targets = (torch.from_numpy(part) for part in mask_rows(masking_, rows.numpy(), -1))
+                nats.append(
+                    torch.nn.functional.cross_entropy(
+                        model(ids)[:, place], rows[:, place], reduction="none"
+                    )
+                )
+            assert measures["pseudo_perplexity"] == pytest.approx(
+                torch.stack(nats).mean().exp().item(), rel=1e-5
+            )
+            ids, targets = (
+                torch.from_numpy(part) for part in mask_rows(masking_, rows.numpy(), -1)
+            )
             is_correct = (model(ids).argmax(dim=-1) == targets)[targets != IGNORED]
-        assert measures["masked_accuracy"] == pytest.approx(is_correct.float().mean().item())
+        assert measures["masked_accuracy"] == pytest.approx(
+            is_correct.float().mean().item()
+        )
         assert measures["tokens"] == rows.numel()
         assert measures["masked_tokens"] == len(is_correct)
 
@@ -324,7 +430,15 @@ def test_pseudo_perplexity_and_masked_accuracy_equal_their_definitions(
             {"pretrain": {"steps": 2, "masked": {}, "model": {"qk_norm": True}}},
             "model.qk_norm",
         ),
-        ({"pretrain": {"steps": 2, "masked": {"mask_share": 0.8, "random_share": 0.3}}}, "mask_share.*random_share"),
+        (
+            {
+                "pretrain": {
+                    "steps": 2,
+                    "masked": {"mask_share": 0.8, "random_share": 0.3},
+                }
+            },
+            "mask_share.*random_share",
+        ),
     ],
 )
 def test_stage_that_an_encoder_cannot_run_is_rejected_before_any_work(

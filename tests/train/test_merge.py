@@ -36,13 +36,20 @@ WSD = {"steps": 100, "schedule": {"decay_fraction": 0.2}}
     [
         ({"last": 3, "every": 20}, WSD, [40, 60, 80]),
         ({"last": 2, "every": 30, "until": "end"}, WSD, [60, 90]),
-        ({"last": 2, "every": 50}, {"steps": 100, "schedule": {"kind": "constant"}}, [50, 100]),
+        (
+            {"last": 2, "every": 50},
+            {"steps": 100, "schedule": {"kind": "constant"}},
+            [50, 100],
+        ),
     ],
 )
 def test_last_checkpoints_before_the_decay_or_the_end_are_merged(
     merge: dict[str, Any], training: dict[str, Any], steps: list[int]
 ) -> None:
-    assert merged_steps(Merge.model_validate(merge), Pretrain.model_validate(training)) == steps
+    assert (
+        merged_steps(Merge.model_validate(merge), Pretrain.model_validate(training))
+        == steps
+    )
 
 
 def test_shares_are_normalised_weights() -> None:
@@ -55,7 +62,10 @@ def test_impossible_merge_is_rejected_with_the_fix() -> None:
     with pytest.raises(ValueError, match=r"weights .*2.* last .*3"):
         Merge(last=3, every=1, weights=(1.0, 2.0))
     with pytest.raises(ValueError, match=r"cosine.*until: end"):
-        merged_steps(Merge(last=2, every=10), Pretrain.model_validate({"steps": 100, "schedule": {"kind": "cosine"}}))
+        merged_steps(
+            Merge(last=2, every=10),
+            Pretrain.model_validate({"steps": 100, "schedule": {"kind": "cosine"}}),
+        )
     with pytest.raises(ValueError, match=r"80 steps .* 2 .* 30"):
         merged_steps(Merge(last=3, every=30), Pretrain.model_validate(WSD))
     assert merge_problems(10, 20, 40) is None
@@ -79,12 +89,23 @@ def test_manifest_must_keep_the_checkpoints_to_merge(tmp_path: Path) -> None:
 
     merge = {"last": 3, "every": 20}
     assert "merge: of the" not in problems(merge={**merge, "weights": [1]})
-    assert "merge: last: 5 checkpoints, 20 steps apart" in problems(merge={"last": 5, "every": 20})
+    assert "merge: last: 5 checkpoints, 20 steps apart" in problems(
+        merge={"last": 5, "every": 20}
+    )
     assert "export.weights" in problems(merge=merge, export={"weights": "average"})
-    given_model = {"pretrain": None, "model": {"path": "given"}, "sources": None, "mix": None, "tokenizer": None}
+    given_model = {
+        "pretrain": None,
+        "model": {"path": "given"},
+        "sources": None,
+        "mix": None,
+        "tokenizer": None,
+    }
     assert "`pretrain:`" in problems(merge=merge, **given_model)
     manifest = parse_manifest(
-        json.dumps({**lines, "merge": merge, "sft": {"data": [{"path": "c"}], "steps": 1}}), str(tmp_path / "m.yaml")
+        json.dumps(
+            {**lines, "merge": merge, "sft": {"data": [{"path": "c"}], "steps": 1}}
+        ),
+        str(tmp_path / "m.yaml"),
     )
     ((place, message),) = STAGES["merge"].preflight(manifest, "merge", {})  # type: ignore[misc]
     assert place == ("merge", "every")
@@ -101,21 +122,37 @@ def test_merged_model_is_the_mean_of_its_checkpoints(
     tmp_path: Path,
 ) -> None:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    pretrain = {**pretrain_config, "schedule": {"decay_fraction": 0.5, "warmup_steps": 2}}
-    run_stage("pretrain", inputs, pretrain, tmp_path / "trained", checkpoint_every=3, permanent_every=3)
+    pretrain = {
+        **pretrain_config,
+        "schedule": {"decay_fraction": 0.5, "warmup_steps": 2},
+    }
+    run_stage(
+        "pretrain",
+        inputs,
+        pretrain,
+        tmp_path / "trained",
+        checkpoint_every=3,
+        permanent_every=3,
+    )
     inputs["pretrain"] = tmp_path / "trained" / "data"
     config = stage_config(
-        "merge", pretrain=pretrain, merge={"last": 3, "every": 3, "until": "end", "weights": "linear"}
+        "merge",
+        pretrain=pretrain,
+        merge={"last": 3, "every": 3, "until": "end", "weights": "linear"},
     )
     assert (config["steps"], config["of"]) == ([6, 9, 12], 12)
     config["bootstrap_samples"] = 20
     summary = run_stage("merge", inputs, config, tmp_path / "merged")
 
-    merged_weights = load_file(tmp_path / "merged" / "data" / "model" / "model.safetensors")
+    merged_weights = load_file(
+        tmp_path / "merged" / "data" / "model" / "model.safetensors"
+    )
     last = load_file(inputs["pretrain"] / "model" / "model.safetensors")
     total = {name: last[name].astype(np.float64) * 3 for name in last}
     for step, weight in ((6, 1), (9, 2)):
-        saved = {f"model.{name}": torch.empty(values.shape) for name, values in last.items()}
+        saved = {
+            f"model.{name}": torch.empty(values.shape) for name, values in last.items()
+        }
         checkpoint = tmp_path / "trained" / "work" / "checkpoints" / f"step-{step:08d}"
         dcp.load(saved, checkpoint_id=checkpoint, planner=SafePlanner(), no_dist=True)
         for name in last:
@@ -127,16 +164,31 @@ def test_merged_model_is_the_mean_of_its_checkpoints(
         np.testing.assert_array_max_ulp(values, (total[name] / 6).astype(np.float32), 1)
 
     models = read_json(tmp_path / "merged" / "data" / "merged.json")["models"]
-    assert [entry["model"] for entry in models] == ["step 6", "step 9", "step 12", "merged", "step 12, the last"]
+    assert [entry["model"] for entry in models] == [
+        "step 6",
+        "step 9",
+        "step 12",
+        "merged",
+        "step 12, the last",
+    ]
     assert [entry["share"] for entry in models] == [1 / 6, 2 / 6, 3 / 6, None, None]
     sources_by_model = {entry["model"]: entry["sources"] for entry in models}
-    assert sources_by_model["step 12"] == sources_by_model["step 12, the last"] != sources_by_model["step 9"]
+    assert (
+        sources_by_model["step 12"]
+        == sources_by_model["step 12, the last"]
+        != sources_by_model["step 9"]
+    )
     section = merged({"merged": {"models": models}}, "merge")
     assert section is not None
     table = section.parts[0]
     assert isinstance(table, Table)
-    assert [row[:3] for row in table.rows[2:4]] == [["step 9", "33.3%", "code"], ["step 9", "33.3%", "prose"]]
-    assert table.rows[6][3].startswith(f"{sources_by_model['merged']['code']['bits_per_byte']:.4f} [")
+    assert [row[:3] for row in table.rows[2:4]] == [
+        ["step 9", "33.3%", "code"],
+        ["step 9", "33.3%", "prose"],
+    ]
+    assert table.rows[6][3].startswith(
+        f"{sources_by_model['merged']['code']['bits_per_byte']:.4f} ["
+    )
     again = measure_sources(
         load_model(tmp_path / "merged" / "data" / "model"),
         PackedSet(mix_folder),
@@ -146,5 +198,7 @@ def test_merged_model_is_the_mean_of_its_checkpoints(
     assert sources_by_model["merged"] == summary["sources"] == again
 
     shutil.rmtree(tmp_path / "trained" / "work" / "checkpoints" / "step-00000009")
-    with pytest.raises(MergeError, match=r"no complete checkpoint of step 9 \(there are: 3, 6\)"):
+    with pytest.raises(
+        MergeError, match=r"no complete checkpoint of step 9 \(there are: 3, 6\)"
+    ):
         run_stage("merge", inputs, config, tmp_path / "again")

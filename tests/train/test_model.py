@@ -16,7 +16,9 @@ MakeModel = Callable[[Shape], Llama]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_logits_equal_those_of_transformers(tied: bool, tiny_shape: Shape, make_model: MakeModel) -> None:
+def test_logits_equal_those_of_transformers(
+    tied: bool, tiny_shape: Shape, make_model: MakeModel
+) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = replace(tiny_shape, tied_embeddings=tied, rope_theta=500.0, norm_eps=1e-3)
@@ -39,12 +41,18 @@ def test_logits_equal_those_of_transformers(tied: bool, tiny_shape: Shape, make_
     assert not unexpected
     assert missing == (["lm_head.weight"] if tied else [])
     ids = torch.randint(0, 100, (3, 24), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(model(ids), peer(ids).logits[:, :, :100].float(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        model(ids), peer(ids).logits[:, :, :100].float(), atol=1e-4, rtol=1e-4
+    )
 
 
 def test_padding_ids_have_no_logits(tiny_shape: Shape, make_model: MakeModel) -> None:
     assert tiny_shape.padded_vocab_size == 128
-    assert make_model(tiny_shape)(torch.zeros(1, 2, dtype=torch.int64)).shape == (1, 2, 100)
+    assert make_model(tiny_shape)(torch.zeros(1, 2, dtype=torch.int64)).shape == (
+        1,
+        2,
+        100,
+    )
 
 
 def test_attention_is_causal(tiny_shape: Shape, make_model: MakeModel) -> None:
@@ -65,20 +73,30 @@ def test_attention_is_causal(tiny_shape: Shape, make_model: MakeModel) -> None:
         {"experts": 3, "experts_per_token": 2},
     ],
 )
-def test_shape_counts_the_parameters(changes: dict[str, Any], tiny_shape: Shape) -> None:
+def test_shape_counts_the_parameters(
+    changes: dict[str, Any], tiny_shape: Shape
+) -> None:
     shape = replace(tiny_shape, **changes)
-    assert shape.parameters == sum(parameter.numel() for parameter in Llama(shape).parameters())
+    assert shape.parameters == sum(
+        parameter.numel() for parameter in Llama(shape).parameters()
+    )
 
 
 def test_ffn_width_is_eight_thirds_rounded_up() -> None:
-    assert shape_of(Model(width=128, heads=4), 10, 8).ffn_width == 384  # 341.3 -> 6 * 64
+    # 341.3 -> 6 * 64
+    assert shape_of(Model(width=128, heads=4), 10, 8).ffn_width == 384
 
 
 def test_flops_count_the_active_experts(tiny_shape: Shape) -> None:
-    """Two of five experts count as two dense layers and a router of 5 x 32, in each of two layers."""
+    """Two of five experts count as two dense layers and a router of 5 x 32, in each of
+    two layers.
+    """
     two_of_five = replace(tiny_shape, experts=5, experts_per_token=2)
     extra_weights = 2 * (3 * 32 * 48 + 5 * 32)
-    assert two_of_five.flops_per_token(8) - tiny_shape.flops_per_token(8) == 6 * extra_weights
+    assert (
+        two_of_five.flops_per_token(8) - tiny_shape.flops_per_token(8)
+        == 6 * extra_weights
+    )
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -97,8 +115,12 @@ def test_explicit_keys_override_a_preset(name: str) -> None:
         ("moe-8x7b", 32_000, 46_702_792_704),
     ],
 )
-def test_large_presets_have_the_published_parameters(name: str, vocab_size: int, parameters: int) -> None:
-    """Published files of Llama-3.2-1B, Llama-3.2-3B, Meta-Llama-3-8B and Mixtral-8x7B."""
+def test_large_presets_have_the_published_parameters(
+    name: str, vocab_size: int, parameters: int
+) -> None:
+    """Published files of Llama-3.2-1B, Llama-3.2-3B, Meta-Llama-3-8B and
+    Mixtral-8x7B.
+    """
     assert shape_of(Model(preset=name), vocab_size, 8).parameters == parameters
 
 
@@ -108,18 +130,25 @@ def test_unknown_preset_is_rejected_with_the_known_ones() -> None:
 
 
 def test_preset_is_equivalent_to_its_keys() -> None:
-    assert Model(preset="llama-10m").model_dump() == Model(layers=6, width=384, heads=6).model_dump()
+    assert (
+        Model(preset="llama-10m").model_dump()
+        == Model(layers=6, width=384, heads=6).model_dump()
+    )
 
 
 def test_key_that_a_checkpoint_decides_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"layers, preset"):
-        Model.model_validate({"init_from": "somewhere", "layers": 3, "preset": "llama-1m"})
+        Model.model_validate(
+            {"init_from": "somewhere", "layers": 3, "preset": "llama-1m"}
+        )
     section = Model.model_validate({"init_from": "somewhere", "document_mask": True})
     assert Model.model_validate(section.model_dump()) == section
 
 
 @pytest.mark.parametrize("init", ["gpt2", "llama", "neox", "mitchell"])
-def test_initial_weights_depend_on_name_and_seed_only(init: Initialisation, tiny_shape: Shape) -> None:
+def test_initial_weights_depend_on_name_and_seed_only(
+    init: Initialisation, tiny_shape: Shape
+) -> None:
     name, size = "model.layers.0.self_attn.q_proj.weight", torch.Size([64, 64])
 
     def first(name: str, seed: int) -> torch.Tensor:
@@ -150,12 +179,20 @@ def test_initial_weights_depend_on_name_and_seed_only(init: Initialisation, tiny
 def test_initial_deviations_equal_the_published_ones(
     init: Initialisation, name: str, deviation: float, tiny_shape: Shape
 ) -> None:
-    """With 8 layers of width 256; truncation at 3 deviations leaves 0.9866 of the deviation."""
+    """With 8 layers of width 256; truncation at 3 deviations leaves 0.9866 of the
+    deviation.
+    """
     shape = replace(tiny_shape, layers=8, width=256, tied_embeddings=False)
     drawn = initial_tensor(name, torch.Size([256, 256]), shape, init, 0)
     assert drawn.std().item() == pytest.approx(deviation, rel=0.02)
 
 
 def test_norms_start_at_one_and_biases_at_zero(tiny_shape: Shape) -> None:
-    assert initial_tensor("a.norm.weight", torch.Size([4]), tiny_shape, "gpt2", 0).tolist() == [1.0] * 4
-    assert initial_tensor("a.q_proj.bias", torch.Size([4]), tiny_shape, "gpt2", 0).tolist() == [0.0] * 4
+    assert (
+        initial_tensor("a.norm.weight", torch.Size([4]), tiny_shape, "gpt2", 0).tolist()
+        == [1.0] * 4
+    )
+    assert (
+        initial_tensor("a.q_proj.bias", torch.Size([4]), tiny_shape, "gpt2", 0).tolist()
+        == [0.0] * 4
+    )

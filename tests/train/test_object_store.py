@@ -1,4 +1,6 @@
-"""Training on a packed set, and in a folder, of a faulty S3-compatible server: the same model."""
+"""Training on a packed set, and in a folder, of a faulty S3-compatible server: the same
+model.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ from tests.stores import BUCKET
 from tests.train.jsonl import read_metrics
 
 FAULTS = ("500", "cut", "short", "flip", "hang")
-"""Faults of requests for tokens and checksums, in turn; every other request succeeds."""
+"""Faults of requests for tokens and checksums, in turn; every other request
+succeeds.
+"""
 
 
 class FaultyNetwork(Network):
-    """Corrupts GETs of objects while `is_faulty` is set, and kills a training before one request."""
+    """Corrupts GETs of objects while `is_faulty` is set, and kills a training before
+    one request.
+    """
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -48,13 +54,21 @@ class FaultyNetwork(Network):
     def fault(self, method: str, path: str) -> str | None:
         """Return the fault of this request."""
         self.requested.append((method, path.partition("?")[0]))
-        if self.kill_before is not None and method == self.kill_before[0] and path.endswith(self.kill_before[1]):
+        if (
+            self.kill_before is not None
+            and method == self.kill_before[0]
+            and path.endswith(self.kill_before[1])
+        ):
             self.kill_before = None
             self.kill()
             return "cut"
         if self.is_down:
             return "cut"
-        if method != "GET" or not self.is_faulty or not path.partition("?")[0].endswith((".bin", ".sums", ".cu")):
+        if (
+            method != "GET"
+            or not self.is_faulty
+            or not path.partition("?")[0].endswith((".bin", ".sums", ".cu"))
+        ):
             return None
         with self.lock:
             self.requests += 1
@@ -97,7 +111,12 @@ def test_training_from_a_faulty_store_equals_training_from_disk(
     tmp_path: Path,
 ) -> None:
     config = {**pretrain_config, "steps": 4}
-    run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder}, config, tmp_path / "disk")
+    run_stage(
+        "pretrain",
+        {"tokenizer": tokenizer_folder, "mix": mix_folder},
+        config,
+        tmp_path / "disk",
+    )
     expected = (tmp_path / "disk" / "data" / "model" / "model.safetensors").read_bytes()
     network.is_faulty = True
     for name, cache_bytes in (("rows", 0), ("shards", 1 << 20)):
@@ -107,19 +126,44 @@ def test_training_from_a_faulty_store_equals_training_from_disk(
             timeout_seconds=0.5,
             read_ahead_steps=2,
         )
-        run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": stored}, config, tmp_path / name, stream=stream)
-        assert (tmp_path / name / "data" / "model" / "model.safetensors").read_bytes() == expected
+        run_stage(
+            "pretrain",
+            {"tokenizer": tokenizer_folder, "mix": stored},
+            config,
+            tmp_path / name,
+            stream=stream,
+        )
+        assert (
+            tmp_path / name / "data" / "model" / "model.safetensors"
+        ).read_bytes() == expected
         lines = read_metrics(tmp_path / name)
-        assert all(line["data_wait_seconds"] >= 0 for line in lines if "loss" in line and line["step"] > 1)
+        assert all(
+            line["data_wait_seconds"] >= 0
+            for line in lines
+            if "loss" in line and line["step"] > 1
+        )
     assert set(FAULTS) <= set(network.faults)
     shards = PackedSet(mix_folder).manifest["train"]["shards"]
-    cached = {path.name for path in (tmp_path / "cache" / "shards" / "shards").iterdir()}
-    assert {name for name in cached if not name.endswith(".lock")} == {entry["sha256"] for entry in shards}
+    cached = {
+        path.name for path in (tmp_path / "cache" / "shards" / "shards").iterdir()
+    }
+    assert {name for name in cached if not name.endswith(".lock")} == {
+        entry["sha256"] for entry in shards
+    }
 
 
-def test_persistent_outage_names_the_object(network: FaultyNetwork, stored: Path, tmp_path: Path) -> None:
+def test_persistent_outage_names_the_object(
+    network: FaultyNetwork, stored: Path, tmp_path: Path
+) -> None:
     packed = PackedSet(
-        stored, Stream(cache_folder=str(tmp_path), cache_bytes=0, timeout_seconds=0.5, retry_seconds=0.2), [].append
+        stored,
+        Stream(
+            cache_folder=str(tmp_path),
+            cache_bytes=0,
+            timeout_seconds=0.5,
+            retry_seconds=0.2,
+        ),
+        [].append,
     )
     assert packed.tokens(np.arange(4)).shape == (4, 32)
     network.is_down = True
@@ -133,7 +177,9 @@ CRASHES = (
     ("DELETE", "work/checkpoints/step-00000004/complete.json"),
     ("PUT", "data/model/model.safetensors"),
 )
-"""Requests before which the processes of a training are killed, attempt after attempt."""
+"""Requests before which the processes of a training are killed, attempt after
+attempt.
+"""
 
 
 @pytest.mark.slow
@@ -146,7 +192,12 @@ def test_killed_training_in_a_store_resumes_to_the_same_bytes(
     pretrain_config: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    run_stage("pretrain", {"tokenizer": tokenizer_folder, "mix": mix_folder}, pretrain_config, tmp_path / "disk")
+    run_stage(
+        "pretrain",
+        {"tokenizer": tokenizer_folder, "mix": mix_folder},
+        pretrain_config,
+        tmp_path / "disk",
+    )
     folder = as_path(f"s3://{BUCKET}/store/pretrain/one")
     for path in tokenizer_folder.iterdir():
         (as_path(f"s3://{BUCKET}/tokenizer") / path.name).write_bytes(path.read_bytes())
@@ -174,22 +225,39 @@ def test_killed_training_in_a_store_resumes_to_the_same_bytes(
     for crash in (*CRASHES, None):
         network.kill_before, network.requested = crash, []
         attempt = subprocess.Popen(
-            [sys.executable, "-m", "gristmill.flows.running.execute", str(folder)], start_new_session=True
+            [sys.executable, "-m", "gristmill.flows.running.execute", str(folder)],
+            start_new_session=True,
         )
         network.kill = partial(os.killpg, attempt.pid, signal.SIGKILL)
-        assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), crash
-        fetched = [path for method, path in network.requested if method == "GET" and "/step-" in path]
-        resumed.append(max((int(path.partition("/step-")[2][:8]) for path in fetched), default=0))
-    assert resumed == [0, 4, 8, 10], "each attempt fetches what the previous one had sent"
+        assert attempt.wait(timeout=300) == (0 if crash is None else -signal.SIGKILL), (
+            crash
+        )
+        fetched = [
+            path
+            for method, path in network.requested
+            if method == "GET" and "/step-" in path
+        ]
+        resumed.append(
+            max((int(path.partition("/step-")[2][:8]) for path in fetched), default=0)
+        )
+    assert resumed == [0, 4, 8, 10], (
+        "each attempt fetches what the previous one had sent"
+    )
     files = ("model/model.safetensors", "model/config.json", "skipped_steps.jsonl")
     assert [(folder / "data" / name).read_bytes() for name in files] == [
         (tmp_path / "disk" / "data" / name).read_bytes() for name in files
     ]
     assert metrics(folder / "data") == metrics(tmp_path / "disk" / "data")
-    assert read_json(folder / "work" / "result.json")["steps"] == pretrain_config["steps"]
+    assert (
+        read_json(folder / "work" / "result.json")["steps"] == pretrain_config["steps"]
+    )
     kept = sorted(path.name for path in (folder / "work" / "checkpoints").iterdir())
-    assert kept == ["step-00000010"], "the last attempt keeps the one that it resumed from"
-    assert list((tmp_path / "cache" / "training").iterdir()) == [], "no local file remains"
+    assert kept == ["step-00000010"], (
+        "the last attempt keeps the one that it resumed from"
+    )
+    assert list((tmp_path / "cache" / "training").iterdir()) == [], (
+        "no local file remains"
+    )
 
 
 def metrics(data: Path) -> list[dict[str, Any]]:
@@ -200,7 +268,9 @@ def metrics(data: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_writes_of_other_processes_are_visible_at_once(network: FaultyNetwork, stored: Path) -> None:
+def test_writes_of_other_processes_are_visible_at_once(
+    network: FaultyNetwork, stored: Path
+) -> None:
     """A cached listing would hide leases and commits of other processes."""
     import s3fs
 
@@ -217,19 +287,29 @@ def test_writes_of_other_processes_are_visible_at_once(network: FaultyNetwork, s
 
 
 @pytest.mark.parametrize("content", [b"", b"whoever"])
-def test_file_in_a_store_is_created_once(network: FaultyNetwork, stored: Path, content: bytes) -> None:
+def test_file_in_a_store_is_created_once(
+    network: FaultyNetwork, stored: Path, content: bytes
+) -> None:
     path = stored.parent / "once" / (content.decode() or "empty")
     assert create_exclusively(path, content)
     assert not create_exclusively(path, b"another" if content else b"")
     assert path.read_bytes() == content
     if content:
-        assert create_exclusively(path, content), "a repeated request whose answer was lost"
+        assert create_exclusively(path, content), (
+            "a repeated request whose answer was lost"
+        )
 
 
 def test_lost_connection_does_not_hide_its_cause(tmp_path: Path) -> None:
-    lost = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42709")
+    lost = RuntimeError(
+        "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:42709"
+    )
     messages = []
-    for errors in ([ValueError("the cause"), lost], [lost, ValueError("the cause")], [lost, lost]):
+    for errors in (
+        [ValueError("the cause"), lost],
+        [lost, ValueError("the cause")],
+        [lost, lost],
+    ):
         folder = tmp_path / str(len(messages))
         (folder / "work").mkdir(parents=True)
         for error in errors:
@@ -238,11 +318,20 @@ def test_lost_connection_does_not_hide_its_cause(tmp_path: Path) -> None:
     assert messages == ["the cause", "the cause", str(lost)]
 
 
-def test_model_is_read_from_a_store(run_stage: Any, network: FaultyNetwork, stored: Path, tiny_shape: Shape) -> None:
+def test_model_is_read_from_a_store(
+    run_stage: Any, network: FaultyNetwork, stored: Path, tiny_shape: Shape
+) -> None:
     tensor_of = drawn(tiny_shape, 3)
     with torch.device("meta"):
-        names = [(name, parameter.shape) for name, parameter in Llama(tiny_shape).named_parameters()]
+        names = [
+            (name, parameter.shape)
+            for name, parameter in Llama(tiny_shape).named_parameters()
+        ]
     folder = stored.parent / "model"
-    save_model(folder, tiny_shape, {name: tensor_of(name, shape) for name, shape in names})
+    save_model(
+        folder, tiny_shape, {name: tensor_of(name, shape) for name, shape in names}
+    )
     loaded = dict(load_model(folder).named_parameters())
-    assert all(torch.equal(loaded[name], tensor_of(name, shape)) for name, shape in names)
+    assert all(
+        torch.equal(loaded[name], tensor_of(name, shape)) for name, shape in names
+    )

@@ -1,4 +1,6 @@
-"""Properties of every objective: training learns, sources add up, and results do not depend on stops or processes."""
+"""Properties of every objective: training learns, sources add up, and results do not
+depend on stops or processes.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,26 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "spans": {"span_corruption": {}, "model": ENCODER, "length_ramp": SHORT_FIRST},
     "ul2": {"ul2": {}, "model": ENCODER},
     "ul2-decoder": {"ul2": {"shape": "decoder"}},
-    "blanks": {"blank_infilling": {"document_share": 0.3, "sentence_share": 0.2}, "length_ramp": SHORT_FIRST},
-    "bert": {"masked": {"shape": "bert", "rate": 0.4}, "model": ENCODER, "length_ramp": SHORT_FIRST},
-    "multi_token": {"multi_token": {"heads": 2}, "model": {**TINY_MODEL, "document_mask": True}},
+    "blanks": {
+        "blank_infilling": {"document_share": 0.3, "sentence_share": 0.2},
+        "length_ramp": SHORT_FIRST,
+    },
+    "bert": {
+        "masked": {"shape": "bert", "rate": 0.4},
+        "model": ENCODER,
+        "length_ramp": SHORT_FIRST,
+    },
+    "multi_token": {
+        "multi_token": {"heads": 2},
+        "model": {**TINY_MODEL, "document_mask": True},
+    },
 }
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]) -> dict[str, Path]:
+def inputs(
+    tmp_path_factory: pytest.TempPathFactory, texts: dict[str, str]
+) -> dict[str, Path]:
     """Inputs whose tokenizer has sentinels, mode tokens and blanks."""
     return make_inputs(
         tmp_path_factory,
@@ -70,19 +84,27 @@ def test_objective_learns_and_resumes_to_the_same_bits(
     for line in steps:
         sources = line["sources"].values()
         total = sum(by_source["loss"] * by_source["tokens"] for by_source in sources)
-        assert line["loss"] == pytest.approx(total / sum(by_source["tokens"] for by_source in sources), rel=1e-9)
+        assert line["loss"] == pytest.approx(
+            total / sum(by_source["tokens"] for by_source in sources), rel=1e-9
+        )
     stop_pretraining(inputs, config, tmp_path / "cut", times=1)
     run_stage("pretrain", inputs, {**config, "micro_batch_size": 4}, tmp_path / "cut")
     uninterrupted, resumed = (
-        load_file(tmp_path / run / "data" / "model" / "model.safetensors") for run in ("whole", "cut")
+        load_file(tmp_path / run / "data" / "model" / "model.safetensors")
+        for run in ("whole", "cut")
     )
     assert uninterrupted.keys() == resumed.keys()
-    assert all(torch.equal(resumed[name], tensor) for name, tensor in uninterrupted.items())
+    assert all(
+        torch.equal(resumed[name], tensor) for name, tensor in uninterrupted.items()
+    )
 
 
 @pytest.mark.parallel
 def test_sharded_objective_trains_alike(
-    run_stage: Any, inputs: dict[str, Path], pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    inputs: dict[str, Path],
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     configs = {
         name: {
@@ -107,7 +129,9 @@ def test_sharded_objective_trains_alike(
                 "folder": str(tmp_path / "two" / name),
                 "continue": None,
                 "config": config,
-                "inputs": {input_name: str(path) for input_name, path in inputs.items()},
+                "inputs": {
+                    input_name: str(path) for input_name, path in inputs.items()
+                },
                 "checkpoint_every": 9,
             }
             for name, config in configs.items()
@@ -129,9 +153,13 @@ def test_batch_is_laid_out_once_with_the_same_weight_on_every_rank(
             laid_out.extend(read.rows.tolist())
             return super().__call__(read, step)
 
-    objective = NextToken(packed, 3, torch.ones(400), tiny_shape, layout=Counted(PrefixLm(), 3))
+    objective = NextToken(
+        packed, 3, torch.ones(400), tiny_shape, layout=Counted(PrefixLm(), 3)
+    )
     plan = RowPlan(((0, 0, 8),))
     rows = plan.rows(objective.order, 2)
-    weights = [read_batch(objective, plan, 2, 2, rank, size).weight for rank in range(size)]
+    weights = [
+        read_batch(objective, plan, 2, 2, rank, size).weight for rank in range(size)
+    ]
     assert sorted(laid_out) == sorted(rows.tolist() * size)
     assert weights == [objective.weight(rows, step=2)] * size

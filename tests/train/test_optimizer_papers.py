@@ -35,7 +35,9 @@ def exact(matrix: Tensor) -> Tensor:
     return torch.from_numpy(polar(matrix.double().numpy())).float()
 
 
-def steps_of(optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: list[np.ndarray]) -> np.ndarray:
+def steps_of(
+    optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: list[np.ndarray]
+) -> np.ndarray:
     for gradient in gradients:
         weight.grad = torch.from_numpy(gradient).float()
         optimizer.step()
@@ -43,21 +45,34 @@ def steps_of(optimizer: torch.optim.Optimizer, weight: nn.Parameter, gradients: 
 
 
 @pytest.mark.parametrize("shape", [(16, 48), (48, 16)])
-def test_newton_schulz_brings_all_singular_values_near_one(shape: tuple[int, int]) -> None:
+def test_newton_schulz_brings_all_singular_values_near_one(
+    shape: tuple[int, int],
+) -> None:
     matrix = torch.from_numpy(drawn(*shape, 0)).float()
     orthogonalised = newton_schulz(matrix).float()
     singular = torch.linalg.svdvals(orthogonalised)
     assert 0.6 < singular.min() <= singular.max() < 1.25
-    assert torch.nn.functional.cosine_similarity(orthogonalised.flatten(), exact(matrix).flatten(), dim=0) > 0.97
+    assert (
+        torch.nn.functional.cosine_similarity(
+            orthogonalised.flatten(), exact(matrix).flatten(), dim=0
+        )
+        > 0.97
+    )
 
 
 @pytest.mark.parametrize("cautious", [False, True])
-def test_normuon_equals_algorithm_1(cautious: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Li et al. 2025, algorithm 1, three steps; cautious decay with the mask of Chen et al. 2025."""
+def test_normuon_equals_algorithm_1(
+    cautious: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Li et al. 2025, algorithm 1, three steps; cautious decay with the mask of Chen et
+    al. 2025.
+    """
     monkeypatch.setattr(normuon, "newton_schulz", exact)
     start, gradients = drawn(4, 6, 1), [drawn(4, 6, 2 + step) for step in range(3)]
     weight = nn.Parameter(torch.from_numpy(start).float())
-    updated = steps_of(NorMuon([weight], LR, DECAY, 0.9, 0.8, cautious), weight, gradients)
+    updated = steps_of(
+        NorMuon([weight], LR, DECAY, 0.9, 0.8, cautious), weight, gradients
+    )
     w, m, v = start, np.zeros((4, 6)), np.zeros((4, 1))
     for g in gradients:
         m = 0.9 * m + 0.1 * g
@@ -70,7 +85,9 @@ def test_normuon_equals_algorithm_1(cautious: bool, monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(updated, w, rtol=1e-4, atol=1e-5)
 
 
-def test_normuon_update_has_the_size_of_adamw_and_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normuon_update_has_the_size_of_adamw_and_equal_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(normuon, "newton_schulz", exact)
     weight = nn.Parameter(torch.zeros(32, 8))
     steps_of(NorMuon([weight], 1.0, 0.0, 0.95, 0.95, False), weight, [drawn(32, 8, 0)])
@@ -81,24 +98,40 @@ def test_normuon_update_has_the_size_of_adamw_and_equal_rows(monkeypatch: pytest
 
 def test_cautious_muon_differs_from_pytorch_in_the_decay_only() -> None:
     start, gradients = drawn(12, 8, 3), [drawn(12, 8, 4 + step) for step in range(3)]
-    ours, theirs, cautious = (nn.Parameter(torch.from_numpy(start).float()) for _ in range(3))
-    peer = torch.optim.Muon([theirs], lr=LR, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    ours, theirs, cautious = (
+        nn.Parameter(torch.from_numpy(start).float()) for _ in range(3)
+    )
+    peer = torch.optim.Muon(
+        [theirs], lr=LR, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+    )
     plain = steps_of(NorMuon([ours], LR, 0.0, 0.95, None, True), ours, gradients)
     np.testing.assert_allclose(plain, steps_of(peer, theirs, gradients), atol=5e-3)
-    decayed = steps_of(NorMuon([cautious], LR, DECAY, 0.95, None, True), cautious, gradients[:1])
+    decayed = steps_of(
+        NorMuon([cautious], LR, DECAY, 0.95, None, True), cautious, gradients[:1]
+    )
     single = nn.Parameter(torch.from_numpy(start).float())
-    update = start - steps_of(NorMuon([single], LR, 0.0, 0.95, None, True), single, gradients[:1])
+    update = start - steps_of(
+        NorMuon([single], LR, 0.0, 0.95, None, True), single, gradients[:1]
+    )
     decays = update * start >= 0
     assert 20 < decays.sum() < 76
-    np.testing.assert_allclose(decayed, start - update - LR * DECAY * decays * start, atol=1e-5)
+    np.testing.assert_allclose(
+        decayed, start - update - LR * DECAY * decays * start, atol=1e-5
+    )
 
 
 def test_dion_equals_algorithm_1() -> None:
-    """Ahn et al. 2025, algorithm 1, three steps at rank 2 of 4, with the scale of our Muon."""
+    """Ahn et al. 2025, algorithm 1, three steps at rank 2 of 4, with the scale of our
+    Muon.
+    """
     start, gradients = drawn(6, 4, 5), [drawn(6, 4, 6 + step) for step in range(3)]
     weight = nn.Parameter(torch.from_numpy(start).float())
     optimizer = Dion([("layers.0.weight", weight)], LR, DECAY, 0.9, 0.5)
-    first = torch.randn(4, 2, generator=generator_of(0, "dion:layers.0.weight")).double().numpy()
+    first = (
+        torch.randn(4, 2, generator=generator_of(0, "dion:layers.0.weight"))
+        .double()
+        .numpy()
+    )
     w, m, q = start, np.zeros((6, 4)), first / np.linalg.norm(first, axis=0)
     for number, g in enumerate(gradients):
         updated = steps_of(optimizer, weight, [g])
@@ -108,36 +141,62 @@ def test_dion_equals_algorithm_1() -> None:
         m = b - 0.1 * p @ r.T
         q = r / np.linalg.norm(r, axis=0)
         w = (1 - LR * DECAY) * w - LR * 0.2 * math.sqrt(6) * p @ q.T
-        np.testing.assert_allclose(updated, w, rtol=1e-4, atol=1e-4, err_msg=f"step {number + 1}")
+        np.testing.assert_allclose(
+            updated, w, rtol=1e-4, atol=1e-4, err_msg=f"step {number + 1}"
+        )
 
 
 def test_ademamix_equals_algorithm_1() -> None:
-    """Pagliardini et al. 2024, algorithm 1 with both schedulers, over five steps, of which three warm up."""
+    """Pagliardini et al. 2024, algorithm 1 with both schedulers, over five steps, of
+    which three warm up.
+    """
     start, gradients = drawn(2, 3, 9), [drawn(2, 3, 10 + step) for step in range(5)]
     weight = nn.Parameter(torch.from_numpy(start).float())
-    optimizer = AdEMAMix([{"params": [weight], "weight_decay": DECAY}], LR, (0.9, 0.95), 0.99, 4.0, 3, 1e-8)
+    optimizer = AdEMAMix(
+        [{"params": [weight], "weight_decay": DECAY}],
+        LR,
+        (0.9, 0.95),
+        0.99,
+        4.0,
+        3,
+        1e-8,
+    )
     updated = steps_of(optimizer, weight, gradients)
     w, m1, m2, v = start, 0.0, 0.0, 0.0
     for t, g in enumerate(gradients, 1):
         alpha = min(t * 4.0 / 3, 4.0)
         share = min(t / 3, 1.0)
         beta3 = min(
-            math.exp(math.log(0.9) * math.log(0.99) / ((1 - share) * math.log(0.99) + share * math.log(0.9))), 0.99
+            math.exp(
+                math.log(0.9)
+                * math.log(0.99)
+                / ((1 - share) * math.log(0.99) + share * math.log(0.9))
+            ),
+            0.99,
         )
         m1 = 0.9 * m1 + 0.1 * g
         m2 = beta3 * m2 + (1 - beta3) * g
         v = 0.95 * v + 0.05 * g * g
-        w = w - LR * ((m1 / (1 - 0.9**t) + alpha * m2) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8) + DECAY * w)
+        w = w - LR * (
+            (m1 / (1 - 0.9**t) + alpha * m2) / (np.sqrt(v / (1 - 0.95**t)) + 1e-8)
+            + DECAY * w
+        )
     np.testing.assert_allclose(updated, w, rtol=1e-4, atol=1e-5)
 
 
 def test_half_life_of_the_slow_mean_rises_linearly() -> None:
     halves = [
-        math.log(0.5) / math.log(scheduled_slow_mean(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[0].item())
+        math.log(0.5)
+        / math.log(
+            scheduled_slow_mean(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[0].item()
+        )
         for step in (0, 5, 10)
     ]
     assert halves[1] == pytest.approx((halves[0] + halves[2]) / 2, rel=1e-2)
-    assert [scheduled_slow_mean(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[1].item() for step in (5, 10, 40)] == [
+    assert [
+        scheduled_slow_mean(torch.tensor(step), 0.9, 0.9999, 5.0, 10)[1].item()
+        for step in (5, 10, 40)
+    ] == [
         2.5,
         5.0,
         5.0,
@@ -146,7 +205,10 @@ def test_half_life_of_the_slow_mean_rises_linearly() -> None:
 
 def test_rise_steps_default_to_the_whole_training() -> None:
     model = nn.Linear(2, 2)
-    for section, steps in ((Optimizer(kind="ademamix"), 70), (Optimizer(kind="ademamix", rise_steps=9), 9)):
+    for section, steps in (
+        (Optimizer(kind="ademamix"), 70),
+        (Optimizer(kind="ademamix", rise_steps=9), 9),
+    ):
         (optimizer,) = make_optimizers(model, section, steps=70)
         assert {group["rise_steps"] for group in optimizer.param_groups} == {steps}
 

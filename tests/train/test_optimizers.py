@@ -1,4 +1,6 @@
-"""Every optimizer against its published update, in one process and on matrices split between two."""
+"""Every optimizer against its published update, in one process and on matrices split
+between two.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,24 @@ from gristmill.train.optim.offload import is_offloaded, load_each
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.optim.sophia import Sophia
 
-KINDS = ("adamw", "lion", "adafactor", "sophia", "adamw8bit", "muon", "normuon", "dion", "ademamix")
+KINDS = (
+    "adamw",
+    "lion",
+    "adafactor",
+    "sophia",
+    "adamw8bit",
+    "muon",
+    "normuon",
+    "dion",
+    "ademamix",
+)
 GOOD, BAD = torch.tensor(False), torch.tensor(True)
 
 
 class Small(nn.Module):
-    """An embedding, a matrix of a layer and a gain, which optimizers treat differently; one splits unevenly."""
+    """An embedding, a matrix of a layer and a gain, which optimizers treat differently;
+    one splits unevenly.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +52,18 @@ class Small(nn.Module):
 
 def gradients(model: nn.Module, step: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(step)
-    return [torch.randn(parameter.shape, generator=generator) for parameter in model.parameters()]
+    return [
+        torch.randn(parameter.shape, generator=generator)
+        for parameter in model.parameters()
+    ]
 
 
 def run_steps(
     kind: str, steps: int, held_back: tuple[int, ...] = (), offload: bool = False
 ) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """Run some steps with fixed gradients; before those in `held_back`, a bad step is skipped."""
+    """Run some steps with fixed gradients; before those in `held_back`, a bad step is
+    skipped.
+    """
     if kind == "adamw8bit":
         pytest.importorskip("torchao")
     model = Small()
@@ -55,19 +74,28 @@ def run_steps(
                 parameter.grad = torch.full_like(parameter, math.nan)
             update(optimizers, 0.5, BAD)
         if isinstance(optimizers[0], Sophia) and step % 2 == 0:
-            for parameter, gradient in zip(model.parameters(), gradients(model, 100 + step), strict=True):
+            for parameter, gradient in zip(
+                model.parameters(), gradients(model, 100 + step), strict=True
+            ):
                 parameter.grad = gradient
             optimizers[0].estimate(3.0)
-        for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+        for parameter, gradient in zip(
+            model.parameters(), gradients(model, step), strict=True
+        ):
             parameter.grad = gradient.clone()
         update(optimizers, 0.01, GOOD)
     return model, optimizers
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_skipped_update_leaves_weights_moments_and_step_counts_unchanged(kind: str) -> None:
+def test_skipped_update_leaves_weights_moments_and_step_counts_unchanged(
+    kind: str,
+) -> None:
     """This includes the first step, before moments exist."""
-    (undisturbed, first), (disturbed, second) = run_steps(kind, 4), run_steps(kind, 4, held_back=(0, 2))
+    (undisturbed, first), (disturbed, second) = (
+        run_steps(kind, 4),
+        run_steps(kind, 4, held_back=(0, 2)),
+    )
     for a, b in zip(undisturbed.parameters(), disturbed.parameters(), strict=True):
         assert torch.equal(a, b)
     for ours, theirs in zip(first, second, strict=True):
@@ -80,7 +108,9 @@ def test_skipped_update_leaves_weights_moments_and_step_counts_unchanged(kind: s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoint_before_the_first_step_has_a_step_count_of_zero(kind: str) -> None:
-    """PyTorch initialises moments by a step without gradients, which leaves the step count at 1."""
+    """PyTorch initialises moments by a step without gradients, which leaves the step
+    count at 1.
+    """
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     if kind == "adamw8bit":
@@ -89,11 +119,15 @@ def test_checkpoint_before_the_first_step_has_a_step_count_of_zero(kind: str) ->
     optimizers = make_optimizers(model, Optimizer(kind=kind))  # type: ignore[arg-type]
     states = get_optimizer_state_dict(model, optimizers)["state"].values()
     assert [state["step"].item() for state in states if "step" in state] == [0.0] * sum(
-        "step" in state for optimizer in optimizers for state in optimizer.state.values()
+        "step" in state
+        for optimizer in optimizers
+        for state in optimizer.state.values()
     )
 
 
-def assert_equal_states(ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer) -> None:
+def assert_equal_states(
+    ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer
+) -> None:
     a, b = ours.state_dict()["state"], theirs.state_dict()["state"]
     assert a.keys() == b.keys()
     for number in a:
@@ -122,21 +156,38 @@ def test_offloaded_moments_give_the_same_bits_and_stay_on_the_host(kind: str) ->
         assert is_offloaded(theirs)
         assert not is_offloaded(ours)
         assert_equal_states(ours, theirs)
-        assert ours.param_groups[0]["params"][0].shape == theirs.param_groups[0]["params"][0].shape
+        assert (
+            ours.param_groups[0]["params"][0].shape
+            == theirs.param_groups[0]["params"][0].shape
+        )
 
 
 def test_offloaded_moments_are_on_the_device_during_their_update_only() -> None:
-    """During its update, a parameter has copies of its moments; those of the host are overwritten afterwards."""
+    """During its update, a parameter has copies of its moments; those of the host are
+    overwritten afterwards.
+    """
     model = Small()
     (optimizer,) = make_optimizers(model, Optimizer(), offload=True)
-    on_host = {parameter: optimizer.state[parameter]["exp_avg"] for parameter in model.parameters()}
+    on_host = {
+        parameter: optimizer.state[parameter]["exp_avg"]
+        for parameter in model.parameters()
+    }
     for parameter in load_each(optimizer):
-        assert [value for group in optimizer.param_groups for value in group["params"]] == [parameter]
-        on_device = [key for key, moment in on_host.items() if optimizer.state[key]["exp_avg"] is not moment]
+        assert [
+            value for group in optimizer.param_groups for value in group["params"]
+        ] == [parameter]
+        on_device = [
+            key
+            for key, moment in on_host.items()
+            if optimizer.state[key]["exp_avg"] is not moment
+        ]
         assert on_device == [parameter]
         optimizer.state[parameter]["exp_avg"].fill_(7.0)
     assert all((moment == 7.0).all() for moment in on_host.values())
-    assert all(optimizer.state[parameter]["exp_avg"] is moment for parameter, moment in on_host.items())
+    assert all(
+        optimizer.state[parameter]["exp_avg"] is moment
+        for parameter, moment in on_host.items()
+    )
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 3
 
 
@@ -155,9 +206,11 @@ def test_only_matrices_decay(kind: str) -> None:
 
 
 def test_lion_steps_along_the_sign_of_the_interpolated_mean() -> None:
-    """Chen et al. 2023, algorithm 2, twice, by hand: m = 0 and g = 2, then m = 0.02 and g = -0.1.
+    """Chen et al. 2023, algorithm 2, twice, by hand: m = 0 and g = 2, then m = 0.02 and
+    g = -0.1.
 
-    Step 1: c = 0.1 * 2 > 0. Step 2: c = 0.9 * 0.02 + 0.1 * -0.1 = 0.008 > 0 although the gradient is negative.
+    Step 1: c = 0.1 * 2 > 0. Step 2: c = 0.9 * 0.02 + 0.1 * -0.1 = 0.008 > 0 although
+    the gradient is negative.
     """
     weight = nn.Parameter(torch.tensor([1.0]))
     optimizer = Lion([{"params": [weight], "weight_decay": 0.5}], 0.1, (0.9, 0.99))
@@ -168,14 +221,18 @@ def test_lion_steps_along_the_sign_of_the_interpolated_mean() -> None:
     weight.grad = torch.tensor([-0.1])
     optimizer.step()
     assert weight.item() == pytest.approx(0.85 * 0.95 - 0.1)
-    assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(0.99 * 0.02 - 0.001)
+    assert optimizer.state[weight]["exp_avg"].item() == pytest.approx(
+        0.99 * 0.02 - 0.001
+    )
 
 
 def test_sophia_divides_by_curvature_and_clips() -> None:
-    """Liu et al. 2023, algorithm 3, by hand: two weights of one gradient, one of them with curvature.
+    """Liu et al. 2023, algorithm 3, by hand: two weights of one gradient, one of them
+    with curvature.
 
-    g = 0.5, m = 0.04 * 0.5 = 0.02. Drawn labels gave gradients (0, 3) over B = 2: h = 0.01 * 2 * (0, 9) = (0, 0.18).
-    Without curvature the step is clipped to 1; with it, it is 0.02 / (0.5 * 0.18).
+    g = 0.5, m = 0.04 * 0.5 = 0.02. Drawn labels gave gradients (0, 3) over B = 2: h =
+    0.01 * 2 * (0, 9) = (0, 0.18). Without curvature the step is clipped to 1; with it,
+    it is 0.02 / (0.5 * 0.18).
     """
     weight = nn.Parameter(torch.zeros(2))
     optimizer = Sophia([{"params": [weight]}], 0.1, (0.96, 0.99), 0.5)
@@ -194,7 +251,11 @@ def test_adafactor_equals_that_of_pytorch() -> None:
     peer = Small()
     parameters = list(peer.parameters())
     optimizer = torch.optim.Adafactor(
-        [{"params": parameters[:2], "weight_decay": 0.1}, {"params": parameters[2:], "weight_decay": 0.0}], lr=0.01
+        [
+            {"params": parameters[:2], "weight_decay": 0.1},
+            {"params": parameters[2:], "weight_decay": 0.0},
+        ],
+        lr=0.01,
     )
     for step in range(5):
         for parameter, gradient in zip(parameters, gradients(peer, step), strict=True):
@@ -205,15 +266,28 @@ def test_adafactor_equals_that_of_pytorch() -> None:
 
 
 def test_muon_orthogonalises_layer_matrices_and_updates_others_by_adamw() -> None:
-    """From zero momentum, B = g, and the step is U S' V^T with all of S' near 1 (Jordan et al. 2024), times
-    0.2 sqrt(24), which gives it the size of AdamW's (Liu et al. 2025)."""
-    (model, _), (adamw, _), before = run_steps("muon", 1), run_steps("adamw", 1), Small()
-    direction = (before.layers[0].weight * (1 - 0.01 * 0.1) - model.layers[0].weight) / (0.01 * 0.2 * math.sqrt(24))
+    """From zero momentum, B = g, and the step is U S' V^T with all of S' near 1 (Jordan
+    et al. 2024), times 0.2 sqrt(24), which gives it the size of AdamW's (Liu et al.
+    2025).
+    """
+    (model, _), (adamw, _), before = (
+        run_steps("muon", 1),
+        run_steps("adamw", 1),
+        Small(),
+    )
+    direction = (
+        before.layers[0].weight * (1 - 0.01 * 0.1) - model.layers[0].weight
+    ) / (0.01 * 0.2 * math.sqrt(24))
     singular = torch.linalg.svdvals(direction)
     assert 0.5 < singular.min() <= singular.max() < 1.3
     matrix = gradients(before, 0)[1]
     u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
-    assert torch.nn.functional.cosine_similarity(direction.flatten(), (u @ vt).flatten(), dim=0) > 0.95
+    assert (
+        torch.nn.functional.cosine_similarity(
+            direction.flatten(), (u @ vt).flatten(), dim=0
+        )
+        > 0.95
+    )
     assert torch.equal(model.embed_tokens.weight, adamw.embed_tokens.weight)
     assert torch.equal(model.norm.weight, adamw.norm.weight)
 
@@ -230,26 +304,35 @@ def test_adamw8bit_stores_moments_in_8_bits_and_stays_near_adamw() -> None:
         for step in range(3):
             model.weight.grad = gradient * (1.0 + step)
             update(optimizers, 0.01, GOOD)
-        results.append((model.weight.detach(), optimizers[0].state[model.weight]["exp_avg"]))
+        results.append(
+            (model.weight.detach(), optimizers[0].state[model.weight]["exp_avg"])
+        )
     (eight, moment), (full, _) = results
     assert moment.codes.dtype == torch.uint8
-    assert ((start - eight) - (start - full)).abs().mean() < 0.05 * (start - full).abs().mean()
+    assert ((start - eight) - (start - full)).abs().mean() < 0.05 * (
+        start - full
+    ).abs().mean()
 
 
 def test_adaptive_clipping_bounds_gradients_by_unit() -> None:
-    """Brock et al. 2021, equation 3: rows of norms (5, 0) have gradients of norm 10 and 10; lambda is 0.1."""
+    """Brock et al. 2021, equation 3: rows of norms (5, 0) have gradients of norm 10 and
+    10; lambda is 0.1.
+    """
     model = nn.Linear(2, 3, bias=True)
     model.weight.data = torch.tensor([[3.0, 4.0], [0.0, 0.0], [300.0, 400.0]])
     model.bias.data = torch.tensor([1.0, 2.0, 2.0])
     model.weight.grad = torch.tensor([[6.0, 8.0], [6.0, 8.0], [6.0, 8.0]])
     model.bias.grad = torch.tensor([0.0, 0.0, 9.0])
     clip_units(model, 0.1)
-    # 10 -> 0.1 * 5; 10 -> 0.1 * 0.001, the least norm; 10 < 0.1 * 500 stays; a vector is one unit: 9 -> 0.1 * 3
+    # 10 -> 0.1 * 5; 10 -> 0.1 * 0.001, the least norm; 10 < 0.1 * 500 stays; a vector
+    # is one unit: 9 -> 0.1 * 3
     assert model.weight.grad.norm(dim=1).tolist() == pytest.approx([0.5, 1e-4, 10.0])
     assert model.bias.grad.tolist() == pytest.approx([0.0, 0.0, 0.3])
 
 
-def test_adaptive_clipping_exempts_the_output_matrix_and_reports_the_norm_before() -> None:
+def test_adaptive_clipping_exempts_the_output_matrix_and_reports_the_norm_before() -> (
+    None
+):
     model = nn.ModuleDict({"lm_head": nn.Linear(1, 1, bias=False)})
     model["lm_head"].weight.grad = torch.tensor([[50.0]])
     assert clip_gradients(model, Optimizer(clip="adaptive")).item() == 50.0
@@ -265,14 +348,18 @@ def test_betas_default_by_kind() -> None:
         Optimizer(kind="adafactor", betas=(0.9, 0.9))
 
 
-def test_missing_torchao_is_an_error_with_the_command_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torchao_is_an_error_with_the_command_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torchao.optim", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'gristmill\[quant\]'"):
         make_optimizers(Small(), Optimizer(kind="adamw8bit"))
 
 
 def _run_rank(folder: str) -> None:
-    """Run three steps of every kind, sharded and with adaptive clipping; rank 0 saves the results."""
+    """Run three steps of every kind, sharded and with adaptive clipping; rank 0 saves
+    the results.
+    """
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
@@ -283,12 +370,24 @@ def _run_rank(folder: str) -> None:
     runs = [(kind, False) for kind in KINDS if kind != "adamw8bit"]
     for kind, offload in (*runs, ("adamw", True), ("muon", True)):
         model = Small()
-        for owner, name in ((model.embed_tokens, "weight"), (model.layers[0], "weight"), (model.norm, "weight")):
-            setattr(owner, name, nn.Parameter(distribute_tensor(getattr(owner, name).detach(), mesh, [Shard(0)])))
+        for owner, name in (
+            (model.embed_tokens, "weight"),
+            (model.layers[0], "weight"),
+            (model.norm, "weight"),
+        ):
+            setattr(
+                owner,
+                name,
+                nn.Parameter(
+                    distribute_tensor(getattr(owner, name).detach(), mesh, [Shard(0)])
+                ),
+            )
         section = Optimizer(kind=kind, clip="adaptive", clip_factor=0.05)  # type: ignore[arg-type]
         optimizers = make_optimizers(model, section, offload)
         for step in range(3):
-            for parameter, gradient in zip(model.parameters(), gradients(model, step), strict=True):
+            for parameter, gradient in zip(
+                model.parameters(), gradients(model, step), strict=True
+            ):
                 parameter.grad = distribute_tensor(gradient, mesh, [Shard(0)])
             norm = clip_gradients(model, section)
             update(optimizers, 0.01, torch.tensor(step == 1))
@@ -301,7 +400,11 @@ def _run_rank(folder: str) -> None:
 
 @pytest.mark.slow
 def test_sharded_optimizers_equal_unsharded_ones(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "tests.train.test_optimizers", str(tmp_path)], check=True, cwd=ROOT)
+    subprocess.run(
+        [sys.executable, "-m", "tests.train.test_optimizers", str(tmp_path)],
+        check=True,
+        cwd=ROOT,
+    )
     alone, shared = (torch.load(tmp_path / f"{size}.pt") for size in (1, 2))
     for kind in alone:
         # Muon's products are in bfloat16, and are summed in another order.

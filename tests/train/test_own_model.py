@@ -1,4 +1,6 @@
-"""User-defined models: trained, resumed, sharded and evaluated; wrong models and unsupported stages are rejected."""
+"""User-defined models: trained, resumed, sharded and evaluated; wrong models and
+unsupported stages are rejected.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,24 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def with_model(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
-    """Settings of a pre-training of a model in model.py: (source, name, keys of its section, ...) -> settings."""
+def with_model(
+    stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path
+) -> Any:
+    """Settings of a pre-training of a model in model.py: (source, name, keys of its
+    section, ...) -> settings.
+    """
 
-    def configured(source: str, name: str, model: dict[str, Any] | None = None, **section: Any) -> dict[str, Any]:
+    def configured(
+        source: str, name: str, model: dict[str, Any] | None = None, **section: Any
+    ) -> dict[str, Any]:
         (tmp_path / "model.py").write_text(source)
         config: dict[str, Any] = stage_config(
-            "pretrain", pretrain={**pretrain_config, "model": {"use": f"./model.py:{name}", **(model or {})}, **section}
+            "pretrain",
+            pretrain={
+                **pretrain_config,
+                "model": {"use": f"./model.py:{name}", **(model or {})},
+                **section,
+            },
         )
         return config
 
@@ -61,7 +74,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_model_learns_and_is_saved_by_its_state(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    config = with_model(BIGRAM, "Bigram", {"with": {"width": 24}}, average={"decay": 0.5})
+    config = with_model(
+        BIGRAM, "Bigram", {"with": {"width": 24}}, average={"decay": 0.5}
+    )
     (tmp_path / "model.py").unlink()
     summary = run_stage("pretrain", inputs, config, tmp_path / "run")
     assert summary["parameters"] == 400 * 24 + 24 * 400 + 400
@@ -74,7 +89,9 @@ def test_model_learns_and_is_saved_by_its_state(
     }
     model = load_model(tmp_path / "run" / "data" / "model", runs_own_code=True)
     ids = torch.arange(6).view(2, 3)
-    expected = weights["embed.weight"][ids] @ weights["out.weight"].T + weights["out.bias"]
+    expected = (
+        weights["embed.weight"][ids] @ weights["out.weight"].T + weights["out.bias"]
+    )
     assert torch.allclose(model(ids), expected, atol=1e-5)
     # The validation loss is that of the saved model.
     assert set(summary["validation"]) == {"prose", "code"}
@@ -86,8 +103,12 @@ def test_model_learns_and_is_saved_by_its_state(
         tmp_path / "evaluate",
     )
     for source, measures in evaluation["models"]["pretrain"]["sources"].items():
-        assert measures["loss"] == pytest.approx(summary["validation"][source]["loss"], rel=0.02)
-    samples = json.loads((tmp_path / "evaluate" / "data" / "evaluation.json").read_text())
+        assert measures["loss"] == pytest.approx(
+            summary["validation"][source]["loss"], rel=0.02
+        )
+    samples = json.loads(
+        (tmp_path / "evaluate" / "data" / "evaluation.json").read_text()
+    )
     assert samples["models"]["pretrain"]["samples"][0]["completion"]
 
 
@@ -102,12 +123,19 @@ def test_model_resumes_to_the_same_bits(
     precision: str,
 ) -> None:
     """In bfloat16, FSDP wraps the module even in one process."""
-    config = with_model(BIGRAM.replace(" * self.scale", ""), "Bigram", precision=precision)
+    config = with_model(
+        BIGRAM.replace(" * self.scale", ""), "Bigram", precision=precision
+    )
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     stop_pretraining(inputs, config, tmp_path / "cut")
     run_stage("pretrain", inputs, config, tmp_path / "cut")
-    uninterrupted, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
-    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
+    uninterrupted, resumed = (
+        weights_of(tmp_path / "whole"),
+        weights_of(tmp_path / "cut"),
+    )
+    assert all(
+        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
+    )
 
 
 @pytest.mark.parallel
@@ -120,9 +148,13 @@ def test_two_ranks_train_the_same_model(
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
     ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
-    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
+    assert [line["loss"] for line in ours] == pytest.approx(
+        [line["loss"] for line in theirs], abs=1e-4
+    )
     one_rank, two_ranks = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
-    assert all(torch.allclose(one_rank[name], two_ranks[name], atol=1e-4) for name in one_rank)
+    assert all(
+        torch.allclose(one_rank[name], two_ranks[name], atol=1e-4) for name in one_rank
+    )
 
 
 @pytest.mark.slow
@@ -149,10 +181,26 @@ EMBEDDING = MODULE + (
 @pytest.mark.parametrize(
     ("source", "model", "message"),
     [
-        (MODULE + "    def __init__(self): ...", {}, r"model.py, line 3: M\(\) cannot be called with \(vocab_size\)"),
-        ("def M(vocab_size): return vocab_size", {}, "model.py, line 1: M returned int"),
-        ("def M(vocab_size):\n    return vocab_size / 0", {}, r"M failed: ZeroDivisionError: .* \(model.py, line 2\)"),
-        (EMBEDDING + "    def forward(self): ...", {}, r"line 3: M.forward\(\) cannot be called with \(tokens\)"),
+        (
+            MODULE + "    def __init__(self): ...",
+            {},
+            r"model.py, line 3: M\(\) cannot be called with \(vocab_size\)",
+        ),
+        (
+            "def M(vocab_size): return vocab_size",
+            {},
+            "model.py, line 1: M returned int",
+        ),
+        (
+            "def M(vocab_size):\n    return vocab_size / 0",
+            {},
+            r"M failed: ZeroDivisionError: .* \(model.py, line 2\)",
+        ),
+        (
+            EMBEDDING + "    def forward(self): ...",
+            {},
+            r"line 3: M.forward\(\) cannot be called with \(tokens\)",
+        ),
         (
             EMBEDDING + "    def forward(self, tokens): ...",
             {"document_mask": True},
@@ -169,7 +217,8 @@ EMBEDDING = MODULE + (
             r"returned a tensor of shape \(1, 8\) for tokens",
         ),
         (
-            EMBEDDING + "    def forward(self, tokens): return self.e(tokens.roll(-1, 1))",
+            EMBEDDING
+            + "    def forward(self, tokens): return self.e(tokens.roll(-1, 1))",
             {},
             "logits of M depend",
         ),
@@ -179,22 +228,26 @@ EMBEDDING = MODULE + (
             "NaN or Inf",
         ),
         (
-            EMBEDDING + "        self.half()\n    def forward(self, tokens): return self.e(tokens)",
+            EMBEDDING + "        self.half()\n    def forward(self, tokens): return "
+            "self.e(tokens)",
             {},
             "line 3: the parameter e.weight of M is not float32",
         ),
         (
-            EMBEDDING + "        self.register_buffer('b', torch.ones(1))\n    def forward(self, tokens): ...",
+            EMBEDDING + "        self.register_buffer('b', torch.ones(1))\n    def "
+            "forward(self, tokens): ...",
             {},
             "buffer b; .*persistent=False",
         ),
         (
-            MODULE + "    def __init__(self, vocab_size): super().__init__()\n    def forward(self, tokens): ...",
+            MODULE + "    def __init__(self, vocab_size): super().__init__()\n    def "
+            "forward(self, tokens): ...",
             {},
             "M has no parameters",
         ),
         (
-            EMBEDDING + "    def forward(self, tokens):\n        return self.missing(tokens)",
+            EMBEDDING
+            + "    def forward(self, tokens):\n        return self.missing(tokens)",
             {},
             r"model:M failed: AttributeError: 'M' object has no attribute 'missing' \(model.py, line 8\)",
         ),
@@ -220,7 +273,10 @@ def test_wrong_model_is_rejected_with_file_and_line(
         ({"dpo": {"data": [{"path": "a.jsonl"}], "steps": 1}}, "dpo: .*decoder"),
         ({"export": {}}, "export: .*decoder"),
         ({"engine": {"parallel": {"tensor": 2}}}, "engine.parallel.tensor: .*decoder"),
-        ({"engine": {"compute": {"compile": "block"}}}, "engine.compute.compile: .*decoder"),
+        (
+            {"engine": {"compute": {"compile": "block"}}},
+            "engine.compute.compile: .*decoder",
+        ),
     ],
 )
 def test_section_that_needs_the_decoder_is_rejected(
@@ -228,7 +284,11 @@ def test_section_that_needs_the_decoder_is_rejected(
 ) -> None:
     (tmp_path / "model.py").write_text(BIGRAM)
     with pytest.raises(ManifestError, match=message):
-        stage_config("pretrain", pretrain={"steps": 2, "model": {"use": "./model.py:Bigram"}}, **sections)
+        stage_config(
+            "pretrain",
+            pretrain={"steps": 2, "model": {"use": "./model.py:Bigram"}},
+            **sections,
+        )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +310,9 @@ def test_key_without_effect_on_a_user_model_is_rejected(
 def test_code_in_a_model_folder_runs_only_in_its_own_run(
     run_stage: Any, with_model: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
-    run_stage("pretrain", inputs, with_model(BIGRAM, "Bigram", steps=1), tmp_path / "run")
+    run_stage(
+        "pretrain", inputs, with_model(BIGRAM, "Bigram", steps=1), tmp_path / "run"
+    )
     folder = tmp_path / "run" / "data" / "model"
     for use in (load_model, check_model):
         with pytest.raises(WeightsError, match="model:Bigram"):

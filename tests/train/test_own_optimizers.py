@@ -1,4 +1,6 @@
-"""User-defined optimizers and schedules: arguments, exact resume, and errors of wrong ones."""
+"""User-defined optimizers and schedules: arguments, exact resume, and errors of wrong
+ones.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +48,16 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture
-def configured(stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path) -> Any:
+def configured(
+    stage_config: Any, pretrain_config: dict[str, Any], tmp_path: Path
+) -> Any:
     """Settings of a pre-training with code of own.py: (source, section) -> settings."""
 
     def settings(source: str, **section: Any) -> dict[str, Any]:
         (tmp_path / "own.py").write_text(source)
-        config: dict[str, Any] = stage_config("pretrain", pretrain={**pretrain_config, **section})
+        config: dict[str, Any] = stage_config(
+            "pretrain", pretrain={**pretrain_config, **section}
+        )
         return config
 
     return settings
@@ -80,8 +86,12 @@ def test_reimplemented_adamw_trains_like_the_built_in_one(
     run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "own")
     run_stage("pretrain", inputs, configured(ADAM), tmp_path / "built-in")
     ours, theirs = lines(tmp_path / "own"), lines(tmp_path / "built-in")
-    assert [line["learning_rate"] for line in ours] == [line["learning_rate"] for line in theirs]
-    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
+    assert [line["learning_rate"] for line in ours] == [
+        line["learning_rate"] for line in theirs
+    ]
+    assert [line["loss"] for line in ours] == pytest.approx(
+        [line["loss"] for line in theirs], abs=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -101,18 +111,29 @@ def test_optimizer_resumes_to_the_same_bits(
     stop_pretraining: Any,
     section: dict[str, Any],
 ) -> None:
-    config = configured(ADAM, optimizer=section, precision="bf16")  # parameters are DTensors then
+    # parameters are DTensors then
+    config = configured(ADAM, optimizer=section, precision="bf16")
     run_stage("pretrain", inputs, config, tmp_path / "whole")
     stop_pretraining(inputs, config, tmp_path / "cut", times=3)
     run_stage("pretrain", inputs, config, tmp_path / "cut")
-    uninterrupted, resumed = weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut")
-    assert all(torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted)
-    assert lines(tmp_path / "whole")[-1]["loss"] < lines(tmp_path / "whole")[0]["loss"] - 0.05
+    uninterrupted, resumed = (
+        weights_of(tmp_path / "whole"),
+        weights_of(tmp_path / "cut"),
+    )
+    assert all(
+        torch.equal(uninterrupted[name], resumed[name]) for name in uninterrupted
+    )
+    assert (
+        lines(tmp_path / "whole")[-1]["loss"]
+        < lines(tmp_path / "whole")[0]["loss"] - 0.05
+    )
 
 
 def test_bad_step_changes_neither_weights_nor_state(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(ADAM)
-    section = Optimizer(use=take_code(OwnFunction("./own.py:MyAdam"), tmp_path), learning_rate=0.1)
+    section = Optimizer(
+        use=take_code(OwnFunction("./own.py:MyAdam"), tmp_path), learning_rate=0.1
+    )
     model = torch.nn.Linear(3, 2)
     (optimizer,) = make_optimizers(model, section)
     weights: list[torch.Tensor] = []
@@ -132,45 +153,71 @@ def test_rollback_to_the_start_resets_the_optimizer(
     run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
 ) -> None:
     """The checkpoint of step 0, kept for rollbacks, has no moments."""
-    config = configured(ADAM, optimizer=MY_ADAM, spikes={"rollback_after": 2, "rollback_steps": 40})
+    config = configured(
+        ADAM, optimizer=MY_ADAM, spikes={"rollback_after": 2, "rollback_steps": 40}
+    )
     run_stage("pretrain", inputs, config, tmp_path / "with-points")
-    run_stage("pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "without")
-    first, second = weights_of(tmp_path / "with-points"), weights_of(tmp_path / "without")
+    run_stage(
+        "pretrain", inputs, configured(ADAM, optimizer=MY_ADAM), tmp_path / "without"
+    )
+    first, second = (
+        weights_of(tmp_path / "with-points"),
+        weights_of(tmp_path / "without"),
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parallel
-def test_two_ranks_train_alike(run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
+def test_two_ranks_train_alike(
+    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
     config = configured(ADAM, optimizer=MY_ADAM)
     run_stage("pretrain", inputs, config, tmp_path / "one")
     write_stage(tmp_path / "two", "pretrain", inputs, config, every=4)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
     ours, theirs = lines(tmp_path / "two"), lines(tmp_path / "one")
-    assert [line["loss"] for line in ours] == pytest.approx([line["loss"] for line in theirs], abs=1e-4)
+    assert [line["loss"] for line in ours] == pytest.approx(
+        [line["loss"] for line in theirs], abs=1e-4
+    )
 
 
-BASE = "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, params): super().__init__(params, {})\n"
+BASE = (
+    "import torch\nclass Opt(torch.optim.Optimizer):\n    def __init__(self, "
+    "params): super().__init__(params, {})\n"
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "section", "message"),
     [
-        ("class Opt: ...", {}, r"own.py, line 1: Opt\(\) cannot be called with \(params\)"),
+        (
+            "class Opt: ...",
+            {},
+            r"own.py, line 1: Opt\(\) cannot be called with \(params\)",
+        ),
         ("def Opt(params): return params", {}, "own.py, line 1: Opt returned list"),
         (
             "import torch\ndef Opt(params): return torch.optim.SGD(params[:1])",
             {},
             "own.py, line 2: .*model.layers.0.input_layernorm.weight",
         ),
-        ("import torch\ndef Opt(params, x): return torch.optim.SGD(params)", {}, "missing a required argument: 'x'"),
+        (
+            "import torch\ndef Opt(params, x): return torch.optim.SGD(params)",
+            {},
+            "missing a required argument: 'x'",
+        ),
         (
             "import torch\ndef Opt(params):\n    raise KeyError('beta')",
             {},
             r"own:Opt failed: KeyError: 'beta' \(own.py, line 3\)",
         ),
-        (BASE + "    def step(self): ...", {}, r"own.py, line 2: Opt.step\(\) cannot be called with: closure"),
+        (
+            BASE + "    def step(self): ...",
+            {},
+            r"own.py, line 2: Opt.step\(\) cannot be called with: closure",
+        ),
         (
             BASE + "    def step(self, closure=None): 1 / 0",
             {},
@@ -198,7 +245,12 @@ def test_wrong_optimizer_is_rejected_with_file_and_line(
     message: str,
 ) -> None:
     with pytest.raises((ValueError, ManifestError), match=message):
-        run_stage("pretrain", inputs, configured(source, optimizer=own_section("Opt", **section)), tmp_path / "run")
+        run_stage(
+            "pretrain",
+            inputs,
+            configured(source, optimizer=own_section("Opt", **section)),
+            tmp_path / "run",
+        )
 
 
 def test_options_without_code_are_rejected(configured: Any) -> None:
@@ -215,22 +267,33 @@ def test_schedule_sets_the_learning_rate_of_every_step(
         steps=8,
         schedule=own_section("line", **{"with": {"low": 0.5}}),
     )
-    assert "warmup_steps" not in config["schedule"] or config["schedule"]["warmup_steps"] is None
+    assert (
+        "warmup_steps" not in config["schedule"]
+        or config["schedule"]["warmup_steps"] is None
+    )
     run_stage("pretrain", inputs, config, tmp_path / "run")
     rates = [line["learning_rate"] for line in lines(tmp_path / "run")]
-    assert rates == pytest.approx([0.01 * (0.5 + 0.5 * step / 8) for step in range(1, 9)])
+    assert rates == pytest.approx(
+        [0.01 * (0.5 + 0.5 * step / 8) for step in range(1, 9)]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def f(step): return 1.0", r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)"),
+        (
+            "def f(step): return 1.0",
+            r"own.py, line 1: f\(step\) cannot be called with \(step, steps\)",
+        ),
         (
             "def f(step, steps): return float('nan')",
             r"own.py, line 1: f\(1, 12\) returned nan",
         ),
-        ("def f(step, steps): return 2.0 - step", r"own.py, line 1: f\(3, 12\) returned -1.0"),
+        (
+            "def f(step, steps): return 2.0 - step",
+            r"own.py, line 1: f\(3, 12\) returned -1.0",
+        ),
         ("def f(step, steps): return None", r"f\(1, 12\) returned None"),
         (
             "def f(step, steps):\n    return 1 / (step - 5)**2",
@@ -243,13 +306,25 @@ def test_schedule_sets_the_learning_rate_of_every_step(
     ],
 )
 def test_wrong_schedule_fails_with_file_and_line_and_keeps_checkpoints(
-    run_stage: Any, configured: Any, inputs: dict[str, Path], tmp_path: Path, source: str, message: str
+    run_stage: Any,
+    configured: Any,
+    inputs: dict[str, Path],
+    tmp_path: Path,
+    source: str,
+    message: str,
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run_stage(
-            "pretrain", inputs, configured(source, schedule=own_section("f")), tmp_path / "run", checkpoint_every=4
+            "pretrain",
+            inputs,
+            configured(source, schedule=own_section("f")),
+            tmp_path / "run",
+            checkpoint_every=4,
         )
-    saved = [path.parent.name for path in (tmp_path / "run" / "work" / "checkpoints").glob("*/complete.json")]
+    saved = [
+        path.parent.name
+        for path in (tmp_path / "run" / "work" / "checkpoints").glob("*/complete.json")
+    ]
     assert saved == (["step-00000004"] if "step - 5" in source else [])
 
 

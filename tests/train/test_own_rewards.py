@@ -13,11 +13,30 @@ from gristmill.mixtures.reinforcement import Rl
 from tests.train.jsonl import write_jsonl
 from tests.train.test_resume import finish, torchrun, write_stage
 
-WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
+WORDS = (
+    "json",
+    "text",
+    "file",
+    "name",
+    "list",
+    "code",
+    "line",
+    "type",
+    "value",
+    "error",
+    "module",
+    "class",
+)
 
 
 @pytest.fixture
-def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, tmp_path: Path, pretrain_config: Any) -> Any:
+def start(
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    tmp_path: Path,
+    pretrain_config: Any,
+) -> Any:
     """Inputs of the stage, with a model trained for one step."""
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
     run_stage("pretrain", inputs, {**pretrain_config, "steps": 1}, tmp_path / "start")
@@ -26,12 +45,18 @@ def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, tmp_path: Pa
 
 @pytest.fixture
 def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
-    """Settings of `rl` with some rewards of rewards.py: (source, rewards) -> settings."""
+    """Settings of `rl` with some rewards of rewards.py: (source, rewards) ->
+    settings.
+    """
 
     def configured(source: str, *rewards: dict[str, Any]) -> dict[str, Any]:
         (tmp_path / "rewards.py").write_text(source)
         write_jsonl(
-            tmp_path / "prompts.jsonl", [{"prompt": f"Say {word}", "answer": word, "size": len(word)} for word in WORDS]
+            tmp_path / "prompts.jsonl",
+            [
+                {"prompt": f"Say {word}", "answer": word, "size": len(word)}
+                for word in WORDS
+            ],
         )
         config: dict[str, Any] = stage_config(
             "rl",
@@ -56,7 +81,9 @@ def with_rewards(stage_config: Any, tmp_path: Path) -> Any:
 
 
 def answers(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(folder / "data" / "answers.parquet").to_pylist()
+    rows: list[dict[str, Any]] = pq.read_table(
+        folder / "data" / "answers.parquet"
+    ).to_pylist()
     return rows
 
 
@@ -78,7 +105,9 @@ SIZES = {
 
 
 @pytest.mark.slow
-def test_answers_get_the_rewards_of_the_function(run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path) -> None:
+def test_answers_get_the_rewards_of_the_function(
+    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
+) -> None:
     config = with_rewards(REWARDS, COUNT, SIZES, {"kind": "contains", "text": "a"})
     (tmp_path / "rewards.py").unlink()
     summary = run_stage("rl", start, config, tmp_path / "rl")
@@ -86,8 +115,14 @@ def test_answers_get_the_rewards_of_the_function(run_stage: Any, start: Any, wit
     assert len(rows) == 3 * 8
     for row in rows:
         letters, size = row["answer"].count("e"), 10.0 * len(row["right"])
-        assert row["rewards"] == {"count": letters, "sizes": size, "contains": float("a" in row["answer"])}
-        assert row["reward"] == pytest.approx(letters + 0.5 * size + float("a" in row["answer"]))
+        assert row["rewards"] == {
+            "count": letters,
+            "sizes": size,
+            "contains": float("a" in row["answer"]),
+        }
+        assert row["reward"] == pytest.approx(
+            letters + 0.5 * size + float("a" in row["answer"])
+        )
     assert summary["first_rewards"]["rewards/sizes"] == pytest.approx(
         sum(row["rewards"]["sizes"] for row in rows[:8]) / 8
     )
@@ -97,7 +132,10 @@ def test_answers_get_the_rewards_of_the_function(run_stage: Any, start: Any, wit
 def test_reward_that_compares_answers_is_the_same_on_two_ranks(
     run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path
 ) -> None:
-    source = "def rare(completions): return [float(completions.index(c)) for c in completions]\n"
+    source = (
+        "def rare(completions): return [float(completions.index(c)) for c in "
+        "completions]\n"
+    )
     config = {**with_rewards(source, {"use": "./rewards.py:rare"}), "steps": 1}
     run_stage("rl", start, config, tmp_path / "one")
     write_stage(tmp_path / "two", "rl", start, config, every=100)
@@ -118,8 +156,16 @@ def test_reward_that_compares_answers_is_the_same_on_two_ranks(
             "rewards.py, line 1: f returned 1 rewards for 8 completions",
         ),
         ("def f(completions): return 1.0", {}, r"f returned float for \d+ completions"),
-        ("def f(completions): return [float('nan')] * len(completions)", {}, "f returned nan for the completion '"),
-        ("def f(completions): return [None] * len(completions)", {}, "f returned None for the completion '"),
+        (
+            "def f(completions): return [float('nan')] * len(completions)",
+            {},
+            "f returned nan for the completion '",
+        ),
+        (
+            "def f(completions): return [None] * len(completions)",
+            {},
+            "f returned None for the completion '",
+        ),
         (
             "\n\ndef f(completions):\n    return [int(c) for c in completions]",
             {},
@@ -135,7 +181,11 @@ def test_reward_that_compares_answers_is_the_same_on_two_ranks(
             {},
             "'colour', .*rl.rewards .* prompt, answer, size",
         ),
-        ("def f(completions): ...", {"columns": ["size"]}, "got an unexpected keyword argument 'size'"),
+        (
+            "def f(completions): ...",
+            {"columns": ["size"]},
+            "got an unexpected keyword argument 'size'",
+        ),
         (
             "def f(completions, colour): ...",
             {"columns": ["colour"]},
@@ -145,10 +195,21 @@ def test_reward_that_compares_answers_is_the_same_on_two_ranks(
     ],
 )
 def test_wrong_reward_is_rejected_with_file_and_line(
-    run_stage: Any, start: Any, with_rewards: Any, tmp_path: Path, source: str, reward: dict[str, Any], message: str
+    run_stage: Any,
+    start: Any,
+    with_rewards: Any,
+    tmp_path: Path,
+    source: str,
+    reward: dict[str, Any],
+    message: str,
 ) -> None:
     with pytest.raises((ValueError, ManifestError), match=message):
-        run_stage("rl", start, with_rewards(source, {"use": "./rewards.py:f", **reward}), tmp_path / "rl")
+        run_stage(
+            "rl",
+            start,
+            with_rewards(source, {"use": "./rewards.py:f", **reward}),
+            tmp_path / "rl",
+        )
 
 
 def test_rewards_need_distinct_names() -> None:
@@ -156,7 +217,12 @@ def test_rewards_need_distinct_names() -> None:
     same_name = [{"use": "./a.py:f"}, {"use": "./b.py:f"}]
     with pytest.raises(ValueError, match=r"\bf; .*`name`"):
         Rl(**data, rewards=same_name)
-    assert [reward.kind for reward in Rl(**data, rewards=[same_name[0], {**same_name[1], "name": "g"}]).rewards] == [
+    assert [
+        reward.kind
+        for reward in Rl(
+            **data, rewards=[same_name[0], {**same_name[1], "name": "g"}]
+        ).rewards
+    ] == [
         "own",
         "own",
     ]

@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.data.pairs import is_held_out, more_likely, prepare_pairs, reward_accuracy
+from gristmill.train.data.pairs import (
+    is_held_out,
+    more_likely,
+    prepare_pairs,
+    reward_accuracy,
+)
 
 
-def example(prompt: str, chosen: str, rejected: str, earlier: tuple[dict[str, str], ...] = ()) -> dict[str, Any]:
+def example(
+    prompt: str, chosen: str, rejected: str, earlier: tuple[dict[str, str], ...] = ()
+) -> dict[str, Any]:
     return {
         "id": prompt,
         "prompt": [*earlier, {"role": "user", "content": prompt}],
@@ -21,15 +28,32 @@ def example(prompt: str, chosen: str, rejected: str, earlier: tuple[dict[str, st
 
 def test_only_the_final_answers_are_scored(tokenizer_folder: Path) -> None:
     chat = Chat(tokenizer_folder)
-    earlier = ({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"})
-    ((pair,), counts) = prepare_pairs([example("Why?", "Because.", "No.", earlier)], chat, 100)
-    assert chat.decode(pair.chosen.ids[pair.chosen.trained], special=True) == "Because.<|end|>"
-    assert chat.decode(pair.rejected.ids[pair.rejected.trained], special=True) == "No.<|end|>"
+    earlier = (
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+    )
+    ((pair,), counts) = prepare_pairs(
+        [example("Why?", "Because.", "No.", earlier)], chat, 100
+    )
+    assert (
+        chat.decode(pair.chosen.ids[pair.chosen.trained], special=True)
+        == "Because.<|end|>"
+    )
+    assert (
+        chat.decode(pair.rejected.ids[pair.rejected.trained], special=True)
+        == "No.<|end|>"
+    )
     assert counts["used"] == 1
 
 
-def test_pairs_without_room_are_dropped_and_truncated_ones_counted(tokenizer_folder: Path) -> None:
-    examples = [example("word " * 60, "a", "b"), example("q", "word " * 60, "b"), example("<|end|>", "a", "b")]
+def test_pairs_without_room_are_dropped_and_truncated_ones_counted(
+    tokenizer_folder: Path,
+) -> None:
+    examples = [
+        example("word " * 60, "a", "b"),
+        example("q", "word " * 60, "b"),
+        example("<|end|>", "a", "b"),
+    ]
     used, counts = prepare_pairs(examples, Chat(tokenizer_folder), 50)
     assert [pair.example["id"] for pair in used] == ["q"]
     assert (counts["dropped"], counts["truncated"], counts["unrenderable"]) == (1, 1, 1)
@@ -39,7 +63,9 @@ def test_held_out_share_depends_on_seed_and_prompt_only() -> None:
     examples = [example(f"question {n}", "a", "b") for n in range(2000)]
     held_out = [is_held_out(pair, 0.1, 7) for pair in examples]
     assert 0.07 < np.mean(held_out) < 0.13
-    assert held_out == [is_held_out({**pair, "chosen": [], "id": "?"}, 0.1, 7) for pair in examples]
+    assert held_out == [
+        is_held_out({**pair, "chosen": [], "id": "?"}, 0.1, 7) for pair in examples
+    ]
     assert held_out != [is_held_out(pair, 0.1, 8) for pair in examples]
 
 

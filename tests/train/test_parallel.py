@@ -1,4 +1,6 @@
-"""Every parallel form trains like a single process, and resumes from the checkpoint of any other form."""
+"""Every parallel form trains like a single process, and resumes from the checkpoint of
+any other form.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,12 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 @pytest.fixture
 def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
     """Batches of 7 rows in micro-batches of 2, which no number of processes divides."""
-    model = {**pretrain_config["model"], "qk_norm": True, "document_mask": True, "tied_embeddings": False}
+    model = {
+        **pretrain_config["model"],
+        "qk_norm": True,
+        "document_mask": True,
+        "tied_embeddings": False,
+    }
     return {
         **pretrain_config,
         "model": model,
@@ -68,9 +75,13 @@ def config(pretrain_config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def alone(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path) -> Path:
+def alone(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> Path:
     """A training in one process, with its checkpoint."""
-    run_stage("pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT)
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT
+    )
     return tmp_path / "alone"
 
 
@@ -91,7 +102,9 @@ def train_on(ranks: int, jobs: list[dict[str, Any]], folder: Path) -> None:
 
 
 def assert_same(folder: Path, expected: Path, first_step: int) -> None:
-    """Check that losses and gradient norms from a step on, validations and weights are equal up to rounding."""
+    """Check that losses and gradient norms from a step on, validations and weights are
+    equal up to rounding.
+    """
     ours, theirs = (read_metrics(run) for run in (folder, expected))
     theirs = [line for line in theirs if line["step"] >= first_step]
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
@@ -101,13 +114,19 @@ def assert_same(folder: Path, expected: Path, first_step: int) -> None:
             assert line["loss"] == pytest.approx(reference["loss"], abs=1e-5)
             assert line["grad_norm"] == pytest.approx(reference["grad_norm"], rel=1e-4)
         for source, measures in line.get("validation", {}).items():
-            assert measures["loss"] == pytest.approx(reference["validation"][source]["loss"], abs=1e-5)
+            assert measures["loss"] == pytest.approx(
+                reference["validation"][source]["loss"], abs=1e-5
+            )
             assert measures["tokens"] == reference["validation"][source]["tokens"]
     weights = Path("data", "model", "model.safetensors")
-    ours_weights, their_weights = load_file(folder / weights), load_file(expected / weights)
+    ours_weights, their_weights = (
+        load_file(folder / weights),
+        load_file(expected / weights),
+    )
     assert ours_weights.keys() == their_weights.keys()
     for name, tensor in their_weights.items():
-        # AdamW moves a weight of nearly zero gradient by the learning rate, in a direction that rounding decides.
+        # AdamW moves a weight of nearly zero gradient by the learning rate, in a
+        # direction that rounding decides.
         torch.testing.assert_close(ours_weights[name], tensor, atol=2e-3, rtol=0)
         assert (ours_weights[name] - tensor).abs().mean() < 1e-5, name
 
@@ -116,8 +135,13 @@ def assert_same(folder: Path, expected: Path, first_step: int) -> None:
 def test_sharded_experts_with_checkpointing_train_alike(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The load balancing loss is computed per row, so that it does not depend on the rows of a process."""
-    experts = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
+    """The load balancing loss is computed per row, so that it does not depend on the
+    rows of a process.
+    """
+    experts = {
+        **config,
+        "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}},
+    }
     run_stage("pretrain", inputs, experts, tmp_path / "alone")
     train_on(
         2,
@@ -136,7 +160,10 @@ def test_sharded_experts_with_checkpointing_train_alike(
     )
     assert_same(tmp_path / "sharded", tmp_path / "alone", first_step=1)
     loads = [
-        [json.loads(line).get("experts") for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
+        [
+            json.loads(line).get("experts")
+            for line in (tmp_path / name / "data" / "metrics.jsonl").open()
+        ]
         for name in ("alone", "sharded")
     ]
     assert loads[0] == loads[1]
@@ -146,11 +173,21 @@ def test_sharded_experts_with_checkpointing_train_alike(
 def test_dealt_experts_train_alike_and_share_checkpoints_with_gathered_ones(
     run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Experts are dealt to the processes that share weights or rows; in bfloat16 too."""
-    config = {**config, "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}}}
-    run_stage("pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT)
+    """Experts are dealt to the processes that share weights or rows; in bfloat16
+    too.
+    """
+    config = {
+        **config,
+        "model": {**config["model"], "moe": {"experts": 4, "load_balancing": 1.0}},
+    }
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "alone", checkpoint_every=CHECKPOINT
+    )
     half = {**config, "precision": "bf16"}
-    common = {"checkpoint_every": CHECKPOINT, "inputs": {name: str(path) for name, path in inputs.items()}}
+    common = {
+        "checkpoint_every": CHECKPOINT,
+        "inputs": {name: str(path) for name, path in inputs.items()},
+    }
     train_on(
         2,
         [
@@ -181,14 +218,24 @@ def test_dealt_experts_train_alike_and_share_checkpoints_with_gathered_ones(
     )
     assert_same(tmp_path / "dealt", tmp_path / "alone", first_step=1)
     assert_same(tmp_path / "resumed", tmp_path / "alone", first_step=CHECKPOINT + 1)
-    shutil.copytree(tmp_path / "dealt" / "work" / "checkpoints", tmp_path / "plain" / "work" / "checkpoints")
-    run_stage("pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT)
+    shutil.copytree(
+        tmp_path / "dealt" / "work" / "checkpoints",
+        tmp_path / "plain" / "work" / "checkpoints",
+    )
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT
+    )
     assert_same(tmp_path / "plain", tmp_path / "alone", first_step=CHECKPOINT + 1)
     lines = [
-        [json.loads(line) for line in (tmp_path / name / "data" / "metrics.jsonl").open()]
+        [
+            json.loads(line)
+            for line in (tmp_path / name / "data" / "metrics.jsonl").open()
+        ]
         for name in ("alone", "dealt", "half")
     ]
-    assert [line.get("experts") for line in lines[0]] == [line.get("experts") for line in lines[1]]
+    assert [line.get("experts") for line in lines[0]] == [
+        line.get("experts") for line in lines[1]
+    ]
     for line, reference in zip(lines[2], lines[0], strict=True):
         if "loss" in line:
             assert line["loss"] == pytest.approx(reference["loss"], abs=0.03)
@@ -197,7 +244,9 @@ def test_dealt_experts_train_alike_and_share_checkpoints_with_gathered_ones(
 
 @pytest.mark.parallel
 def test_experts_dealt_within_replicas_train_alike() -> None:
-    (steps,) = differences_of(4, [{"replicate": 2, "shard": 2, "deal_experts": True}], experts=4).values()
+    (steps,) = differences_of(
+        4, [{"replicate": 2, "shard": 2, "deal_experts": True}], experts=4
+    ).values()
     assert len(steps) == 3
     for step in steps:
         for name, difference in step.items():
@@ -229,21 +278,36 @@ def test_experts_that_cannot_be_dealt_are_rejected(
         data_mesh, averaged_over = Mesh, 2
 
     with torch.device("meta"), pytest.raises(ExpertsError, match=message):
-        deal_experts(Llama(replace(tiny_shape, experts=experts, experts_per_token=1)), Two, compute)  # type: ignore[arg-type]
+        deal_experts(
+            Llama(replace(tiny_shape, experts=experts, experts_per_token=1)),
+            Two,
+            compute,
+        )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    "ranks", [pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else []) for ranks in FORMS]
+    "ranks",
+    [
+        pytest.param(ranks, marks=[pytest.mark.parallel] if ranks > 2 else [])
+        for ranks in FORMS
+    ],
 )
 def test_every_form_trains_alike_and_resumes_from_every_other(
-    ranks: int, alone: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path, run_stage: Any
+    ranks: int,
+    alone: Path,
+    inputs: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path: Path,
+    run_stage: Any,
 ) -> None:
-    """Each form trains from the start, and from the checkpoint of the previous form; the first resumes that of the
-    single process, which resumes the last.
+    """Each form trains from the start, and from the checkpoint of the previous form;
+    the first resumes that of the single process, which resumes the last.
     """
     jobs, before = [], alone
     for number, parallel in enumerate(FORMS[ranks]):
-        fresh, resumed = (tmp_path / f"{kind}-{number}" for kind in ("fresh", "resumed"))
+        fresh, resumed = (
+            tmp_path / f"{kind}-{number}" for kind in ("fresh", "resumed")
+        )
         common = {
             "parallel": parallel,
             "config": config,
@@ -259,14 +323,20 @@ def test_every_form_trains_alike_and_resumes_from_every_other(
     for number in range(len(FORMS[ranks])):
         assert_same(tmp_path / f"fresh-{number}", alone, first_step=1)
         assert_same(tmp_path / f"resumed-{number}", alone, first_step=CHECKPOINT + 1)
-    shutil.copytree(before / "work" / "checkpoints", tmp_path / "plain" / "work" / "checkpoints")
-    run_stage("pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT)
+    shutil.copytree(
+        before / "work" / "checkpoints", tmp_path / "plain" / "work" / "checkpoints"
+    )
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "plain", checkpoint_every=CHECKPOINT
+    )
     assert_same(tmp_path / "plain", alone, first_step=CHECKPOINT + 1)
 
 
 @pytest.mark.parallel
 def test_product_of_three_forms_trains_alike() -> None:
-    """The other products, and that of all four on 16 processes, are rows of `gristmill bench train`."""
+    """The other products, and that of all four on 16 processes, are rows of `gristmill
+    bench train`.
+    """
     (steps,) = differences_of(8, [{"pipeline": 2, "shard": 2, "tensor": 2}]).values()
     assert len(steps) == 3
     assert steps[-1].keys() == ROUNDING.keys()
@@ -289,7 +359,12 @@ def work():
 fork_ranks(2, work)
 """
     process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=ROOT,
     )
     assert process.returncode == 1
     assert "ValueError: rank 1 of 2" in process.stderr
@@ -298,9 +373,11 @@ fork_ranks(2, work)
 
 @pytest.mark.slow
 def test_gradients_are_sharded_between_micro_batches() -> None:
-    """Float32 sums take 4 bytes per weight, divided by the processes that share it, and gradients of 8 to 32
-    micro-batches equal those of one process. The first stage of a pipeline also holds hidden states and its embedding,
-    gathered for a pending backward pass: 0.25 bytes per weight of the model."""
+    """Float32 sums take 4 bytes per weight, divided by the processes that share it, and
+    gradients of 8 to 32 micro-batches equal those of one process. The first stage of a
+    pipeline also holds hidden states and its embedding, gathered for a pending backward
+    pass: 0.25 bytes per weight of the model.
+    """
     by_form = held_gradients()
     assert {name: values["bytes_per_weight"] for name, values in by_form.items()} == {
         "shard 4": pytest.approx(1.0, abs=0.01),
@@ -317,15 +394,25 @@ def test_product_of_sizes_must_equal_the_number_of_ranks() -> None:
     assert Parallel(tensor=2).sizes(8) == (1, 1, 4, 1, 2)
     assert Parallel(pipeline=2, replicate=2, tensor=2).sizes(8) == (2, 2, 1, 1, 2)
     assert Parallel(pipeline=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
-    assert Parallel(pipeline=2, tensor=2, replicate=2).sizes(8, pipelined=False, split=False) == (1, 2, 4, 1, 1)
+    assert Parallel(pipeline=2, tensor=2, replicate=2).sizes(
+        8, pipelined=False, split=False
+    ) == (1, 2, 4, 1, 1)
     assert Parallel(context=2, tensor=2).sizes(8) == (1, 1, 2, 2, 2)
     assert Parallel(context=2, tensor=2).sizes(8, pipelined=False) == (1, 1, 4, 1, 2)
     form = Parallel(pipeline=2, replicate=2, tensor=2)
-    assert [form.share_of(rank, 8) for rank in range(8)] == [(share, 2) for share in (0, 0, 1, 1, 0, 0, 1, 1)]
-    assert [form.share_of(rank, 8, pipelined=False, split=False) for rank in range(8)] == [(n, 8) for n in range(8)]
+    assert [form.share_of(rank, 8) for rank in range(8)] == [
+        (share, 2) for share in (0, 0, 1, 1, 0, 0, 1, 1)
+    ]
+    assert [
+        form.share_of(rank, 8, pipelined=False, split=False) for rank in range(8)
+    ] == [(n, 8) for n in range(8)]
     rows = Parallel(context=2, tensor=2)
-    assert [rows.share_of(rank, 8) for rank in range(8)] == [(share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)]
-    with pytest.raises(ValueError, match=r"pipeline 1 x .* x context 1 x tensor 4 .*4 .*ranks is 2"):
+    assert [rows.share_of(rank, 8) for rank in range(8)] == [
+        (share, 2) for share in (0, 0, 0, 0, 1, 1, 1, 1)
+    ]
+    with pytest.raises(
+        ValueError, match=r"pipeline 1 x .* x context 1 x tensor 4 .*4 .*ranks is 2"
+    ):
         Engine(ranks=2, parallel=Parallel(tensor=4))
     with pytest.raises(ValueError, match=r"6 processes.* ranks is 4"):
         Engine(ranks=4, parallel=Parallel(replicate=2, shard=3))
@@ -338,7 +425,9 @@ def test_product_of_sizes_must_equal_the_number_of_ranks() -> None:
         ({"experts": 2, "experts_per_token": 1}, "mixture of experts .*shard"),
     ],
 )
-def test_model_that_cannot_be_split_is_rejected(changes: dict[str, int], message: str, tiny_shape: Shape) -> None:
+def test_model_that_cannot_be_split_is_rejected(
+    changes: dict[str, int], message: str, tiny_shape: Shape
+) -> None:
     class Mesh:
         @staticmethod
         def size() -> int:
@@ -364,7 +453,9 @@ def test_rows_are_padded_to_a_multiple_of_the_processes() -> None:
         ({"experts": 2, "experts_per_token": 1}, "mixture of experts .*shard"),
     ],
 )
-def test_model_that_cannot_be_pipelined_is_rejected(changes: dict[str, Any], message: str, tiny_shape: Shape) -> None:
+def test_model_that_cannot_be_pipelined_is_rejected(
+    changes: dict[str, Any], message: str, tiny_shape: Shape
+) -> None:
     class Group:
         @staticmethod
         def size() -> int:
@@ -384,8 +475,13 @@ def test_pipeline_stages_partition_the_parameters(tiny_shape: Shape) -> None:
     shape = replace(tiny_shape, layers=4, tied_embeddings=False)
     with torch.device("meta"):
         all_names = [name for name, _ in Llama(shape).named_parameters()]
-        pipeline_stages = [PipelineStage(shape, index, Group, torch.float32, torch.device("cpu")) for index in range(3)]  # type: ignore[arg-type]
-        stages = [[name for name, _ in stage.named_parameters()] for stage in pipeline_stages]
+        pipeline_stages = [
+            PipelineStage(shape, index, Group, torch.float32, torch.device("cpu"))
+            for index in range(3)
+        ]  # type: ignore[arg-type]
+        stages = [
+            [name for name, _ in stage.named_parameters()] for stage in pipeline_stages
+        ]
     assert sorted(name for stage in stages for name in stage) == sorted(all_names)
     assert "model.embed_tokens.weight" in stages[0]
     assert "model.layers.3.mlp.up_proj.weight" in stages[2]

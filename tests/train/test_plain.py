@@ -19,7 +19,11 @@ from gristmill.train.optim.clipping import clip_gradients
 from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.optimizer import make_optimizers, update
 from gristmill.train.parallel.process_groups import World, single_process
-from gristmill.train.parallel.sharding import assert_master_weights, evaluating, sharded_model
+from gristmill.train.parallel.sharding import (
+    assert_master_weights,
+    evaluating,
+    sharded_model,
+)
 
 SHAPE = shape_of(Model(layers=2, width=32, heads=4), 100, 16)
 
@@ -28,7 +32,9 @@ def test_single_process_in_float32_has_a_plain_model(one_process: None) -> None:
     with single_process() as world:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
         assert not any(isinstance(module, FSDPModule) for module in model.modules())
-        assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+        assert not any(
+            isinstance(parameter, DTensor) for parameter in model.parameters()
+        )
         assert_master_weights(model)
 
 
@@ -37,7 +43,11 @@ def test_layers_in_bfloat16_have_separate_weights(one_process: None) -> None:
         model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.bfloat16)
         master = {local(parameter).data_ptr() for parameter in model.parameters()}
         layer, used_pointers = model.model.layers[1], set[int]()
-        layer.register_forward_hook(lambda *_: used_pointers.update(weight.data_ptr() for weight in layer.parameters()))
+        layer.register_forward_hook(
+            lambda *_: used_pointers.update(
+                weight.data_ptr() for weight in layer.parameters()
+            )
+        )
         with evaluating(model):
             model(_ids(), _loss_of(_ids()))
         assert used_pointers
@@ -47,9 +57,16 @@ def test_layers_in_bfloat16_have_separate_weights(one_process: None) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("micro_batches", [1, 3])
-@pytest.mark.parametrize("kind", ["adamw", "muon", "normuon", "dion", "ademamix", "lion", "sophia", "adafactor"])
-def test_updates_equal_those_of_a_sharded_model(one_process: None, micro_batches: int, kind: str) -> None:
-    section = Optimizer.model_validate({"kind": kind, "learning_rate": 1e-2, "clip_norm": 0.5})
+@pytest.mark.parametrize(
+    "kind",
+    ["adamw", "muon", "normuon", "dion", "ademamix", "lion", "sophia", "adafactor"],
+)
+def test_updates_equal_those_of_a_sharded_model(
+    one_process: None, micro_batches: int, kind: str
+) -> None:
+    section = Optimizer.model_validate(
+        {"kind": kind, "learning_rate": 1e-2, "clip_norm": 0.5}
+    )
     with single_process() as world:
         plain = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
         expected = _trained(_sharded(world), section, micro_batches)
@@ -62,13 +79,17 @@ def test_updates_equal_those_of_a_sharded_model(one_process: None, micro_batches
 def _sharded(world: World) -> nn.Module:
     """Wrap the same model in FSDP, layer by layer."""
     model = sharded_model(SHAPE, drawn(SHAPE, 0), world, torch.float32)
-    policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.float32, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
     for module in (*model.model.layers.children(), model):
         fully_shard(module, mesh=world.data_mesh, mp_policy=policy)
     return model
 
 
-def _trained(model: nn.Module, section: Optimizer, micro_batches: int) -> dict[str, Tensor]:
+def _trained(
+    model: nn.Module, section: Optimizer, micro_batches: int
+) -> dict[str, Tensor]:
     """Return weights and gradient norms after three clipped updates."""
     optimizers, norms, good = make_optimizers(model, section), [], torch.tensor(False)
     for step in range(3):
@@ -79,9 +100,9 @@ def _trained(model: nn.Module, section: Optimizer, micro_batches: int) -> dict[s
             model(ids, _loss_of(ids))[0].backward()
         norms.append(clip_gradients(model, section))
         update(optimizers, 1e-2, good)
-    return {name: local(parameter).detach() for name, parameter in model.named_parameters()} | {
-        "norms": torch.stack(norms)
-    }
+    return {
+        name: local(parameter).detach() for name, parameter in model.named_parameters()
+    } | {"norms": torch.stack(norms)}
 
 
 def _ids(seed: int = 0) -> Tensor:

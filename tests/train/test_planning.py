@@ -9,7 +9,13 @@ import pytest
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer
 from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.planning.devices import PricesError, UnknownDeviceError, find_device, named_device, read_prices
+from gristmill.train.planning.devices import (
+    PricesError,
+    UnknownDeviceError,
+    find_device,
+    named_device,
+    read_prices,
+)
 from gristmill.train.planning.flops import (
     CHINCHILLA,
     REPLICATION,
@@ -22,9 +28,24 @@ from gristmill.train.planning.memory import Form, Load, moments_bytes, rank_memo
 from gristmill.train.planning.parallel_forms import HOST_LINK, Step, forms, rank_forms
 
 
-def llama(layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int, tied: bool = False) -> Shape:
+def llama(
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    tied: bool = False,
+) -> Shape:
     return shape_of(
-        Model(layers=layers, width=width, heads=heads, kv_heads=kv_heads, ffn_width=ffn, tied_embeddings=tied),
+        Model(
+            layers=layers,
+            width=width,
+            heads=heads,
+            kv_heads=kv_heads,
+            ffn_width=ffn,
+            tied_embeddings=tied,
+        ),
         vocab,
         2048,
     )
@@ -66,7 +87,9 @@ def test_padding_ids_add_no_flops() -> None:
         (67e9, 5.76e23, 1.5e12),
     ],
 )
-def test_optimum_agrees_with_the_table_of_chinchilla(parameters: float, flops: float, tokens: float) -> None:
+def test_optimum_agrees_with_the_table_of_chinchilla(
+    parameters: float, flops: float, tokens: float
+) -> None:
     size, number = chinchilla_optimum(flops)
     assert size == pytest.approx(parameters, rel=0.04)
     assert number == pytest.approx(tokens, rel=0.1)
@@ -146,25 +169,39 @@ def test_every_form_uses_all_gpus_and_divides_model_and_batch() -> None:
 
 
 def test_dealt_experts_are_not_gathered() -> None:
-    shape = replace(llama(12, 768, 12, 12, 2048, 32_000), experts=8, experts_per_token=2)
+    shape = replace(
+        llama(12, 768, 12, 12, 2048, 32_000), experts=8, experts_per_token=2
+    )
     all_forms = list(forms(shape, 8, 64, 2048))
     assert Form(shard=8, deal_experts=True) in all_forms
     assert Form(2, 2, context=2, deal_experts=True) in all_forms
     assert all(form.tensor == form.pipeline == 1 for form in all_forms)
-    assert not any(form.deal_experts for form in forms(replace(shape, experts=7), 8, 64, 2048))
+    assert not any(
+        form.deal_experts for form in forms(replace(shape, experts=7), 8, 64, 2048)
+    )
     load, block = Load(1, 2048, 1), 8 * 3 * 768 * 2048
-    gathered, dealt = (rank_memory(shape, Form(shard=8, deal_experts=deals), load) for deals in (False, True))
+    gathered, dealt = (
+        rank_memory(shape, Form(shard=8, deal_experts=deals), load)
+        for deals in (False, True)
+    )
     assert dealt.parameters == gathered.parameters
-    # Weights and gradients of two blocks in bfloat16, and float32 gradients of the one that is reduced.
-    assert gathered.gathered - dealt.gathered == pytest.approx(block * (4 * 2 + 4) - block / 8 * (2 * 2 + 4))
+    # Weights and gradients of two blocks in bfloat16, and float32 gradients of the one
+    # that is reduced.
+    assert gathered.gathered - dealt.gathered == pytest.approx(
+        block * (4 * 2 + 4) - block / 8 * (2 * 2 + 4)
+    )
     assert Form(shard=8, deal_experts=True).label() == "shard 8, experts dealt"
 
 
 def test_context_parallel_rank_keeps_its_tokens_and_all_keys_and_values() -> None:
-    """Per layer of Llama 2 7B, a token keeps 4 widths, 2 of queries and attention output, 2 of keys and values, and
-    4 times 11,008; and 2 widths for each token of the other half."""
+    """Per layer of Llama 2 7B, a token keeps 4 widths, 2 of queries and attention
+    output, 2 of keys and values, and 4 times 11,008; and 2 widths for each token of the
+    other half.
+    """
     load = Load(1, 65_536, 1)
-    alone, split = (rank_memory(LLAMA_2_7B, Form(context=size), load) for size in (1, 2))
+    alone, split = (
+        rank_memory(LLAMA_2_7B, Form(context=size), load) for size in (1, 2)
+    )
     bytes_per_token = 2 * (8 * 4096 + 4 * 11_008) + 4 * 32
     assert alone.activations == 32 * 65_536 * bytes_per_token
     assert split.activations == 32 * 32_768 * (bytes_per_token + 2 * 2 * 4096)
@@ -188,13 +225,26 @@ def test_offloaded_moments_are_on_the_host_except_the_largest_matrix() -> None:
     load = Load(1, 2048, 8)
     lookup = 32_000 * 4096
     device, host = moments_bytes(LLAMA_2_7B, Form(shard=8), replace(load, offload=True))
-    assert (device, host) == (lookup, LLAMA_2_7B.parameters)  # 8 bytes each, over 8 ranks
-    assert rank_memory(LLAMA_2_7B, Form(shard=8), replace(load, offload=True)).optimizer == lookup
+    # 8 bytes each, over 8 ranks
+    assert (device, host) == (lookup, LLAMA_2_7B.parameters)
+    assert (
+        rank_memory(LLAMA_2_7B, Form(shard=8), replace(load, offload=True)).optimizer
+        == lookup
+    )
     small = replace(load, offload=True, optimizer="adamw8bit")
-    assert moments_bytes(LLAMA_2_7B, Form(shard=8), small) == (LLAMA_2_7B.parameters / 4, 0.0)
+    assert moments_bytes(LLAMA_2_7B, Form(shard=8), small) == (
+        LLAMA_2_7B.parameters / 4,
+        0.0,
+    )
     # A step moves 8 bytes per parameter both ways, over two buses.
     on_device, offloaded = (
-        rank_forms(LLAMA_2_7B, Step(8, 2048, most_micro_rows=1, offload=offload), 2, named_device("H200"), 0.4)
+        rank_forms(
+            LLAMA_2_7B,
+            Step(8, 2048, most_micro_rows=1, offload=offload),
+            2,
+            named_device("H200"),
+            0.4,
+        )
         for offload in (False, True)
     )
     before, seconds = (
@@ -207,7 +257,9 @@ def test_offloaded_moments_are_on_the_host_except_the_largest_matrix() -> None:
 def test_checkpointing_keeps_layer_inputs_and_activations_of_one_layer() -> None:
     tokens, width = 2048, 4096
     all_kept = rank_memory(LLAMA_2_7B, Form(), Load(1, tokens, 1)).activations
-    forgotten = rank_memory(LLAMA_2_7B, Form(), Load(1, tokens, 1, checkpointing=True)).activations
+    forgotten = rank_memory(
+        LLAMA_2_7B, Form(), Load(1, tokens, 1, checkpointing=True)
+    ).activations
     assert forgotten == 32 * tokens * width * 2 + all_kept / 32
 
 
@@ -223,12 +275,16 @@ def test_7b_fits_on_eight_h100_and_not_on_one() -> None:
 
 
 def test_gradients_are_reduced_in_every_micro_batch() -> None:
-    """Each of 2 or 32 micro-batches gathers weights twice (2 bytes each) and reduces gradients (4 bytes)."""
+    """Each of 2 or 32 micro-batches gathers weights twice (2 bytes each) and reduces
+    gradients (4 bytes).
+    """
     h100 = replace(named_device("H100"), link=1e9)
     seconds = {
         rows: next(
             estimate.seconds
-            for estimate in rank_forms(LLAMA_3_8B, Step(rows * 8, 2048, most_micro_rows=1), 8, h100, 0.4)
+            for estimate in rank_forms(
+                LLAMA_3_8B, Step(rows * 8, 2048, most_micro_rows=1), 8, h100, 0.4
+            )
             if estimate.form == Form(shard=8)
         )
         for rows in (2, 32)
@@ -247,17 +303,31 @@ def test_best_form_of_8b_fits_on_eight_h100() -> None:
 
 
 def test_pipeline_bubble_is_p_minus_1_of_m_plus_p_minus_1() -> None:
-    ranked = rank_forms(LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4, named_device("H200"), 0.4)
-    estimate = next(estimate for estimate in ranked if estimate.form == Form(pipeline=4))
+    ranked = rank_forms(
+        LLAMA_2_7B, Step(32, 2048, most_micro_rows=1), 4, named_device("H200"), 0.4
+    )
+    estimate = next(
+        estimate for estimate in ranked if estimate.form == Form(pipeline=4)
+    )
     assert estimate.load.micro_batches == 32
     assert estimate.bubble == pytest.approx(3 / 35)
 
 
 def test_single_gpu_reaches_the_assumed_utilisation() -> None:
-    estimate = rank_forms(llama(12, 768, 12, 12, 2048, 32_000), Step(8, 1024), 1, named_device("H200"), 0.45)[0]
+    estimate = rank_forms(
+        llama(12, 768, 12, 12, 2048, 32_000),
+        Step(8, 1024),
+        1,
+        named_device("H200"),
+        0.45,
+    )[0]
     assert estimate.utilisation == pytest.approx(0.45)
     tokens = 8 * 1024
-    expected = flops_per_token(llama(12, 768, 12, 12, 2048, 32_000), 1024).whole * tokens / (989e12 * 0.45)
+    expected = (
+        flops_per_token(llama(12, 768, 12, 12, 2048, 32_000), 1024).whole
+        * tokens
+        / (989e12 * 0.45)
+    )
     assert estimate.seconds == pytest.approx(expected)
 
 
@@ -265,13 +335,18 @@ def test_estimates_agree_with_a_measured_step(one_process: None) -> None:
     from gristmill.train.planning.measured_step import check
 
     figures = {
-        figure.name: figure for figure in check(llama(2, 64, 4, 2, 96, 300, tied=True), 2, 32, Optimizer(), 1, 0.4)
+        figure.name: figure
+        for figure in check(
+            llama(2, 64, 4, 2, 96, 300, tied=True), 2, 32, Optimizer(), 1, 0.4
+        )
     }
     assert figures["arithmetic"].error == 0
     assert figures["weights"].error == 0
     assert figures["gradients"].error == 0
     assert figures["optimizer"].error == 0
-    assert math.isclose(figures["activations"].predicted, figures["activations"].measured, rel_tol=0.2)
+    assert math.isclose(
+        figures["activations"].predicted, figures["activations"].measured, rel_tol=0.2
+    )
     assert figures["step"].measured > 0
 
 
@@ -279,7 +354,12 @@ def test_prices_are_read_from_a_file_and_unknown_keys_rejected(tmp_path: Path) -
     assert read_prices().per_gpu_hour.keys() >= {"H100", "H200"}
     path = tmp_path / "prices.yaml"
     path.write_text("as_of: 2026-01-31\ncurrency: EUR\nper_gpu_hour: {H100: 1.5}\n")
-    assert (read_prices(path).currency, read_prices(path).per_gpu_hour) == ("EUR", {"H100": 1.5})
+    assert (read_prices(path).currency, read_prices(path).per_gpu_hour) == (
+        "EUR",
+        {"H100": 1.5},
+    )
     path.write_text("H100: 1.5\n")
-    with pytest.raises(PricesError, match=r"prices\.yaml: as_of: field required.*H100: unknown key"):
+    with pytest.raises(
+        PricesError, match=r"prices\.yaml: as_of: field required.*H100: unknown key"
+    ):
         read_prices(path)

@@ -9,7 +9,11 @@ from typing import Any
 
 import pytest
 
-from gristmill.train.objectives.preflight_checks import CERTIFICATE, NotProvedError, failures
+from gristmill.train.objectives.preflight_checks import (
+    CERTIFICATE,
+    NotProvedError,
+    failures,
+)
 from gristmill.train.objectives.sft_objective import AssistantTurns
 from tests.train.jsonl import write_jsonl
 
@@ -36,9 +40,17 @@ def test_each_failed_check_is_reported(change: Any, reason: str) -> None:
 
 
 @pytest.fixture
-def start(run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: Any, tmp_path: Path) -> Any:
+def start(
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: Any,
+    tmp_path: Path,
+) -> Any:
     inputs = {"tokenizer": tokenizer_folder, "mix": mix_folder}
-    run_stage("pretrain", inputs, {**pretrain_config, "steps": 4}, tmp_path / "pretrain")
+    run_stage(
+        "pretrain", inputs, {**pretrain_config, "steps": 4}, tmp_path / "pretrain"
+    )
     path = tmp_path / "sft.jsonl"
     write_jsonl(
         path,
@@ -69,7 +81,9 @@ def test_certificate_is_saved_beside_the_model_and_reused(
     assert certificate["loss"] == pytest.approx(certificate["loss_unpacked"], rel=1e-5)
     assert certificate["accumulation_difference"] < 1e-5
     assert (certificate["end_of_turn_share"], certificate["problems"]) == (1.0, [])
-    monkeypatch.setattr("gristmill.train.objectives.preflight_checks.packed_and_unpacked", None)
+    monkeypatch.setattr(
+        "gristmill.train.objectives.preflight_checks.packed_and_unpacked", None
+    )
     assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"] == certificate
 
 
@@ -78,7 +92,8 @@ def test_attention_across_examples_is_detected(
 ) -> None:
     inputs, config = start
     monkeypatch.setattr(
-        "gristmill.train.models.decoder.see_documents", lambda positions, dense=False, prefix=None: None
+        "gristmill.train.models.decoder.see_documents",
+        lambda positions, dense=False, prefix=None: None,
     )
     with pytest.raises(NotProvedError, match="attention or positions"):
         run_stage("sft", inputs, config, tmp_path / "sft")
@@ -91,7 +106,9 @@ def test_means_over_micro_batches_are_detected(
     inputs, config = start
     summed = AssistantTurns.loss
 
-    def mean(self: AssistantTurns, model: Any, batch: Any, scale: Any, draw: Any = None) -> Any:
+    def mean(
+        self: AssistantTurns, model: Any, batch: Any, scale: Any, draw: Any = None
+    ) -> Any:
         result = summed(self, model, batch, scale, draw)
         return result._replace(loss=result.loss / batch.trained.sum())
 
@@ -103,5 +120,14 @@ def test_means_over_micro_batches_are_detected(
 @pytest.mark.slow
 def test_gate_may_be_lowered(run_stage: Any, start: Any, tmp_path: Path) -> None:
     inputs, config = start
-    config = {**config, "sequence_length": 16, "gates": {"min_end_of_turn_trained": 0.0}}
-    assert run_stage("sft", inputs, config, tmp_path / "sft")["step_0"]["end_of_turn_share"] == 0.0
+    config = {
+        **config,
+        "sequence_length": 16,
+        "gates": {"min_end_of_turn_trained": 0.0},
+    }
+    assert (
+        run_stage("sft", inputs, config, tmp_path / "sft")["step_0"][
+            "end_of_turn_share"
+        ]
+        == 0.0
+    )

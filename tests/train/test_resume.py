@@ -1,4 +1,6 @@
-"""Trainings that are killed, stopped and resumed, with one, two and four processes on the loopback."""
+"""Trainings that are killed, stopped and resumed, with one, two and four processes on
+the loopback.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tests.train.jsonl import read_metrics, write_jsonl
 STEPS = 60
 
 
-def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[str, Any], every: int) -> None:
+def write_stage(
+    folder: Path,
+    stage: str,
+    inputs: dict[str, Path],
+    config: dict[str, Any],
+    every: int,
+) -> None:
     """Write a stage folder for gristmill.train.worker_main."""
     (folder / "work").mkdir(parents=True, exist_ok=True)
     (folder / "stage.json").write_text(
@@ -29,8 +37,15 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
                 "stage": stage,
                 "run": f"gristmill.train.stages.{stage}:run",
                 "config": config,
-                "inputs": [{"stage": name, "folder": str(path)} for name, path in inputs.items()],
-                "engine": {"checkpoint_every": every, "keep_checkpoints": 2, "stream": {}},
+                "inputs": [
+                    {"stage": name, "folder": str(path)}
+                    for name, path in inputs.items()
+                ],
+                "engine": {
+                    "checkpoint_every": every,
+                    "keep_checkpoints": 2,
+                    "stream": {},
+                },
             }
         )
     )
@@ -38,7 +53,9 @@ def write_stage(folder: Path, stage: str, inputs: dict[str, Path], config: dict[
 
 @contextlib.contextmanager
 def torchrun(folder: Path, ranks: int) -> Iterator[subprocess.Popen[str]]:
-    """Run a stage folder under torchrun on the loopback, with events on standard output."""
+    """Run a stage folder under torchrun on the loopback, with events on standard
+    output.
+    """
     command = [
         sys.executable,
         "-m",
@@ -70,7 +87,10 @@ def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
     """Read events until the training reports that a step is done."""
     assert process.stdout is not None
     for line in process.stdout:
-        if line.startswith("@gristmill ") and json.loads(line[len("@gristmill ") :]).get("done", 0) >= step:
+        if (
+            line.startswith("@gristmill ")
+            and json.loads(line[len("@gristmill ") :]).get("done", 0) >= step
+        ):
             return
     raise AssertionError(f"the training ended before step {step}")
 
@@ -83,7 +103,10 @@ def finish(process: subprocess.Popen[str]) -> int:
 
 def without_timing(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Drop metrics that differ between two runs of the same training."""
-    return [{name: value for name, value in line.items() if name not in TIMINGS} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in TIMINGS}
+        for line in lines
+    ]
 
 
 @pytest.fixture
@@ -93,12 +116,18 @@ def inputs(tokenizer_folder: Path, mix_folder: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """Settings whose batches of 7 rows and 3 questions do not divide among 2 or 4 ranks."""
+    """Settings whose batches of 7 rows and 3 questions do not divide among 2 or 4
+    ranks.
+    """
     questions = tmp_path / "questions.jsonl"
     write_jsonl(
         questions,
         [
-            {"prompt": f"Return the {word}", "choices": ["text", "a", "json"], "answer": 1}
+            {
+                "prompt": f"Return the {word}",
+                "choices": ["text", "a", "json"],
+                "answer": 1,
+            }
             for word in ("module", "name", "object")
         ],
     )
@@ -116,29 +145,44 @@ def config(pretrain_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def undisturbed(run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path) -> Path:
+def undisturbed(
+    run_stage: Any, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+) -> Path:
     """The same training, uninterrupted, in one process."""
-    run_stage("pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000)
+    run_stage(
+        "pretrain", inputs, config, tmp_path / "undisturbed", checkpoint_every=1000
+    )
     return tmp_path / "undisturbed"
 
 
 @pytest.mark.slow
 def test_killed_training_resumes_to_the_same_bits(
-    run_stage: Any, undisturbed: Path, inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    undisturbed: Path,
+    inputs: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    """A checkpoint after every step makes each kill hit its copying, writing or commit."""
+    """A checkpoint after every step makes each kill hit its copying, writing or
+    commit.
+    """
     folder = tmp_path / "killed"
     write_stage(folder, "pretrain", inputs, config, every=1)
     for step in (12, 36):
         with torchrun(folder, 1) as process:
             wait_for_step(process, step)
             process.send_signal(signal.SIGKILL)
-            finish(process)  # standard output closes only when the rank has died with torchrun
+            # standard output closes only when the rank has died with torchrun
+            finish(process)
     assert not (folder / "data").exists()
     assert not (folder / "work" / "result.json").exists()
-    assert len(list((folder / "work" / "checkpoints").glob("step-*/complete.json"))) >= 1
+    assert (
+        len(list((folder / "work" / "checkpoints").glob("step-*/complete.json"))) >= 1
+    )
     run_stage("pretrain", inputs, config, folder, checkpoint_every=10)
-    assert without_timing(read_metrics(folder)) == without_timing(read_metrics(undisturbed))
+    assert without_timing(read_metrics(folder)) == without_timing(
+        read_metrics(undisturbed)
+    )
     weights = Path("data", "model", "model.safetensors")
     assert (folder / weights).read_bytes() == (undisturbed / weights).read_bytes()
 
@@ -170,9 +214,13 @@ def test_two_ranks_resumed_as_four_train_alike(
             assert line["loss"] == pytest.approx(expected["loss"], abs=1e-4)
             assert line["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-3)
         for source, measures in line.get("validation", {}).items():
-            assert measures["loss"] == pytest.approx(expected["validation"][source]["loss"], abs=1e-4)
+            assert measures["loss"] == pytest.approx(
+                expected["validation"][source]["loss"], abs=1e-4
+            )
             assert measures["tokens"] == expected["validation"][source]["tokens"]
-    assert ours[-1]["tasks"]["words"]["brier"] == pytest.approx(theirs[-1]["tasks"]["words"]["brier"], abs=1e-4)
+    assert ours[-1]["tasks"]["words"]["brier"] == pytest.approx(
+        theirs[-1]["tasks"]["words"]["brier"], abs=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -180,8 +228,16 @@ def test_error_is_recorded_and_ends_the_process(
     inputs: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "wrong"
-    write_stage(folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10)
-    environment = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    write_stage(
+        folder, "pretrain", {**inputs, "mix": tmp_path / "nowhere"}, config, every=10
+    )
+    environment = {
+        **os.environ,
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+    }
     process = subprocess.run(
         [sys.executable, "-m", "gristmill.train.worker_main", str(folder)],
         env=environment,
@@ -189,4 +245,7 @@ def test_error_is_recorded_and_ends_the_process(
         check=False,
     )
     assert process.returncode == 1
-    assert "packed.json" in json.loads((folder / "work" / "error.json").read_text())["message"]
+    assert (
+        "packed.json"
+        in json.loads((folder / "work" / "error.json").read_text())["message"]
+    )

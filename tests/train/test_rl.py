@@ -1,4 +1,6 @@
-"""Reinforcement learning of a tiny model: learning, recorded answers, and rejected settings."""
+"""Reinforcement learning of a tiny model: learning, recorded answers, and rejected
+settings.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ from gristmill.train.loop.checkpoints import Checkpoints
 from gristmill.train.loop.metrics_log import TIMINGS
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import Shape, shape_of
-from gristmill.train.models.reward_model import load_reward_model, save_reward_model, with_new_score
+from gristmill.train.models.reward_model import (
+    load_reward_model,
+    save_reward_model,
+    with_new_score,
+)
 from gristmill.train.models.weights import drawn, load_model, save_model
 from gristmill.train.reinforcement.rewards import RewardModelError
 from gristmill.train.reinforcement.rollout_phase import Actor
@@ -31,13 +37,28 @@ from gristmill.train.reinforcement.rollout_tables import TOKEN_COLUMNS
 from gristmill.train.reinforcement.sampler import drawn_by, sampling_of
 from tests.train.jsonl import read_metrics, write_jsonl
 
-WORDS = ("json", "text", "file", "name", "list", "code", "line", "type", "value", "error", "module", "class")
+WORDS = (
+    "json",
+    "text",
+    "file",
+    "name",
+    "list",
+    "code",
+    "line",
+    "type",
+    "value",
+    "error",
+    "module",
+    "class",
+)
 TINY = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
 
 
 def tensors_of(shape: Shape) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        sizes = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
     return {name: drawn(shape, 3)(name, size) for name, size in sizes.items()}
 
 
@@ -48,7 +69,10 @@ def shape(tokenizer_folder: Path) -> Shape:
 
 @pytest.fixture(scope="module")
 def start(
-    tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path_factory: pytest.TempPathFactory
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    shape: Shape,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """Inputs of the stage, with an untrained model."""
     folder = tmp_path_factory.mktemp("start")
@@ -81,7 +105,10 @@ def rl_config(tmp_path: Path) -> dict[str, Any]:
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     lines = read_metrics(folder)
-    return [{key: value for key, value in line.items() if key not in TIMINGS} for line in lines]
+    return [
+        {key: value for key, value in line.items() if key not in TIMINGS}
+        for line in lines
+    ]
 
 
 @contextmanager
@@ -124,8 +151,14 @@ def test_policy_learns_the_reward_and_records_its_answers(
     # Before the first update, policy, reference and sampler are equal.
     assert (lines[0]["kl"], lines[0]["clip_ratio"]) == (0.0, 0.0)
     assert lines[-1]["kl"] > 0.0
-    assert lines[0]["entropy"] == pytest.approx(torch.log(torch.tensor(float(400))).item(), abs=0.1)
-    assert lines[0]["rewards/contains"] == lines[0]["reward"] == summary["first_rewards"]["reward"]
+    assert lines[0]["entropy"] == pytest.approx(
+        torch.log(torch.tensor(float(400))).item(), abs=0.1
+    )
+    assert (
+        lines[0]["rewards/contains"]
+        == lines[0]["reward"]
+        == summary["first_rewards"]["reward"]
+    )
     assert summary["training_prompts"] + summary["held_out_prompts"] == len(WORDS)
     rollouts = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
     assert [batch["step"] for batch in rollouts["batches"]] == [1, 9, 17, 20]
@@ -137,27 +170,40 @@ def test_policy_learns_the_reward_and_records_its_answers(
     batches = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")
     for line in lines:
         answers = batches.read_row_group(line["step"] - 1).to_pylist()
-        assert sum(answer_["reward"] for answer_ in answers) / len(answers) == pytest.approx(line["reward"])
-        advantages = [answer_["advantage"] for answer_ in answers if answer_["reward"] == 0.0]
+        assert sum(answer_["reward"] for answer_ in answers) / len(
+            answers
+        ) == pytest.approx(line["reward"])
+        advantages = [
+            answer_["advantage"] for answer_ in answers if answer_["reward"] == 0.0
+        ]
         assert all(advantage <= 0.0 for advantage in advantages)
     assert not {*TOKEN_COLUMNS} & set(rollouts["batches"][0]["answers"][0])
     model = load_model(start["pretrain"] / "model")
     for answer_ in batches.read_row_group(0).to_pylist():
-        # The start model, which is the reference, drew them: everything that the loss needs is recomputed.
+        # The start model, which is the reference, drew them: everything that the loss
+        # needs is recomputed.
         ids = torch.tensor([*answer_["prompt_ids"], *answer_["answer_ids"]])
         logps = torch.log_softmax(model(ids[None])[0, :-1], dim=-1)
-        answer_logps = logps.gather(1, ids[1:, None])[len(answer_["prompt_ids"]) - 1 :, 0].tolist()
+        answer_logps = logps.gather(1, ids[1:, None])[
+            len(answer_["prompt_ids"]) - 1 :, 0
+        ].tolist()
         assert answer_["logps"] == pytest.approx(answer_logps, abs=1e-4)
         assert answer_["reference_logps"] == answer_["logps"]
         assert len(answer_["answer_ids"]) == answer_["tokens"]
-        assert sum(answer_["advantages"]) / answer_["tokens"] == pytest.approx(answer_["advantage"], abs=1e-6)
+        assert sum(answer_["advantages"]) / answer_["tokens"] == pytest.approx(
+            answer_["advantage"], abs=1e-6
+        )
     trained = (tmp_path / "rl" / "data" / "prompts.txt").read_text().split()
     assert not set(trained) & {answer_["id"] for answer_ in rollouts["before"]}
-    assert [answer_["id"] for answer_ in rollouts["before"]] == [answer_["id"] for answer_ in rollouts["after"]]
+    assert [answer_["id"] for answer_ in rollouts["before"]] == [
+        answer_["id"] for answer_ in rollouts["after"]
+    ]
     after = generate(
         load_model(tmp_path / "rl" / "data" / "model"),
         [
-            Chat(start["tokenizer"]).encode([{"role": "user", "content": answer_["prompt"]}], prompt=True).ids
+            Chat(start["tokenizer"])
+            .encode([{"role": "user", "content": answer_["prompt"]}], prompt=True)
+            .ids
             for answer_ in rollouts["after"]
         ],
         4,
@@ -167,11 +213,17 @@ def test_policy_learns_the_reward_and_records_its_answers(
         answer_["answer"] for answer_ in rollouts["after"]
     ]
     exported = run_stage(
-        "export", {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"}, {}, tmp_path / "export"
+        "export",
+        {"tokenizer": start["tokenizer"], "rl": tmp_path / "rl" / "data"},
+        {},
+        tmp_path / "export",
     )
     assert exported["model"] == "rl"
     evaluation = run_stage(
-        "evaluate", {**start, "rl": tmp_path / "rl" / "data"}, {"bootstrap_samples": 10}, tmp_path / "eval"
+        "evaluate",
+        {**start, "rl": tmp_path / "rl" / "data"},
+        {"bootstrap_samples": 10},
+        tmp_path / "eval",
     )
     assert list(evaluation["models"]) == ["pretrain", "rl"]
 
@@ -188,13 +240,18 @@ PPO = {
 
 @pytest.mark.slow
 def test_ppo_learns_and_resumes_within_a_batch(
-    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_stage: Any,
+    start: dict[str, Path],
+    rl_config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = {**rl_config, **PPO}
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     lines = metrics(tmp_path / "whole")
     assert mean_reward(lines[-4:]) > mean_reward(lines[:4]) + 0.3
-    # Updates within a batch leave the policy that drew it; both epochs have the same answers.
+    # Updates within a batch leave the policy that drew it; both epochs have the same
+    # answers.
     assert lines[0]["reward"] == lines[2]["reward"] != lines[4]["reward"]
     assert any(line["clip_ratio"] > 0.0 for line in lines)
     assert lines[0]["loss/critic"] > min(line["loss/critic"] for line in lines)
@@ -202,12 +259,20 @@ def test_ppo_learns_and_resumes_within_a_batch(
     assert not any("value_head" in name for name in weights)
     with killed_in(11, monkeypatch):
         run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
-    steps = sorted(path.parent.name for path in (tmp_path / "killed" / "work" / "checkpoints").glob("*/complete.json"))
-    assert steps == ["step-00000005", "step-00000010"]  # the second is between the epochs of a batch
+    steps = sorted(
+        path.parent.name
+        for path in (tmp_path / "killed" / "work" / "checkpoints").glob(
+            "*/complete.json"
+        )
+    )
+    # the second is between the epochs of a batch
+    assert steps == ["step-00000005", "step-00000010"]
     run_stage("rl", start, config, tmp_path / "killed", checkpoint_every=5)
     assert metrics(tmp_path / "killed") == lines
     for name in ("model/model.safetensors", "rollouts.json", "answers.parquet"):
-        assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
+            tmp_path / "whole" / "data" / name
+        ).read_bytes()
 
 
 @pytest.mark.slow
@@ -218,10 +283,17 @@ def test_rl_is_extended_and_keeps_earlier_answers(
     run_stage("rl", start, config, tmp_path / "short", checkpoint_every=5)
     checkpoint = tmp_path / "short" / "work" / "checkpoints" / "step-00000005"
     run_stage("rl", start, {**config, "steps": 10}, tmp_path / "whole")
-    run_stage("rl", start, {**config, "steps": 10, "continue_from": str(checkpoint)}, tmp_path / "longer")
+    run_stage(
+        "rl",
+        start,
+        {**config, "steps": 10, "continue_from": str(checkpoint)},
+        tmp_path / "longer",
+    )
     assert [line["step"] for line in metrics(tmp_path / "longer")] == list(range(6, 11))
     for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "longer" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+        assert (tmp_path / "longer" / "data" / name).read_bytes() == (
+            tmp_path / "whole" / "data" / name
+        ).read_bytes()
 
 
 @pytest.mark.slow
@@ -234,48 +306,74 @@ def test_reference_of_adapters_is_the_base_model(
         "lora": {"rank": 4},
         "kl_weight": 0.1,
         "holdout": 0.0,
-        "rewards": [{"kind": "contains", "text": "e", "weight": 2.0}, {"kind": "length", "target_tokens": 2}],
+        "rewards": [
+            {"kind": "contains", "text": "e", "weight": 2.0},
+            {"kind": "length", "target_tokens": 2},
+        ],
     }
     summary = run_stage("rl", start, config, tmp_path / "rl")
     lines = metrics(tmp_path / "rl")
     assert lines[0]["kl"] == 0.0 < lines[-1]["kl"]
-    assert lines[0]["reward"] == pytest.approx(2.0 * lines[0]["rewards/contains"] + lines[0]["rewards/length"])
+    assert lines[0]["reward"] == pytest.approx(
+        2.0 * lines[0]["rewards/contains"] + lines[0]["rewards/length"]
+    )
     assert summary["held_out"] is None
     assert (tmp_path / "rl" / "data" / "adapter" / "adapter_model.safetensors").exists()
     before, after = (
-        load_file(folder / "model" / "model.safetensors") for folder in (start["pretrain"], tmp_path / "rl" / "data")
+        load_file(folder / "model" / "model.safetensors")
+        for folder in (start["pretrain"], tmp_path / "rl" / "data")
     )
     assert before.keys() == after.keys()
     assert torch.equal(before["model.norm.weight"], after["model.norm.weight"])
     assert not torch.equal(
-        before["model.layers.0.self_attn.q_proj.weight"], after["model.layers.0.self_attn.q_proj.weight"]
+        before["model.layers.0.self_attn.q_proj.weight"],
+        after["model.layers.0.self_attn.q_proj.weight"],
     )
 
 
 def test_answers_do_not_depend_on_the_batch(start: dict[str, Path]) -> None:
     model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
-    prompts = [tuple(chat.encode([{"role": "user", "content": word}], prompt=True).ids.tolist()) for word in WORDS]
+    prompts = [
+        tuple(
+            chat.encode([{"role": "user", "content": word}], prompt=True).ids.tolist()
+        )
+        for word in WORDS
+    ]
     requests = [
         Request(ids, 6, chat.stops, sampling_of(1.0, 5, 3, word, index))
         for index, (ids, word) in enumerate(zip(prompts, WORDS, strict=True))
     ]
     together = drawn_by(Scheduler(model, 64), requests)
     assert drawn_by(Scheduler(model, 3), requests) == together
-    assert [drawn_by(Scheduler(model, 1), [request])[0] for request in requests] == together
+    assert [
+        drawn_by(Scheduler(model, 1), [request])[0] for request in requests
+    ] == together
     seeds = {
         sampling_of(1.0, *key).seed
-        for key in ((5, 3, "a", 0), (6, 3, "a", 0), (5, 4, "a", 0), (5, 3, "b", 0), (5, 3, "a", 1))
+        for key in (
+            (5, 3, "a", 0),
+            (6, 3, "a", 0),
+            (5, 4, "a", 0),
+            (5, 3, "b", 0),
+            (5, 3, "a", 1),
+        )
     }
     assert len(seeds) == 5
 
 
 def test_stop_token_is_part_of_the_answer(start: dict[str, Path]) -> None:
     model, chat = load_model(start["pretrain"] / "model"), Chat(start["tokenizer"])
-    ids = tuple(chat.encode([{"role": "user", "content": "json"}], prompt=True).ids.tolist())
-    (unstopped,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset(), Sampling(1.0, seed=4))])
+    ids = tuple(
+        chat.encode([{"role": "user", "content": "json"}], prompt=True).ids.tolist()
+    )
+    (unstopped,) = drawn_by(
+        Scheduler(model, 1), [Request(ids, 5, frozenset(), Sampling(1.0, seed=4))]
+    )
     assert (len(unstopped.tokens), unstopped.ended) == (5, False)
     stop = next(token for token in unstopped.tokens if token != unstopped.tokens[0])
-    (ended,) = drawn_by(Scheduler(model, 1), [Request(ids, 5, frozenset({stop}), Sampling(1.0, seed=4))])
+    (ended,) = drawn_by(
+        Scheduler(model, 1), [Request(ids, 5, frozenset({stop}), Sampling(1.0, seed=4))]
+    )
     assert ended.tokens == unstopped.tokens[: unstopped.tokens.index(stop) + 1]
     assert ended.ended
 
@@ -284,45 +382,86 @@ def test_stop_token_is_part_of_the_answer(start: dict[str, Path]) -> None:
 def reward_folder(start: dict[str, Path], shape: Shape, tmp_path: Path) -> Path:
     tensors = {
         **tensors_of(shape),
-        "score.weight": with_new_score(drawn(shape, 3), 1)("score.weight", torch.Size([1, shape.width])),
+        "score.weight": with_new_score(drawn(shape, 3), 1)(
+            "score.weight", torch.Size([1, shape.width])
+        ),
     }
-    tensors = {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
-    save_reward_model(tmp_path / "reward" / "model", shape, tensors, [0], Chat(start["tokenizer"]).pad)
+    tensors = {
+        name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"
+    }
+    save_reward_model(
+        tmp_path / "reward" / "model", shape, tensors, [0], Chat(start["tokenizer"]).pad
+    )
     return tmp_path / "reward"
 
 
 @pytest.mark.slow
 def test_reward_model_reads_conversations_as_in_its_training(
-    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], reward_folder: Path, tmp_path: Path
+    run_stage: Any,
+    start: dict[str, Path],
+    rl_config: dict[str, Any],
+    reward_folder: Path,
+    tmp_path: Path,
 ) -> None:
     config = {**rl_config, "steps": 1, "rewards": [{"kind": "model"}], "holdout": 0.5}
     run_stage("rl", {**start, "reward": reward_folder}, config, tmp_path / "rl")
     chat, model = Chat(start["tokenizer"]), load_reward_model(reward_folder / "model")
     rollouts = json.loads((tmp_path / "rl" / "data" / "rollouts.json").read_text())
     for sample in rollouts["before"]:
-        prompt_ids = chat.encode([{"role": "user", "content": sample["prompt"]}], prompt=True).ids.tolist()
+        prompt_ids = chat.encode(
+            [{"role": "user", "content": sample["prompt"]}], prompt=True
+        ).ids.tolist()
         (answer,) = drawn_by(
             Scheduler(load_model(start["pretrain"] / "model"), 1),
             [Request(tuple(prompt_ids), 4, chat.stops, Sampling())],
         )
-        tail = chat.encode([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}])
-        closing = tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1 :].tolist() if answer.ended else []
+        tail = chat.encode(
+            [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+        )
+        closing = (
+            tail.ids[int((tail.turns > 0).nonzero()[0][-1]) + 1 :].tolist()
+            if answer.ended
+            else []
+        )
         ids = torch.tensor([[*prompt_ids, *answer.tokens, *closing]])
         hidden, _ = model(ids, lambda hidden, matrix: (hidden, matrix))
-        assert sample["reward"] == pytest.approx(float(hidden[0, -1] @ model.score.weight[0]), abs=1e-5)
+        assert sample["reward"] == pytest.approx(
+            float(hidden[0, -1] @ model.score.weight[0]), abs=1e-5
+        )
 
 
 def test_unrewardable_or_untrainable_prompts_are_rejected(
-    run_stage: Any, start: dict[str, Path], rl_config: dict[str, Any], shape: Shape, tmp_path: Path
+    run_stage: Any,
+    start: dict[str, Path],
+    rl_config: dict[str, Any],
+    shape: Shape,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "without.jsonl"
-    path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "b", "answer": "c"}) + "\n")
-    unanswered = {**rl_config, "data": [{"path": str(path)}], "rewards": [{"kind": "exact"}]}
+    path.write_text(
+        json.dumps({"prompt": "a"})
+        + "\n"
+        + json.dumps({"prompt": "b", "answer": "c"})
+        + "\n"
+    )
+    unanswered = {
+        **rl_config,
+        "data": [{"path": str(path)}],
+        "rewards": [{"kind": "exact"}],
+    }
     for config, error, message in (
         (unanswered, NoAnswerError, "1 of 2 prompts .*'answer'.* exact"),
-        ({**rl_config, "sequence_length": 8}, NothingToTrainError, "12 prompts .* 4 tokens"),
+        (
+            {**rl_config, "sequence_length": 8},
+            NothingToTrainError,
+            "12 prompts .* 4 tokens",
+        ),
         ({**rl_config, "max_new_tokens": 32}, ValueError, "max_new_tokens"),
-        ({**rl_config, "rewards": [{"kind": "model"}]}, RewardModelError, "no section `reward:`"),
+        (
+            {**rl_config, "rewards": [{"kind": "model"}]},
+            RewardModelError,
+            "no section `reward:`",
+        ),
     ):
         with pytest.raises(error, match=message):
             run_stage("rl", start, config, tmp_path / "rl")

@@ -1,4 +1,6 @@
-"""Reinforcement learning with tools: masked tool responses, recorded calls, and exact resume."""
+"""Reinforcement learning with tools: masked tool responses, recorded calls, and exact
+resume.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,25 @@ def tool(path: str):
 
 
 @pytest.fixture
-def start(tokenizer_folder: Path, mix_folder: Path, shape: Shape, tmp_path: Path) -> dict[str, Path]:  # noqa: F811
-    """Inputs of the stage, with an untrained model that has room for a prompt with tools."""
-    save_model(tmp_path / "start" / "model", replace(shape, sequence_length=LENGTH), tensors_of(shape))
-    return {"tokenizer": tokenizer_folder, "mix": mix_folder, "pretrain": tmp_path / "start"}
+def start(
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    shape: Shape,  # noqa: F811
+    tmp_path: Path,
+) -> dict[str, Path]:
+    """Inputs of the stage, with an untrained model that has room for a prompt with
+    tools.
+    """
+    save_model(
+        tmp_path / "start" / "model",
+        replace(shape, sequence_length=LENGTH),
+        tensors_of(shape),
+    )
+    return {
+        "tokenizer": tokenizer_folder,
+        "mix": mix_folder,
+        "pretrain": tmp_path / "start",
+    }
 
 
 @pytest.fixture
@@ -74,7 +91,10 @@ def plain(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def config(
-    plain: dict[str, Any], tmp_path: Path, start: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    plain: dict[str, Any],
+    tmp_path: Path,
+    start: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[str, Any]:
     """The same settings, with a patched model that ends its turns with a call."""
     chat, draw = Chat(start["tokenizer"]), OwnEngine.draw
@@ -82,11 +102,17 @@ def config(
     def calling(engine: OwnEngine, requests: Sequence[Request]) -> list[Generated]:
         call = spoken(
             chat,
-            '<tool_call>{"name": "tool", "arguments": {"path": "' + str(tmp_path / "calls.txt") + '"}}</tool_call>',
+            '<tool_call>{"name": "tool", "arguments": {"path": "'
+            + str(tmp_path / "calls.txt")
+            + '"}}</tool_call>',
         )
-        drawn = draw(engine, [replace(generated, max_new_tokens=4) for generated in requests])
+        drawn = draw(
+            engine, [replace(generated, max_new_tokens=4) for generated in requests]
+        )
         return [
-            Generated([*generated.tokens[: -1 if generated.ended else None], *call], True)
+            Generated(
+                [*generated.tokens[: -1 if generated.ended else None], *call], True
+            )
             if request.max_new_tokens > len(call) + 4 and sum(request.prompt) % 3
             else generated
             for generated, request in zip(drawn, requests, strict=True)
@@ -99,11 +125,19 @@ def config(
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_tool_responses_are_recorded_and_not_trained_on(
-    algorithm: str, run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
+    algorithm: str,
+    run_stage: Any,
+    start: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     run_stage("rl", start, {**config, "algorithm": algorithm}, tmp_path / "rl")
     chat, model = Chat(start["tokenizer"]), load_model(start["pretrain"] / "model")
-    answers = pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet").read_row_group(0).to_pylist()
+    answers = (
+        pq.ParquetFile(tmp_path / "rl" / "data" / "answers.parquet")
+        .read_row_group(0)
+        .to_pylist()
+    )
     assert any(answer["used"] for answer in answers)
     for answer in answers:
         drawn = torch.tensor(answer["drawn"])
@@ -117,19 +151,29 @@ def test_tool_responses_are_recorded_and_not_trained_on(
             if not drawn.all():
                 assert f"<tool_response>\n{used['answer']}\n</tool_response>" in text
         ids = torch.tensor([*answer["prompt_ids"], *answer["answer_ids"]])
-        logps = torch.log_softmax(model(ids[None])[0, :-1], -1).gather(1, ids[1:, None])[
-            len(answer["prompt_ids"]) - 1 :, 0
-        ]
-        torch.testing.assert_close(torch.tensor(answer["logps"]), logps * drawn, atol=1e-4, rtol=0)
+        logps = torch.log_softmax(model(ids[None])[0, :-1], -1).gather(
+            1, ids[1:, None]
+        )[len(answer["prompt_ids"]) - 1 :, 0]
+        torch.testing.assert_close(
+            torch.tensor(answer["logps"]), logps * drawn, atol=1e-4, rtol=0
+        )
         for column in ("logps", "reference_logps", "advantages"):
             assert not torch.tensor(answer[column])[~drawn].any()
     first = metrics(tmp_path / "rl")[0]
     learned = answers[: config["global_batch_size"]]
-    assert first["completions/mean_length"] == sum(answer["tokens"] for answer in learned) / len(learned)
-    assert first["completions/mean_turns"] == sum(answer["turns"] for answer in learned) / len(learned)
-    assert first["tools/call_frequency"] == sum(len(answer["used"]) for answer in learned) / len(learned)
+    assert first["completions/mean_length"] == sum(
+        answer["tokens"] for answer in learned
+    ) / len(learned)
+    assert first["completions/mean_turns"] == sum(
+        answer["turns"] for answer in learned
+    ) / len(learned)
+    assert first["tools/call_frequency"] == sum(
+        len(answer["used"]) for answer in learned
+    ) / len(learned)
     failed = sum(used["failed"] for answer in learned for used in answer["used"])
-    assert first["tools/failure_frequency"] == pytest.approx(failed / sum(len(answer["used"]) for answer in learned))
+    assert first["tools/failure_frequency"] == pytest.approx(
+        failed / sum(len(answer["used"]) for answer in learned)
+    )
     assert first["kl"] == 0.0
     assert first["clip_ratio"] == 0.0
 
@@ -153,22 +197,39 @@ def test_only_drawn_tokens_are_scored(start: dict[str, Path]) -> None:
     rollouts.put(
         torch.arange(2).numpy(),
         [[5, 6, 7]] * 2,
-        [Generated([8, 9, tool_token, 11, 12, 13], True, drawn, used) for tool_token in (10, 20)],
+        [
+            Generated([8, 9, tool_token, 11, 12, 13], True, drawn, used)
+            for tool_token in (10, 20)
+        ],
     )
     assert rollouts.used is not None
     assert rollouts.used.tolist() == [[2, 1, 1]] * 2
     assert rollouts.mask.tolist() == [list(drawn)] * 2
-    opinion = opinion_of(load_model(start["pretrain"] / "model"), rollouts.part(torch.arange(2).numpy()), 1.0)
-    assert opinion.logps[:, 2:4].tolist() == opinion.entropies[:, 2:4].tolist() == [[0.0, 0.0]] * 2
+    opinion = opinion_of(
+        load_model(start["pretrain"] / "model"),
+        rollouts.part(torch.arange(2).numpy()),
+        1.0,
+    )
+    assert (
+        opinion.logps[:, 2:4].tolist()
+        == opinion.entropies[:, 2:4].tolist()
+        == [[0.0, 0.0]] * 2
+    )
     assert opinion.logps[0, :2].tolist() == pytest.approx(opinion.logps[1, :2].tolist())
     assert abs(float(opinion.logps[0, 5] - opinion.logps[1, 5])) > 1e-7
 
 
 @pytest.mark.slow
 def test_killed_training_resumes_with_recorded_tool_responses(
-    run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_stage: Any,
+    start: dict[str, Path],
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The tool responds differently to each call; batches after the last checkpoint are reused."""
+    """The tool responds differently to each call; batches after the last checkpoint are
+    reused.
+    """
     run_stage("rl", start, config, tmp_path / "whole", checkpoint_every=100)
     (tmp_path / "calls.txt").unlink()
     with killed_in(4, monkeypatch):
@@ -178,7 +239,9 @@ def test_killed_training_resumes_with_recorded_tool_responses(
     assert (tmp_path / "calls.txt").read_text() == calls  # no tool was called again
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     for name in ("model/model.safetensors", "answers.parquet"):
-        assert (tmp_path / "killed" / "data" / name).read_bytes() == (tmp_path / "whole" / "data" / name).read_bytes()
+        assert (tmp_path / "killed" / "data" / name).read_bytes() == (
+            tmp_path / "whole" / "data" / name
+        ).read_bytes()
 
 
 @pytest.mark.slow
@@ -186,12 +249,27 @@ def test_prompt_offers_the_tools_of_its_record(
     run_stage: Any, start: dict[str, Path], config: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "described.jsonl"
-    tools = [{"type": "function", "function": {"name": name}} for name in ("calculator", "quern")]
-    write_jsonl(path, ({"prompt": "a", "tools": tools[:1]}, {"prompt": "b"}, {"prompt": "c", "tools": tools}))
+    tools = [
+        {"type": "function", "function": {"name": name}}
+        for name in ("calculator", "quern")
+    ]
+    write_jsonl(
+        path,
+        (
+            {"prompt": "a", "tools": tools[:1]},
+            {"prompt": "b"},
+            {"prompt": "c", "tools": tools},
+        ),
+    )
     summary = run_stage(
         "rl",
         start,
-        {**config, "data": [{"path": str(path)}], "steps": 1, "tools": [*config["tools"], "calculator"]},
+        {
+            **config,
+            "data": [{"path": str(path)}],
+            "steps": 1,
+            "tools": [*config["tools"], "calculator"],
+        },
         tmp_path / "rl",
     )
     (counts,) = summary["sets"]
@@ -199,7 +277,9 @@ def test_prompt_offers_the_tools_of_its_record(
     assert "'quern'" in next(iter(counts["unrenderable_reasons"]))
     prompts = {
         answer["prompt"]: Chat(start["tokenizer"]).decode(answer["prompt_ids"])
-        for answer in pq.read_table(tmp_path / "rl" / "data" / "answers.parquet").to_pylist()
+        for answer in pq.read_table(
+            tmp_path / "rl" / "data" / "answers.parquet"
+        ).to_pylist()
     }
     assert ("Counts all" in prompts["a"], "Counts all" in prompts["b"]) == (False, True)
 
@@ -209,15 +289,25 @@ def test_two_ranks_answer_like_one(
     run_stage: Any, start: dict[str, Path], plain: dict[str, Any], tmp_path: Path
 ) -> None:
     skip_without_sandbox()
-    config = {**plain, "steps": 2, "tools": ["calculator", {"python": {"seconds": 1}}], "curriculum": {}}
+    config = {
+        **plain,
+        "steps": 2,
+        "tools": ["calculator", {"python": {"seconds": 1}}],
+        "curriculum": {},
+    }
     run_stage("rl", start, config, tmp_path / "one")
     write_stage(tmp_path / "two", "rl", start, config, every=100)
     with torchrun(tmp_path / "two", 2) as process:
         assert finish(process) == 0, (tmp_path / "two" / "log").read_text()
     one_rank, two_ranks = (
-        pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist() for name in ("one", "two")
+        pq.read_table(tmp_path / name / "data" / "answers.parquet").to_pylist()
+        for name in ("one", "two")
     )
-    assert [(row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in one_rank] == [
+    assert [
+        (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in one_rank
+    ] == [
         (row["id"], row["answer_ids"], row["drawn"], row["reward"]) for row in two_ranks
     ]
-    assert {len(row["drawn"]) == len(row["answer_ids"]) == row["tokens"] for row in one_rank} == {True}
+    assert {
+        len(row["drawn"]) == len(row["answer_ids"]) == row["tokens"] for row in one_rank
+    } == {True}

@@ -1,4 +1,6 @@
-"""Adapters on a quantised model in every stage that trains them; test_lora.py covers bitsandbytes."""
+"""Adapters on a quantised model in every stage that trains them; test_lora.py covers
+bitsandbytes.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def start(
 ) -> dict[str, Path]:
     """Inputs of the stages, with matrices that int8 rounds noticeably."""
     section = Model(layers=2, width=32, heads=4, kv_heads=2, ffn_width=48)
-    model = make_model(shape_of(section, Chat(tokenizer_folder).tokenizer.get_vocab_size(), 64))
+    model = make_model(
+        shape_of(section, Chat(tokenizer_folder).tokenizer.get_vocab_size(), 64)
+    )
     folder = tmp_path_factory.mktemp("start")
     with torch.no_grad():
         for name, matrix in model.named_parameters():
@@ -70,12 +74,20 @@ def pairs(tmp_path: Path) -> dict[str, Any]:
     return {"data": [{"path": str(tmp_path / "pairs.jsonl")}], "sequence_length": 64}
 
 
-def check_merged_weights(start: dict[str, Path], folder: Path, summary: dict[str, Any]) -> None:
-    """Check that target matrices are the dequantised ones plus adapters, and that others are unchanged."""
-    before, after = (load_file(path / "model" / "model.safetensors") for path in (start["pretrain"], folder))
+def check_merged_weights(
+    start: dict[str, Path], folder: Path, summary: dict[str, Any]
+) -> None:
+    """Check that target matrices are the dequantised ones plus adapters, and that
+    others are unchanged.
+    """
+    before, after = (
+        load_file(path / "model" / "model.safetensors")
+        for path in (start["pretrain"], folder)
+    )
     for name in before.keys() & after.keys():
         if "v_proj" not in name and "up_proj" not in name:
-            assert torch.equal(before[name][: len(after[name])], after[name]), name  # a reward model has no padding ids
+            # a reward model has no padding ids
+            assert torch.equal(before[name][: len(after[name])], after[name]), name
             continue
         restored = rounded(before[name], "int8").whole(torch.float32)
         assert not torch.equal(restored, before[name])
@@ -90,21 +102,34 @@ def check_merged_weights(start: dict[str, Path], folder: Path, summary: dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
 def test_dpo_needs_a_reference_with_the_same_quantisation(
-    loss: str, run_stage: Any, start: dict[str, Path], pairs: dict[str, Any], tmp_path: Path
+    loss: str,
+    run_stage: Any,
+    start: dict[str, Path],
+    pairs: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
     config = {**TRAINING, **pairs, "loss": loss, "holdout": 0.2, "lora": LORA}
     reference_config = {**pairs, "micro_batch_size": 4, "answers": loss == "kto"}
-    reference = run_stage("reference", start, {**reference_config, "rounded": ROUNDED}, tmp_path / "reference")
+    reference = run_stage(
+        "reference",
+        start,
+        {**reference_config, "rounded": ROUNDED},
+        tmp_path / "reference",
+    )
     assert reference["key"]["rounding"] == "int8 in up_proj, v_proj"
     inputs = {**start, "reference": tmp_path / "reference" / "data"}
     summary = run_stage("dpo", inputs, config, tmp_path / "dpo")
-    assert summary["step_0"]["margin" if loss == "sigmoid" else "largest_reward"] == pytest.approx(0.0, abs=1e-4)
+    assert summary["step_0"][
+        "margin" if loss == "sigmoid" else "largest_reward"
+    ] == pytest.approx(0.0, abs=1e-4)
     assert summary["last_loss"] < summary["first_loss"]
     check_merged_weights(start, tmp_path / "dpo" / "data", summary)
 
     run_stage("reference", start, reference_config, tmp_path / "whole")
     inputs["reference"] = tmp_path / "whole" / "data"
-    with pytest.raises(StaleReferenceError, match=r"rounding .*None .*int8 in up_proj, v_proj"):
+    with pytest.raises(
+        StaleReferenceError, match=r"rounding .*None .*int8 in up_proj, v_proj"
+    ):
         run_stage("dpo", inputs, config, tmp_path / "stale")
     assert json.loads((inputs["reference"] / KEY).read_text())["rounding"] is None
 
@@ -113,7 +138,12 @@ def test_dpo_needs_a_reference_with_the_same_quantisation(
 def test_reward_model_trains_on_a_quantised_base(
     run_stage: Any, start: dict[str, Path], pairs: dict[str, Any], tmp_path: Path
 ) -> None:
-    summary = run_stage("reward", start, {**TRAINING, **pairs, "holdout": 0.2, "lora": LORA}, tmp_path / "reward")
+    summary = run_stage(
+        "reward",
+        start,
+        {**TRAINING, **pairs, "holdout": 0.2, "lora": LORA},
+        tmp_path / "reward",
+    )
     assert summary["last_loss"] < summary["first_loss"]
     check_merged_weights(start, tmp_path / "reward" / "data", summary)
 
@@ -128,7 +158,10 @@ def test_policy_is_quantised_for_generation_and_training(
         "data": [{"path": str(tmp_path / "prompts.jsonl")}],
         "holdout": 0.3,
         "kl_weight": 0.1,
-        "rewards": [{"kind": "contains", "text": "e"}, {"kind": "length", "target_tokens": 2}],
+        "rewards": [
+            {"kind": "contains", "text": "e"},
+            {"kind": "length", "target_tokens": 2},
+        ],
         "group_size": 4,
         "max_new_tokens": 4,
         "lora": LORA,
@@ -144,4 +177,6 @@ def test_policy_is_quantised_for_generation_and_training(
         {**config, "steps": 1, "lora": None, "optimizer": {"learning_rate": 1e-9}},
         tmp_path / "again",
     )
-    assert [sample["before"] for sample in again["samples"]] == [sample["after"] for sample in summary["samples"]]
+    assert [sample["before"] for sample in again["samples"]] == [
+        sample["after"] for sample in summary["samples"]
+    ]

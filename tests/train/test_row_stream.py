@@ -23,7 +23,13 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.mixtures.training import Pretrain
 from gristmill.tokenize.order import ReadOnceError
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import DTYPES, MANIFEST, PIECES_SCHEMA, PackedSetError, train_name
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    MANIFEST,
+    PIECES_SCHEMA,
+    PackedSetError,
+    train_name,
+)
 from gristmill.tokenize.packed_writing import write_rows
 from gristmill.train.data.conversation_tokens import Conversation
 from gristmill.train.data.example_rows import Piece, packed_rows, write_example_rows
@@ -50,7 +56,9 @@ def equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, torch.Tensor):
         return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
     if isinstance(ours, dict):
-        return ours.keys() == theirs.keys() and all(equal(ours[name], theirs[name]) for name in ours)
+        return ours.keys() == theirs.keys() and all(
+            equal(ours[name], theirs[name]) for name in ours
+        )
     if isinstance(ours, list | tuple):
         return len(ours) == len(theirs) and all(map(equal, ours, theirs))
     return bool(ours == theirs)
@@ -58,12 +66,16 @@ def equal(ours: Any, theirs: Any) -> bool:
 
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty rows of two sources, each with one to three pieces and optional padding."""
+    """Twenty rows of two sources, each with one to three pieces and optional
+    padding.
+    """
     folder, generator = tmp_path_factory.mktemp("documents"), np.random.default_rng(5)
     tokens = np.full((20, LENGTH), TOKENIZER["pad"])
     pieces = []
     for row in range(20):
-        cuts = np.sort(generator.choice(np.arange(1, LENGTH + 1), size=1 + row % 3, replace=False)).tolist()
+        cuts = np.sort(
+            generator.choice(np.arange(1, LENGTH + 1), size=1 + row % 3, replace=False)
+        ).tolist()
         for number, (start, end) in enumerate(zip([0, *cuts], cuts, strict=False)):
             tokens[row, start:end] = generator.integers(2, 100, end - start)
             pieces.append(
@@ -78,7 +90,9 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 }
             )
     shard = write_rows(
-        folder / train_name(0), tokens.astype(DTYPES["uint16"]), pa.Table.from_pylist(pieces, schema=PIECES_SCHEMA)
+        folder / train_name(0),
+        tokens.astype(DTYPES["uint16"]),
+        pa.Table.from_pylist(pieces, schema=PIECES_SCHEMA),
     )
     write_json(
         folder / MANIFEST,
@@ -100,10 +114,18 @@ def turns(tmp_path: Path) -> Path:
     def piece(number: int, length: int) -> Piece:
         trained = np.arange(length) % 3 != number % 3
         trained[0] = False
-        return Piece(number.to_bytes(16, "big"), (np.arange(length) * 7 + number * 13) % 100, trained)
+        return Piece(
+            number.to_bytes(16, "big"),
+            (np.arange(length) * 7 + number * 13) % 100,
+            trained,
+        )
 
     sets = {
-        "first": packed_rows([piece(n, length) for n, length in enumerate([5, 9, 8, 20, 3, 12, 7])], LENGTH, True),
+        "first": packed_rows(
+            [piece(n, length) for n, length in enumerate([5, 9, 8, 20, 3, 12, 7])],
+            LENGTH,
+            True,
+        ),
         "second": packed_rows([piece(90, 24)], LENGTH, True),
     }
     write_example_rows(tmp_path / "rows", sets, LENGTH, TOKENIZER, 1)
@@ -111,17 +133,30 @@ def turns(tmp_path: Path) -> Path:
 
 
 def objective(folder: Path, seed: int, document_mask: bool) -> NextToken:
-    shape = shape_of(Model.model_validate({**SECTION, "document_mask": document_mask}), 100, LENGTH)
+    shape = shape_of(
+        Model.model_validate({**SECTION, "document_mask": document_mask}), 100, LENGTH
+    )
     return NextToken(PackedSet(folder), seed, torch.ones(100), shape)
 
 
 @pytest.mark.slow
 def test_stream_gives_the_rows_that_our_training_records(
-    run_stage: Any, tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    run_stage: Any,
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    run_stage("pretrain", {"mix": mix_folder, "tokenizer": tokenizer_folder}, pretrain_config, tmp_path)
+    run_stage(
+        "pretrain",
+        {"mix": mix_folder, "tokenizer": tokenizer_folder},
+        pretrain_config,
+        tmp_path,
+    )
     lines = read_metrics(tmp_path)
-    recorded = {line["step"]: line["rows_digest"] for line in lines if "rows_digest" in line}
+    recorded = {
+        line["step"]: line["rows_digest"] for line in lines if "rows_digest" in line
+    }
     assert len(recorded) == 12
     batches = stream(mix_folder, batch_size=6, seed=11, provenance=True)
     packed, digest = PackedSet(mix_folder), batches.fingerprint
@@ -139,7 +174,14 @@ def test_batches_equal_those_of_our_loop_with_targets_and_positions(
     documents: Path, rank: int, world_size: int, document_mask: bool
 ) -> None:
     loop, plan = objective(documents, 3, document_mask), RowPlan(((0, 0, 6),))
-    batches = stream(documents, rank=rank, world_size=world_size, batch_size=6, seed=3, document_mask=document_mask)
+    batches = stream(
+        documents,
+        rank=rank,
+        world_size=world_size,
+        batch_size=6,
+        seed=3,
+        document_mask=document_mask,
+    )
     torchtitan_batches = stream(
         documents,
         rank=rank,
@@ -149,7 +191,9 @@ def test_batches_equal_those_of_our_loop_with_targets_and_positions(
         document_mask=document_mask,
         layout="torchtitan",
     )
-    for step, batch, (inputs, labels) in zip(range(9), batches, torchtitan_batches, strict=False):
+    for step, batch, (inputs, labels) in zip(
+        range(9), batches, torchtitan_batches, strict=False
+    ):
         (part,) = read_batch(loop, plan, step, 6, rank, world_size).parts
         input_ids = part.tokens.long()
         targets = next_tokens(input_ids, torch.arange(LENGTH) < part.filled[:, None])
@@ -160,7 +204,10 @@ def test_batches_equal_those_of_our_loop_with_targets_and_positions(
             (batch["labels"][:, 1:], torch.full((len(input_ids), 1), IGNORED)), dim=1
         )  # as transformers does
         assert equal(shifted, targets)
-        assert ("position_ids" in batch, "positions" in inputs) == (document_mask, document_mask)
+        assert ("position_ids" in batch, "positions" in inputs) == (
+            document_mask,
+            document_mask,
+        )
         if document_mask:
             real = part.positions >= 0
             assert equal(batch["position_ids"][real], part.positions[real].long())
@@ -169,27 +216,46 @@ def test_batches_equal_those_of_our_loop_with_targets_and_positions(
             assert (batch["labels"][~real] == IGNORED).all()
             # Padding is apart from the document before it.
             first = (~real).int().argmax(dim=1)[(~real).any(dim=1)]
-            assert batch["position_ids"][(~real).any(dim=1), first].tolist() == [0] * len(first)
+            assert batch["position_ids"][(~real).any(dim=1), first].tolist() == [
+                0
+            ] * len(first)
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 4), st.integers(0, 12), st.integers(0, 99))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(0, 12),
+    st.integers(0, 99),
+)
 def test_ranks_share_one_order_and_resume_with_another_world_size(
     documents: Path, per_rank: int, before: int, after: int, steps: int, seed: int
 ) -> None:
     batch = per_rank * max(before, after)
     provenance = [
         rows["provenance"]
-        for rows in islice(stream(documents, batch_size=batch, seed=seed, provenance=True), steps + 3)
+        for rows in islice(
+            stream(documents, batch_size=batch, seed=seed, provenance=True), steps + 3
+        )
     ]
 
-    def read_on_ranks(size: int, state: dict[str, Any] | None, count: int) -> tuple[list[list[Any]], dict[str, Any]]:
+    def read_on_ranks(
+        size: int, state: dict[str, Any] | None, count: int
+    ) -> tuple[list[list[Any]], dict[str, Any]]:
         """Batches joined from all ranks, and the state that all ranks share."""
         by_step: list[list[Any]] = [[None] * batch for _ in range(count)]
         states = []
         for rank in range(size):
-            rows = stream(documents, batch_size=batch, seed=seed, rank=rank, world_size=size, provenance=True)
+            rows = stream(
+                documents,
+                batch_size=batch,
+                seed=seed,
+                rank=rank,
+                world_size=size,
+                provenance=True,
+            )
             if state is not None:
                 rows.load_state_dict(state)
             for number, part in enumerate(islice(rows, count)):
@@ -211,10 +277,19 @@ def test_single_rows_equal_those_of_batches_and_resume_at_any_row(
     documents: Path, size: int, per_rank: int, head_length: int, sized: bool
 ) -> None:
     def make_stream(**more: Any) -> RowStream:
-        return stream(documents, rank=size - 1, world_size=size, document_mask=True, provenance=True, **more)
+        return stream(
+            documents,
+            rank=size - 1,
+            world_size=size,
+            document_mask=True,
+            provenance=True,
+            **more,
+        )
 
     batches = make_stream(batch_size=per_rank * size)
-    rows = make_stream(batch_size=per_rank * size, each="row") if sized else make_stream()
+    rows = (
+        make_stream(batch_size=per_rank * size, each="row") if sized else make_stream()
+    )
     provenance = [row for batch in islice(batches, 25) for row in batch["provenance"]]
     iterator = iter(rows)
     head = list(islice(iterator, head_length))
@@ -235,13 +310,17 @@ def test_single_rows_equal_those_of_batches_and_resume_at_any_row(
 def test_provenance_names_source_documents_and_places(documents: Path) -> None:
     batches = stream(documents, batch_size=5, provenance=True)
     for batch in islice(batches, 4):
-        for ids, provenance in zip(batch["input_ids"], batch["provenance"], strict=True):
+        for ids, provenance in zip(
+            batch["input_ids"], batch["provenance"], strict=True
+        ):
             row = provenance["row"]
             assert provenance["source"] == ("prose", "code")[row % 2]
             assert [piece["id"] for piece in provenance["documents"]] == [
                 bytes([row, number] * 8).hex() for number in range(1 + row % 3)
             ]
-            assert [piece["offset"] for piece in provenance["documents"]] == [7 * n for n in range(1 + row % 3)]
+            assert [piece["offset"] for piece in provenance["documents"]] == [
+                7 * n for n in range(1 + row % 3)
+            ]
             last = provenance["documents"][-1]
             assert (ids[last["start"] + last["length"] :] == TOKENIZER["pad"]).all()
     assert batches.provenance(np.array([row])) == [provenance]
@@ -250,8 +329,14 @@ def test_provenance_names_source_documents_and_places(documents: Path) -> None:
 def test_epochs_are_shuffled_and_end_with_the_last_whole_batch(documents: Path) -> None:
     def rows(**more: Any) -> list[int]:
         batches = stream(documents, provenance=True, seed=1, **more)
-        parts = batches if batches.each == "row" else (row for batch in batches for row in batch_rows(batch))
-        return [row["provenance"]["row"] if batches.each == "row" else row for row in parts]
+        parts = (
+            batches
+            if batches.each == "row"
+            else (row for batch in batches for row in batch_rows(batch))
+        )
+        return [
+            row["provenance"]["row"] if batches.each == "row" else row for row in parts
+        ]
 
     def batch_rows(batch: Any) -> list[int]:
         return [record["row"] for record in batch["provenance"]]
@@ -264,12 +349,16 @@ def test_epochs_are_shuffled_and_end_with_the_last_whole_batch(documents: Path) 
     assert rows(epochs=1, batch_size=6) == first_epoch[:18]
     assert rows(epochs=1, world_size=3, rank=2) == first_epoch[2:18:3]
     endless = stream(documents, provenance=True, seed=1, batch_size=6)
-    assert [row for batch in islice(endless, 6) for row in batch_rows(batch)] == two_epochs[:36]
+    assert [
+        row for batch in islice(endless, 6) for row in batch_rows(batch)
+    ] == two_epochs[:36]
     finite = stream(documents, batch_size=6, epochs=1)
     assert equal(list(finite), list(finite))  # each pass begins anew
 
 
-def test_phased_set_is_read_once_and_withheld_rows_are_skipped(documents: Path, tmp_path: Path) -> None:
+def test_phased_set_is_read_once_and_withheld_rows_are_skipped(
+    documents: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "phases"
     folder.mkdir()
     for file in documents.iterdir():
@@ -285,7 +374,9 @@ def test_phased_set_is_read_once_and_withheld_rows_are_skipped(documents: Path, 
     del manifest["train"]["stages"]
     manifest["train"]["shards"][0]["withheld"] = [3, 4]
     write_json(folder / MANIFEST, {**manifest, "format": 4})
-    kept_rows = [item["provenance"]["row"] for item in stream(folder, provenance=True, epochs=1)]
+    kept_rows = [
+        item["provenance"]["row"] for item in stream(folder, provenance=True, epochs=1)
+    ]
     assert sorted(kept_rows) == [row for row in range(20) if row not in (3, 4)]
 
 
@@ -300,7 +391,14 @@ def loader_of(folder: Path, workers: int, **more: Any) -> Any:
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_stateful_loader_resumes_midway(documents: Path, workers: int) -> None:
     pytest.importorskip("torchdata")
-    batches = list(islice(stream(documents, batch_size=4, document_mask=True, seed=2, provenance=True), 11))
+    batches = list(
+        islice(
+            stream(
+                documents, batch_size=4, document_mask=True, seed=2, provenance=True
+            ),
+            11,
+        )
+    )
     for start in (0, 1, 4):
         loader = loader_of(documents, workers, provenance=True)
         iterator = iter(loader)
@@ -314,12 +412,16 @@ def test_stateful_loader_resumes_midway(documents: Path, workers: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("each", ["batch", "row"])
-def test_plain_loader_equals_a_plain_loop_and_starts_at_its_seek_position(documents: Path, each: Any) -> None:
+def test_plain_loader_equals_a_plain_loop_and_starts_at_its_seek_position(
+    documents: Path, each: Any
+) -> None:
     expected = list(islice(stream(documents, batch_size=4, world_size=2, rank=1), 8))
     for workers, start in ((0, 0), (2, 0), (2, 3)):
         batches = stream(documents, batch_size=4, world_size=2, rank=1, each=each)
         batches.seek(start * 4)
-        loader = DataLoader(batches, batch_size=None if each == "batch" else 2, num_workers=workers)
+        loader = DataLoader(
+            batches, batch_size=None if each == "batch" else 2, num_workers=workers
+        )
         assert equal(list(islice(loader, 5)), expected[start : start + 5])
 
 
@@ -327,14 +429,23 @@ def test_finite_loader_gives_every_batch_once(documents: Path) -> None:
     expected = list(stream(documents, batch_size=4, epochs=1))
     assert len(expected) == 5
     for workers in (2, 3):
-        loader = DataLoader(stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=workers)
+        loader = DataLoader(
+            stream(documents, batch_size=4, epochs=1),
+            batch_size=None,
+            num_workers=workers,
+        )
         assert equal(list(loader), expected)
 
 
-def test_persistent_workers_and_spawned_processes_restart_every_pass(documents: Path) -> None:
+def test_persistent_workers_and_spawned_processes_restart_every_pass(
+    documents: Path,
+) -> None:
     expected = list(stream(documents, batch_size=4, epochs=1))
     loader = DataLoader(
-        stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=2, persistent_workers=True
+        stream(documents, batch_size=4, epochs=1),
+        batch_size=None,
+        num_workers=2,
+        persistent_workers=True,
     )
     assert equal(list(loader), expected)
     assert equal(list(loader), expected)
@@ -352,7 +463,9 @@ def test_exhausted_stateful_loader_restarts(documents: Path, workers: int) -> No
 
     def make_loader() -> Any:
         return stateful.StatefulDataLoader(
-            stream(documents, batch_size=4, epochs=1), batch_size=None, num_workers=workers
+            stream(documents, batch_size=4, epochs=1),
+            batch_size=None,
+            num_workers=workers,
         )
 
     loader, expected = make_loader(), list(stream(documents, batch_size=4, epochs=1))
@@ -364,7 +477,9 @@ def test_exhausted_stateful_loader_restarts(documents: Path, workers: int) -> No
     assert equal(list(restored), expected)
 
 
-def test_state_of_other_rows_or_workers_is_rejected(documents: Path, turns: Path) -> None:
+def test_state_of_other_rows_or_workers_is_rejected(
+    documents: Path, turns: Path
+) -> None:
     batches = stream(documents, batch_size=4)
     next(iter(batches))
     state = batches.state_dict()
@@ -394,7 +509,9 @@ def test_state_of_other_rows_or_workers_is_rejected(documents: Path, turns: Path
         ({"layout": "torchtitan", "provenance": True}, "provenance"),
     ],
 )
-def test_invalid_settings_are_rejected(documents: Path, settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(
+    documents: Path, settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(StreamError, match=message):
         stream(documents, **settings)
 
@@ -410,14 +527,20 @@ def test_stream_without_batch_size_rejects_several_workers(documents: Path) -> N
 
 @pytest.mark.slow
 def test_sft_rows_have_masks_and_positions_of_our_loop(turns: Path) -> None:
-    loop, plan = AssistantTurns(PackedSet(turns), 4, torch.ones(100), 1.0), RowPlan(((0, 0, 2),))
+    loop, plan = (
+        AssistantTurns(PackedSet(turns), 4, torch.ones(100), 1.0),
+        RowPlan(((0, 0, 2),)),
+    )
     batches = stream(turns, batch_size=2, seed=4)
     for step, batch in enumerate(islice(batches, 5)):
         (part,) = read_batch(loop, plan, step, 2, 0, 1).parts
         assert equal(batch["input_ids"], part.ids)
         assert equal(batch["labels"], part.ids.masked_fill(~part.trained, IGNORED))
         if part.positions is not None:
-            assert equal(batch["position_ids"][part.positions >= 0], part.positions[part.positions >= 0].long())
+            assert equal(
+                batch["position_ids"][part.positions >= 0],
+                part.positions[part.positions >= 0].long(),
+            )
     rows = list(islice(stream(turns, batch_size=2, seed=4, each="row"), 10))
     assert {tuple(row["input_ids"].shape) for row in rows} == {(LENGTH,)}
     assert equal(
@@ -427,26 +550,44 @@ def test_sft_rows_have_masks_and_positions_of_our_loop(turns: Path) -> None:
 
 
 @pytest.mark.slow
-def test_preference_pairs_equal_those_of_our_loop(make_pair_rows: Callable[..., PairRows], tmp_path: Path) -> None:
+def test_preference_pairs_equal_those_of_our_loop(
+    make_pair_rows: Callable[..., PairRows], tmp_path: Path
+) -> None:
     def one(number: int) -> Pair:
         def said(length: int) -> Conversation:
             trained = np.arange(length) >= 4
-            return Conversation(np.arange(length) + 10 * number, trained, False, f"{number:032x}")
+            return Conversation(
+                np.arange(length) + 10 * number, trained, False, f"{number:032x}"
+            )
 
-        record = {"id": f"{number:032x}", "prompt": f"p {number}", "chosen": "c", "rejected": "r"}
+        record = {
+            "id": f"{number:032x}",
+            "prompt": f"p {number}",
+            "chosen": "c",
+            "rejected": "r",
+        }
         return Pair(record, said(9 + number), said(7))
 
-    rows = make_pair_rows({"a": [one(n) for n in range(5)], "b": [one(n) for n in range(5, 7)]}, LENGTH)
+    rows = make_pair_rows(
+        {"a": [one(n) for n in range(5)], "b": [one(n) for n in range(5, 7)]}, LENGTH
+    )
     section = Dpo.model_validate({"data": [{"path": "a"}, {"path": "b"}], "steps": 3})
     draws = [np.flatnonzero(rows.sets == number) for number in (0, 1)]
-    loop = Preferences(rows, draws, np.zeros((7, 2), np.float32), section, 8, 1.0, torch.device("cpu"))
+    loop = Preferences(
+        rows, draws, np.zeros((7, 2), np.float32), section, 8, 1.0, torch.device("cpu")
+    )
     pairs = stream(tmp_path / "pairs", batch_size=3, seed=8, provenance=True)
     for step, batch in enumerate(islice(pairs, 4)):
         (part,) = read_batch(loop, RowPlan(((0, 0, 3),)), step, 3, 0, 1).parts
-        assert equal(torch.cat((batch["chosen_input_ids"], batch["rejected_input_ids"])), part.ids)
+        assert equal(
+            torch.cat((batch["chosen_input_ids"], batch["rejected_input_ids"])),
+            part.ids,
+        )
         labels = torch.cat((batch["chosen_labels"], batch["rejected_labels"]))
         assert equal(labels[:, 1:], part.targets[:, :-1])
-        assert [item["example"] for item in batch["provenance"]] == loop.describe(pairs.rows(step))["examples"]
+        assert [item["example"] for item in batch["provenance"]] == loop.describe(
+            pairs.rows(step)
+        )["examples"]
     assert pairs.fingerprint == loop.fingerprint
     with pytest.raises(StreamError, match="preference pairs"):
         stream(tmp_path / "pairs")
@@ -454,62 +595,99 @@ def test_preference_pairs_equal_those_of_our_loop(make_pair_rows: Callable[..., 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["manifest", "none"])
-def test_stream_of_a_run_has_its_seed_and_document_mask(documents: Path, tmp_path: Path, key: str) -> None:
+def test_stream_of_a_run_has_its_seed_and_document_mask(
+    documents: Path, tmp_path: Path, key: str
+) -> None:
     mix = tmp_path / "store" / "mix" / "run--1234"
     (mix / "data").mkdir(parents=True)
     for file in documents.iterdir():
         (mix / "data" / file.name).write_bytes(file.read_bytes())
-    training = {"pretrain": {"seed": 6, "model": {"document_mask": True}}} if key == "manifest" else {}
+    training = (
+        {"pretrain": {"seed": 6, "model": {"document_mask": True}}}
+        if key == "manifest"
+        else {}
+    )
     write_json(
         tmp_path / "run" / "run.json",
         {
-            "stages": {"mix": {"fingerprint": "1234", "folder": str(mix)}, "pretrain": {"fingerprint": "12"}},
+            "stages": {
+                "mix": {"fingerprint": "1234", "folder": str(mix)},
+                "pretrain": {"fingerprint": "12"},
+            },
             "manifest": {"seed": 9, **training},
         },
     )
     batches = stream(tmp_path / "run", batch_size=2)
-    expected = stream(documents, batch_size=2, seed=6 if training else 9, document_mask=bool(training))
+    expected = stream(
+        documents, batch_size=2, seed=6 if training else 9, document_mask=bool(training)
+    )
     assert equal(list(islice(batches, 3)), list(islice(expected, 3)))
     with pytest.raises(StreamError, match=r"sft_data.* mix"):
         stream(tmp_path / "run", stage="sft_data")
 
 
 def test_stream_equals_our_loop_after_a_batch_size_ramp(documents: Path) -> None:
-    """Positions have no gaps, so a stream that starts after a step reads the rows of the training."""
+    """Positions have no gaps, so a stream that starts after a step reads the rows of
+    the training.
+    """
     plan = plan_of(
         Pretrain.model_validate(
-            {"steps": 9, "global_batch_size": 6, "seed": 3, "batch_ramp": [{"until_step": 4, "global_batch_size": 2}]}
+            {
+                "steps": 9,
+                "global_batch_size": 6,
+                "seed": 3,
+                "batch_ramp": [{"until_step": 4, "global_batch_size": 2}],
+            }
         ),
         LENGTH,
     )
     batches = stream(documents, batch_size=6, seed=3, provenance=True)
     batches.seek(plan.positions(4)[0])
     order = PackedSet(documents).order(3)
-    rows = [[record["row"] for record in batch["provenance"]] for batch in islice(batches, 3)]
+    rows = [
+        [record["row"] for record in batch["provenance"]]
+        for batch in islice(batches, 3)
+    ]
     assert rows == [plan.rows(order, step).tolist() for step in (4, 5, 6)]
 
 
 def torchtitan_loader(folder: Path, rank: int, workers: int) -> Any:
-    """The loader of torchtitan 0.3: `components/dataloader.py`, ParallelAwareDataloader."""
+    """The loader of torchtitan 0.3: `components/dataloader.py`,
+    ParallelAwareDataloader.
+    """
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     class ParallelAwareDataloader(StatefulDataLoader):
         def state_dict(self) -> dict[str, Any]:
-            return {f"dp_rank_{rank}": pickle.dumps(super().state_dict()), "world_size": 2}
+            return {
+                f"dp_rank_{rank}": pickle.dumps(super().state_dict()),
+                "world_size": 2,
+            }
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
             assert state_dict["world_size"] == 2
             super().load_state_dict(pickle.loads(state_dict[f"dp_rank_{rank}"]))
 
     rows = stream(
-        folder, rank=rank, world_size=2, batch_size=6, each="row", seed=5, document_mask=True, layout="torchtitan"
+        folder,
+        rank=rank,
+        world_size=2,
+        batch_size=6,
+        each="row",
+        seed=5,
+        document_mask=True,
+        layout="torchtitan",
     )
-    return ParallelAwareDataloader(rows, batch_size=3, num_workers=workers, snapshot_every_n_steps=2)
+    return ParallelAwareDataloader(
+        rows, batch_size=3, num_workers=workers, snapshot_every_n_steps=2
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torchtitan_loader_equals_our_loop_and_resumes(documents: Path, workers: int) -> None:
+def test_torchtitan_loader_equals_our_loop_and_resumes(
+    documents: Path, workers: int
+) -> None:
     pytest.importorskip("torchdata")
     loop = objective(documents, 5, True)
     for rank in (0, 1):
@@ -522,7 +700,12 @@ def test_torchtitan_loader_equals_our_loop_and_resumes(documents: Path, workers:
         for step, (inputs, labels) in enumerate(batches):
             (part,) = read_batch(loop, RowPlan(((0, 0, 6),)), step, 3, rank, 2).parts
             assert equal(inputs["input"], part.tokens.long())
-            assert equal(labels, next_tokens(inputs["input"], torch.arange(LENGTH) < part.filled[:, None]))
+            assert equal(
+                labels,
+                next_tokens(
+                    inputs["input"], torch.arange(LENGTH) < part.filled[:, None]
+                ),
+            )
             assert sorted(inputs) == ["input", "positions"]
         resumed = torchtitan_loader(documents, rank, workers)
         resumed.load_state_dict(state)
@@ -568,9 +751,17 @@ def test_remote_set_gives_the_batches_of_a_local_one(
         batch_size=4,
         document_mask=True,
         provenance=True,
-        reading={"cache_bytes": 0, "cache_folder": str(tmp_path / "cache"), "read_ahead_steps": 3},
+        reading={
+            "cache_bytes": 0,
+            "cache_folder": str(tmp_path / "cache"),
+            "read_ahead_steps": 3,
+        },
     )
     local = stream(documents, batch_size=4, document_mask=True, provenance=True)
-    assert equal(next(iter(remote)), next(iter(local)))  # opened in this process, before workers start
-    assert equal(list(islice(DataLoader(remote, batch_size=None, num_workers=workers), 7)), list(islice(local, 7)))
+    # opened in this process, before workers start
+    assert equal(next(iter(remote)), next(iter(local)))
+    assert equal(
+        list(islice(DataLoader(remote, batch_size=None, num_workers=workers), 7)),
+        list(islice(local, 7)),
+    )
     remote.close()

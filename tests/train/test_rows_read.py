@@ -23,13 +23,21 @@ from tests.train.jsonl import write_jsonl
 RAMP = [{"until_step": 3, "global_batch_size": 2}]
 
 
-def rows_by_step(mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: list[dict[str, Any]]) -> list[list[int]]:
+def rows_by_step(
+    mix: PackedSet, reads: dict[str, Any], steps: int, rollbacks: list[dict[str, Any]]
+) -> list[list[int]]:
     """Rows of each step, computed plainly."""
-    plan = plan_after(plan_of(Pretrain.model_validate(reads), mix.sequence_length), rollbacks)
+    plan = plan_after(
+        plan_of(Pretrain.model_validate(reads), mix.sequence_length), rollbacks
+    )
     return [plan.rows(mix.order(reads["seed"]), step).tolist() for step in range(steps)]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     steps=st.integers(1, 30),
     batch=st.integers(1, 9),
@@ -52,13 +60,22 @@ def test_rows_read_equal_those_of_the_steps(
 ) -> None:
     mix = PackedSet(mix_folder)
     mix.withheld = np.array(sorted(withheld), dtype=np.int64)
-    reads = {"steps": steps, "global_batch_size": batch, "batch_ramp": RAMP if is_ramped else [], "seed": seed}
+    reads = {
+        "steps": steps,
+        "global_batch_size": batch,
+        "batch_ramp": RAMP if is_ramped else [],
+        "seed": seed,
+    }
     plan, rollbacks = plan_of(Pretrain.model_validate(reads), mix.sequence_length), []
     for number in range(rollback_count):
-        rollbacks.append(describe_rollback(plan, rollbacks, 5 + 2 * number, 3 + number, 4 + number))
+        rollbacks.append(
+            describe_rollback(plan, rollbacks, 5 + 2 * number, 3 + number, 4 + number)
+        )
     steps_taken = max(1, steps - skipped_steps)
     (tmp_path / "rollbacks.json").write_text(json.dumps(rollbacks))
-    write_jsonl(tmp_path / "metrics.jsonl", [{"step": step + 1} for step in range(steps_taken)])
+    write_jsonl(
+        tmp_path / "metrics.jsonl", [{"step": step + 1} for step in range(steps_taken)]
+    )
     by_step = rows_by_step(mix, reads, steps_taken, rollbacks)
     in_order = list(dict.fromkeys(row for rows in by_step for row in rows))
     read = rows_read(mix, reads, tmp_path)
@@ -66,10 +83,13 @@ def test_rows_read_equal_those_of_the_steps(
     assert len(set(drawn.tolist())) == len(drawn) == read.count
     assert set(drawn.tolist()) <= set(in_order)
     end_position = sum(plan_after(plan, rollbacks).positions(steps_taken - 1))
-    if not rollbacks or end_position <= read.order.total:  # otherwise a rollback leaves rows to the second epoch
+    # otherwise a rollback leaves rows to the second epoch
+    if not rollbacks or end_position <= read.order.total:
         assert drawn.tolist() == sorted(in_order)
         assert read.first(read.count + 2).tolist() == [*in_order, *(2 * in_order)[:2]]
-    assert read.holds(np.arange(mix.rows)).tolist() == [row in set(drawn.tolist()) for row in range(mix.rows)]
+    assert read.holds(np.arange(mix.rows)).tolist() == [
+        row in set(drawn.tolist()) for row in range(mix.rows)
+    ]
     sample = read.drawn(3, seed)
     assert len(sample) == min(3, read.count)
     assert set(sample.tolist()) <= set(drawn.tolist())
@@ -104,7 +124,9 @@ evaluate: {prompts: [a]}
         ("evaluate", "evaluate.contamination={}"),
     ],
 )
-def test_stages_receive_pretraining_reads_only_if_needed(tmp_path: Path, stage: str, setting: str) -> None:
+def test_stages_receive_pretraining_reads_only_if_needed(
+    tmp_path: Path, stage: str, setting: str
+) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(MANIFEST)
     assert "reads" not in make_plan(load_manifest(path))[stage].config

@@ -15,7 +15,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from gristmill.train.loop.safe_loading import SafePlanner, UnsafeCheckpointError, check_index
+from gristmill.train.loop.safe_loading import (
+    SafePlanner,
+    UnsafeCheckpointError,
+    check_index,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -31,12 +35,22 @@ class Trap:
 
 
 def state() -> dict[str, Any]:
-    return {"weights": torch.arange(6.0).reshape(2, 3).bfloat16(), "lr": 0.5, "betas": [0.9, 0.95], "step": 7}
+    return {
+        "weights": torch.arange(6.0).reshape(2, 3).bfloat16(),
+        "lr": 0.5,
+        "betas": [0.9, 0.95],
+        "step": 7,
+    }
 
 
 def test_saved_state_is_loaded(tmp_path: Path) -> None:
     saved = state()
-    loaded = {"weights": torch.zeros(2, 3, dtype=torch.bfloat16), "lr": 0.0, "betas": [0.0, 0.0], "step": 0}
+    loaded = {
+        "weights": torch.zeros(2, 3, dtype=torch.bfloat16),
+        "lr": 0.0,
+        "betas": [0.0, 0.0],
+        "step": 0,
+    }
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     check_index(tmp_path)
     dcp.load(loaded, checkpoint_id=tmp_path, planner=SafePlanner(), no_dist=True)
@@ -66,9 +80,18 @@ def test_index_with_code_is_rejected_and_not_run(tmp_path: Path) -> None:
         ("pathlib", "Path"),
     ],
 )
-def test_only_names_of_an_index_are_allowed(tmp_path: Path, module: str, name: str) -> None:
+def test_only_names_of_an_index_are_allowed(
+    tmp_path: Path, module: str, name: str
+) -> None:
     (tmp_path / ".metadata").write_bytes(
-        b"".join([b"\x80\x04", pickle.dumps(module, 4)[2:-1], pickle.dumps(name, 4)[2:-1], b"\x93."])
+        b"".join(
+            [
+                b"\x80\x04",
+                pickle.dumps(module, 4)[2:-1],
+                pickle.dumps(name, 4)[2:-1],
+                b"\x93.",
+            ]
+        )
     )
     with pytest.raises(UnsafeCheckpointError, match=re.escape(f"{module}.{name}")):
         check_index(tmp_path)
@@ -79,12 +102,16 @@ def test_value_with_code_is_rejected_and_not_run(tmp_path: Path) -> None:
     torch.save(Trap(tmp_path / "trace"), content)
     content.seek(0)
     with pytest.raises(UnsafeCheckpointError, match=r"optimizer\.lr"):
-        SafePlanner().load_bytes(SimpleNamespace(dest_index=SimpleNamespace(fqn="optimizer.lr")), content)
+        SafePlanner().load_bytes(
+            SimpleNamespace(dest_index=SimpleNamespace(fqn="optimizer.lr")), content
+        )
     assert not (tmp_path / "trace").exists()
 
 
 @pytest.mark.parametrize("module", [b"pathlib", b"pathlib._local"])
-def test_index_may_name_paths_of_any_python_version(module: bytes, tmp_path: Path) -> None:
+def test_index_may_name_paths_of_any_python_version(
+    module: bytes, tmp_path: Path
+) -> None:
     """Python 3.13 moved these classes, and another version may resume a checkpoint."""
     written = b"c" + module + b"\nPosixPath\n(S'/a'\nS'b'\ntR."
     (tmp_path / ".metadata").write_bytes(written)

@@ -16,23 +16,31 @@ def rates(steps: int, **settings: object) -> list[float]:
 
 def test_wsd_warms_up_stays_and_decays_linearly() -> None:
     expected = [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
-    assert rates(10, kind="wsd", warmup_steps=2, decay_fraction=0.4) == pytest.approx(expected)
+    assert rates(10, kind="wsd", warmup_steps=2, decay_fraction=0.4) == pytest.approx(
+        expected
+    )
 
 
 def test_wsd_decays_to_the_final_fraction() -> None:
-    assert rates(4, kind="wsd", warmup_steps=0, decay_fraction=0.5, final_fraction=0.2) == pytest.approx(
-        [1.0, 1.0, 0.6, 0.2]
-    )
+    assert rates(
+        4, kind="wsd", warmup_steps=0, decay_fraction=0.5, final_fraction=0.2
+    ) == pytest.approx([1.0, 1.0, 0.6, 0.2])
 
 
 def test_cosine_falls_by_half_a_period() -> None:
     # cos(pi k / 4) for k = 1..4 is 0.7071, 0, -0.7071, -1
-    assert rates(5, kind="cosine", warmup_steps=1) == pytest.approx([1.0, 0.8535534, 0.5, 0.1464466, 0.0])
-    assert rates(5, kind="cosine", warmup_steps=1, final_fraction=0.1)[-1] == pytest.approx(0.1)
+    assert rates(5, kind="cosine", warmup_steps=1) == pytest.approx(
+        [1.0, 0.8535534, 0.5, 0.1464466, 0.0]
+    )
+    assert rates(5, kind="cosine", warmup_steps=1, final_fraction=0.1)[
+        -1
+    ] == pytest.approx(0.1)
 
 
 def test_linear_falls_evenly_after_warmup() -> None:
-    assert rates(6, kind="linear", warmup_steps=2) == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.25, 0.0])
+    assert rates(6, kind="linear", warmup_steps=2) == pytest.approx(
+        [0.5, 1.0, 0.75, 0.5, 0.25, 0.0]
+    )
 
 
 def test_constant_stays() -> None:
@@ -40,17 +48,19 @@ def test_constant_stays() -> None:
 
 
 def test_schedule_scales_with_the_peak() -> None:
-    assert learning_rate(Schedule(kind="constant", warmup_steps=4), 8e-4, 1, 10) == pytest.approx(2e-4)
+    assert learning_rate(
+        Schedule(kind="constant", warmup_steps=4), 8e-4, 1, 10
+    ) == pytest.approx(2e-4)
 
 
 def test_wsd_decays_along_a_cosine_or_square_root() -> None:
     # cosine: 1/2 (1 + cos(pi k/4)); 1 - sqrt(k/4)
-    assert rates(4, kind="wsd", warmup_steps=0, decay_fraction=1.0, decay="cosine") == pytest.approx(
-        [0.8535534, 0.5, 0.1464466, 0.0]
-    )
-    assert rates(4, kind="wsd", warmup_steps=0, decay_fraction=1.0, decay="one_minus_sqrt") == pytest.approx(
-        [0.5, 0.2928932, 0.1339746, 0.0]
-    )
+    assert rates(
+        4, kind="wsd", warmup_steps=0, decay_fraction=1.0, decay="cosine"
+    ) == pytest.approx([0.8535534, 0.5, 0.1464466, 0.0])
+    assert rates(
+        4, kind="wsd", warmup_steps=0, decay_fraction=1.0, decay="one_minus_sqrt"
+    ) == pytest.approx([0.5, 0.2928932, 0.1339746, 0.0])
 
 
 def test_inverse_square_root_peaks_after_warmup() -> None:
@@ -60,9 +70,9 @@ def test_inverse_square_root_peaks_after_warmup() -> None:
 
 
 def test_polynomial_falls_as_a_power() -> None:
-    assert rates(6, kind="polynomial", warmup_steps=2, power=2.0, final_fraction=0.2) == pytest.approx(
-        [0.5, 1.0, 0.65, 0.4, 0.25, 0.2]
-    )
+    assert rates(
+        6, kind="polynomial", warmup_steps=2, power=2.0, final_fraction=0.2
+    ) == pytest.approx([0.5, 1.0, 0.65, 0.4, 0.25, 0.2])
 
 
 def test_one_cycle_equals_pytorch() -> None:
@@ -70,32 +80,51 @@ def test_one_cycle_equals_pytorch() -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     peer = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=1.0, total_steps=20, pct_start=0.3, div_factor=25.0, final_div_factor=1e4
+        optimizer,
+        max_lr=1.0,
+        total_steps=20,
+        pct_start=0.3,
+        div_factor=25.0,
+        final_div_factor=1e4,
     )
     expected = []
     for _ in range(20):
         expected.append(peer.get_last_lr()[0])
         optimizer.step()
         peer.step() if len(expected) < 20 else None
-    assert rates(20, kind="one_cycle", final_fraction=1 / 25 / 1e4) == pytest.approx(expected)
+    assert rates(20, kind="one_cycle", final_fraction=1 / 25 / 1e4) == pytest.approx(
+        expected
+    )
 
 
 def test_warmup_tokens_are_rounded_up_to_steps() -> None:
     schedule = Schedule(kind="constant", warmup_tokens=1000)
-    assert [learning_rate(schedule, 1.0, step, 9, step_tokens=300) for step in (1, 3, 4, 5)] == [0.25, 0.75, 1.0, 1.0]
+    assert [
+        learning_rate(schedule, 1.0, step, 9, step_tokens=300) for step in (1, 3, 4, 5)
+    ] == [0.25, 0.75, 1.0, 1.0]
     with pytest.raises(ValueError, match="tokens"):
         learning_rate(schedule, 1.0, 1, 9)
 
 
 @given(
-    st.sampled_from(["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial"]),
+    st.sampled_from(
+        ["wsd", "cosine", "linear", "constant", "inverse_sqrt", "polynomial"]
+    ),
     st.integers(1, 60),
     st.integers(0, 80),
     st.floats(0, 1),
     st.floats(0, 1),
 )
-def test_schedules_stay_between_zero_and_peak(kind: str, steps: int, warmup: int, decay: float, final: float) -> None:
-    schedule_rates = rates(steps, kind=kind, warmup_steps=warmup, decay_fraction=decay, final_fraction=final)
+def test_schedules_stay_between_zero_and_peak(
+    kind: str, steps: int, warmup: int, decay: float, final: float
+) -> None:
+    schedule_rates = rates(
+        steps,
+        kind=kind,
+        warmup_steps=warmup,
+        decay_fraction=decay,
+        final_fraction=final,
+    )
     assert all(0.0 <= value <= 1.0 + 1e-12 for value in schedule_rates)
     after_warmup = schedule_rates[min(warmup, steps) :]
     assert after_warmup == sorted(after_warmup, reverse=True)
@@ -106,9 +135,17 @@ def test_step_outside_the_training_is_rejected() -> None:
         learning_rate(Schedule(), 1.0, 0, 5)
 
 
-@pytest.mark.parametrize(("steps", "warmup"), [(5, 0), (20, 2), (60, 6), (199, 19), (200, 20), (10_000, 20)])
-def test_default_warmup_is_twenty_steps_or_a_tenth_of_a_short_training(steps: int, warmup: int) -> None:
+@pytest.mark.parametrize(
+    ("steps", "warmup"), [(5, 0), (20, 2), (60, 6), (199, 19), (200, 20), (10_000, 20)]
+)
+def test_default_warmup_is_twenty_steps_or_a_tenth_of_a_short_training(
+    steps: int, warmup: int
+) -> None:
     schedule_rates = rates(steps, kind="constant")
-    assert schedule_rates[:warmup] == pytest.approx([step / warmup for step in range(1, warmup + 1)])
+    assert schedule_rates[:warmup] == pytest.approx(
+        [step / warmup for step in range(1, warmup + 1)]
+    )
     assert schedule_rates[warmup:] == [1.0] * (steps - warmup)
-    assert rates(steps, kind="constant", warmup_steps=steps)[-2:] == pytest.approx([1.0 - 1.0 / steps, 1.0])
+    assert rates(steps, kind="constant", warmup_steps=steps)[-2:] == pytest.approx(
+        [1.0 - 1.0 / steps, 1.0]
+    )

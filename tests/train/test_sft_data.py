@@ -1,4 +1,6 @@
-"""The sft_data stage: shares of tokens, rejected and counted records, gates and messages."""
+"""The sft_data stage: shares of tokens, rejected and counted records, gates and
+messages.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,30 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.examples import prepare_examples
-from gristmill.dataprep.examples.kept_examples import QUARANTINED, check_records, set_names
+from gristmill.dataprep.examples.kept_examples import (
+    QUARANTINED,
+    check_records,
+    set_names,
+)
 from gristmill.dataprep.examples.read_examples import read_examples
 from gristmill.mixtures.posttraining import Sft
 from gristmill.mixtures.prepare import ExampleStep
 from gristmill.tokenize.encoding.chat_templates import CHAT_TEMPLATE
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import ContentLeftOutError, NothingToTrainError
+from gristmill.train.data.conversation_tokens import (
+    ContentLeftOutError,
+    NothingToTrainError,
+)
 from gristmill.train.stages.sft_data import HELD_OUT, GateError, ReplayError
 from tests.train.jsonl import write_jsonl
 
 
 def write(path: Path, count: int, answer: str) -> str:
-    write_jsonl(path, [{"prompt": f"q {n}", "completion": f"{answer} {n}"} for n in range(count)])
+    write_jsonl(
+        path,
+        [{"prompt": f"q {n}", "completion": f"{answer} {n}"} for n in range(count)],
+    )
     return str(path)
 
 
@@ -46,18 +58,30 @@ def inputs_with_template(tokenizer_folder: Path, tmp_path: Path) -> Any:
     return inputs
 
 
-def test_example_whose_calls_are_left_out_is_named(run_stage: Any, inputs_with_template: Any, tmp_path: Path) -> None:
-    plain = "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + '<|end|>' -}}{%- endfor -%}"
-    inputs = inputs_with_template(plain + "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}")
+def test_example_whose_calls_are_left_out_is_named(
+    run_stage: Any, inputs_with_template: Any, tmp_path: Path
+) -> None:
+    plain = (
+        "{%- for m in messages -%}{{- '<|' + m.role + '|>' + m.content + "
+        "'<|end|>' -}}{%- endfor -%}"
+    )
+    inputs = inputs_with_template(
+        plain + "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+    )
     call = {"function": {"name": "add", "arguments": {"a": 3}}}
     rows = [
-        [{"role": "user", "content": "add 3"}, {"role": "assistant", "content": "3", **more}]
+        [
+            {"role": "user", "content": "add 3"},
+            {"role": "assistant", "content": "3", **more},
+        ]
         for more in ({}, {"tool_calls": [call]})
     ]
     data = tmp_path / "calls.jsonl"
     write_jsonl(data, [{"messages": messages} for messages in rows])
     config = {"data": [{"path": str(data)}], "seed": 1, "sequence_length": 64}
-    with pytest.raises(ContentLeftOutError, match=r"1 of 2 examples[\s\S]*calls\.jsonl:2[\s\S]*'add'"):
+    with pytest.raises(
+        ContentLeftOutError, match=r"1 of 2 examples[\s\S]*calls\.jsonl:2[\s\S]*'add'"
+    ):
         run_stage("sft_data", inputs, config, tmp_path / "out")
     tolerant_config = {**config, "data": [{"path": str(data), "max_quarantined": 0.5}]}
     summary = run_stage("sft_data", inputs, tolerant_config, tmp_path / "out")
@@ -70,28 +94,54 @@ def test_cut_and_unmarked_ends_of_turn_are_distinguished(
     data = write(tmp_path / "a.jsonl", 4, "The file")
     config = {"data": [{"path": data}], "seed": 1, "sequence_length": 64}
     unmarked = CHAT_TEMPLATE.replace(
-        "{{- '<|end|>' -}}\n{%- endgeneration -%}", "{%- endgeneration -%}{{- '<|end|>' -}}"
+        "{{- '<|end|>' -}}\n{%- endgeneration -%}",
+        "{%- endgeneration -%}{{- '<|end|>' -}}",
     )
     with pytest.raises(GateError, match="chat template"):
-        run_stage("sft_data", inputs_with_template(unmarked), config, tmp_path / "unmarked")
+        run_stage(
+            "sft_data", inputs_with_template(unmarked), config, tmp_path / "unmarked"
+        )
     with pytest.raises(GateError, match=r"4 .*10 tokens"):
-        run_stage("sft_data", {"tokenizer": tokenizer_folder}, {**config, "sequence_length": 10}, tmp_path / "cut")
-    lowered = {**config, "sequence_length": 10, "gates": {"min_end_of_turn_trained": 0.0}}
-    summary = run_stage("sft_data", {"tokenizer": tokenizer_folder}, lowered, tmp_path / "lowered")
+        run_stage(
+            "sft_data",
+            {"tokenizer": tokenizer_folder},
+            {**config, "sequence_length": 10},
+            tmp_path / "cut",
+        )
+    lowered = {
+        **config,
+        "sequence_length": 10,
+        "gates": {"min_end_of_turn_trained": 0.0},
+    }
+    summary = run_stage(
+        "sft_data", {"tokenizer": tokenizer_folder}, lowered, tmp_path / "lowered"
+    )
     assert (summary["end_of_turn_share"], summary["cut_answers"]) == (0.0, 4)
 
 
 def test_examples_without_marked_answers_are_not_counted_as_too_long(
     run_stage: Any, inputs_with_template: Any, tmp_path: Path
 ) -> None:
-    unmarked = "{%- for m in messages -%}{{- m.role + m.content + (messages | length) | string -}}{%- endfor -%}"
-    config = {"data": [{"path": write(tmp_path / "a.jsonl", 4, "yes")}], "seed": 1, "sequence_length": 64}
+    unmarked = (
+        "{%- for m in messages -%}{{- m.role + m.content + (messages | "
+        "length) | string -}}{%- endfor -%}"
+    )
+    config = {
+        "data": [{"path": write(tmp_path / "a.jsonl", 4, "yes")}],
+        "seed": 1,
+        "sequence_length": 64,
+    }
     with pytest.raises(NothingToTrainError, match=r"0 too long, 4 not rendered"):
         run_stage("sft_data", inputs_with_template(unmarked), config, tmp_path / "out")
 
 
-def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
-    small, large = write(tmp_path / "small.jsonl", 10, "a"), write(tmp_path / "large.jsonl", 60, "b")
+def test_weights_and_replay_are_shares_of_tokens(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    small, large = (
+        write(tmp_path / "small.jsonl", 10, "a"),
+        write(tmp_path / "large.jsonl", 60, "b"),
+    )
     config = {
         "data": [{"path": small, "weight": 1.0}, {"path": large, "weight": 3.0}],
         "replay": 0.25,
@@ -106,11 +156,17 @@ def test_weights_and_replay_are_shares_of_tokens(run_stage: Any, inputs: dict[st
     assert summary["replay"]["share"] == pytest.approx(0.25, abs=0.02)
     packed = PackedSet(tmp_path / "data")
     assert packed.sources == ["small", "large", "replay"]
-    assert dict(zip(packed.sources, packed.rows_per_source, strict=True)) == summary["rows_per_set"]
+    assert (
+        dict(zip(packed.sources, packed.rows_per_source, strict=True))
+        == summary["rows_per_set"]
+    )
     trained = LossMasks(packed).trained_per_row
     sources = packed.source_of(np.arange(packed.rows))
     assert trained[sources < 2].sum() == summary["trained_tokens"]
-    assert trained[sources < 2].sum() == small_set["drawn_tokens"] + large_set["drawn_tokens"]
+    assert (
+        trained[sources < 2].sum()
+        == small_set["drawn_tokens"] + large_set["drawn_tokens"]
+    )
     assert summary["answers"] == small_set["drawn"] + large_set["drawn"]
     mask = (tmp_path / "data" / "train-00000.mask").read_bytes()
     run_stage("sft_data", inputs, config, tmp_path)
@@ -122,24 +178,44 @@ def test_answers_to_one_prompt_are_on_one_side_of_the_holdout(
 ) -> None:
     path = tmp_path / "set.jsonl"
     write_jsonl(
-        path, [{"prompt": f"q {n}", "completion": f"{answer} {n}"} for n in range(12) for answer in ("a", "b", "c")]
+        path,
+        [
+            {"prompt": f"q {n}", "completion": f"{answer} {n}"}
+            for n in range(12)
+            for answer in ("a", "b", "c")
+        ],
     )
     config = {"data": [{"path": str(path)}], "holdout": 0.5, "seed": 5}
     (summary,) = run_stage("sft_data", inputs, config, tmp_path)["sets"]
     sides = [
-        {piece["id"].hex() for piece in packed.pieces(np.arange(packed.rows)).to_pylist()}
-        for packed in (PackedSet(tmp_path / "data"), PackedSet(tmp_path / "data" / HELD_OUT))
+        {
+            piece["id"].hex()
+            for piece in packed.pieces(np.arange(packed.rows)).to_pylist()
+        }
+        for packed in (
+            PackedSet(tmp_path / "data"),
+            PackedSet(tmp_path / "data" / HELD_OUT),
+        )
     ]
     assert len(sides[0]) + len(sides[1]) == summary["used"] == 36
     assert len(sides[1]) == summary["held_out"]
     prompts = [
-        {example["messages"][0]["content"] for example in read_examples(str(path), "sft") if example["id"] in side}
+        {
+            example["messages"][0]["content"]
+            for example in read_examples(str(path), "sft")
+            if example["id"] in side
+        }
         for side in sides
     ]
     assert not prompts[0] & prompts[1]
     assert min(map(len, prompts)) > 1
     with pytest.raises(NothingToTrainError, match=r"sft\.holdout"):
-        run_stage("sft_data", inputs, {**config, "data": [{"path": str(path), "limit": 1}], "holdout": 0.999}, tmp_path)
+        run_stage(
+            "sft_data",
+            inputs,
+            {**config, "data": [{"path": str(path), "limit": 1}], "holdout": 0.999},
+            tmp_path,
+        )
 
 
 def test_every_record_is_used_dropped_or_rejected_with_its_reason(
@@ -155,13 +231,22 @@ def test_every_record_is_used_dropped_or_rejected_with_its_reason(
     ]
     write_jsonl(path, rows)
     config = {"data": [{"path": str(path), "max_quarantined": 0.2}]}
-    (counts,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)["sets"]
-    assert [counts[key] for key in ("records", "refused", "unrenderable", "dropped", "used")] == [5, 1, 1, 1, 2]
-    assert any(event.get("message", "").startswith("set: 2 of 4 examples") for event in events)
-    assert counts["records"] == sum(
-        counts[key] for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit")
+    (counts,) = run_stage("sft_data", inputs, config, tmp_path, emit=events.append)[
+        "sets"
+    ]
+    assert [
+        counts[key] for key in ("records", "refused", "unrenderable", "dropped", "used")
+    ] == [5, 1, 1, 1, 2]
+    assert any(
+        event.get("message", "").startswith("set: 2 of 4 examples") for event in events
     )
-    (line,) = map(json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines())
+    assert counts["records"] == sum(
+        counts[key]
+        for key in ("refused", "unrenderable", "dropped", "used", "beyond_limit")
+    )
+    (line,) = map(
+        json.loads, (tmp_path / "data" / QUARANTINED).read_text().splitlines()
+    )
     assert line["place"] == "set.jsonl:3"
     assert "text" in line["reason"]
 
@@ -183,9 +268,20 @@ def test_prepared_examples_are_encoded_and_dropped_ones_counted(
         Context(tmp_path / "work", "sft_prepare", emit=lambda event: None),
     )
     prepared_inputs = {**inputs, "sft_prepare": tmp_path / "prepared"}
-    (counts,) = run_stage("sft_data", prepared_inputs, {"data": data}, tmp_path / "of_prepared")["sets"]
-    assert (counts["records"], counts["prepared_dropped"], counts["examples"]) == (5, {"exact_duplicate": 2}, 3)
-    run_stage("sft_data", inputs, {"data": [{"path": str(tmp_path / "once" / "set.jsonl")}]}, tmp_path / "of_once")
+    (counts,) = run_stage(
+        "sft_data", prepared_inputs, {"data": data}, tmp_path / "of_prepared"
+    )["sets"]
+    assert (counts["records"], counts["prepared_dropped"], counts["examples"]) == (
+        5,
+        {"exact_duplicate": 2},
+        3,
+    )
+    run_stage(
+        "sft_data",
+        inputs,
+        {"data": [{"path": str(tmp_path / "once" / "set.jsonl")}]},
+        tmp_path / "of_once",
+    )
     for file in ("train-00000.bin", "train-00000.mask", "train-00000.docs.parquet"):
         assert (tmp_path / "of_prepared" / "data" / file).read_bytes() == (
             tmp_path / "of_once" / "data" / file
@@ -208,15 +304,35 @@ def test_unaccounted_record_is_an_error() -> None:
         check_records("sft_data: set", {**counts, "quarantined": 0})
 
 
-def test_replay_needs_rows_of_the_mixture_length(run_stage: Any, inputs: dict[str, Path], tmp_path: Path) -> None:
-    config = {"data": [{"path": write(tmp_path / "a.jsonl", 3, "a")}], "replay": 0.1, "sequence_length": 48}
+def test_replay_needs_rows_of_the_mixture_length(
+    run_stage: Any, inputs: dict[str, Path], tmp_path: Path
+) -> None:
+    config = {
+        "data": [{"path": write(tmp_path / "a.jsonl", 3, "a")}],
+        "replay": 0.1,
+        "sequence_length": 48,
+    }
     with pytest.raises(ReplayError, match=r"32 .*sft\.sequence_length .*48"):
         run_stage("sft_data", inputs, config, tmp_path)
 
 
 def test_sets_are_named_after_their_files() -> None:
-    paths = ["python-docs://", "a/chats.jsonl.zst", "b/chats.parquet", "s3://bucket/folder/", "*.jsonl", "replay.json"]
-    assert set_names(paths, ["replay"]) == ["python-docs", "chats", "chats-2", "folder", "set", "replay-2"]
+    paths = [
+        "python-docs://",
+        "a/chats.jsonl.zst",
+        "b/chats.parquet",
+        "s3://bucket/folder/",
+        "*.jsonl",
+        "replay.json",
+    ]
+    assert set_names(paths, ["replay"]) == [
+        "python-docs",
+        "chats",
+        "chats-2",
+        "folder",
+        "set",
+        "replay-2",
+    ]
 
 
 def test_weights_are_given_for_all_sets_or_none() -> None:

@@ -12,13 +12,22 @@ STEP = {"step": 120, "loss": 9.5, "grad_norm": 3.0, "mean": 2.0, "deviation": 0.
 
 
 def documents(losses: list[float]) -> list[dict[str, object]]:
-    return [{"id": f"{number:02x}", "source": "web", "loss": loss} for number, loss in enumerate(losses)]
+    return [
+        {"id": f"{number:02x}", "source": "web", "loss": loss}
+        for number, loss in enumerate(losses)
+    ]
 
 
 def test_documents_are_ordered_by_loss_and_outliers_are_attributed() -> None:
-    """Nine losses of 1 and one of 11: the mean is 2, the deviation sqrt(10), so attribution begins at 8.3."""
+    """Nine losses of 1 and one of 11: the mean is 2, the deviation sqrt(10), so
+    attribution begins at 8.3.
+    """
     report = examine(STEP, documents([1.0] * 4 + [11.0] + [1.0] * 5))
-    assert [document["id"] for document in report["documents"]][:3] == ["04", "00", "01"]
+    assert [document["id"] for document in report["documents"]][:3] == [
+        "04",
+        "00",
+        "01",
+    ]
     assert report["suspects"] == ["04"]
     assert report["mean"] == 2.0
 
@@ -26,7 +35,12 @@ def test_documents_are_ordered_by_loss_and_outliers_are_attributed() -> None:
 def test_losses_of_nan_are_attributed() -> None:
     report = examine(STEP, documents([1.0, math.nan, 50.0, math.inf]))
     assert report["suspects"] == ["01", "03"]
-    assert [document["loss"] for document in report["documents"]] == [None, None, 50.0, 1.0]
+    assert [document["loss"] for document in report["documents"]] == [
+        None,
+        None,
+        50.0,
+        1.0,
+    ]
 
 
 def test_largest_of_similar_losses_is_attributed() -> None:
@@ -38,7 +52,9 @@ def test_reports_are_pages_and_json_with_one_exclusion_list(tmp_path: Path) -> N
     written = documents([1.0, 1.0, 9.0])
     written[2]["text"] = "<script>alert(1)</script>"
     write_spike_report(tmp_path, examine(STEP, written))
-    write_spike_report(tmp_path, examine({**STEP, "step": 300, "loss": None}, documents([8.0])))
+    write_spike_report(
+        tmp_path, examine({**STEP, "step": 300, "loss": None}, documents([8.0]))
+    )
     assert (tmp_path / "exclude.txt").read_text() == "00\n02\n"
     assert json.loads((tmp_path / "step-120.json").read_text())["suspects"] == ["02"]
     page = (tmp_path / "step-120.html").read_text()
@@ -47,7 +63,11 @@ def test_reports_are_pages_and_json_with_one_exclusion_list(tmp_path: Path) -> N
     assert "src=" not in page  # it is self-contained
     assert "<b>loss</b> NaN or Inf" in (tmp_path / "step-300.html").read_text()
     forget_after(tmp_path, 200)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["exclude.txt", "step-120.html", "step-120.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "exclude.txt",
+        "step-120.html",
+        "step-120.json",
+    ]
     assert (tmp_path / "exclude.txt").read_text() == "02\n"
 
 
@@ -60,14 +80,25 @@ def test_document_is_shown_with_origin_scores_and_text(tmp_path: Path) -> None:
         "cluster": "abcdef0123",
         "cluster_size": 3,
     }
-    written = [{**document, "text": "0 0 0", "row": 7} for document in documents([1.0, 9.0])]
+    written = [
+        {**document, "text": "0 0 0", "row": 7} for document in documents([1.0, 9.0])
+    ]
     report = examine(STEP, [written[0], {**written[1], **origin}])
     write_spike_report(tmp_path, report)
-    assert json.loads((tmp_path / "step-120.json").read_text())["documents"][0]["quality"] == origin["quality"]
+    assert (
+        json.loads((tmp_path / "step-120.json").read_text())["documents"][0]["quality"]
+        == origin["quality"]
+    )
     page = (tmp_path / "step-120.html").read_text()
     assert page.count("<th>") == 6
-    assert "<th>loss</th><th>id</th><th>source</th><th>row</th><th>where from, how judged</th><th>text</th>" in page
-    assert "https://site.example/a · en · gopher 0.25 · words 40 · cluster abcdef01 of 3" in page
+    assert (
+        "<th>loss</th><th>id</th><th>source</th><th>row</th><th>where from, how "
+        "judged</th><th>text</th>" in page
+    )
+    assert (
+        "https://site.example/a · en · gopher 0.25 · words 40 · cluster abcdef01 of 3"
+        in page
+    )
 
 
 def test_unreadable_scores_are_a_warning(tmp_path: Path) -> None:

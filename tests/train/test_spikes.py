@@ -4,13 +4,21 @@ import math
 
 import torch
 
-from gristmill.train.loop.spikes import Streak, empty_window, judge, remember_loss, rollback_step
+from gristmill.train.loop.spikes import (
+    Streak,
+    empty_window,
+    judge,
+    remember_loss,
+    rollback_step,
+)
 
 CPU = torch.device("cpu")
 FINE = torch.tensor(1.0)
 
 
-def is_bad_step(loss: torch.Tensor, norm: torch.Tensor, window: torch.Tensor, sigma: float) -> bool:
+def is_bad_step(
+    loss: torch.Tensor, norm: torch.Tensor, window: torch.Tensor, sigma: float
+) -> bool:
     return bool(judge(loss, norm, window, sigma)[0])
 
 
@@ -29,7 +37,9 @@ def test_infinite_loss_or_gradient_is_bad_from_the_first_step() -> None:
 
 
 def test_spikes_are_detected_after_64_losses() -> None:
-    """Losses alternate between 1 and 3: mean 2, deviation sqrt(n / (n - 1)), so 6 sigma ends near 8.05."""
+    """Losses alternate between 1 and 3: mean 2, deviation sqrt(n / (n - 1)), so 6 sigma
+    ends near 8.05.
+    """
     losses = [1.0, 3.0] * 32
     assert not is_bad_step(torch.tensor(1000.0), FINE, window_of(losses[:63]), 6.0)
     assert is_bad_step(torch.tensor(8.1), FINE, window_of(losses), 6.0)
@@ -64,4 +74,10 @@ def test_bad_steps_in_a_row_make_a_rollback_due_before_the_first() -> None:
 
 
 def test_rollback_step_is_the_last_checkpoint_before() -> None:
-    assert [rollback_step(due_step, 10) for due_step in (1, 10, 11, 12, 21)] == [0, 0, 10, 10, 20]
+    assert [rollback_step(due_step, 10) for due_step in (1, 10, 11, 12, 21)] == [
+        0,
+        0,
+        10,
+        10,
+        20,
+    ]

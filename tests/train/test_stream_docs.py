@@ -1,4 +1,6 @@
-"""Runnable examples of docs/stream.md and docs/parts.md, in page order, and their promised results."""
+"""Runnable examples of docs/stream.md and docs/parts.md, in page order, and their
+promised results.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def torchtitan_stub() -> ModuleType:
-    """The part of torchtitan 0.3's `components/dataloader.py` that custom loaders need."""
+    """The part of torchtitan 0.3's `components/dataloader.py` that custom loaders
+    need.
+    """
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     class ParallelAwareDataloader(StatefulDataLoader):
@@ -36,7 +40,9 @@ def torchtitan_stub() -> ModuleType:
             dataset_path: str | None = None
             num_workers: int = 0
 
-        def __init__(self, dataset: Any, dp_rank: int, dp_world_size: int, **settings: Any) -> None:
+        def __init__(
+            self, dataset: Any, dp_rank: int, dp_world_size: int, **settings: Any
+        ) -> None:
             self.ranks = (dp_rank, dp_world_size)
             super().__init__(dataset, **settings)
 
@@ -46,7 +52,9 @@ def torchtitan_stub() -> ModuleType:
 
 
 def run_examples(page: str, folder: Path, mix_folder: Path) -> dict[str, Any]:
-    """Run all examples of a page beside a packed set in `packed`, and return their names."""
+    """Run all examples of a page beside a packed set in `packed`, and return their
+    names.
+    """
     text, names = (DOCS / page).read_text(), {"__name__": "page"}
     shutil.copytree(mix_folder, folder / "packed")
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -54,7 +62,9 @@ def run_examples(page: str, folder: Path, mix_folder: Path) -> dict[str, Any]:
         patch.chdir(folder)
         for name in ("torchtitan", "torchtitan.components"):
             patch.setitem(sys.modules, name, ModuleType(name))
-        patch.setitem(sys.modules, "torchtitan.components.dataloader", torchtitan_stub())
+        patch.setitem(
+            sys.modules, "torchtitan.components.dataloader", torchtitan_stub()
+        )
         patch.setitem(sys.modules, "page", ModuleType("page"))
         for number, block in enumerate(blocks):
             exec(compile(block, f"{page}, example {number + 1}", "exec"), names)
@@ -70,7 +80,11 @@ def names(mix_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 def batches(names: dict[str, Any], **settings: Any) -> list[Any]:
     """Batches of the first epoch of the page's set."""
-    return list(gristmill.stream(names["folder"] / "packed", batch_size=8, seed=1, epochs=1, **settings))
+    return list(
+        gristmill.stream(
+            names["folder"] / "packed", batch_size=8, seed=1, epochs=1, **settings
+        )
+    )
 
 
 def test_stream_resumes_on_more_ranks(names: dict[str, Any]) -> None:
@@ -101,7 +115,9 @@ def test_transformers_trainer_resumes_with_the_losses_of_an_uninterrupted_one(
     assert all(
         torch.equal(parameter, resumed_parameter)
         for parameter, resumed_parameter in zip(
-            names["whole"].model.parameters(), names["resumed"].model.parameters(), strict=True
+            names["whole"].model.parameters(),
+            names["resumed"].model.parameters(),
+            strict=True,
         )
     )
     # Without `seek` the Trainer rereads and drops the rows of earlier steps.
@@ -112,11 +128,16 @@ def test_transformers_trainer_resumes_with_the_losses_of_an_uninterrupted_one(
     assert losses(slow) == full_losses
 
 
-def test_transformers_trainer_reads_rows_in_our_order(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_trainer_reads_rows_in_our_order(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(names["folder"])
     trainer = names["make_trainer"]("untrained")
     expected = torch.cat([batch["input_ids"] for batch in batches(names)])
-    read = [batch["input_ids"] for batch, _ in zip(trainer.get_train_dataloader(), range(20), strict=False)]
+    read = [
+        batch["input_ids"]
+        for batch, _ in zip(trainer.get_train_dataloader(), range(20), strict=False)
+    ]
     assert torch.equal(torch.cat(read)[: len(expected)], expected)
 
 
@@ -144,15 +165,26 @@ def save_batches_of_rank(rank: int, folder: Path, port: int) -> None:
         )
     )
     arguments = TrainingArguments(
-        str(folder / "trained"), max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to="none"
+        str(folder / "trained"),
+        max_steps=3,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        report_to="none",
     )
-    trainer = Trainer(model, arguments, train_dataset=gristmill.stream(folder / "packed", seed=1))
-    read = [batch["input_ids"] for batch, _ in zip(trainer.get_train_dataloader(), range(3), strict=False)]
+    trainer = Trainer(
+        model, arguments, train_dataset=gristmill.stream(folder / "packed", seed=1)
+    )
+    read = [
+        batch["input_ids"]
+        for batch, _ in zip(trainer.get_train_dataloader(), range(3), strict=False)
+    ]
     torch.save(read, folder / f"rank-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_transformers_trainer_distributes_the_stream_over_processes(names: dict[str, Any]) -> None:
+def test_transformers_trainer_distributes_the_stream_over_processes(
+    names: dict[str, Any],
+) -> None:
     folder, expected = names["folder"], batches(names)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -160,10 +192,14 @@ def test_transformers_trainer_distributes_the_stream_over_processes(names: dict[
     torch.multiprocessing.spawn(save_batches_of_rank, (folder, port), nprocs=2)  # type: ignore[no-untyped-call]
     read = [torch.load(folder / f"rank-{rank}.pt") for rank in (0, 1)]
     for step in range(3):
-        assert torch.equal(torch.cat([read[0][step], read[1][step]]), expected[step]["input_ids"])
+        assert torch.equal(
+            torch.cat([read[0][step], read[1][step]]), expected[step]["input_ids"]
+        )
 
 
-def test_torchtitan_loader_gives_input_positions_and_shifted_labels(names: dict[str, Any]) -> None:
+def test_torchtitan_loader_gives_input_positions_and_shifted_labels(
+    names: dict[str, Any],
+) -> None:
     inputs, labels, expected = names["inputs"], names["labels"], batches(names)
     assert sorted(inputs) == ["input", "positions"]
     assert torch.equal(inputs["input"], expected[0]["input_ids"][0::2])
@@ -171,11 +207,14 @@ def test_torchtitan_loader_gives_input_positions_and_shifted_labels(names: dict[
     assert names["loader"].ranks == (0, 2)
 
 
-def test_examples_of_parts_give_the_promised_results(mix_folder: Path, tmp_path: Path) -> None:
+def test_examples_of_parts_give_the_promised_results(
+    mix_folder: Path, tmp_path: Path
+) -> None:
     names = run_examples("parts.md", tmp_path, mix_folder)
     targets = gristmill.losses.next_tokens(names["ids"])
     torch.manual_seed(0)
-    assert names["loss"].item() == pytest.approx(6.24, abs=0.2)  # ln 512, before training
+    # ln 512, before training
+    assert names["loss"].item() == pytest.approx(6.24, abs=0.2)
     assert targets.shape == names["ids"].shape
     assert names["pair_losses"].tolist() == pytest.approx(
         [0.6931472] * 2
@@ -189,5 +228,7 @@ def test_examples_of_parts_give_the_promised_results(mix_folder: Path, tmp_path:
     assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
     assert trained[-1]["loss"] < trained[0]["loss"]
     page = (DOCS / "parts.md").read_text()
-    undocumented = {name for name in gristmill.losses.__all__ if not re.search(rf"\b{name}\b", page)}
+    undocumented = {
+        name for name in gristmill.losses.__all__ if not re.search(rf"\b{name}\b", page)
+    }
     assert undocumented == {"IGNORED"}

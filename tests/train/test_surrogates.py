@@ -1,4 +1,6 @@
-"""Losses and advantages of reinforcement learning: values computed by hand, and invariants."""
+"""Losses and advantages of reinforcement learning: values computed by hand, and
+invariants.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,38 @@ def tensor(*rows: object) -> Tensor:
 
 
 def test_surrogate_is_clipped_only_if_that_lowers_the_objective() -> None:
-    """Ratios 0.5, 1, 1.5 give 1, 2, 2.4 (clipped at 1.2) for A = 2 and -1.6 (clipped at 0.8), -2, -3 for A = -2."""
+    """Ratios 0.5, 1, 1.5 give 1, 2, 2.4 (clipped at 1.2) for A = 2 and -1.6 (clipped at
+    0.8), -2, -3 for A = -2.
+    """
     ratios = tensor(0.5, 1.0, 1.5)
     old = torch.zeros(3, dtype=torch.float64)
     loss, clipped = surrogate_loss(ratios.log(), old, tensor(2.0, 2.0, 2.0), clip=0.2)
     torch.testing.assert_close(loss, -tensor(1.0, 2.0, 2.4))
     assert clipped.tolist() == [False, False, True]
-    loss, clipped = surrogate_loss(ratios.log(), old, tensor(-2.0, -2.0, -2.0), clip=0.2)
+    loss, clipped = surrogate_loss(
+        ratios.log(), old, tensor(-2.0, -2.0, -2.0), clip=0.2
+    )
     torch.testing.assert_close(loss, tensor(1.6, 2.0, 3.0))
     assert clipped.tolist() == [True, False, False]
 
 
 def test_clip_high_changes_only_the_upper_bound() -> None:
     ratios = tensor(0.5, 1.5)
-    loss, _ = surrogate_loss(ratios.log(), torch.zeros_like(ratios), tensor(1.0, 1.0), clip=0.2, clip_high=0.28)
+    loss, _ = surrogate_loss(
+        ratios.log(),
+        torch.zeros_like(ratios),
+        tensor(1.0, 1.0),
+        clip=0.2,
+        clip_high=0.28,
+    )
     torch.testing.assert_close(loss, -tensor(0.5, 1.28))
-    loss, _ = surrogate_loss(ratios.log(), torch.zeros_like(ratios), tensor(-1.0, -1.0), clip=0.2, clip_high=0.28)
+    loss, _ = surrogate_loss(
+        ratios.log(),
+        torch.zeros_like(ratios),
+        tensor(-1.0, -1.0),
+        clip=0.2,
+        clip_high=0.28,
+    )
     torch.testing.assert_close(loss, tensor(0.8, 1.5))
 
 
@@ -57,14 +75,22 @@ def test_clipped_token_has_no_gradient_and_on_policy_token_that_of_reinforce() -
 
 
 def test_critic_loss_is_the_larger_of_plain_and_clipped_error() -> None:
-    """v = 1.0, old 0.5, target 2: plain 1^2 / 2 = 0.5, clipped to 0.7: 1.3^2 / 2 = 0.845; and the reverse."""
+    """v = 1.0, old 0.5, target 2: plain 1^2 / 2 = 0.5, clipped to 0.7: 1.3^2 / 2 =
+    0.845; and the reverse.
+    """
     values, old, returns = tensor(1.0, 1.0), tensor(0.5, 0.9), tensor(2.0, 0.0)
-    torch.testing.assert_close(value_loss(values, old, returns, clip=0.2), tensor(0.845, 0.5))
-    torch.testing.assert_close(value_loss(values, old, returns, clip=None), tensor(0.5, 0.5))
+    torch.testing.assert_close(
+        value_loss(values, old, returns, clip=0.2), tensor(0.845, 0.5)
+    )
+    torch.testing.assert_close(
+        value_loss(values, old, returns, clip=None), tensor(0.5, 0.5)
+    )
 
 
 def test_kl_estimators_of_two_known_distributions() -> None:
-    """p = (3/4, 1/4), q = (1/2, 1/2): KL(p || q) = 3/4 ln 3/2 + 1/4 ln 1/2; k1 and k3 have it as their mean under p."""
+    """p = (3/4, 1/4), q = (1/2, 1/2): KL(p || q) = 3/4 ln 3/2 + 1/4 ln 1/2; k1 and k3
+    have it as their mean under p.
+    """
     p, q = tensor(0.75, 0.25), tensor(0.5, 0.5)
     truth = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
     mean = {
@@ -73,12 +99,19 @@ def test_kl_estimators_of_two_known_distributions() -> None:
     }
     assert mean["k1"] == pytest.approx(truth, abs=1e-12)
     assert mean["k3"] == pytest.approx(truth, abs=1e-12)
-    assert mean["k2"] == pytest.approx(0.5 * (0.75 * math.log(1.5) ** 2 + 0.25 * math.log(0.5) ** 2), abs=1e-12)
-    torch.testing.assert_close(kl_estimate(tensor(math.log(2.0)), tensor(0.0), "k3"), tensor(math.log(2.0) - 0.5))
+    assert mean["k2"] == pytest.approx(
+        0.5 * (0.75 * math.log(1.5) ** 2 + 0.25 * math.log(0.5) ** 2), abs=1e-12
+    )
+    torch.testing.assert_close(
+        kl_estimate(tensor(math.log(2.0)), tensor(0.0), "k3"),
+        tensor(math.log(2.0) - 0.5),
+    )
 
 
 def test_gradients_of_kl_estimators() -> None:
-    """Gradients of mean estimates by the logits, under the distribution of the policy with fixed draws."""
+    """Gradients of mean estimates by the logits, under the distribution of the policy
+    with fixed draws.
+    """
     logits, reference = tensor(0.3, -0.2, 0.1), tensor(0.2, 0.5, 0.3).log()
 
     def gradient(of: str, corrected: bool = False) -> Tensor:
@@ -123,34 +156,49 @@ def test_advantages_within_groups() -> None:
     rewards = tensor(1.0, 0.0, 0.0, 1.0, 3.0, 3.0, 3.0, 3.0)
     by_group = 0.5 / (math.sqrt(1 / 3) + 1e-4)
     torch.testing.assert_close(
-        group_advantages(rewards, 4, "group"), tensor(by_group, -by_group, -by_group, by_group, 0.0, 0.0, 0.0, 0.0)
+        group_advantages(rewards, 4, "group"),
+        tensor(by_group, -by_group, -by_group, by_group, 0.0, 0.0, 0.0, 0.0),
     )
-    torch.testing.assert_close(group_advantages(rewards, 4, "none"), tensor(0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0))
+    torch.testing.assert_close(
+        group_advantages(rewards, 4, "none"),
+        tensor(0.5, -0.5, -0.5, 0.5, 0.0, 0.0, 0.0, 0.0),
+    )
     deviation = float(rewards.std())
-    torch.testing.assert_close(group_advantages(rewards, 4, "batch")[:2], tensor(0.5, -0.5) / (deviation + 1e-4))
+    torch.testing.assert_close(
+        group_advantages(rewards, 4, "batch")[:2],
+        tensor(0.5, -0.5) / (deviation + 1e-4),
+    )
     assert groups_without_variance(rewards, 4).tolist() == [False] * 4 + [True] * 4
 
 
 @given(st.lists(st.floats(-5, 5), min_size=6, max_size=6), st.floats(-3, 3))
 @settings(deadline=None)
-def test_group_advantages_sum_to_zero_and_ignore_shifted_rewards(values: list[float], shift: float) -> None:
+def test_group_advantages_sum_to_zero_and_ignore_shifted_rewards(
+    values: list[float], shift: float
+) -> None:
     rewards = tensor(*values)
     for scale in ("group", "none"):
         advantages = group_advantages(rewards, 3, scale)  # type: ignore[arg-type]
         assert advantages.view(2, 3).sum(dim=1).abs().max() < 1e-4
         if scale == "none":
-            torch.testing.assert_close(group_advantages(rewards + shift, 3, scale), advantages)
+            torch.testing.assert_close(
+                group_advantages(rewards + shift, 3, scale), advantages
+            )
 
 
 def test_token_rewards_are_penalties_plus_the_final_reward() -> None:
     mask = torch.tensor([[True, True, True], [True, False, False]])
-    rewards = token_rewards(tensor(5.0, 7.0), tensor([1.0, 2.0, 3.0], [4.0, 9.0, 9.0]), 0.1, mask)
+    rewards = token_rewards(
+        tensor(5.0, 7.0), tensor([1.0, 2.0, 3.0], [4.0, 9.0, 9.0]), 0.1, mask
+    )
     torch.testing.assert_close(rewards, tensor([-0.1, -0.2, 4.7], [6.6, 0.0, 0.0]))
 
 
 def test_generalised_advantages_by_hand() -> None:
-    """r = (0, 1), V = (0.5, 0.25), gamma 0.9, lambda 0.8: d1 = 0.75, d0 = 0.9 * 0.25 - 0.5 = -0.275,
-    A1 = 0.75, A0 = -0.275 + 0.72 * 0.75 = 0.265; the second answer is a token shorter."""
+    """r = (0, 1), V = (0.5, 0.25), gamma 0.9, lambda 0.8: d1 = 0.75, d0 = 0.9 * 0.25 -
+    0.5 = -0.275, A1 = 0.75, A0 = -0.275 + 0.72 * 0.75 = 0.265; the second answer is a
+    token shorter.
+    """
     rewards, values = tensor([0.0, 1.0], [1.0, 99.0]), tensor([0.5, 0.25], [0.4, 99.0])
     mask = torch.tensor([[True, True], [True, False]])
     advantages, returns = generalised_advantages(rewards, values, mask, 0.9, 0.8)
@@ -158,19 +206,27 @@ def test_generalised_advantages_by_hand() -> None:
     torch.testing.assert_close(returns, tensor([0.765, 1.0], [1.0, 0.0]))
 
 
-@given(st.integers(1, 5), st.floats(0.5, 1.0), st.floats(0.0, 1.0), st.integers(0, 1000))
+@given(
+    st.integers(1, 5), st.floats(0.5, 1.0), st.floats(0.0, 1.0), st.integers(0, 1000)
+)
 @settings(deadline=None)
 def test_generalised_advantages_equal_the_sum_of_the_paper(
     length: int, discount: float, gae_lambda: float, seed: int
 ) -> None:
     numbers = torch.Generator().manual_seed(seed)
-    rewards, values = (torch.randn(1, length, dtype=torch.float64, generator=numbers) for _ in range(2))
+    rewards, values = (
+        torch.randn(1, length, dtype=torch.float64, generator=numbers) for _ in range(2)
+    )
     advantages, _ = generalised_advantages(
         rewards, values, torch.ones(1, length, dtype=torch.bool), discount, gae_lambda
     )
     r, v = rewards[0].tolist(), [*values[0].tolist(), 0.0]
     expected = [
-        sum((discount * gae_lambda) ** k * (r[t + k] + discount * v[t + k + 1] - v[t + k]) for k in range(length - t))
+        sum(
+            (discount * gae_lambda) ** k
+            * (r[t + k] + discount * v[t + k + 1] - v[t + k])
+            for k in range(length - t)
+        )
         for t in range(length)
     ]
     assert advantages[0].tolist() == pytest.approx(expected, abs=1e-9)
@@ -178,33 +234,45 @@ def test_generalised_advantages_equal_the_sum_of_the_paper(
 
 def test_returns_with_lambda_and_gamma_one_are_the_rewards_to_come() -> None:
     values = tensor([0.3, -0.2, 0.9])
-    _, returns = generalised_advantages(tensor([1.0, 2.0, 4.0]), values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0)
+    _, returns = generalised_advantages(
+        tensor([1.0, 2.0, 4.0]), values, torch.ones(1, 3, dtype=torch.bool), 1.0, 1.0
+    )
     torch.testing.assert_close(returns, tensor([7.0, 6.0, 4.0]))
 
 
 def test_whitened_advantages_have_mean_0_and_variance_1_over_the_mask() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     advantages = whitened(tensor([1.0, 2.0, 77.0], [6.0, 88.0, 99.0]), mask)
-    torch.testing.assert_close(advantages[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0))
+    torch.testing.assert_close(
+        advantages[mask], (tensor(1.0, 2.0, 6.0) - 3.0) / math.sqrt(7.0)
+    )
     assert advantages[~mask].eq(0.0).all()
     assert whitened(tensor([5.0]), torch.tensor([[True]])).tolist() == [[0.0]]
 
 
 @given(st.integers(0, 2**31), st.floats(0.5, 1.0), st.floats(0.0, 1.0))
 @settings(max_examples=30, deadline=None)
-def test_tool_responses_do_not_affect_rewards_and_advantages(seed: int, discount: float, gae_lambda: float) -> None:
+def test_tool_responses_do_not_affect_rewards_and_advantages(
+    seed: int, discount: float, gae_lambda: float
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     mask = torch.tensor([[True, True, False, False, True, False, True, True, False]])
-    random_values = [torch.randn(1, 9, generator=draw, dtype=torch.float64) for _ in range(2)]
+    random_values = [
+        torch.randn(1, 9, generator=draw, dtype=torch.float64) for _ in range(2)
+    ]
     divergence, values = (advantages * mask for advantages in random_values)
     reward = torch.tensor([2.0], dtype=torch.float64)
     rewards = token_rewards(reward, divergence, 0.1, mask)
-    short_rewards = token_rewards(reward, divergence[mask][None], 0.1, torch.ones(1, 5, dtype=torch.bool))
+    short_rewards = token_rewards(
+        reward, divergence[mask][None], 0.1, torch.ones(1, 5, dtype=torch.bool)
+    )
     torch.testing.assert_close(rewards[mask], short_rewards[0])
     assert not rewards[~mask].any()
     estimates = generalised_advantages(rewards, values, mask, discount, gae_lambda)
     short_mask = torch.ones(1, 5, dtype=torch.bool)
-    expected = generalised_advantages(short_rewards, values[mask][None], short_mask, discount, gae_lambda)
+    expected = generalised_advantages(
+        short_rewards, values[mask][None], short_mask, discount, gae_lambda
+    )
     for advantages, expected_advantages in zip(estimates, expected, strict=True):
         torch.testing.assert_close(advantages[mask], expected_advantages[0])
         assert not advantages[~mask].any()

@@ -1,4 +1,6 @@
-"""Weights on disk: safetensors bytes, shards that transformers loads, and low peak memory."""
+"""Weights on disk: safetensors bytes, shards that transformers loads, and low peak
+memory.
+"""
 
 from __future__ import annotations
 
@@ -31,25 +33,38 @@ from gristmill.train.models.tensor_files import (
 from gristmill.train.models.weights import load_model, save_model
 from gristmill.train.stages.export import write_folder
 
-SIZES = st.lists(st.tuples(st.sampled_from(list(NAMES)), st.lists(st.integers(0, 5), max_size=3)), max_size=8)
+SIZES = st.lists(
+    st.tuples(st.sampled_from(list(NAMES)), st.lists(st.integers(0, 5), max_size=3)),
+    max_size=8,
+)
 
 
 def tensors_of(sizes: list[tuple[torch.dtype, list[int]]]) -> dict[str, torch.Tensor]:
     return {
-        f"t{number}": (torch.arange(torch.Size(size).numel()).reshape(size) * 3 % 7).to(dtype)
+        f"t{number}": (torch.arange(torch.Size(size).numel()).reshape(size) * 3 % 7).to(
+            dtype
+        )
         for number, (dtype, size) in enumerate(sizes)
     }
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(SIZES)
-def test_tensor_files_round_trip_with_safetensors(tmp_path: Path, sizes: list[tuple[torch.dtype, list[int]]]) -> None:
+def test_tensor_files_round_trip_with_safetensors(
+    tmp_path: Path, sizes: list[tuple[torch.dtype, list[int]]]
+) -> None:
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
     tensors = tensors_of(sizes)
     write_tensors(
-        tmp_path / "ours", {name: ready(tensor) for name, tensor in tensors.items()}, {"format": "pt", "a": "b"}
+        tmp_path / "ours",
+        {name: ready(tensor) for name, tensor in tensors.items()},
+        {"format": "pt", "a": "b"},
     )
     theirs = load_file(tmp_path / "ours")
     with safe_open(tmp_path / "ours", "pt") as file:
@@ -65,7 +80,9 @@ def test_tensor_files_round_trip_with_safetensors(tmp_path: Path, sizes: list[tu
 
 def test_unplanned_tensor_and_truncated_file_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a .*\(2,\) .*\(3,\)"):
-        write_tensors(tmp_path / "f", {"a": Planned(torch.float32, (3,), lambda: torch.zeros(2))})
+        write_tensors(
+            tmp_path / "f", {"a": Planned(torch.float32, (3,), lambda: torch.zeros(2))}
+        )
     assert not (tmp_path / "f").exists()
     write_tensors(tmp_path / "f", {"a": ready(torch.zeros(9))})
     (tmp_path / "f").write_bytes((tmp_path / "f").read_bytes()[:-4])
@@ -73,13 +90,20 @@ def test_unplanned_tensor_and_truncated_file_are_rejected(tmp_path: Path) -> Non
         TensorFile(tmp_path / "f").read("a")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 200))
-def test_shards_keep_order_and_size_limit_and_are_indexed(tmp_path: Path, counts: list[int], max_bytes: int) -> None:
+def test_shards_keep_order_and_size_limit_and_are_indexed(
+    tmp_path: Path, counts: list[int], max_bytes: int
+) -> None:
     for path in tmp_path.glob("model*"):
         path.unlink()
     groups = [
-        {f"t{number:02d}": ready(torch.full((count,), number, dtype=torch.int8))} for number, count in enumerate(counts)
+        {f"t{number:02d}": ready(torch.full((count,), number, dtype=torch.int8))}
+        for number, count in enumerate(counts)
     ]
     write_model(tmp_path, groups, max_bytes)
     if not (tmp_path / INDEX_FILE).exists():
@@ -90,31 +114,48 @@ def test_shards_keep_order_and_size_limit_and_are_indexed(tmp_path: Path, counts
     files = list(dict.fromkeys(index["weight_map"].values()))
     assert sorted(path.name for path in tmp_path.glob("model-*")) == files
     shards = [
-        [counts[int(name[1:])] for name, file in index["weight_map"].items() if file == file_name]
+        [
+            counts[int(name[1:])]
+            for name, file in index["weight_map"].items()
+            if file == file_name
+        ]
         for file_name in files
     ]
     assert [count for shard in shards for count in shard] == counts
-    assert all(0 < sum(shard) <= max_bytes or sum(count > 0 for count in shard) == 1 for shard in shards)
+    assert all(
+        0 < sum(shard) <= max_bytes or sum(count > 0 for count in shard) == 1
+        for shard in shards
+    )
 
 
 @pytest.mark.parametrize("int8", [False, True])
 def test_sharded_export_loads_like_a_single_file(
-    tmp_path: Path, make_model: Callable[[Shape], Llama], tokenizer_folder: Path, int8: bool
+    tmp_path: Path,
+    make_model: Callable[[Shape], Llama],
+    tokenizer_folder: Path,
+    int8: bool,
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    shape = shape_of(Model(layers=3, width=32, heads=4, kv_heads=2, ffn_width=48), 400, 24)
+    shape = shape_of(
+        Model(layers=3, width=32, heads=4, kv_heads=2, ffn_width=48), 400, 24
+    )
     save_model(tmp_path / "trained", shape, dict(make_model(shape).named_parameters()))
     ids = torch.arange(20)[None] * 7 % 400
     logits = {}
     for name, max_bytes in (("single", 10**9), ("several", 30_000)):
         folder = tmp_path / name
         _, parameters, size = write_folder(
-            tmp_path / "trained", tokenizer_folder, Export(int8=int8, max_shard_bytes=max_bytes), folder
+            tmp_path / "trained",
+            tokenizer_folder,
+            Export(int8=int8, max_shard_bytes=max_bytes),
+            folder,
         )
         files = sorted(folder.glob("*.safetensors"))
         assert size == sum(path.stat().st_size for path in files)
-        assert parameters == sum(parameter.numel() for parameter in load_model(folder).parameters())
+        assert parameters == sum(
+            parameter.numel() for parameter in load_model(folder).parameters()
+        )
         with torch.no_grad():
             logits[name] = load_model(folder)(ids)
     assert len(files) > 1
@@ -122,7 +163,9 @@ def test_sharded_export_loads_like_a_single_file(
     assert torch.equal(logits["single"], logits["several"])
     if not int8:
         theirs = AutoModelForCausalLM.from_pretrained(folder)
-        torch.testing.assert_close(theirs(ids).logits, logits["single"], atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            theirs(ids).logits, logits["single"], atol=1e-4, rtol=0
+        )
 
 
 MEASURE = """
@@ -147,18 +190,38 @@ print(peak() - before)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from Linux")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="peak memory is read from Linux"
+)
 @pytest.mark.slow
-def test_export_never_holds_the_whole_model_in_memory(tmp_path: Path, make_model: Callable[[Shape], Llama]) -> None:
-    """At most seven of 25 matrices of up to 8 MB are held at once, as read, converted and written."""
-    shape = shape_of(Model(layers=12, width=512, heads=4, kv_heads=4, ffn_width=4096), 400, 24)
+def test_export_never_holds_the_whole_model_in_memory(
+    tmp_path: Path, make_model: Callable[[Shape], Llama]
+) -> None:
+    """At most seven of 25 matrices of up to 8 MB are held at once, as read, converted
+    and written.
+    """
+    shape = shape_of(
+        Model(layers=12, width=512, heads=4, kv_heads=4, ffn_width=4096), 400, 24
+    )
     with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
-    save_model(tmp_path / "trained", shape, {name: torch.zeros(size) for name, size in sizes.items()})
+        sizes = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
+    save_model(
+        tmp_path / "trained",
+        shape,
+        {name: torch.zeros(size) for name, size in sizes.items()},
+    )
     weights = (tmp_path / "trained" / WEIGHTS_FILE).stat().st_size
     assert weights > 300e6
     process = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path / "trained"), str(tmp_path / "out")],
+        [
+            sys.executable,
+            "-c",
+            MEASURE,
+            str(tmp_path / "trained"),
+            str(tmp_path / "out"),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -200,6 +263,11 @@ fork_ranks(2, gather)
 @pytest.mark.slow
 def test_only_the_first_process_gathers_the_whole_model() -> None:
     process = subprocess.run(
-        [sys.executable, "-c", GATHER], capture_output=True, text=True, check=False, timeout=240, cwd=ROOT
+        [sys.executable, "-c", GATHER],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=ROOT,
     )
     assert process.returncode == 0, process.stderr[-3000:]

@@ -1,4 +1,6 @@
-"""Rendezvous of torchrun ranks: sockets on the loopback address only, failures, and several hosts."""
+"""Rendezvous of torchrun ranks: sockets on the loopback address only, failures, and
+several hosts.
+"""
 
 from __future__ import annotations
 
@@ -47,12 +49,19 @@ with process_group() as world:
 
 
 @pytest.mark.slow
-def test_ranks_of_one_machine_listen_on_the_loopback_address_only(tmp_path: Path) -> None:
+def test_ranks_of_one_machine_listen_on_the_loopback_address_only(
+    tmp_path: Path,
+) -> None:
     """Fails if an upgrade of torch opens a store again."""
     (tmp_path / "ranks.py").write_text(LISTENERS)
     command = [*torchrun_command(tmp_path, ranks=2)[:-3], str(tmp_path / "ranks.py")]
     process = subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=240, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        command,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
     )
     assert sorted(process.stdout.splitlines()) == [
         f"{rank} 2 from the first ['{LOOPBACK}'] []" for rank in (0, 1)
@@ -65,7 +74,8 @@ def test_ranks_of_one_machine_listen_on_the_loopback_address_only(tmp_path: Path
         (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
         (
             torch.OutOfMemoryError("CUDA out of memory."),
-            "CUDA out of memory; lower micro_batch_size: the training resumes from its last checkpoint",
+            "CUDA out of memory; lower micro_batch_size: the training resumes from "
+            "its last checkpoint",
         ),
     ],
 )
@@ -118,22 +128,41 @@ def test_killed_rank_is_reported_and_others_are_terminated(tmp_path: Path) -> No
 
 
 def test_single_process_opens_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in (
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ):
         monkeypatch.setenv(name, "")  # restored after the test
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(dist, "TCPStore", None)
     with single_process() as world:
         assert (world.rank, world.size) == (0, 1)
         assert isinstance(dist.distributed_c10d._get_default_store(), dist.PrefixStore)
-        assert isinstance(dist.distributed_c10d._get_default_store().underlying_store, dist.HashStore)
+        assert isinstance(
+            dist.distributed_c10d._get_default_store().underlying_store, dist.HashStore
+        )
 
 
 @pytest.mark.slow
 def test_training_on_two_hosts_equals_that_on_one(
-    tokenizer_folder: Path, mix_folder: Path, pretrain_config: dict[str, Any], tmp_path: Path
+    tokenizer_folder: Path,
+    mix_folder: Path,
+    pretrain_config: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    """Hosts are processes of this machine: one leads, and the other follows until it is terminated."""
-    network = {"interface": "lo", "port": free_port(), "join_seconds": 200, "timeout_seconds": 200}
+    """Hosts are processes of this machine: one leads, and the other follows until it is
+    terminated.
+    """
+    network = {
+        "interface": "lo",
+        "port": free_port(),
+        "join_seconds": 200,
+        "timeout_seconds": 200,
+    }
     weights = []
     for name, nodes in (("one", 1), ("two", 2)):
         engine = Engine.model_validate({"ranks": 2, "nodes": nodes, "network": network})
@@ -151,24 +180,45 @@ def test_training_on_two_hosts_equals_that_on_one(
                 ],
             },
         )
-        command = [sys.executable, "-m", "gristmill.flows.running.execute", str(tmp_path / name)]
-        with subprocess.Popen([sys.executable, "-m", TAKE_PART, str(tmp_path / name), "lo"]) as follower:
+        command = [
+            sys.executable,
+            "-m",
+            "gristmill.flows.running.execute",
+            str(tmp_path / name),
+        ]
+        with subprocess.Popen(
+            [sys.executable, "-m", TAKE_PART, str(tmp_path / name), "lo"]
+        ) as follower:
             try:
                 process = subprocess.run(
-                    command, check=False, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, timeout=280
+                    command,
+                    check=False,
+                    env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+                    timeout=280,
                 )
                 assert process.returncode == 0
             finally:
                 follower.terminate()
         assert read_json(tmp_path / name / "work" / "result.json")["world_size"] == 2
-        weights.append((tmp_path / name / "data" / "model" / "model.safetensors").read_bytes())
+        weights.append(
+            (tmp_path / name / "data" / "model" / "model.safetensors").read_bytes()
+        )
         assert (tmp_path / name / "work" / "rendezvous.json").exists() == (nodes == 2)
     assert weights[0] == weights[1]
 
 
 def test_command_of_a_host_names_leader_and_timeouts(tmp_path: Path) -> None:
     engine = Engine.model_validate(
-        {"ranks": 8, "nodes": 2, "network": {"interface": "lo", "port": 4321, "join_seconds": 30, "timeout_seconds": 7}}
+        {
+            "ranks": 8,
+            "nodes": 2,
+            "network": {
+                "interface": "lo",
+                "port": 4321,
+                "join_seconds": 30,
+                "timeout_seconds": 7,
+            },
+        }
     ).model_dump(mode="json")
     leader = rendezvous.lead(tmp_path, engine)
     assert rendezvous.read_rendezvous(tmp_path) == leader
@@ -196,7 +246,9 @@ def test_ranks_are_divided_evenly_among_hosts() -> None:
         Engine(nodes=2, ranks=3)
 
 
-def test_unreachable_hosts_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unreachable_hosts_are_rejected(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     engine = Engine.model_validate({"ranks": 2, "nodes": 2}).model_dump(mode="json")
     with pytest.raises(rendezvous.HostsError, match=r"ib7.* lo"):
         rendezvous.address_of("ib7")
@@ -205,16 +257,30 @@ def test_unreachable_hosts_are_rejected(monkeypatch: pytest.MonkeyPatch, tmp_pat
         raise rendezvous.HostsError("no route")
 
     monkeypatch.setattr(rendezvous, "address_towards", no_route)
-    monkeypatch.setattr(rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5"})
+    monkeypatch.setattr(
+        rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5"}
+    )
     assert rendezvous.default_address() == "10.0.0.5"
-    monkeypatch.setattr(rendezvous, "addresses", lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"})
+    monkeypatch.setattr(
+        rendezvous,
+        "addresses",
+        lambda: {"lo": "127.0.0.1", "eth0": "10.0.0.5", "ib0": "10.1.0.5"},
+    )
     with pytest.raises(rendezvous.HostsError, match="eth0, ib0"):
         rendezvous.lead(tmp_path, engine)
 
 
-def test_process_groups_have_our_timeout(one_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_groups_have_our_timeout(
+    one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(rendezvous.TIMEOUT, "7.5")
     with single_process() as world:
-        groups = [dist.group.WORLD, *(world.mesh.get_group(name) for name in DIMENSIONS)]
-        timeouts = {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups}
+        groups = [
+            dist.group.WORLD,
+            *(world.mesh.get_group(name) for name in DIMENSIONS),
+        ]
+        timeouts = {
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+            for group in groups
+        }
     assert timeouts == {7.5}

@@ -1,4 +1,6 @@
-"""Rollouts through the interface of vLLM, with a stub that reads the same folder through transformers."""
+"""Rollouts through the interface of vLLM, with a stub that reads the same folder
+through transformers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ import pytest
 import torch
 
 from gristmill.train.reinforcement.rollouts import Generated
-from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, check_agreement
+from gristmill.train.reinforcement.vllm_engine import (
+    RolloutEngineError,
+    check_agreement,
+)
 from tests.train.test_rl import metrics, rl_config, shape, start, tensors_of  # noqa: F401 - fixtures
 
 BATCHES = 3
@@ -34,7 +39,9 @@ class SamplingParams:
 
 
 class LLM:
-    """The part of vLLM's class that is used; reads the folder again on request unless `stale`."""
+    """The part of vLLM's class that is used; reads the folder again on request unless
+    `stale`.
+    """
 
     stale = False
     instances: Sequence[Any] = ()
@@ -75,10 +82,15 @@ class LLM:
 
     @torch.no_grad()
     def generate(
-        self, prompts: list[dict[str, list[int]]], sampling: list[SamplingParams], use_tqdm: bool
+        self,
+        prompts: list[dict[str, list[int]]],
+        sampling: list[SamplingParams],
+        use_tqdm: bool,
     ) -> list[Any]:
         return [
-            SimpleNamespace(outputs=[self._generate_one(prompt["prompt_token_ids"], params)])
+            SimpleNamespace(
+                outputs=[self._generate_one(prompt["prompt_token_ids"], params)]
+            )
             for prompt, params in zip(prompts, sampling, strict=True)
         ]
 
@@ -139,7 +151,11 @@ def test_agreeing_engine_draws_the_answers(
     assert [line["step"] for line in lines] == [1, 2, 3]
     for line in lines:
         assert 0.0 <= line["rollouts/logp_difference"] < 1e-5
-        assert line["rollouts/logp_difference"] <= line["rollouts/largest_logp_difference"] < 1e-4
+        assert (
+            line["rollouts/logp_difference"]
+            <= line["rollouts/largest_logp_difference"]
+            < 1e-4
+        )
     (engine,) = vllm.instances
     assert engine.calls[:2] == ["reload_weights", "reset_prefix_cache"]
     assert Path(engine.folder) == tmp_path / "rl" / "work" / "vllm"
@@ -159,7 +175,9 @@ def test_engine_with_stale_weights_is_rejected_before_training(
     monkeypatch.setattr(vllm, "stale", True)
     with pytest.raises(RolloutEngineError, match=r"0\.\d+ .* 0\.001\b"):
         run_stage("rl", start, config, tmp_path / "rl")
-    files = sorted(path.name for path in (tmp_path / "rl" / "work" / "answers").glob("*"))
+    files = sorted(
+        path.name for path in (tmp_path / "rl" / "work" / "answers").glob("*")
+    )
     assert files == ["batch-00000000.parquet"]  # drawn with the initial weights
 
 
@@ -176,9 +194,17 @@ def test_missing_vllm_is_rejected(
 
 
 def test_difference_covers_drawn_tokens_only() -> None:
-    """Differences 0.1 and 0.3 at the drawn tokens have mean 0.2; the token between them is from a tool."""
-    answers = [Generated([1, 2, 3], True, (True, False, True), (), (-1.1, 0.0, -2.3)), Generated([4], True, (True,))]
-    ours, mask = torch.tensor([[-1.0, -9.0, -2.0], [0.0, 0.0, 0.0]]), torch.tensor([[True, False, True], [False] * 3])
+    """Differences 0.1 and 0.3 at the drawn tokens have mean 0.2; the token between them
+    is from a tool.
+    """
+    answers = [
+        Generated([1, 2, 3], True, (True, False, True), (), (-1.1, 0.0, -2.3)),
+        Generated([4], True, (True,)),
+    ]
+    ours, mask = (
+        torch.tensor([[-1.0, -9.0, -2.0], [0.0, 0.0, 0.0]]),
+        torch.tensor([[True, False, True], [False] * 3]),
+    )
     assert check_agreement(answers, ours, mask, 0.21) == {
         "rollouts/logp_difference": pytest.approx(0.2),
         "rollouts/largest_logp_difference": pytest.approx(0.3),

@@ -1,7 +1,8 @@
-"""Program of test_tuning_parallel.py that runs several fine-tuning stages in the same processes.
+"""Program of test_tuning_parallel.py that runs several fine-tuning stages in the same
+processes.
 
-Its arguments are the number of processes and a JSON file: a list of {"stage", "folder", "inputs", "config"} with an
-optional "parallel".
+Its arguments are the number of processes and a JSON file: a list of {"stage", "folder",
+"inputs", "config"} with an optional "parallel".
 """
 
 from __future__ import annotations
@@ -29,11 +30,15 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
     with process_group() as joined:
 
         @contextmanager
-        def same_group(parallel: Parallel, pipelined: bool, split: bool = True) -> Iterator[World]:
+        def same_group(
+            parallel: Parallel, pipelined: bool, split: bool = True
+        ) -> Iterator[World]:
             yield make_world(parallel, joined.device, pipelined, split)
 
         for job in jobs:
-            module: Any = importlib.import_module(f"gristmill.train.stages.{job['stage']}")
+            module: Any = importlib.import_module(
+                f"gristmill.train.stages.{job['stage']}"
+            )
             # The stage `dpo` delegates the loss kto to another module.
             module.process_group = kto.process_group = same_group
             folder = Path(job["folder"])
@@ -52,7 +57,9 @@ def train_all(jobs: list[dict[str, Any]]) -> None:
                 ),
             )
             if joined.is_first:
-                (folder / "data" / "summary.json").write_text(json.dumps(summary, default=str))
+                (folder / "data" / "summary.json").write_text(
+                    json.dumps(summary, default=str)
+                )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Jinja for templates that are not trusted with the machine's time and memory.
 
-Jinja's sandbox limits what a template may read and call, but not how much it computes: nested or recursive loops count
-to 10^10, and a text that is doubled forty times fills the memory. Here every operation is charged for its work, counted
-in units of about 50 ns, and a rendering may do MOST_WORK. The count depends on the template and its data alone, never
-on a clock, so the same rendering ends or fails on every machine.
+Jinja's sandbox limits what a template may read and call, but not how much it computes:
+nested or recursive loops count to 10^10, and a text that is doubled forty times fills
+the memory. Here every operation is charged for its work, counted in units of about 50
+ns, and a rendering may do MOST_WORK. The count depends on the template and its data
+alone, never on a clock, so the same rendering ends or fails on every machine.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MOST_WORK = 50_000_000
-"""Units of one rendering, some ten seconds: 1,001 messages with calls of tools take 0.2 million by the templates of
-Qwen3, Llama 3.1 and GLM-4.5, 8 million by gpt-oss's and 24 million by Gemma 4's, whose work is quadratic."""
+"""Units of one rendering, some ten seconds: 1,001 messages with calls of tools take 0.2
+million by the templates of Qwen3, Llama 3.1 and GLM-4.5, 8 million by gpt-oss's and 24
+million by Gemma 4's, whose work is quadratic.
+"""
 STEP = 32
 """Units of a turn of a loop, a call, an operator or a filter."""
 ELEMENT = 4
@@ -42,19 +45,49 @@ ABSENT_GLOBALS = ("lipsum",)
 """Makes any amount of text."""
 ABSENT_FILTERS = ("urlize",)
 """Takes quadratic time."""
-CONSTANT_TIME = frozenset({"length", "count", "default", "d", "attr", "first", "int", "float", "abs", "items"})
+CONSTANT_TIME = frozenset(
+    {"length", "count", "default", "d", "attr", "first", "int", "float", "abs", "items"}
+)
 """Filters whose time does not depend on the size of what they are given."""
 GROWING_METHODS = frozenset(
-    {"replace", "join", "ljust", "rjust", "center", "zfill", "expandtabs", "format", "format_map"}
+    {
+        "replace",
+        "join",
+        "ljust",
+        "rjust",
+        "center",
+        "zfill",
+        "expandtabs",
+        "format",
+        "format_map",
+    }
 )
 """Methods whose result may be as long as the product of what they are given."""
 COMPARISONS = frozenset(
-    {"in", "eq", "==", "equalto", "ne", "!=", "lt", "<", "lessthan", "le", "<=", "gt", ">", "greaterthan", "ge", ">="}
+    {
+        "in",
+        "eq",
+        "==",
+        "equalto",
+        "ne",
+        "!=",
+        "lt",
+        "<",
+        "lessthan",
+        "le",
+        "<=",
+        "gt",
+        ">",
+        "greaterthan",
+        "ge",
+        ">=",
+    }
 )
 """Tests whose time does."""
 
 _COUNTED, _WRITTEN, _COMPARED, _SLICED, _JOINED, _CHARGED = (
-    f"{name} by gristmill" for name in ("counted", "written", "compared", "sliced", "joined", "charged")
+    f"{name} by gristmill"
+    for name in ("counted", "written", "compared", "sliced", "joined", "charged")
 )
 """Filters that the syntax tree is given; no template can write their names."""
 
@@ -78,10 +111,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(**options)
         for name in ABSENT_GLOBALS:
             self.globals.pop(name, None)
-        self.filters = {name: function for name, function in self.filters.items() if name not in ABSENT_FILTERS}
+        self.filters = {
+            name: function
+            for name, function in self.filters.items()
+            if name not in ABSENT_FILTERS
+        }
         self.add_filters(self.filters)
         tests: dict[str, Any] = self.tests
-        self.tests = {name: _charging(test) if name in COMPARISONS else test for name, test in tests.items()}
+        self.tests = {
+            name: _charging(test) if name in COMPARISONS else test
+            for name, test in tests.items()
+        }
         self.filters |= {
             _COUNTED: _counted,
             _WRITTEN: _written,
@@ -94,10 +134,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def add_filters(self, filters: Mapping[str, Callable[..., Any]]) -> None:
         """Add filters that are charged for the size of what they are given."""
         self.filters |= {
-            name: function if name in CONSTANT_TIME else _charging(function) for name, function in filters.items()
+            name: function if name in CONSTANT_TIME else _charging(function)
+            for name, function in filters.items()
         }
 
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+    def _parse(
+        self, source: str, name: str | None, filename: str | None
+    ) -> nodes.Template:
         tree: nodes.Template = _Charges().visit(super()._parse(source, name, filename))
         tree.set_environment(self)
         return tree
@@ -107,7 +150,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         is_format = operator == "%" and isinstance(left, str)
         _spend(STEP)
         if operator == "**":
-            _refuse_above(_bits(left) * _bits_of_power(right), MOST_BITS, "the bits of a number")
+            _refuse_above(
+                _bits(left) * _bits_of_power(right), MOST_BITS, "the bits of a number"
+            )
         elif operator == "*" and not _is_sized(left, right):
             _refuse_above(_bits(left) + _bits(right), MOST_BITS, "the bits of a number")
         elif operator == "*" or is_format:
@@ -120,14 +165,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, /, *args: Any, **options: Any) -> Any:  # type: ignore[override]
-        """Call a function of the template, a macro or a method, unless it would do too much."""
+        """Call a function of the template, a macro or a method, unless it would do too
+        much.
+        """
         _spend(STEP)
         if isinstance(function, LoopContext):
-            return super().call(context, function, *(_counted(items, STEP) for items in args), **options)
+            return super().call(
+                context, function, *(_counted(items, STEP) for items in args), **options
+            )
         # The sandbox gives its own function for a text's `format`, around the method.
         owner = getattr(getattr(function, "__wrapped__", function), "__self__", None)
         name = getattr(function, "__name__", "")
-        if isinstance(owner, str | bytes | list | tuple) and name not in GROWING_METHODS:
+        if (
+            isinstance(owner, str | bytes | list | tuple)
+            and name not in GROWING_METHODS
+        ):
             _spend(_weight((owner, *args)))
         elif isinstance(owner, str | bytes | list | tuple):
             _spend_product((owner, *args, *options.values()))
@@ -142,19 +194,24 @@ def render(template: jinja2.Template, **names: Any) -> str:
     """Render a template of a BoundedEnvironment.
 
     Raises:
-        jinja2.TemplateError: the template refuses what it is given, or does more than it may.
+        jinja2.TemplateError: the template refuses what it is given, or does more than
+            it may.
     """
     _budget.work, _budget.characters = MOST_WORK, MOST_CHARACTERS
     try:
         return template.render(**names)
     except (RecursionError, OverflowError, MemoryError) as error:
-        raise SecurityError(f"the template does more than it may: {type(error).__name__}: {error}") from error
+        raise SecurityError(
+            f"the template does more than it may: {type(error).__name__}: {error}"
+        ) from error
     finally:
         _budget.work, _budget.characters = MOST_WORK, MOST_CHARACTERS
 
 
 class _Charges(NodeTransformer):
-    """Adds to a syntax tree the filters that charge for what Jinja does without asking the environment."""
+    """Adds to a syntax tree the filters that charge for what Jinja does without asking
+    the environment.
+    """
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         """`{% for x in y %}` goes over `y | counted(units of a turn)`."""
@@ -174,11 +231,16 @@ class _Charges(NodeTransformer):
     def visit_Output(self, node: nodes.Output) -> nodes.Output:
         """`{{ x }}` is `{{ x | written }}`."""
         self.generic_visit(node)
-        node.nodes = [part if isinstance(part, nodes.TemplateData) else _filter(part, _WRITTEN) for part in node.nodes]
+        node.nodes = [
+            part if isinstance(part, nodes.TemplateData) else _filter(part, _WRITTEN)
+            for part in node.nodes
+        ]
         return node
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
-        """`a in b` is `a in (b | compared)`; the smaller side bounds the time of the other operators."""
+        """`a in b` is `a in (b | compared)`; the smaller side bounds the time of the
+        other operators.
+        """
         self.generic_visit(node)
         for operand in node.ops:
             if not isinstance(operand.expr, nodes.Const):
@@ -200,7 +262,9 @@ class _Charges(NodeTransformer):
     def _charged_body(self, node: Any) -> Any:
         units = nodes.Const(_units_of(node.body), lineno=node.lineno)
         self.generic_visit(node)
-        node.body.insert(0, nodes.ExprStmt(_filter(units, _CHARGED), lineno=node.lineno))
+        node.body.insert(
+            0, nodes.ExprStmt(_filter(units, _CHARGED), lineno=node.lineno)
+        )
         return node
 
 
@@ -211,7 +275,9 @@ def _filter(node: nodes.Node, name: str, *args: nodes.Expr) -> nodes.Filter:
 def _units_of(body: Sequence[nodes.Node]) -> int:
     """Units of one pass through a body, without the turns of the loops in it."""
     parts = [part for node in body for part in (node, *node.find_all(nodes.Node))]
-    characters = sum(len(part.data) for part in parts if isinstance(part, nodes.TemplateData))
+    characters = sum(
+        len(part.data) for part in parts if isinstance(part, nodes.TemplateData)
+    )
     return len(parts) // NODES_PER_UNIT + characters // CHARACTERS_PER_UNIT
 
 
@@ -235,7 +301,10 @@ def _written(value: Any) -> Any:
         _budget.characters -= units * CHARACTERS_PER_UNIT
         _spend(units)
     if _budget.characters < 0:
-        raise SecurityError(f"the template does more than it may: it writes over {MOST_CHARACTERS:,} characters")
+        raise SecurityError(
+            f"the template does more than it may: it writes over {MOST_CHARACTERS:,} "
+            "characters"
+        )
     return value
 
 
@@ -274,10 +343,18 @@ def _charging(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _spend_product(values: Sequence[Any]) -> None:
-    """Charge for values of which each may be repeated as often as the others are long or say."""
+    """Charge for values of which each may be repeated as often as the others are long
+    or say.
+    """
     product = 1
     for value in values:
-        size = abs(value) if isinstance(value, int) else len(value) if hasattr(value, "__len__") else 1
+        size = (
+            abs(value)
+            if isinstance(value, int)
+            else len(value)
+            if hasattr(value, "__len__")
+            else 1
+        )
         product *= max(size, 1)
     _refuse_above(product, MOST_CHARACTERS, "the result of an operation")
     _spend(product // CHARACTERS_PER_UNIT)
@@ -286,7 +363,8 @@ def _spend_product(values: Sequence[Any]) -> None:
 
 
 def _weight(value: Any) -> int:
-    """Units of reading all of a value once. A part that is shared counts as often as it is met, as it is written.
+    """Units of reading all of a value once. A part that is shared counts as often as it
+    is met, as it is written.
 
     Raises:
         SecurityError: there are more than the rendering may still spend.
@@ -327,17 +405,24 @@ def _bits_of_power(value: Any) -> int:
 def refuse_widths(form: str) -> None:
     """Raise SecurityError for `%999999999d`, whose result is as long as it says."""
     digits = "".join(letter if letter.isdigit() else " " for letter in form).split()
-    _refuse_above(max((len(run) for run in digits), default=0), MOST_DIGITS, "the digits of a width")
+    _refuse_above(
+        max((len(run) for run in digits), default=0),
+        MOST_DIGITS,
+        "the digits of a width",
+    )
 
 
 def _refuse_above(size: float, most: int, name: str) -> None:
     if size > most:
-        raise SecurityError(f"the template does more than it may: {name} would be more than {most:,}")
+        raise SecurityError(
+            f"the template does more than it may: {name} would be more than {most:,}"
+        )
 
 
 def _spend(units: int) -> None:
     _budget.work -= units
     if _budget.work < 0:
         raise SecurityError(
-            f"the template does more than it may: its loops, calls and texts take over {MOST_WORK:,} units of work"
+            "the template does more than it may: its loops, calls and texts take "
+            f"over {MOST_WORK:,} units of work"
         )

@@ -1,7 +1,9 @@
-"""User-defined chat formatters, in place of a chat template: `format(messages)` returns segments.
+"""User-defined chat formatters, in place of a chat template: `format(messages)` returns
+segments.
 
-A segment is (text, whether the assistant generates it). The generation prompt is the text that the function writes
-before an answer, so prompts in generation equal those in training.
+A segment is (text, whether the assistant generates it). The generation prompt is the
+text that the function writes before an answer, so prompts in generation equal those in
+training.
 """
 
 from __future__ import annotations
@@ -19,10 +21,16 @@ from gristmill.dataprep.user_code.time_limits import TimeLimit, TimeLimitError
 from gristmill.dataprep.user_functions import blame, load_function, load_own
 from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.mixtures.user_code import OwnCodeError
-from gristmill.tokenize.encoding.chat_templates import PROBE, TemplateRefusedError, refuse_untrainable
+from gristmill.tokenize.encoding.chat_templates import (
+    PROBE,
+    TemplateRefusedError,
+    refuse_untrainable,
+)
 
 FORMATTER_FILE = "chat_formatter.json"
-"""File in a tokenizer's folder with the formatter's code, in place of a chat template."""
+"""File in a tokenizer's folder with the formatter's code, in place of a chat
+template.
+"""
 Segments = list[tuple[str, bool]]
 
 
@@ -34,7 +42,8 @@ class Formatter:
     """User-defined function that writes conversations.
 
     Raises:
-        gristmill.mixtures.user_code.OwnCodeError: it cannot be loaded, or called with messages.
+        gristmill.mixtures.user_code.OwnCodeError: it cannot be loaded, or called with
+            messages.
     """
 
     def __init__(self, own: OwnFormatter) -> None:
@@ -43,8 +52,12 @@ class Formatter:
         try:
             self._takes_tools = "tools" in self._limit().call(_parameters, own)
         except TimeLimitError as error:
-            raise OwnCodeError(f"{own.use.file} cannot be loaded: {blame(own.use, error)}") from error
-        self._call = load_own(own, "messages", *(["tools"] if self._takes_tools else []))
+            raise OwnCodeError(
+                f"{own.use.file} cannot be loaded: {blame(own.use, error)}"
+            ) from error
+        self._call = load_own(
+            own, "messages", *(["tools"] if self._takes_tools else [])
+        )
 
     def _limit(self) -> TimeLimit:
         """Time limit for calls in this thread, active until the process ends."""
@@ -59,9 +72,13 @@ class Formatter:
         return self._own.use.reference
 
     def segments(
-        self, messages: Sequence[Mapping[str, Any]], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Segments:
-        """Write a conversation: (text, whether the assistant generates it), in order, without empty segments.
+        """Write a conversation: (text, whether the assistant generates it), in order,
+        without empty segments.
 
         Args:
             messages: with `role` and `content`.
@@ -69,7 +86,8 @@ class Formatter:
             tools: passed to a function with a parameter `tools`.
 
         Raises:
-            FormatterError: the function raises, returns no segments, or not one for each answer.
+            FormatterError: the function raises, returns no segments, or not one for
+                each answer.
         """
         conversation = [*messages, *PROBE[-1:]] if prompt else list(messages)
         arguments = [
@@ -79,7 +97,9 @@ class Formatter:
         try:
             pairs = self._limit().call(self._written, arguments)
         except Exception as error:
-            raise FormatterError(" ".join(blame(self._own.use, error).split())) from error
+            raise FormatterError(
+                " ".join(blame(self._own.use, error).split())
+            ) from error
         merged = _merged([self._checked(pair) for pair in pairs])
         answers, assistant_turns = (
             sum(generated for _, generated in merged),
@@ -87,11 +107,17 @@ class Formatter:
         )
         if answers != assistant_turns:
             raise FormatterError(
-                f"{self._own.use.place}: {self._own.use.name} marks {answers} answers in a "
-                f"conversation with {assistant_turns}; mark each answer and its end of turn, and put text "
-                "that is not marked between two"
+                f"{self._own.use.place}: {self._own.use.name} marks {answers} answers "
+                f"in a conversation with {assistant_turns}; mark each answer and its "
+                "end of turn, and put text that is not marked between two"
             )
-        return merged[: max(place for place, (_, generated) in enumerate(merged) if generated)] if prompt else merged
+        return (
+            merged[
+                : max(place for place, (_, generated) in enumerate(merged) if generated)
+            ]
+            if prompt
+            else merged
+        )
 
     def _written(self, arguments: Sequence[Any]) -> list[Any]:
         """Segments that the function returns or yields."""
@@ -107,17 +133,21 @@ class Formatter:
         ):
             raise FormatterError(
                 f"{self._own.use.place}: {self._own.use.name} gives {str(pair)[:40]!r} "
-                f"({type(pair).__name__}) where a segment belongs; give pairs of text and True where "
-                "the assistant speaks, else False"
+                f"({type(pair).__name__}) where a segment belongs; give pairs of text "
+                "and True where the assistant speaks, else False"
             )
         return pair[0], pair[1]
 
 
 def _merged(pairs: Sequence[tuple[str, bool]]) -> Segments:
-    """Join adjacent segments of one kind, which are encoded together, and drop empty ones."""
+    """Join adjacent segments of one kind, which are encoded together, and drop empty
+    ones.
+    """
     return [
         ("".join(text for text, _ in group), generated)
-        for generated, group in groupby((pair for pair in pairs if pair[0]), key=lambda pair: pair[1])
+        for generated, group in groupby(
+            (pair for pair in pairs if pair[0]), key=lambda pair: pair[1]
+        )
     ]
 
 
@@ -135,7 +165,11 @@ def read_formatter(folder: Path) -> Formatter | None:
         gristmill.mixtures.user_code.OwnCodeError: it cannot be loaded.
     """
     path = folder / FORMATTER_FILE
-    return Formatter(OwnFormatter.model_validate(read_json(path))) if path.exists() else None
+    return (
+        Formatter(OwnFormatter.model_validate(read_json(path)))
+        if path.exists()
+        else None
+    )
 
 
 def check_formatter(own: OwnFormatter, special_tokens: Collection[str]) -> None:
@@ -147,13 +181,15 @@ def check_formatter(own: OwnFormatter, special_tokens: Collection[str]) -> None:
     try:
         formatter = Formatter(own)
         segments, again = (formatter.segments(PROBE) for _ in range(2))
-        prompt = "".join(text for text, _ in formatter.segments(PROBE[:-1], prompt=True))
+        prompt = "".join(
+            text for text, _ in formatter.segments(PROBE[:-1], prompt=True)
+        )
     except (OwnCodeError, FormatterError) as error:
         raise TemplateRefusedError(str(error)) from error
     if segments != again:
         raise TemplateRefusedError(
-            f"{own.use.place}: {own.use.name} writes the same conversation in two ways; a "
-            "prompt must be the same in training and in generation"
+            f"{own.use.place}: {own.use.name} writes the same conversation in two "
+            "ways; a prompt must be the same in training and in generation"
         )
     refuse_untrainable(
         segments,

@@ -1,11 +1,14 @@
-"""Chat templates: gristmill's special tokens and template, and the rendering of other models' templates.
+"""Chat templates: gristmill's special tokens and template, and the rendering of other
+models' templates.
 
-A template is Jinja as transformers reads it, with marks around the assistant's text: `{% generation %} ...
-{% endgeneration %}` encloses the trained part (transformers' `return_assistant_tokens_mask`). Its functions and filters
-are those of transformers if installed, otherwise equivalent ones.
+A template is Jinja as transformers reads it, with marks around the assistant's text:
+`{% generation %} ... {% endgeneration %}` encloses the trained part (transformers'
+`return_assistant_tokens_mask`). Its functions and filters are those of transformers if
+installed, otherwise equivalent ones.
 
-A template may write the date (`strftime_now`, in the templates of Llama 3.2 and gpt-oss). Training data must not depend
-on the day, so stages render TEMPLATE_DATE; `generate` and `chat` use the clock.
+A template may write the date (`strftime_now`, in the templates of Llama 3.2 and
+gpt-oss). Training data must not depend on the day, so stages render TEMPLATE_DATE;
+`generate` and `chat` use the clock.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 
-from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, refuse_widths, render
+from gristmill.tokenize.encoding.bounded_jinja import (
+    BoundedEnvironment,
+    refuse_widths,
+    render,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -56,10 +63,12 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>\\n' -}}{%- endif -%}
 """
-"""Jinja, as transformers renders it: role, line break, content, end of turn, line break. Every line break that counts
-is in a string, because transformers' `trim_blocks` eats those of the template. `generation` marks what the assistant
-learns: its answer and the end of its turn. Tools are described by the system; calls of them and their answers are
-written in Hermes' form (Qwen2.5's template too), an answer as the user's turn."""
+"""Jinja, as transformers renders it: role, line break, content, end of turn, line
+break. Every line break that counts is in a string, because transformers' `trim_blocks`
+eats those of the template. `generation` marks what the assistant learns: its answer and
+the end of its turn. Tools are described by the system; calls of them and their answers
+are written in Hermes' form (Qwen2.5's template too), an answer as the user's turn.
+"""
 
 
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
@@ -76,7 +85,14 @@ SPECIAL_FORM = re.compile(r"<\|[^<>|\s]+\|>")
 """Form of special tokens in the templates of Llama 3, Qwen, Phi and gristmill."""
 
 
-TEMPLATE_ERRORS = (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError)
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+)
 """Errors of rendering: template expressions fail with Python's own errors."""
 
 
@@ -85,7 +101,9 @@ class TemplateRefusedError(ValueError):
 
 
 class _GenerationMarks(Extension):
-    """Block `{% generation %} ... {% endgeneration %}`: renders its content between OPEN and CLOSE."""
+    """Block `{% generation %} ... {% endgeneration %}`: renders its content between
+    OPEN and CLOSE.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own interface
 
@@ -93,14 +111,18 @@ class _GenerationMarks(Extension):
         """Parse one block."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_enclose"), [], [], body).set_lineno(line)
+        return jinja2.nodes.CallBlock(
+            self.call_method("_enclose"), [], [], body
+        ).set_lineno(line)
 
     def _enclose(self, caller: Any) -> str:
         return OPEN + str(caller()) + CLOSE
 
 
 TEMPLATE_DATE = datetime(2024, 7, 26)
-"""Date of every template rendered by a stage: the default of Llama 3.2's template without a clock."""
+"""Date of every template rendered by a stage: the default of Llama 3.2's template
+without a clock.
+"""
 Clock = Callable[[], datetime]
 
 
@@ -128,7 +150,13 @@ def own_functions() -> TemplateFunctions:
         sort_keys: bool = False,
     ) -> str:
         """JSON without Jinja's own escapes for HTML."""
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -146,12 +174,15 @@ def transformers_functions() -> TemplateFunctions:
 
     environment = _compile_jinja_template("").environment
     return TemplateFunctions(
-        _difference(environment.filters, FILTERS), _difference(environment.globals, DEFAULT_NAMESPACE)
+        _difference(environment.filters, FILTERS),
+        _difference(environment.globals, DEFAULT_NAMESPACE),
     )
 
 
 def _difference(names: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in names.items() if default.get(name) is not value}
+    return {
+        name: value for name, value in names.items() if default.get(name) is not value
+    }
 
 
 def template_functions() -> TemplateFunctions:
@@ -181,24 +212,35 @@ def compile_template(
         return clock().strftime(form)
 
     functions = functions or template_functions()
-    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationMarks, loopcontrols])
+    environment = BoundedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationMarks, loopcontrols],
+    )
     environment.add_filters(functions.filters)
     environment.globals |= {**functions.globals, "strftime_now": strftime_now}
     return environment.from_string(text)
 
 
 def render_text(
-    template: jinja2.Template, messages: Sequence[Mapping[str, Any]], prompt: bool = False, **names: Any
+    template: jinja2.Template,
+    messages: Sequence[Mapping[str, Any]],
+    prompt: bool = False,
+    **names: Any,
 ) -> str:
-    """Render a conversation, with OPEN and CLOSE for the template's marks; arguments as in `render_segments`.
+    """Render a conversation, with OPEN and CLOSE for the template's marks; arguments as
+    in `render_segments`.
 
-    Templates use several names for reasoning; transformers sets two of them (`_alias_reasoning_fields`).
+    Templates use several names for reasoning; transformers sets two of them
+    (`_alias_reasoning_fields`).
 
     Raises:
         jinja2.TemplateError: the template refuses the messages.
     """
     aliased = [
-        {"thinking": message["reasoning_content"], **message} if message.get("reasoning_content") else message
+        {"thinking": message["reasoning_content"], **message}
+        if message.get("reasoning_content")
+        else message
         for message in messages
     ]
     names = {"tools": None, "documents": None, **names}
@@ -206,12 +248,17 @@ def render_text(
 
 
 def render_segments(
-    template: jinja2.Template, messages: Sequence[Mapping[str, Any]], prompt: bool = False, **names: Any
+    template: jinja2.Template,
+    messages: Sequence[Mapping[str, Any]],
+    prompt: bool = False,
+    **names: Any,
 ) -> list[tuple[str, bool]]:
-    """Render a conversation: (text, whether the assistant generates it), in order, without empty segments.
+    """Render a conversation: (text, whether the assistant generates it), in order,
+    without empty segments.
 
-    A template without marks, like those of most models, is rendered for every prefix of the conversation: the assistant
-    generates the text that an answer adds to the generation prompt.
+    A template without marks, like those of most models, is rendered for every prefix of
+    the conversation: the assistant generates the text that an answer adds to the
+    generation prompt.
 
     Args:
         template: of `compile_template`.
@@ -234,10 +281,16 @@ def render_segments(
     return segments
 
 
-def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], text: str, **names: Any) -> str:
+def _marked(
+    template: jinja2.Template,
+    messages: Sequence[Mapping[str, Any]],
+    text: str,
+    **names: Any,
+) -> str:
     """Mark the answers of a rendered conversation, up to the end of each turn.
 
-    The text is unchanged if the template renders a prefix differently when messages follow.
+    The text is unchanged if the template renders a prefix differently when messages
+    follow.
     """
     marked, position = "", 0
     for number, message in enumerate(messages):
@@ -246,10 +299,17 @@ def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], te
         prompt_text = render_text(template, messages[:number], prompt=True, **names)
         answered_text = render_text(template, messages[: number + 1], **names).rstrip()
         if not (
-            text.startswith(answered_text) and answered_text.startswith(prompt_text) and len(prompt_text) >= position
+            text.startswith(answered_text)
+            and answered_text.startswith(prompt_text)
+            and len(prompt_text) >= position
         ):
             return text
-        marked += text[position : len(prompt_text)] + OPEN + answered_text[len(prompt_text) :] + CLOSE
+        marked += (
+            text[position : len(prompt_text)]
+            + OPEN
+            + answered_text[len(prompt_text) :]
+            + CLOSE
+        )
         position = len(answered_text)
     return marked + text[position:]
 
@@ -257,7 +317,8 @@ def _marked(template: jinja2.Template, messages: Sequence[Mapping[str, Any]], te
 def as_plain_jinja(text: str) -> str:
     """Template for renderers without `{% generation %}`.
 
-    `{% if true %}` replaces the marks, so that blanks around them are trimmed as before.
+    `{% if true %}` replaces the marks, so that blanks around them are trimmed as
+    before.
     """
     return re.sub(
         r"(\{%[-+]?\s*)(end)?generation(\s*[-+]?%\})",
@@ -267,7 +328,8 @@ def as_plain_jinja(text: str) -> str:
 
 
 def check_template(text: str, special_tokens: Collection[str], **names: Any) -> None:
-    """Render a conversation with a template, and refuse templates that are unusable for training.
+    """Render a conversation with a template, and refuse templates that are unusable for
+    training.
 
     Args:
         text: the template.
@@ -275,30 +337,47 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
         names: variables of the template, such as `eos_token`.
 
     Raises:
-        TemplateRefusedError: it does not compile or render, marks no answer, loses a message, has a generation prompt
-            that differs from the text before its answers, or writes a special token that the tokenizer lacks.
+        TemplateRefusedError: it does not compile or render, marks no answer, loses a
+            message, has a generation prompt that differs from the text before its
+            answers, or writes a special token that the tokenizer lacks.
     """
     try:
         template = compile_template(text)
         segments = render_segments(template, PROBE, **names)
-        prompt = "".join(part for part, _ in render_segments(template, PROBE[:-1], prompt=True, **names))
+        prompt = "".join(
+            part
+            for part, _ in render_segments(template, PROBE[:-1], prompt=True, **names)
+        )
     except jinja2.TemplateError as error:
-        line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise TemplateRefusedError(f"it cannot be rendered: {line}{error.message}") from error
-    except Exception as error:  # Jinja runs arbitrary expressions, which fail with Python's own errors
-        raise TemplateRefusedError(f"it cannot be rendered: {type(error).__name__}: {error}") from error
+        line = (
+            f"line {error.lineno}: "
+            if isinstance(error, jinja2.TemplateSyntaxError)
+            else ""
+        )
+        raise TemplateRefusedError(
+            f"it cannot be rendered: {line}{error.message}"
+        ) from error
+    except Exception as error:
+        # Jinja runs arbitrary expressions, which fail with Python's own errors
+        raise TemplateRefusedError(
+            f"it cannot be rendered: {type(error).__name__}: {error}"
+        ) from error
     refuse_untrainable(
         segments,
         prompt,
         special_tokens,
         "it does not mark what the assistant says, and changes what "
-        "stands before an answer when more follows: put each answer and the end of its turn between "
+        "stands before an answer when more follows: put each answer and the end of "
+        "its turn between "
         "{% generation %} and {% endgeneration %}",
     )
 
 
 def refuse_untrainable(
-    segments: Sequence[tuple[str, bool]], prompt: str, special_tokens: Collection[str], unmarked: str
+    segments: Sequence[tuple[str, bool]],
+    prompt: str,
+    special_tokens: Collection[str],
+    unmarked: str,
 ) -> None:
     """Raise TemplateRefusedError if the rendering of PROBE is unusable for training.
 
@@ -308,20 +387,29 @@ def refuse_untrainable(
         special_tokens: those of the tokenizer.
         unmarked: message if an answer is not marked.
     """
-    full_text, answers = "".join(part for part, _ in segments), [part for part, generated in segments if generated]
+    full_text, answers = (
+        "".join(part for part, _ in segments),
+        [part for part, generated in segments if generated],
+    )
     if len(answers) != 2 or any(
-        message["content"] not in answer for message, answer in zip(PROBE[2::2], answers, strict=True)
+        message["content"] not in answer
+        for message, answer in zip(PROBE[2::2], answers, strict=True)
     ):
         raise TemplateRefusedError(unmarked)
-    if lost_roles := [message["role"] for message in PROBE if message["content"] not in full_text]:
+    if lost_roles := [
+        message["role"] for message in PROBE if message["content"] not in full_text
+    ]:
         raise TemplateRefusedError(f"it leaves out the text of the {lost_roles[0]}")
     if not full_text.startswith(prompt):
         raise TemplateRefusedError(
-            "with add_generation_prompt it ends otherwise than the text in front of an answer "
+            "with add_generation_prompt it ends otherwise than the text in front of "
+            "an answer "
             "begins, so that a model would be asked in another way than it was trained"
         )
-    if unknown_tokens := sorted(set(SPECIAL_FORM.findall(full_text)) - set(special_tokens)):
+    if unknown_tokens := sorted(
+        set(SPECIAL_FORM.findall(full_text)) - set(special_tokens)
+    ):
         raise TemplateRefusedError(
-            f"it writes {', '.join(unknown_tokens)}, which the tokenizer has no special token for; add "
-            "it to tokenizer.special_tokens"
+            f"it writes {', '.join(unknown_tokens)}, which the tokenizer has no "
+            "special token for; add it to tokenizer.special_tokens"
         )

@@ -1,9 +1,11 @@
 """Stage `tokenize`: encodes every kept document once, for all mixtures.
 
-Output, per document shard: `part-00000.tokens.bin`, the ids of its kept documents back to back without separators (raw
-little-endian uint16, or uint32 for vocabularies above 65,536), and `part-00000.docs.parquet`, the location of each
-document's ids. Documents that cannot be encoded are in `part-00000.quarantine.parquet`. `part-00000.token_counts.npy`
-counts the ids of a shard (int64 per id), and `report.json` evaluates the tokenizer on all shards.
+Output, per document shard: `part-00000.tokens.bin`, the ids of its kept documents back
+to back without separators (raw little-endian uint16, or uint32 for vocabularies above
+65,536), and `part-00000.docs.parquet`, the location of each document's ids. Documents
+that cannot be encoded are in `part-00000.quarantine.parquet`.
+`part-00000.token_counts.npy` counts the ids of a shard (int64 per id), and
+`report.json` evaluates the tokenizer on all shards.
 """
 
 from __future__ import annotations
@@ -88,7 +90,9 @@ def counts_name(shard: str) -> str:
     return f"{shard.removesuffix('.parquet')}.token_counts.npy"
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Encode the documents that every annotating stage kept.
 
     Args:
@@ -98,7 +102,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context: where to run.
 
     Raises:
-        gristmill.dataprep.conservation.QuarantineError: too many documents cannot be encoded.
+        gristmill.dataprep.conservation.QuarantineError: too many documents cannot be
+            encoded.
     """
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
     folders = {name: str(folder) for name, folder in inputs.items()}
@@ -110,12 +115,15 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     tokenizer = _load_once(folders["tokenizer"])  # before all threads load it
     results = run_tasks("encode", tasks, process, context)
     counts = balance(results, Judging().max_quarantined, "tokenize", errors=out)
-    checked, changed = (sum(result["decoded"][place] for result in results) for place in (0, 1))
+    checked, changed = (
+        sum(result["decoded"][place] for result in results) for place in (0, 1)
+    )
     if changed:
         context.warn(
-            f"{changed} of {checked} documents that were decoded again come back changed from the tokenizer "
-            "(a normalizer in tokenizer.json, or tokens that it lacks); a tokenizer trained here loses "
-            "nothing, but for U+2581 with model sentencepiece_bpe"
+            f"{changed} of {checked} documents that were decoded again come back "
+            "changed from the tokenizer (a normalizer in tokenizer.json, or tokens "
+            "that it lacks); a tokenizer trained here loses nothing, but for U+2581 "
+            "with model sentencepiece_bpe"
         )
     report = make_report(tokenizer, out, tasks, results)
     write_json(out / REPORT_FILE, report)
@@ -133,19 +141,26 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def make_report(
-    tokenizer: TextTokenizer, out: Path, tasks: Sequence[Task], results: Sequence[Mapping[str, Any]]
+    tokenizer: TextTokenizer,
+    out: Path,
+    tasks: Sequence[Task],
+    results: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Report on the tokenizer from the tokens of all shards.
 
     Returns:
-        `sources` and, if languages were identified, `languages` (`token_report.describe_groups`); `vocabulary`
-        (`token_report.describe_vocabulary`); `encoder`: "gigatoken", or the reason for using the library.
+        `sources` and, if languages were identified, `languages`
+        (`token_report.describe_groups`); `vocabulary`
+        (`token_report.describe_vocabulary`); `encoder`: "gigatoken", or the reason for
+        using the library.
     """
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for task in tasks:
         with (out / counts_name(task.payload["shard"])).open("rb") as stream:
             counts += np.load(stream)
-    languages = [result["languages"] for result in results if result["languages"] is not None]
+    languages = [
+        result["languages"] for result in results if result["languages"] is not None
+    ]
     return {
         "sources": describe_groups(result["sources"] for result in results),
         **({"languages": describe_groups(languages)} if languages else {}),
@@ -162,16 +177,27 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     documents = read_documents(folders, shard, ["id", "source"])
     annotations = combine_annotations(folders, shard, documents["id"], [EDITS])
     rows = np.flatnonzero(annotations.keep).astype(np.int64)
-    files = [as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)]
-    sizes = {name: np.zeros(len(rows), np.int64) for name in ("bytes", "tokens", "characters", "words")}
+    files = [
+        as_path(out) / name(shard) for name in (tokens_name, docs_name, counts_name)
+    ]
+    sizes = {
+        name: np.zeros(len(rows), np.int64)
+        for name in ("bytes", "tokens", "characters", "words")
+    }
     errors: dict[int, str] = {}
     token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     written_as = np.empty(0, DTYPES[dtype_name(tokenizer.vocab_size)])
     encoder = _encoder(tokenizer)
     batch_bytes, library_characters = (
-        (LIBRARY_BATCH_BYTES, NONE_LISTED) if isinstance(encoder, str) else (BATCH_BYTES, encoder.unlike)
+        (LIBRARY_BATCH_BYTES, NONE_LISTED)
+        if isinstance(encoder, str)
+        else (BATCH_BYTES, encoder.unlike)
     )
-    texts, begin, decoded = read_texts(folders, shard, annotations, PART_BYTES), 0, (0, 0)
+    texts, begin, decoded = (
+        read_texts(folders, shard, annotations, PART_BYTES),
+        0,
+        (0, 0),
+    )
     with ThreadPoolExecutor(1, "flush") as flushing:
         with ExitStack() as opened:
             sink = opened.enter_context(atomic_write(files[0]))
@@ -182,7 +208,10 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
                     sizes["characters"][part], sizes["words"][part] = characters, words
                     for batch in batches(sizes["bytes"][part], batch_bytes):
                         ids, lengths, batch_errors = encode_batch(
-                            tokenizer, data, offsets[batch.start : batch.stop + 1], for_library[batch]
+                            tokenizer,
+                            data,
+                            offsets[batch.start : batch.stop + 1],
+                            for_library[batch],
                         )
                         if len(ids) > len(written_as):
                             written_as = np.empty(len(ids), written_as.dtype)
@@ -190,18 +219,28 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
                         sink.write(written_as[: len(ids)].data)
                         first = begin + batch.start
                         if first == 0 and not batch_errors:
-                            decoded = decode_some(tokenizer, data, offsets, ids, lengths)
+                            decoded = decode_some(
+                                tokenizer, data, offsets, ids, lengths
+                            )
                         sizes["tokens"][first : first + len(lengths)] = lengths
-                        errors.update({int(rows[first + number]): error for number, error in batch_errors.items()})
+                        errors.update(
+                            {
+                                int(rows[first + number]): error
+                                for number, error in batch_errors.items()
+                            }
+                        )
                     begin = part.stop
-            flushed = flushing.submit(opened.pop_all().close)  # the disk takes about as long as the code below
+            # the disk takes about as long as the code below
+            flushed = flushing.submit(opened.pop_all().close)
         good = ~np.isin(rows, list(errors))
         tokens, written = sizes["tokens"][good], rows[good]
         docs = pa.table(
             {
                 "row": written,
                 "id": _rows_of(documents["id"], written),
-                "source": _rows_of(documents["source"], written).cast(DOCS_SCHEMA.field("source").type),
+                "source": _rows_of(documents["source"], written).cast(
+                    DOCS_SCHEMA.field("source").type
+                ),
                 "offset": np.cumsum(tokens) - tokens,
                 "tokens": tokens,
                 "bytes": sizes["bytes"][good],
@@ -217,40 +256,74 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
         write_table(files[-1], _quarantine_table(folders, shard, errors))
     reasons = np.full(len(documents), None)
     reasons[list(errors)] = QUARANTINE_REASON
-    unchanged, text_bytes = np.zeros(len(documents), np.int64), np.zeros(len(documents), np.int64)
+    unchanged, text_bytes = (
+        np.zeros(len(documents), np.int64),
+        np.zeros(len(documents), np.int64),
+    )
     text_bytes[rows] = sizes["bytes"]
-    counts = count_documents(documents, rows, pa.array(reasons, pa.string()), unchanged, pa.array(text_bytes))
+    counts = count_documents(
+        documents, rows, pa.array(reasons, pa.string()), unchanged, pa.array(text_bytes)
+    )
     return Done(
         files,
         {
             "counts": counts,
             "decoded": decoded,
-            **_measure(folders, shard, docs, {name: values[good] for name, values in sizes.items()}),
+            **_measure(
+                folders,
+                shard,
+                docs,
+                {name: values[good] for name, values in sizes.items()},
+            ),
         },
     )
 
 
 def decode_some(
-    tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray, ids: np.ndarray, lengths: np.ndarray
+    tokenizer: TextTokenizer,
+    data: np.ndarray,
+    offsets: np.ndarray,
+    ids: np.ndarray,
+    lengths: np.ndarray,
 ) -> tuple[int, int]:
     """Decode the tokens of the first documents, up to DECODED_BYTES.
 
     Returns:
         the number of decoded documents, and the number whose text changed.
     """
-    number = int(np.searchsorted(offsets[1 : len(lengths) + 1] - offsets[0], DECODED_BYTES, side="right"))
+    number = int(
+        np.searchsorted(
+            offsets[1 : len(lengths) + 1] - offsets[0], DECODED_BYTES, side="right"
+        )
+    )
     ends = np.cumsum(lengths[:number])
-    again = [tokenizer.decode(part.tolist()) for part in np.split(ids[: ends[-1]], ends[:-1])] if number else []
+    again = (
+        [
+            tokenizer.decode(part.tolist())
+            for part in np.split(ids[: ends[-1]], ends[:-1])
+        ]
+        if number
+        else []
+    )
     return number, sum(map(operator.ne, texts_of(data, offsets[: number + 1]), again))
 
 
-def _counted(texts: Iterator[pa.Array], unlike: Listed) -> Iterator[tuple[np.ndarray, ...]]:
-    """Parts of the texts as `text_buffers`, with the characters, words (int64) and hits (bool) of each document."""
+def _counted(
+    texts: Iterator[pa.Array], unlike: Listed
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Parts of the texts as `text_buffers`, with the characters, words (int64) and hits
+    (bool) of each document.
+    """
     for part in texts:
         data, offsets = text_buffers(part, checked=False)
-        characters, words, hits = (np.empty(len(part), kind) for kind in (np.int64, np.int64, np.bool_))
+        characters, words, hits = (
+            np.empty(len(part), kind) for kind in (np.int64, np.int64, np.bool_)
+        )
         if not scan_texts(data, offsets, unlike, characters, words, hits):
-            raise pa.ArrowInvalid("a document's text is not UTF-8; what the shard was made of has been changed")
+            raise pa.ArrowInvalid(
+                "a document's text is not UTF-8; what the shard "
+                "was made of has been changed"
+            )
         yield data, offsets, characters, words, hits
 
 
@@ -260,12 +333,22 @@ def _rows_of(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
 
 
 def _measure(
-    folders: Mapping[str, Path], shard: str, docs: pa.Table, sizes: Mapping[str, np.ndarray]
+    folders: Mapping[str, Path],
+    shard: str,
+    docs: pa.Table,
+    sizes: Mapping[str, np.ndarray],
 ) -> dict[str, Any]:
-    """Counts of the encoded documents by source, and by language if identified (else None)."""
-    counts: dict[str, Any] = {"sources": measure(docs["source"], sizes), "languages": None}
+    """Counts of the encoded documents by source, and by language if identified (else
+    None).
+    """
+    counts: dict[str, Any] = {
+        "sources": measure(docs["source"], sizes),
+        "languages": None,
+    }
     if (step := step_with(folders, shard, LANGUAGE)) is not None:
-        language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(docs["row"])
+        language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(
+            docs["row"]
+        )
         counts["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), sizes)
     return counts
 
@@ -275,7 +358,9 @@ def _load_once(folder: str) -> TextTokenizer:
     return load(as_path(folder))
 
 
-def _quarantine_table(folders: Mapping[str, Path], shard: str, errors: Mapping[int, str]) -> pa.Table:
+def _quarantine_table(
+    folders: Mapping[str, Path], shard: str, errors: Mapping[int, str]
+) -> pa.Table:
     documents = read_shard(folders, shard, ["source", "locator", "text"]).documents
     bad = documents.take(pa.array(sorted(errors)))
     return pa.table(
@@ -291,19 +376,29 @@ def _quarantine_table(folders: Mapping[str, Path], shard: str, errors: Mapping[i
 
 
 DECODED_BYTES = 20_000
-"""Text per shard that is decoded again as a check: a thousandth of the encoding time."""
+"""Text per shard that is decoded again as a check: a thousandth of the encoding
+time.
+"""
 PART_BYTES = 4 << 20
-"""Text read at a time, in parallel to the encoding: three quarters of a shard of 16 MB are read meanwhile."""
+"""Text read at a time, in parallel to the encoding: three quarters of a shard of 16 MB
+are read meanwhile.
+"""
 BATCH_BYTES = 8 << 20
-"""Text per call of gigatoken: large against the half millisecond that a call costs; the ids take no more memory."""
+"""Text per call of gigatoken: large against the half millisecond that a call costs; the
+ids take no more memory.
+"""
 LIBRARY_BATCH_BYTES = 1 << 20
-"""Text per call of `tokenizers`: enough to keep all threads busy, little enough to hold its results."""
+"""Text per call of `tokenizers`: enough to keep all threads busy, little enough to hold
+its results.
+"""
 GIGATOKEN = "gigatoken"
 """Value of `describe_encoder` for a tokenizer encoded by gigatoken."""
 
 
 def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
-    """Cut documents into runs of about `most_bytes` of text; a larger document is a run of its own."""
+    """Cut documents into runs of about `most_bytes` of text; a larger document is a run
+    of its own.
+    """
     ends = np.cumsum(sizes)
     start = 0
     while start < len(sizes):
@@ -314,7 +409,10 @@ def batches(sizes: np.ndarray, most_bytes: int) -> Iterator[slice]:
 
 
 def encode_batch(
-    tokenizer: TextTokenizer, data: np.ndarray, offsets: np.ndarray, theirs: np.ndarray | None = None
+    tokenizer: TextTokenizer,
+    data: np.ndarray,
+    offsets: np.ndarray,
+    theirs: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
     """Encode documents; a failing document does not affect the others.
 
@@ -324,8 +422,8 @@ def encode_batch(
         theirs: see `FastEncoder.encode_buffers`.
 
     Returns:
-        the ids back to back (uint32), the tokens of each document (0 if it failed; int64), and the errors of failed
-        documents by number.
+        the ids back to back (uint32), the tokens of each document (0 if it failed;
+        int64), and the errors of failed documents by number.
     """
     encoder = _encoder(tokenizer)
     if isinstance(encoder, str):
@@ -342,8 +440,13 @@ def encode_with_library(
     try:
         ids = [encoding.ids for encoding in tokenizer.encode(texts)]
     except Exception:  # noqa: BLE001 - the library raises bare Exception; find out which document it was
-        ids = [_encode_one(tokenizer, text, number, errors) for number, text in enumerate(texts)]
-    flat = np.fromiter(chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids)))
+        ids = [
+            _encode_one(tokenizer, text, number, errors)
+            for number, text in enumerate(texts)
+        ]
+    flat = np.fromiter(
+        chain.from_iterable(ids), dtype=np.int64, count=sum(map(len, ids))
+    )
     return check_ids(flat, tokenizer), np.array([*map(len, ids)], np.int64), errors
 
 
@@ -355,8 +458,8 @@ def check_ids(ids: np.ndarray, tokenizer: TextTokenizer) -> np.ndarray:
     """
     if ids.size and ids.max() >= tokenizer.vocab_size:
         raise TokenizerError(
-            f"the tokenizer gave id {ids.max()}, outside its vocabulary of {tokenizer.vocab_size}; "
-            "run the tokenizer stage again"
+            f"the tokenizer gave id {ids.max()}, outside its vocabulary of "
+            f"{tokenizer.vocab_size}; run the tokenizer stage again"
         )
     return ids.astype(np.uint32)
 
@@ -374,32 +477,48 @@ _of_thread = threading.local()
 
 
 def _new_encoder(tokenizer: TextTokenizer) -> FastEncoder | str:
-    """New encoder; the first thread checks the tokenizer against the library for all threads."""
+    """New encoder; the first thread checks the tokenizer against the library for all
+    threads.
+    """
     with _reading:
         cached = _known.get(tokenizer.sha256)
         if cached is None:
             try:
-                encoder: FastEncoder | str = FastEncoder.for_tokenizer(tokenizer.tokenizer)
+                encoder: FastEncoder | str = FastEncoder.for_tokenizer(
+                    tokenizer.tokenizer
+                )
             except NotKnownError as error:
                 encoder = str(error)
             _known.clear()
-            _known[tokenizer.sha256] = encoder if isinstance(encoder, str) else encoder.known
+            _known[tokenizer.sha256] = (
+                encoder if isinstance(encoder, str) else encoder.known
+            )
             return encoder
-    return cached if isinstance(cached, str) else FastEncoder(tokenizer.tokenizer, cached)
+    return (
+        cached if isinstance(cached, str) else FastEncoder(tokenizer.tokenizer, cached)
+    )
 
 
 _reading = threading.Lock()
 _known: dict[str, Known | str] = {}
-"""Settings for gigatoken, or the reason it cannot encode, of the last tokenizer by sha256."""
+"""Settings for gigatoken, or the reason it cannot encode, of the last tokenizer by
+sha256.
+"""
 
 
 def describe_encoder(tokenizer: TextTokenizer) -> str:
     """Encoder of a tokenizer: gigatoken, or the library with the reason."""
     encoder = _known.get(tokenizer.sha256) or _encoder(tokenizer)
-    return f"the tokenizers library, because {encoder}" if isinstance(encoder, str) else GIGATOKEN
+    return (
+        f"the tokenizers library, because {encoder}"
+        if isinstance(encoder, str)
+        else GIGATOKEN
+    )
 
 
-def _encode_one(tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]) -> list[int]:
+def _encode_one(
+    tokenizer: TextTokenizer, text: str, number: int, errors: dict[int, str]
+) -> list[int]:
     try:
         return tokenizer.encode([text])[0].ids
     except Exception as error:  # noqa: BLE001 - any failure quarantines this document alone

@@ -1,8 +1,10 @@
-"""Encoder of document columns with gigatoken: the ids of the `tokenizers` library, a hundred times faster.
+"""Encoder of document columns with gigatoken: the ids of the `tokenizers` library, a
+hundred times faster.
 
-gigatoken caches the ids of every pre-token, and splits text with hand-written kernels where the library runs a regular
-expression. `known_tokenizers.py` defines its settings; tokenizers that it does not encode exactly as the library does
-are encoded by the library, as are documents with a character that only gigatoken knows.
+gigatoken caches the ids of every pre-token, and splits text with hand-written kernels
+where the library runs a regular expression. `known_tokenizers.py` defines its settings;
+tokenizers that it does not encode exactly as the library does are encoded by the
+library, as are documents with a character that only gigatoken knows.
 """
 
 from __future__ import annotations
@@ -18,8 +20,17 @@ import pyarrow as pa
 from gristmill.core.processes import resident_bytes
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.dataprep.text.unicode_tables import ranges
-from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError, read_known
-from gristmill.tokenize.encoding.utf8_counts import NONE_LISTED, Listed, find_listed, listed
+from gristmill.tokenize.encoding.known_tokenizers import (
+    Known,
+    NotKnownError,
+    read_known,
+)
+from gristmill.tokenize.encoding.utf8_counts import (
+    NONE_LISTED,
+    Listed,
+    find_listed,
+    listed,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,15 +61,18 @@ PROBES = (
 SPELT_TOKENS = 100
 """Number of special tokens, and of other added ones, whose spelling is a probe too."""
 CACHE_BYTES = 256 << 20
-"""Growth of the process after which the cache is cleared: gigatoken 0.10 keeps every pre-token."""
+"""Growth of the process after which the cache is cleared: gigatoken 0.10 keeps every
+pre-token.
+"""
 UNICODE_17 = """
 88F C5C CDC 1ACF-1ADD 1AE0-1AEB 20C1 2B96 A7CE-A7CF A7D2 A7D4 A7F1 FBC3-FBD2 FD90-FD91 FDC8-FDCE 10940-10959
 10EC5-10EC7 10ED0-10ED8 10EFA-10EFB 11B60-11B67 11DB0-11DDB 11DE0-11DE9 16EA0-16EB8 16EBB-16ED3 16FF2-16FF6 187F8-187FF
 18D09-18D1E 18D80-18DF2 1CCFA-1CCFC 1CEBA-1CED0 1CEE0-1CEF0 1E6C0-1E6DE 1E6E0-1E6F5 1E6FE-1E6FF 1F6D8 1F777-1F77A
 1F8D0-1F8D8 1FA54-1FA57 1FA8A 1FA8E 1FAC8 1FACD 1FAEA 1FAEF 1FBFA 2B73A-2B73F 2CEA2-2CEAD 323B0-33479
 """
-"""The 4,803 characters that Unicode 17 added. gigatoken 0.10 knows their classes (letters, marks, numbers, symbols)
-and the regular expressions of `tokenizers` do not, so the two split text with them at different places.
+"""The 4,803 characters that Unicode 17 added. gigatoken 0.10 knows their classes
+(letters, marks, numbers, symbols) and the regular expressions of `tokenizers` do not,
+so the two split text with them at different places.
 """
 
 
@@ -71,16 +85,20 @@ NFC_SINCE_UNICODE_9 = """
 11F41-11F42 1611E-16129 1612F 16D63 16D67-16D69 16FF0-16FF1 1E08F 1E130-1E136 1E2AE 1E2EC-1E2EF 1E4EC-1E4EF 1E5EE-1E5EF
 1E6E3 1E6E6 1E6EE-1E6EF 1E6F5
 """
-"""Characters that NFC reorders or composes, unlike the NFC of `tokenizers`, which is that of Unicode 9."""
+"""Characters that NFC reorders or composes, unlike the NFC of `tokenizers`, which is
+that of Unicode 9.
+"""
 
 
 class FastEncoder:
     """Encoder of document batches on the calling thread; not thread-safe.
 
     Attributes:
-        known: gigatoken's settings for the tokenizer. Other threads create their encoders from it without repeating the
-            comparison with the library (`for_tokenizer`).
-        unlike: characters whose documents are encoded by the library; empty if character classes do not matter.
+        known: gigatoken's settings for the tokenizer. Other threads create their
+            encoders from it without repeating the comparison with the library
+            (`for_tokenizer`).
+        unlike: characters whose documents are encoded by the library; empty if
+            character classes do not matter.
     """
 
     def __init__(self, tokenizer: Tokenizer, known: Known) -> None:
@@ -98,32 +116,42 @@ class FastEncoder:
 
     @classmethod
     def for_tokenizer(cls, tokenizer: Tokenizer) -> FastEncoder:
-        """Create an encoder with the ids of `tokenizer.encode_batch(..., add_special_tokens=False)`.
+        """Create an encoder with the ids of `tokenizer.encode_batch(...,
+        add_special_tokens=False)`.
 
         The tokenizer must treat special tokens as text (`encode_special_tokens`).
 
         Raises:
-            NotKnownError: only the library can encode with it; the message is the reason.
+            NotKnownError: only the library can encode with it; the message is the
+                reason.
         """
         known = read_known(tokenizer)
         try:
             encoder = cls(tokenizer, known)
-        except BaseException as error:  # gigatoken raises arbitrary errors for unknown settings
+        except BaseException as error:
+            # gigatoken raises arbitrary errors for unknown settings
             if not isinstance(error, Exception) and not _is_panic(error):
                 raise
-            raise NotKnownError(f"gigatoken does not know it: {' '.join(str(error).split())}") from error
+            raise NotKnownError(
+                f"gigatoken does not know it: {' '.join(str(error).split())}"
+            ) from error
         probes = [*PROBES, *_spelt_tokens(tokenizer)]
         ids, lengths = encoder.encode(pa.array(probes, pa.large_string()))
         expected, expected_lengths = encoder.encode_with_library(probes)
-        if not (np.array_equal(ids, expected) and np.array_equal(lengths, expected_lengths)):
+        if not (
+            np.array_equal(ids, expected) and np.array_equal(lengths, expected_lengths)
+        ):
             raise NotKnownError("its ids differ from the library's on probes")
         return encoder
 
-    def encode(self, texts: pa.Array | pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    def encode(
+        self, texts: pa.Array | pa.ChunkedArray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Encode n documents.
 
         Returns:
-            ids: uint32, of all documents back to back; lengths: int64 of shape (n,), ids per document.
+            ids: uint32, of all documents back to back; lengths: int64 of shape (n,),
+                ids per document.
 
         Raises:
             pa.ArrowInvalid: a text is not UTF-8.
@@ -136,7 +164,8 @@ class FastEncoder:
         """Encode documents from `text_buffers.text_buffers`, or a part of the offsets.
 
         Args:
-            theirs: bool of shape (n,), texts with a character of `unlike`; computed if None.
+            theirs: bool of shape (n,), texts with a character of `unlike`; computed if
+                None.
         """
         if offsets[-1] == offsets[0]:
             return np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
@@ -154,22 +183,39 @@ class FastEncoder:
             library_rows = np.arange(len(offsets) - 1)
         finally:
             self._bound_memory()
-        return self._corrected(data, offsets, ids, lengths, library_rows) if len(library_rows) else (ids, lengths)
+        return (
+            self._corrected(data, offsets, ids, lengths, library_rows)
+            if len(library_rows)
+            else (ids, lengths)
+        )
 
-    def encode_with_library(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_with_library(
+        self, texts: Sequence[str]
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Encode documents with `tokenizers`; see `encode`."""
-        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        ids = [
+            encoding.ids
+            for encoding in self._tokenizer.encode_batch_fast(
+                list(texts), add_special_tokens=False
+            )
+        ]
         lengths = np.array([*map(len, ids)], np.int64)
         return np.fromiter(chain.from_iterable(ids), np.uint32, lengths.sum()), lengths
 
-    def _encode(self, data: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _encode(
+        self, data: np.ndarray, offsets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         from gristmill.tokenize.encoding.gigatoken_input import as_awkward
 
-        rows = self._gigatoken.encode_batch(as_awkward(data, offsets), parallel=False).layout
+        rows = self._gigatoken.encode_batch(
+            as_awkward(data, offsets), parallel=False
+        ).layout
         ids, bounds = np.asarray(rows.content.data), np.asarray(rows.offsets.data)
         lengths = np.diff(bounds)
         if self.known.stand_ins:
-            ids, lengths = replace_stand_ins(ids, lengths, self.known.first_stand_in, self.known.stand_ins)
+            ids, lengths = replace_stand_ins(
+                ids, lengths, self.known.first_stand_in, self.known.stand_ins
+            )
         return ids, lengths
 
     def _bound_memory(self) -> None:
@@ -179,10 +225,17 @@ class FastEncoder:
             self.forget()
 
     def _corrected(
-        self, data: np.ndarray, offsets: np.ndarray, ids: np.ndarray, lengths: np.ndarray, rows: np.ndarray
+        self,
+        data: np.ndarray,
+        offsets: np.ndarray,
+        ids: np.ndarray,
+        lengths: np.ndarray,
+        rows: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Ids with those of some texts replaced by the library's."""
-        library_ids, library_lengths = self.encode_with_library(texts_of(data, offsets, rows))
+        library_ids, library_lengths = self.encode_with_library(
+            texts_of(data, offsets, rows)
+        )
         ends = np.cumsum(lengths)[rows]
         pieces = np.split(ids, np.stack([ends - lengths[rows], ends], 1).ravel())
         pieces[1::2] = np.split(library_ids, np.cumsum(library_lengths)[:-1])
@@ -190,23 +243,36 @@ class FastEncoder:
         return np.concatenate(pieces), lengths
 
 
-def texts_of(data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = None) -> list[str]:
+def texts_of(
+    data: np.ndarray, offsets: np.ndarray, rows: np.ndarray | None = None
+) -> list[str]:
     """Texts of some rows, or of all, from `text_buffers.text_buffers`."""
-    begins, ends = (offsets[:-1], offsets[1:]) if rows is None else (offsets[:-1][rows], offsets[1:][rows])
-    return [data[begin:end].tobytes().decode() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    begins, ends = (
+        (offsets[:-1], offsets[1:])
+        if rows is None
+        else (offsets[:-1][rows], offsets[1:][rows])
+    )
+    return [
+        data[begin:end].tobytes().decode()
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)
+    ]
 
 
 def replace_stand_ins(
     ids: np.ndarray, lengths: np.ndarray, first: int, stand_ins: Sequence[Sequence[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replace each id from `first` on by its sequence of ids; returns ids and lengths of documents."""
+    """Replace each id from `first` on by its sequence of ids; returns ids and lengths
+    of documents.
+    """
     places = np.flatnonzero(ids >= first)
     if not len(places):
         return ids, lengths
     numbers = [stand_ins[number] for number in (ids[places] - first).tolist()]
     more = np.array([len(several) - 1 for several in numbers])
     ends = np.cumsum(lengths)
-    longer = np.concatenate([[0], np.cumsum(more)])[np.searchsorted(places, np.concatenate([[0], ends]))]
+    longer = np.concatenate([[0], np.cumsum(more)])[
+        np.searchsorted(places, np.concatenate([[0], ends]))
+    ]
     pieces = np.split(ids, np.stack([places, places + 1], 1).ravel())
     pieces[1::2] = [np.array(several, ids.dtype) for several in numbers]
     return np.concatenate(pieces), lengths + np.diff(longer)
@@ -223,9 +289,15 @@ def _spelt_tokens(tokenizer: Tokenizer) -> list[str]:
     some = [
         token.content
         for special in (True, False)
-        for token in [token for token in added if token.special == special][:SPELT_TOKENS]
+        for token in [token for token in added if token.special == special][
+            :SPELT_TOKENS
+        ]
     ]
-    return [text for token in some for text in (token, f"a{token}{token} b {token} c\n{token}1")]
+    return [
+        text
+        for token in some
+        for text in (token, f"a{token}{token} b {token} c\n{token}1")
+    ]
 
 
 @lru_cache

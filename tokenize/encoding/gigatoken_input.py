@@ -1,8 +1,9 @@
 """Texts as an awkward array for gigatoken, with shortcuts for its calls.
 
-gigatoken calls `without_parameters`, `flatten`, `num` and `to_numpy`, each of which passes through all layers of
-awkward: a fifth of a millisecond per call of gigatoken, which takes one millisecond per megabyte. An array class may
-override such calls (`__awkward_function__`), and an array selects its class by its behavior.
+gigatoken calls `without_parameters`, `flatten`, `num` and `to_numpy`, each of which
+passes through all layers of awkward: a fifth of a millisecond per call of gigatoken,
+which takes one millisecond per megabyte. An array class may override such calls
+(`__awkward_function__`), and an array selects its class by its behavior.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ class _Answer:
         self._values = values
 
     def __awkward_function__(
-        self, function: Callable[..., Any], arrays: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        arrays: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> np.ndarray:
         if function.__name__ != "to_numpy":
             return function(ak.Array(self._values), *args[1:], **kwargs)
@@ -34,7 +39,11 @@ class Texts(ak.Array):
     """A column of texts as lists of their bytes."""
 
     def __awkward_function__(
-        self, function: Callable[..., Any], arrays: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        function: Callable[..., Any],
+        arrays: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         layout, alone = self.layout, len(args) == 1 and not kwargs
         if alone and function.__name__ == "without_parameters":
@@ -50,6 +59,8 @@ class Texts(ak.Array):
 def as_awkward(data: np.ndarray, offsets: np.ndarray) -> Texts:
     """Array of the texts from `text_buffers.text_buffers`."""
     layout = ak.contents.ListOffsetArray(
-        ak.index.Index64(offsets), ak.contents.NumpyArray(data), parameters={"__list__": NAME}
+        ak.index.Index64(offsets),
+        ak.contents.NumpyArray(data),
+        parameters={"__list__": NAME},
     )
     return ak.Array(layout, behavior={NAME: Texts})

@@ -1,8 +1,10 @@
-"""Tokenizers that gigatoken encodes exactly as `tokenizers` does, and gigatoken's settings for them.
+"""Tokenizers that gigatoken encodes exactly as `tokenizers` does, and gigatoken's
+settings for them.
 
-gigatoken reads the same tokenizer.json but ignores settings that it does not know, and its ids then differ from the
-library's. This module writes its input from settings that were compared one by one; a tokenizer with any other setting
-is left to the library. Special tokens are left out: text that spells one is encoded as text.
+gigatoken reads the same tokenizer.json but ignores settings that it does not know, and
+its ids then differ from the library's. This module writes its input from settings that
+were compared one by one; a tokenizer with any other setting is left to the library.
+Special tokens are left out: text that spells one is encoded as text.
 """
 
 from __future__ import annotations
@@ -21,13 +23,16 @@ if TYPE_CHECKING:
 
 
 NEVER_TEXT = "\uffff\ufffe"
-"""Two noncharacters (Unicode, section 23.7). gigatoken searches for added tokens in a whole document before splitting
-it, which loads the document into the cache: with a token to search for, encoding takes a twentieth less time.
+"""Two noncharacters (Unicode, section 23.7). gigatoken searches for added tokens in a
+whole document before splitting it, which loads the document into the cache: with a
+token to search for, encoding takes a twentieth less time.
 """
 
 
 class NotKnownError(ValueError):
-    """A tokenizer that only the `tokenizers` library can encode with; the message is the reason."""
+    """A tokenizer that only the `tokenizers` library can encode with; the message is
+    the reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -36,10 +41,12 @@ class Known:
 
     Attributes:
         json: a tokenizer.json.
-        byte_level: whether it has character classes (a byte-level BPE), or only words between blanks.
+        byte_level: whether it has character classes (a byte-level BPE), or only words
+            between blanks.
         nfc: whether text is normalized.
         first_stand_in: id of the first of `stand_ins`; above all ids of the tokenizer.
-        stand_ins: ids of isolated characters that become several ids: gigatoken has a single id in place of each.
+        stand_ins: ids of isolated characters that become several ids: gigatoken has a
+            single id in place of each.
     """
 
     json: str
@@ -56,7 +63,10 @@ def read_known(tokenizer: Tokenizer) -> Known:
         NotKnownError: only the library can encode with it; the message is the reason.
     """
     described = json.loads(tokenizer.to_str())
-    model, normalizers = described["model"], _steps(described.get("normalizer"), "normalizers")
+    model, normalizers = (
+        described["model"],
+        _steps(described.get("normalizer"), "normalizers"),
+    )
     byte_level = not model.get("byte_fallback")
     _check_model(model)
     added = _added_tokens(described, nfc=bool(normalizers) and byte_level)
@@ -67,15 +77,28 @@ def read_known(tokenizer: Tokenizer) -> Known:
     else:
         vocabulary = model["vocab"]
         _check_byte_fallback(model)
-    pre_tokenizer, digits = _pre_tokenizer(described) if byte_level else (described.get("pre_tokenizer"), False)
+    pre_tokenizer, digits = (
+        _pre_tokenizer(described)
+        if byte_level
+        else (described.get("pre_tokenizer"), False)
+    )
     first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     stand_ins: list[list[int]] = []
     if digits:
         cut, stand_ins = _digits_alone(tokenizer, first)
         added = [*added, *cut]
     if byte_level:
-        added = [*added, {"id": first + len(stand_ins), "content": NEVER_TEXT, "special": False, "normalized": False}]
-        stand_ins = [*stand_ins, [0]] if stand_ins else []  # the library encodes its documents anyway
+        added = [
+            *added,
+            {
+                "id": first + len(stand_ins),
+                "content": NEVER_TEXT,
+                "special": False,
+                "normalized": False,
+            },
+        ]
+        # the library encodes its documents anyway
+        stand_ins = [*stand_ins, [0]] if stand_ins else []
     known = {
         "added_tokens": added,
         "normalizer": described.get("normalizer"),
@@ -88,7 +111,13 @@ def read_known(tokenizer: Tokenizer) -> Known:
             "ignore_merges": bool(model.get("ignore_merges")),
         },
     }
-    return Known(json.dumps(known), byte_level, byte_level and bool(normalizers), first, stand_ins)
+    return Known(
+        json.dumps(known),
+        byte_level,
+        byte_level and bool(normalizers),
+        first,
+        stand_ins,
+    )
 
 
 def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
@@ -102,7 +131,9 @@ def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str
 
 def _names(steps: Sequence[Mapping[str, Any]]) -> str:
     return " + ".join(
-        step["type"] + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key)) for step in steps
+        step["type"]
+        + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key))
+        for step in steps
     )
 
 
@@ -115,11 +146,14 @@ def _check_model(model: Mapping[str, Any]) -> None:
 
 
 TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
-"""Bytes that occur in UTF-8 (RFC 3629, section 3); some vocabularies lack the others."""
+"""Bytes that occur in UTF-8 (RFC 3629, section 3); some vocabularies lack the
+others.
+"""
 
 
 def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
-    """Tokens spelt in bytes; text never becomes any other token, but gigatoken would match it.
+    """Tokens spelt in bytes; text never becomes any other token, but gigatoken would
+    match it.
 
     Raises:
         NotKnownError: a byte has no token.
@@ -128,7 +162,11 @@ def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
     if missing := [byte for byte in TEXT_BYTES if characters[byte] not in vocabulary]:
         raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
     spelt = set(characters)
-    return {token: number for token, number in vocabulary.items() if token and spelt.issuperset(token)}
+    return {
+        token: number
+        for token, number in vocabulary.items()
+        if token and spelt.issuperset(token)
+    }
 
 
 def _check_byte_fallback(model: Mapping[str, Any]) -> None:
@@ -137,22 +175,33 @@ def _check_byte_fallback(model: Mapping[str, Any]) -> None:
     if missing := [
         byte
         for byte in TEXT_BYTES
-        if f"<0x{byte:02X}>" not in model["vocab"] and (byte >= 0x80 or chr(byte) not in model["vocab"])
+        if f"<0x{byte:02X}>" not in model["vocab"]
+        and (byte >= 0x80 or chr(byte) not in model["vocab"])
     ]:
         raise NotKnownError(f"its vocabulary lacks {len(missing)} of the bytes of text")
 
 
-def _merges(listed: Sequence[Any], vocabulary: Mapping[str, int]) -> list[tuple[str, ...]]:
+def _merges(
+    listed: Sequence[Any], vocabulary: Mapping[str, int]
+) -> list[tuple[str, ...]]:
     """Merges in rank order, without duplicates.
 
-    A duplicate merge has its later rank in the library and its first in gigatoken. If two merges produce the same
-    token, gigatoken must not use the token's id as the rank: repeating the first merge at the end, which is otherwise
-    ignored, prevents that.
+    A duplicate merge has its later rank in the library and its first in gigatoken. If
+    two merges produce the same token, gigatoken must not use the token's id as the
+    rank: repeating the first merge at the end, which is otherwise ignored, prevents
+    that.
     """
-    listed_pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in listed]
+    listed_pairs = [
+        tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)
+        for merge in listed
+    ]
     pairs: list[tuple[str, ...]] = list(dict.fromkeys(reversed(listed_pairs)))[::-1]
     pairs = [
-        pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary and pair[0] + pair[1] in vocabulary
+        pair
+        for pair in pairs
+        if pair[0] in vocabulary
+        and pair[1] in vocabulary
+        and pair[0] + pair[1] in vocabulary
     ]
     repeated = len({left + right for left, right in pairs}) < len(pairs)
     return [*pairs, pairs[0]] if repeated else pairs
@@ -170,35 +219,67 @@ def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any
         for key in ("single_word", "lstrip", "rstrip"):
             if token.get(key):
                 raise NotKnownError(f"its added token {token['content']!r} has {key}")
-        if nfc and not _same_normalized(token["content"], bool(token.get("normalized"))):
-            raise NotKnownError(f"its added token {token['content']!r} may be made, or undone, by its normalizer")
+        if nfc and not _same_normalized(
+            token["content"], bool(token.get("normalized"))
+        ):
+            raise NotKnownError(
+                f"its added token {token['content']!r} may be made, "
+                "or undone, by its normalizer"
+            )
     if len({bool(token.get("normalized")) for token in plain}) > 1 or (
-        any(token.get("normalized") for token in plain) and described.get("normalizer") and not nfc
+        any(token.get("normalized") for token in plain)
+        and described.get("normalizer")
+        and not nfc
     ):
         raise NotKnownError("its added tokens are looked for in normalized text")
     if hidden_pair := _hidden(
-        [token["content"] for token in all_tokens if token["special"]], {token["content"] for token in plain}
+        [token["content"] for token in all_tokens if token["special"]],
+        {token["content"] for token in plain},
     ):
-        raise NotKnownError("its added token {1!r} may be a part of the special token {0!r}".format(*hidden_pair))
-    return [{"id": token["id"], "content": token["content"], "special": False, "normalized": False} for token in plain]
+        raise NotKnownError(
+            "its added token {1!r} may be a part of the special token {0!r}".format(
+                *hidden_pair
+            )
+        )
+    return [
+        {
+            "id": token["id"],
+            "content": token["content"],
+            "special": False,
+            "normalized": False,
+        }
+        for token in plain
+    ]
 
 
 MADE_BY_NFC = frozenset("K;`")
-"""ASCII that NFC produces from other characters: the Kelvin sign, the Greek question mark, varia (UnicodeData.txt)."""
+"""ASCII that NFC produces from other characters: the Kelvin sign, the Greek question
+mark, varia (UnicodeData.txt).
+"""
 COMPOSING = frozenset("<=>" + string.ascii_letters)
-"""ASCII that NFC composes with a following mark: letters, and the signs that a slash negates."""
+"""ASCII that NFC composes with a following mark: letters, and the signs that a slash
+negates.
+"""
 
 
 def _same_normalized(content: str, normalized: bool) -> bool:
-    """Return whether NFC before or after splitting at an added token gives the same text."""
+    """Return whether NFC before or after splitting at an added token gives the same
+    text.
+    """
     return (
-        content.isascii() and not MADE_BY_NFC.intersection(content) and not (normalized and content[-1:] in COMPOSING)
+        content.isascii()
+        and not MADE_BY_NFC.intersection(content)
+        and not (normalized and content[-1:] in COMPOSING)
     )
 
 
 def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
     """A special token and an added token that the library does not match within it."""
-    beginnings = {token[:length]: token for token in plain for length in range(1, len(token))} if special else {}
+    beginnings = (
+        {token[:length]: token for token in plain for length in range(1, len(token))}
+        if special
+        else {}
+    )
     for token in special:
         for begin in range(len(token)):
             tail = token[begin:]
@@ -211,7 +292,8 @@ def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
 
 
 def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    """Pre-tokenizer of a byte-level BPE for gigatoken, and whether every digit is isolated first.
+    """Pre-tokenizer of a byte-level BPE for gigatoken, and whether every digit is
+    isolated first.
 
     gigatoken itself refuses unknown patterns.
 
@@ -220,17 +302,27 @@ def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """
     steps = _steps(described.get("pre_tokenizer"), "pretokenizers")
     *before, last = steps or [{"type": "none"}]
-    by_regex = {"type": "ByteLevel", "add_prefix_space": bool(last.get("add_prefix_space", True)), "use_regex": True}
+    by_regex = {
+        "type": "ByteLevel",
+        "add_prefix_space": bool(last.get("add_prefix_space", True)),
+        "use_regex": True,
+    }
     if last["type"] != "ByteLevel" or (before and by_regex["add_prefix_space"]):
         raise NotKnownError(f"its pre-tokenizer is {_names(steps) or 'none'}")
     if last.get("use_regex", True):
         if not before:
             return by_regex, False
-        if [step["type"] for step in before] == ["Digits"] and before[0].get("individual_digits"):
+        if [step["type"] for step in before] == ["Digits"] and before[0].get(
+            "individual_digits"
+        ):
             return by_regex, True
     elif before and all(step["type"] == "Split" for step in before):
         for step in before:
-            if step["behavior"] != "Isolated" or step.get("invert") or "Regex" not in step["pattern"]:
+            if (
+                step["behavior"] != "Isolated"
+                or step.get("invert")
+                or "Regex" not in step["pattern"]
+            ):
                 raise NotKnownError(
                     f"its pre-tokenizer splits in another way: {step['behavior']}, "
                     f"invert {bool(step.get('invert'))}, {step['pattern']}"
@@ -241,25 +333,37 @@ def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     raise NotKnownError(f"its pre-tokenizer is {_names(steps)}")
 
 
-def _digits_alone(tokenizer: Tokenizer, first: int) -> tuple[list[dict[str, Any]], list[list[int]]]:
-    """Every numeric character as an added token, which gigatoken isolates as `Digits` does; `first`: a free id.
+def _digits_alone(
+    tokenizer: Tokenizer, first: int
+) -> tuple[list[dict[str, Any]], list[list[int]]]:
+    """Every numeric character as an added token, which gigatoken isolates as `Digits`
+    does; `first`: a free id.
 
     Returns:
-        the added tokens, and the ids of those that are several tokens: these have an id from `first` on.
+        the added tokens, and the ids of those that are several tokens: these have an id
+        from `first` on.
     """
     from tokenizers import pre_tokenizers
 
     # Characters unassigned in Python's Unicode may be numeric in the library's.
-    candidates = [chr(code) for code in range(0x20000) if unicodedata.category(chr(code)) in ("Nd", "Nl", "No", "Cn")]
+    candidates = [
+        chr(code)
+        for code in range(0x20000)
+        if unicodedata.category(chr(code)) in ("Nd", "Nl", "No", "Cn")
+    ]
     digits = pre_tokenizers.Digits(individual_digits=True)
     pieces = digits.pre_tokenize_str("a" + "a".join(candidates) + "a")
     numeric = [piece for piece, _ in pieces if len(piece) == 1 and piece != "a"]
     tokens: list[dict[str, Any]] = []
     stand_ins: list[list[int]] = []
     encodings = tokenizer.encode_batch_fast(numeric, add_special_tokens=False)
-    for character, ids in zip(numeric, (encoding.ids for encoding in encodings), strict=True):
+    for character, ids in zip(
+        numeric, (encoding.ids for encoding in encodings), strict=True
+    ):
         number = ids[0] if len(ids) == 1 else first + len(stand_ins)
         if len(ids) > 1:
             stand_ins.append(ids)
-        tokens.append({"id": number, "content": character, "special": False, "normalized": False})
+        tokens.append(
+            {"id": number, "content": character, "special": False, "normalized": False}
+        )
     return tokens, stand_ins

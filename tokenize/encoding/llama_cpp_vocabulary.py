@@ -1,8 +1,10 @@
-"""Conversion of a tokenizer.json to llama.cpp's GGUF fields: tokens, their kinds, merges, and the pre-tokenizer.
+"""Conversion of a tokenizer.json to llama.cpp's GGUF fields: tokens, their kinds,
+merges, and the pre-tokenizer.
 
-llama.cpp takes no pattern: it knows patterns by the names of models that use them (its `llama-vocab.cpp`). A tokenizer
-is written only if one of these names stands for exactly its pattern; any other is refused, since llama.cpp would
-silently encode the same text to other ids.
+llama.cpp takes no pattern: it knows patterns by the names of models that use them (its
+`llama-vocab.cpp`). A tokenizer is written only if one of these names stands for exactly
+its pattern; any other is refused, since llama.cpp would silently encode the same text
+to other ids.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ PRE_TOKENIZERS = {
     (QWEN2,): "qwen2",
     (GPT2,): "gpt-2",
 }
-"""Steps of a pre-tokenizer -> llama.cpp's name. `dbrx` has Llama 3's pattern without taking words that are tokens
-before merging, which `llama-bpe` does.
+"""Steps of a pre-tokenizer -> llama.cpp's name. `dbrx` has Llama 3's pattern without
+taking words that are tokens before merging, which `llama-bpe` does.
 """
 WHOLE_WORDS = {"dbrx": "llama-bpe"}
-"""Names of the same patterns with words that are tokens taken before merging (`ignore_merges`)."""
+"""Names of the same patterns with words that are tokens taken before merging
+(`ignore_merges`).
+"""
 
 
 class NotForLlamaCppError(ValueError):
@@ -69,14 +73,22 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     refuse_other_models(model.get("type"), bool(model.get("byte_fallback")))
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
-            raise NotForLlamaCppError(f"its model has {key}, which llama.cpp does not have")
+            raise NotForLlamaCppError(
+                f"its model has {key}, which llama.cpp does not have"
+            )
     if described.get("normalizer") is not None:
         raise NotForLlamaCppError(
-            f"its normalizer {described['normalizer']['type']} changes text, which llama.cpp leaves as it is"
+            f"its normalizer {described['normalizer']['type']} changes text, which "
+            "llama.cpp leaves as it is"
         )
-    name = pre_tokenizer_name(described.get("pre_tokenizer"), bool(model.get("ignore_merges")))
+    name = pre_tokenizer_name(
+        described.get("pre_tokenizer"), bool(model.get("ignore_merges"))
+    )
     added = tokenizer.get_added_tokens_decoder()
-    by_id = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
+    by_id = {
+        number: token
+        for token, number in tokenizer.get_vocab(with_added_tokens=True).items()
+    }
     tokens = [by_id.get(number, f"[UNUSED{number}]") for number in range(size)]
     kinds = [
         UNUSED
@@ -88,7 +100,10 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
         else USER_DEFINED
         for number in range(size)
     ]
-    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
+    merges = [
+        merge if isinstance(merge, str) else " ".join(merge)
+        for merge in model["merges"]
+    ]
     return Vocabulary(tokens, kinds, merges, name)
 
 
@@ -96,27 +111,36 @@ def refuse_other_models(model: str | None, byte_fallback: bool) -> None:
     """Raise NotForLlamaCppError unless a tokenizer is a BPE over bytes."""
     if model != "BPE" or byte_fallback:
         raise NotForLlamaCppError(
-            f"it is {'a BPE over characters' if byte_fallback else model}, and only a BPE over "
+            f"it is {'a BPE over characters' if byte_fallback else model}, and only "
+            "a BPE over "
             "bytes is split by llama.cpp in the same way (tokenizer.model: bpe)"
         )
 
 
-def pre_tokenizer_name(described: Mapping[str, Any] | None, ignores_merges: bool) -> str:
+def pre_tokenizer_name(
+    described: Mapping[str, Any] | None, ignores_merges: bool
+) -> str:
     """llama.cpp's name for the `pre_tokenizer` of a tokenizer.json.
 
     Raises:
         NotForLlamaCppError: it has no name.
     """
-    steps = described["pretokenizers"] if described is not None and described["type"] == "Sequence" else [described]
+    steps = (
+        described["pretokenizers"]
+        if described is not None and described["type"] == "Sequence"
+        else [described]
+    )
     parts = tuple(part for step in steps for part in _part_of(step or {"type": "none"}))
     name = PRE_TOKENIZERS.get(parts)
     if name is None:
         raise NotForLlamaCppError(
-            f"it splits text in a way that llama.cpp has no name for: {', then '.join(parts) or 'not at all'}"
+            "it splits text in a way that llama.cpp has no name for: "
+            f"{', then '.join(parts) or 'not at all'}"
         )
     if ignores_merges and name not in WHOLE_WORDS:
         raise NotForLlamaCppError(
-            f"it takes words that are tokens without their merges, which llama.cpp's {name} does not"
+            "it takes words that are tokens without their merges, which llama.cpp's "
+            f"{name} does not"
         )
     return WHOLE_WORDS[name] if ignores_merges else name
 
@@ -128,6 +152,11 @@ def _part_of(step: Mapping[str, Any]) -> list[str]:
             return ["gpt2"] if step.get("use_regex", True) else []
         case {"type": "Digits", "individual_digits": True}:
             return ["digits"]
-        case {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": {"Regex": pattern}}:
+        case {
+            "type": "Split",
+            "behavior": "Isolated",
+            "invert": False,
+            "pattern": {"Regex": pattern},
+        }:
             return [str(pattern)]
     return [str(step["type"])]

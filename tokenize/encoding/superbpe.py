@@ -1,8 +1,10 @@
-"""Super-words: tokens across words, learnt on top of a vocabulary of words (SuperBPE, Liu et al. 2025).
+"""Super-words: tokens across words, learnt on top of a vocabulary of words (SuperBPE,
+Liu et al. 2025).
 
-The second stage of SuperBPE continues the merges of the first without the cuts between words. No trainer of a
-well-maintained library continues merges; instead, the text is encoded with the first vocabulary, each token is written
-as a single character, and the trainer of `tokenizers` learns merges of these characters.
+The second stage of SuperBPE continues the merges of the first without the cuts between
+words. No trainer of a well-maintained library continues merges; instead, the text is
+encoded with the first vocabulary, each token is written as a single character, and the
+trainer of `tokenizers` learns merges of these characters.
 """
 
 from __future__ import annotations
@@ -20,17 +22,25 @@ if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
 MOST_TOKENS = 4
-"""Most first-stage tokens in a super-word; the authors allow four words. Longer ones are boilerplate."""
-SUPERWORDS_GPT2 = r"(?:'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}:](?![^\s\p{L}\p{N}]))+|" + GPT2
+"""Most first-stage tokens in a super-word; the authors allow four words. Longer ones
+are boilerplate.
+"""
+SUPERWORDS_GPT2 = (
+    r"(?:'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}:](?![^\s\p{L}\p{N}]))+|"
+    + GPT2
+)
 SUPERWORDS_LLAMA3 = (
     r"(?:(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
     r"| ?[^\s\p{L}\p{N}:](?![\r\n]|[^\s\p{L}\p{N}]))+|" + LLAMA3
 )
-"""Pre-tokens of super-words. No super-word crosses numbers, line ends, runs of blanks or of marks, or a colon followed
-by a blank (so that a prompt may end there, as in the paper). Every cut is also a cut of the word pattern.
+"""Pre-tokens of super-words. No super-word crosses numbers, line ends, runs of blanks
+or of marks, or a colon followed by a blank (so that a prompt may end there, as in the
+paper). Every cut is also a cut of the word pattern.
 """
 FIRST_CHARACTER = 0x10000
-"""Character of token 0 while super-words are learnt, followed by enough characters for any vocabulary."""
+"""Character of token 0 while super-words are learnt, followed by enough characters for
+any vocabulary.
+"""
 SPARE = 8
 """Divisor for the surplus of merges to learn: some merges spell an existing token."""
 BATCH_DOCUMENTS = 256
@@ -45,7 +55,11 @@ def make_superword_splitter(pretokenizer: str) -> PreTokenizer:
     from tokenizers import Regex, pre_tokenizers
 
     regex = SUPERWORDS_LLAMA3 if pretokenizer == "llama3" else SUPERWORDS_GPT2
-    digits = [pre_tokenizers.Digits(individual_digits=True)] if pretokenizer == "digits" else []
+    digits = (
+        [pre_tokenizers.Digits(individual_digits=True)]
+        if pretokenizer == "digits"
+        else []
+    )
     return pre_tokenizers.Sequence(
         [
             *digits,
@@ -67,13 +81,15 @@ def learn_superwords(
         min_count: least occurrences of a pair.
 
     Returns:
-        the new tokens with ids after the existing ones, and the merges to append; a few of them spell an existing token
-        in another way.
+        the new tokens with ids after the existing ones, and the merges to append; a few
+        of them spell an existing token in another way.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     word_vocab = words.get_vocab(with_added_tokens=False)
-    spelt = {chr(FIRST_CHARACTER + number): token for token, number in word_vocab.items()}
+    spelt = {
+        chr(FIRST_CHARACTER + number): token for token, number in word_vocab.items()
+    }
     new_tokens = vocab_size - len(word_vocab)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.CharDelimiterSplit("\n")
@@ -88,7 +104,9 @@ def learn_superwords(
     vocab: dict[str, int] = {}
     merges: dict[tuple[str, str], None] = {}
     for merge in json.loads(tokenizer.to_str())["model"]["merges"]:
-        left, right = ("".join(spelt[character] for character in side) for side in merge)
+        left, right = (
+            "".join(spelt[character] for character in side) for side in merge
+        )
         if left + right not in word_vocab and left + right not in vocab:
             if len(vocab) == new_tokens:
                 break

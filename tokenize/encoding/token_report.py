@@ -1,7 +1,9 @@
-"""Report on a tokenizer: bytes per token, tokens per word, and the used part of the vocabulary.
+"""Report on a tokenizer: bytes per token, tokens per word, and the used part of the
+vocabulary.
 
-A word is a run of bytes above U+0020: blanks, tabs and line breaks alone separate words. For scripts written without
-spaces, characters per token is more informative than tokens per word.
+A word is a run of bytes above U+0020: blanks, tabs and line breaks alone separate
+words. For scripts written without spaces, characters per token is more informative than
+tokens per word.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ SHOWN_TOKENS = 20
 MEASURES = ("documents", "tokens", "bytes", "characters", "words")
 
 
-def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
+def measure(
+    names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]
+) -> dict[str, dict[str, int]]:
     """Sum the counts of n documents by group.
 
     Args:
@@ -30,11 +34,15 @@ def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str
         sizes: all of MEASURES but `documents`; int64 of shape (n,) each.
     """
     column = names.combine_chunks()
-    coded = column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
+    coded = (
+        column if isinstance(column, pa.DictionaryArray) else column.dictionary_encode()
+    )
     members, groups = coded.indices.to_numpy(), coded.dictionary.to_pylist()
     sums = {"documents": np.bincount(members, minlength=len(groups))}
     # bincount adds in float64: sums of integers below 2^53 are exact.
-    sums |= {name: np.bincount(members, sizes[name], len(groups)) for name in MEASURES[1:]}
+    sums |= {
+        name: np.bincount(members, sizes[name], len(groups)) for name in MEASURES[1:]
+    }
     return {
         group: {name: int(sums[name][place]) for name in MEASURES}
         for group, place in sorted(zip(groups, range(len(groups)), strict=True))
@@ -42,8 +50,12 @@ def measure(names: pa.ChunkedArray, sizes: Mapping[str, np.ndarray]) -> dict[str
     }
 
 
-def describe_groups(counted: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, Any]]:
-    """Sum the groups of all shards and add the ratios of text and tokens; None for a zero divisor."""
+def describe_groups(
+    counted: Iterable[Mapping[str, Mapping[str, int]]],
+) -> dict[str, dict[str, Any]]:
+    """Sum the groups of all shards and add the ratios of text and tokens; None for a
+    zero divisor.
+    """
     sums: dict[str, dict[str, int]] = {}
     for shard in counted:
         for name, group in shard.items():
@@ -69,9 +81,10 @@ def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[st
         tokenizer: of the documents.
 
     Returns:
-        `size` of the vocabulary without special tokens (text never has them), `used` and `never_used` ids,
-        `used_share`; `single_byte_share` of all tokens in the documents; and the `most_frequent` and `longest` used
-        tokens (id, text, bytes, count).
+        `size` of the vocabulary without special tokens (text never has them), `used`
+        and `never_used` ids, `used_share`; `single_byte_share` of all tokens in the
+        documents; and the `most_frequent` and `longest` used tokens (id, text, bytes,
+        count).
     """
     plain = np.ones(len(counts), bool)
     plain[list(tokenizer.special_ids.values())] = False
@@ -100,7 +113,8 @@ def count_ids(ids: np.ndarray, counts: np.ndarray, narrow: np.ndarray) -> None:
         counts: int64 of shape (vocabulary,), updated.
         narrow: uint16 or uint32, the first n are set.
     """
-    # Separate counts for even and odd positions: consecutive additions to the same count would wait for each other.
+    # Separate counts for even and odd positions: consecutive additions to the same
+    # count would wait for each other.
     even, odd = np.zeros(len(counts), np.uint32), np.zeros(len(counts), np.uint32)
     at, end = np.uint64(0), np.uint64(len(ids))
     while at < end:
@@ -122,7 +136,9 @@ FEW_IDS = np.uint64(1024)
 """So many are counted while the processor still has at hand what was copied."""
 
 
-def _tokens(ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer) -> list[dict[str, Any]]:
+def _tokens(
+    ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer
+) -> list[dict[str, Any]]:
     return [
         {
             "id": int(number),
@@ -142,7 +158,9 @@ def token_text(number: int, tokenizer: TextTokenizer) -> str:
     values = {character: byte for byte, character in enumerate(byte_characters())}
     if not all(character in values for character in spelt):
         return spelt
-    return bytes(values[character] for character in spelt).decode(errors="backslashreplace")
+    return bytes(values[character] for character in spelt).decode(
+        errors="backslashreplace"
+    )
 
 
 def _ratio(over: int, under: int) -> float | None:

@@ -1,8 +1,10 @@
-"""Stage `tokenizer`: a vocabulary learnt from a sample of the documents, or any tokenizer.json.
+"""Stage `tokenizer`: a vocabulary learnt from a sample of the documents, or any
+tokenizer.json.
 
-Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (the files of transformers' AutoTokenizer; with a
-user-defined formatter, chat_formatter.json with its code instead) and token_bytes.npy (uint16 per id: UTF-8 bytes of
-text per token, 0 for special tokens).
+Output: tokenizer.json, tokenizer_config.json, chat_template.jinja (the files of
+transformers' AutoTokenizer; with a user-defined formatter, chat_formatter.json with its
+code instead) and token_bytes.npy (uint16 per id: UTF-8 bytes of text per token, 0 for
+special tokens).
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.core.files import array_bytes, as_path, atomic_write, read_json, sha256_file, write_json
+from gristmill.core.files import (
+    array_bytes,
+    as_path,
+    atomic_write,
+    read_json,
+    sha256_file,
+    write_json,
+)
 from gristmill.core.stage_context import Context
 from gristmill.mixtures import tokenizer as sections
 from gristmill.mixtures.tokenizer import OwnFormatter
@@ -46,7 +55,8 @@ class TextTokenizer:
     """Tokenizer for documents: text that spells a special token is encoded as text.
 
     Attributes:
-        tokenizer: the `tokenizers` object; encodes special tokens as text, adds nothing.
+        tokenizer: the `tokenizers` object; encodes special tokens as text, adds
+            nothing.
         vocab_size: one above the largest id.
         special_ids: special token -> id.
         eos: id that ends a document.
@@ -65,10 +75,17 @@ class TextTokenizer:
 
     def described(self) -> dict[str, Any]:
         """Description of the tokenizer in a packed set."""
-        return {"vocab_size": self.vocab_size, "eos": self.eos, "pad": self.pad, "sha256": self.sha256}
+        return {
+            "vocab_size": self.vocab_size,
+            "eos": self.eos,
+            "pad": self.pad,
+            "sha256": self.sha256,
+        }
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode documents; `.ids` of a result never contains a special id (no character offsets)."""
+        """Encode documents; `.ids` of a result never contains a special id (no
+        character offsets).
+        """
         return self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -76,19 +93,24 @@ class TextTokenizer:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Learn a tokenizer, or copy an external one; the module lists the output.
 
     Args:
         inputs: `ingest` and the annotating stages; empty for an external tokenizer.
-        config: `tokenizer` (the section), `sources` (names in the manifest's order) and `seed`.
+        config: `tokenizer` (the section), `sources` (names in the manifest's order) and
+            `seed`.
         out: output folder.
         context: where to run.
 
     Raises:
         TokenizerError: the external tokenizer.json cannot be used.
-        gristmill.tokenize.encoding.vocabulary_sample.SampleError: the sample has no text.
-        gristmill.tokenize.encoding.vocabulary.VocabularyError: the requested vocabulary cannot be learnt.
+        gristmill.tokenize.encoding.vocabulary_sample.SampleError: the sample has no
+            text.
+        gristmill.tokenize.encoding.vocabulary.VocabularyError: the requested vocabulary
+            cannot be learnt.
     """
     section = sections.Tokenizer.model_validate(config["tokenizer"])
     os.environ.setdefault("RAYON_NUM_THREADS", str(context.workers))
@@ -101,12 +123,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             end_of_text=section.end_of_text,
         )
         check(tokenizer, chat or CHAT_TEMPLATE, section.end_of_text)
-    from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample, draw_sample
+    from gristmill.tokenize.encoding.vocabulary_sample import (
+        TokenizerSample,
+        draw_sample,
+    )
 
     sample = (
         TokenizerSample({}, {})
         if section.path is not None
-        else draw_sample(inputs, config["sources"], section.sample_bytes, section.weights, config["seed"], context)
+        else draw_sample(
+            inputs,
+            config["sources"],
+            section.sample_bytes,
+            section.weights,
+            config["seed"],
+            context,
+        )
     )
     if section.path is None:
         tokenizer = train(
@@ -121,15 +153,18 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         check(tokenizer, chat or CHAT_TEMPLATE)
         if tokenizer.get_vocab_size() < section.vocab_size:
             context.warn(
-                f"the sample holds only {tokenizer.get_vocab_size()} of the {section.vocab_size} tokens asked "
-                "for; the vocabulary is smaller than tokenizer.vocab_size, which changes nothing else"
+                f"the sample holds only {tokenizer.get_vocab_size()} of the "
+                f"{section.vocab_size} tokens asked for; the vocabulary is smaller "
+                "than tokenizer.vocab_size, which changes nothing else"
             )
     write_tokenizer(tokenizer, out, chat or CHAT_TEMPLATE, section.end_of_text)
     loaded = load(out)
     bytes_per_token = dict[str, float | None]()
     for source, texts in sample.measure.items():
         number = sum(len(encoding.ids) for encoding in loaded.encode(texts))
-        bytes_per_token[source] = round(_text_bytes(texts) / number, 4) if number else None
+        bytes_per_token[source] = (
+            round(_text_bytes(texts) / number, 4) if number else None
+        )
     return {
         "vocab_size": loaded.vocab_size,
         "sha256": loaded.sha256,
@@ -138,7 +173,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         "external": section.path is not None,
         "model": None if section.path else section.model,
         "pretokenizer": None if section.path else section.pretokenizer,
-        "sample_bytes": {source: _text_bytes(texts) for source, texts in sample.learn.items()},
+        "sample_bytes": {
+            source: _text_bytes(texts) for source, texts in sample.learn.items()
+        },
         "bytes_per_token": bytes_per_token,
     }
 
@@ -155,17 +192,25 @@ def read_template(section: sections.Tokenizer) -> str | None:
         return as_path(section.chat_template_path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(
-            f"tokenizer.chat_template_path: {section.chat_template_path} cannot be read as text: {error}"
+            f"tokenizer.chat_template_path: {section.chat_template_path} cannot be "
+            f"read as text: {error}"
         ) from error
 
 
-def check(tokenizer: Tokenizer, chat: str | OwnFormatter, end_of_text: str | None = None) -> None:
-    """Check that a template, or a user-defined formatter, can write conversations with a tokenizer.
+def check(
+    tokenizer: Tokenizer, chat: str | OwnFormatter, end_of_text: str | None = None
+) -> None:
+    """Check that a template, or a user-defined formatter, can write conversations with
+    a tokenizer.
 
     Raises:
         TokenizerError: it cannot.
     """
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    special = {
+        token.content
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if token.special
+    }
     if isinstance(chat, OwnFormatter):
         try:
             return check_formatter(chat, special)
@@ -180,7 +225,10 @@ def check(tokenizer: Tokenizer, chat: str | OwnFormatter, end_of_text: str | Non
 
 
 def write_tokenizer(
-    tokenizer: Tokenizer, out: Path, chat: str | OwnFormatter = CHAT_TEMPLATE, end_of_text: str | None = None
+    tokenizer: Tokenizer,
+    out: Path,
+    chat: str | OwnFormatter = CHAT_TEMPLATE,
+    end_of_text: str | None = None,
 ) -> None:
     """Write the four files of the stage.
 
@@ -188,7 +236,8 @@ def write_tokenizer(
         tokenizer: the vocabulary.
         out: folder of the files.
         chat: a template, or a user-defined formatter.
-        end_of_text: the token that ends a text; by default the first of END_OF_TEXT_NAMES in the vocabulary.
+        end_of_text: the token that ends a text; by default the first of
+            END_OF_TEXT_NAMES in the vocabulary.
     """
     eos = end_of_text or first_known(tokenizer, END_OF_TEXT_NAMES)
     pad = first_known(tokenizer, PAD_NAMES) or eos
@@ -214,7 +263,8 @@ def write_tokenizer(
 
 
 def load(folder: Path) -> TextTokenizer:
-    """Load a tokenizer for documents from a committed `tokenizer` stage or an exported model's folder.
+    """Load a tokenizer for documents from a committed `tokenizer` stage or an exported
+    model's folder.
 
     Raises:
         TokenizerError: it has no token that ends a text.
@@ -226,11 +276,17 @@ def load(folder: Path) -> TextTokenizer:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    eos = configured_end_of_text(folder, tokenizer) or first_known(tokenizer, END_OF_TEXT_NAMES)
+    eos = configured_end_of_text(folder, tokenizer) or first_known(
+        tokenizer, END_OF_TEXT_NAMES
+    )
     if eos is None:
-        raise TokenizerError(f"{path} has no token that ends a text; run the tokenizer stage again")
+        raise TokenizerError(
+            f"{path} has no token that ends a text; run the tokenizer stage again"
+        )
     special_ids = {
-        token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        token.content: number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
     }
     pad = first_known(tokenizer, PAD_NAMES) or eos
     ids = tokenizer.get_vocab(with_added_tokens=True)
@@ -239,26 +295,39 @@ def load(folder: Path) -> TextTokenizer:
         with counted.open("rb") as stream:
             token_bytes = np.load(stream)
     else:
-        token_bytes = count_token_bytes(tokenizer)  # folders of external tokenizers lack the file
+        # folders of external tokenizers lack the file
+        token_bytes = count_token_bytes(tokenizer)
     return TextTokenizer(
-        tokenizer, _vocab_size(tokenizer), special_ids, ids[eos], ids[pad], token_bytes, sha256_file(path)
+        tokenizer,
+        _vocab_size(tokenizer),
+        special_ids,
+        ids[eos],
+        ids[pad],
+        token_bytes,
+        sha256_file(path),
     )
 
 
 def configured_end_of_text(folder: Path, tokenizer: Tokenizer) -> str | None:
-    """`eos_token` of a folder's tokenizer_config.json if it is in the vocabulary, else None."""
+    """`eos_token` of a folder's tokenizer_config.json if it is in the vocabulary, else
+    None.
+    """
     config = folder / TOKENIZER_CONFIG_FILE
     token = read_json(config).get("eos_token") if config.exists() else None
     if isinstance(token, dict):  # transformers writes a token with its flags
         token = token.get("content")
-    return token if isinstance(token, str) and tokenizer.token_to_id(token) is not None else None
+    return (
+        token
+        if isinstance(token, str) and tokenizer.token_to_id(token) is not None
+        else None
+    )
 
 
 def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
     """UTF-8 bytes of text per token: uint16 of shape (vocab_size,).
 
-    Byte-level tokens spell one byte per character. SentencePiece tokens write a blank as U+2581 and unknown bytes as
-    <0xAB>. Special tokens and unused ids count 0.
+    Byte-level tokens spell one byte per character. SentencePiece tokens write a blank
+    as U+2581 and unknown bytes as <0xAB>. Special tokens and unused ids count 0.
     """
     byte_level = _is_byte_level(tokenizer)
     added = tokenizer.get_added_tokens_decoder()
@@ -269,20 +338,28 @@ def count_token_bytes(tokenizer: Tokenizer) -> np.ndarray:
         elif byte_level:
             sizes[number] = len(token)
         else:
-            is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+            is_byte = (
+                len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+            )
             sizes[number] = 1 if is_byte else len(token.replace(BLANK, " ").encode())
     return sizes
 
 
 def word_edges(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of the ids that begin a word, and of the ids followed by one: bool of shape (vocab_size,) each.
+    """Masks of the ids that begin a word, and of the ids followed by one: bool of shape
+    (vocab_size,) each.
 
-    Words are separated by blanks and line breaks, which belong to the following word. A token begins a word if it
-    begins with a blank or, in a WordPiece vocabulary, has no `##` prefix; special tokens belong to no word.
+    Words are separated by blanks and line breaks, which belong to the following word. A
+    token begins a word if it begins with a blank or, in a WordPiece vocabulary, has no
+    `##` prefix; special tokens belong to no word.
     """
     prefix = getattr(tokenizer.model, "continuing_subword_prefix", None)
     blanks = (
-        {character for byte, character in enumerate(byte_characters()) if chr(byte).isspace() and byte < 0x80}
+        {
+            character
+            for byte, character in enumerate(byte_characters())
+            if chr(byte).isspace() and byte < 0x80
+        }
         if (_is_byte_level(tokenizer))
         else {BLANK, " ", "\t", "\n", "\r"}
     )
@@ -309,8 +386,17 @@ def _text_bytes(texts: Sequence[str]) -> int:
     return sum(len(text.encode()) for text in texts)
 
 
-END_OF_TEXT_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "[EOS]")
-"""End-of-text tokens of published tokenizers: GPT-2 and NeoX, Llama 2, Llama 3, Gemma, Llama 3 Instruct, others."""
+END_OF_TEXT_NAMES = (
+    END_OF_TEXT,
+    "</s>",
+    "<|end_of_text|>",
+    "<eos>",
+    "<|eot_id|>",
+    "[EOS]",
+)
+"""End-of-text tokens of published tokenizers: GPT-2 and NeoX, Llama 2, Llama 3, Gemma,
+Llama 3 Instruct, others.
+"""
 
 
 class TokenizerError(ValueError):
@@ -318,49 +404,66 @@ class TokenizerError(ValueError):
 
 
 def read_external(
-    path: Path, special_tokens: Sequence[str] = (), own_template: bool = False, end_of_text: str | None = None
+    path: Path,
+    special_tokens: Sequence[str] = (),
+    own_template: bool = False,
+    end_of_text: str | None = None,
 ) -> Tokenizer:
     """Read an external tokenizer.json and append the special tokens that it lacks.
 
     Args:
         path: the file.
         special_tokens: those of the manifest.
-        own_template: the manifest has its own chat template, so the default template's tokens are not needed.
+        own_template: the manifest has its own chat template, so the default template's
+            tokens are not needed.
         end_of_text: the manifest's token that ends a text.
 
     Raises:
-        TokenizerError: it does not parse, has no token that ends a text, or has a plain token named as special.
+        TokenizerError: it does not parse, has no token that ends a text, or has a plain
+            token named as special.
     """
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare Exception for every malformed file
+    except Exception as error:
+        # the library raises bare Exception for every malformed file
         raise TokenizerError(
-            f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers library reads: {error}"
+            f"tokenizer.path: {path} is not a tokenizer.json that the tokenizers "
+            f"library reads: {error}"
         ) from error
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    special = {
+        token.content
+        for token in tokenizer.get_added_tokens_decoder().values()
+        if token.special
+    }
     if end_of_text is not None and end_of_text not in special:
         raise TokenizerError(
-            f"tokenizer.end_of_text: {end_of_text!r} is not a special token of {path}; it has {', '.join(sorted(special))}"
+            f"tokenizer.end_of_text: {end_of_text!r} is not a special token of "
+            f"{path}; it has {', '.join(sorted(special))}"
         )
     if end_of_text is None and first_known(tokenizer, END_OF_TEXT_NAMES) is None:
         raise TokenizerError(
-            f"tokenizer.path: {path} has none of {', '.join(END_OF_TEXT_NAMES)}; name the token that ends a text in "
+            f"tokenizer.path: {path} has none of {', '.join(END_OF_TEXT_NAMES)}; "
+            "name the token that ends a text in "
             f"tokenizer.end_of_text (special tokens: {', '.join(sorted(special))})"
         )
     required_tokens = [*(() if own_template else SPECIAL_TOKENS[2:]), *special_tokens]
     for token in special_tokens:
         if token not in special and tokenizer.token_to_id(token) is not None:
             raise TokenizerError(
-                f"tokenizer.special_tokens: {token!r} is a plain token of {path}, which a text could "
-                "become; write another like <|name|>"
+                f"tokenizer.special_tokens: {token!r} is a plain token of {path}, "
+                "which a text could become; write another like <|name|>"
             )
-    if missing := [token for token in required_tokens if tokenizer.token_to_id(token) is None]:
+    if missing := [
+        token for token in required_tokens if tokenizer.token_to_id(token) is None
+    ]:
         tokenizer.add_special_tokens(missing)
     return tokenizer
 
 
 def first_known(tokenizer: Tokenizer, names: Sequence[str]) -> str | None:
     """First of the names that is a token of the tokenizer, or None."""
-    return next((name for name in names if tokenizer.token_to_id(name) is not None), None)
+    return next(
+        (name for name in names if tokenizer.token_to_id(name) is not None), None
+    )

@@ -1,8 +1,10 @@
-"""Unigram language model over pre-tokens, by the expectation maximisation of `sentencepiece` (Kudo 2018).
+"""Unigram language model over pre-tokens, by the expectation maximisation of
+`sentencepiece` (Kudo 2018).
 
-The trainer of `tokenizers` iterates over words in the order of a hash map and returns another vocabulary every time, so
-`sentencepiece` is used. Its input is the pre-tokens with their counts, and the seed substrings: its own seeds lack
-every word that is not part of another.
+The trainer of `tokenizers` iterates over words in the order of a hash map and returns
+another vocabulary every time, so `sentencepiece` is used. Its input is the pre-tokens
+with their counts, and the seed substrings: its own seeds lack every word that is not
+part of another.
 """
 
 from __future__ import annotations
@@ -26,14 +28,17 @@ LONGEST_PIECE = 16
 LONGEST_WORD = 4192
 """Longest pre-token for training, in bytes; the library's default."""
 SEEDS = 10
-"""Seed substrings per piece. With the library's default, a million, 16,000 pieces cover less text (2 % on many
-languages) and training takes twice the memory.
+"""Seed substrings per piece. With the library's default, a million, 16,000 pieces cover
+less text (2 % on many languages) and training takes twice the memory.
 """
 FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def learn_unigram(
-    texts: Iterable[str], vocab_size: int, splitter: PreTokenizer, alphabet: Sequence[str]
+    texts: Iterable[str],
+    vocab_size: int,
+    splitter: PreTokenizer,
+    alphabet: Sequence[str],
 ) -> list[tuple[str, float]]:
     """Learn pieces and their log probabilities, the most probable first.
 
@@ -41,7 +46,8 @@ def learn_unigram(
         texts: to learn from.
         vocab_size: most pieces.
         splitter: a byte-level pre-tokenizer.
-        alphabet: characters that are always pieces: all bytes as `splitter` writes them.
+        alphabet: characters that are always pieces: all bytes as `splitter` writes
+            them.
 
     Raises:
         ImportError: `sentencepiece` is not installed.
@@ -54,11 +60,15 @@ def learn_unigram(
     words = sorted(word for word in counts if len(word) <= LONGEST_WORD)
     unseen = sorted({*alphabet}.difference(*words))
     seed_count = SEEDS * vocab_size
-    seeds = frequent_substrings(words, np.array([counts[word] for word in words], np.int64), seed_count)
+    seeds = frequent_substrings(
+        words, np.array([counts[word] for word in words], np.int64), seed_count
+    )
     model_file = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
         seed_file = Path(folder) / "seeds.tsv"
-        seed_file.write_text("".join(f"{piece}\t{count}\n" for piece, count in seeds), encoding="utf-8")
+        seed_file.write_text(
+            "".join(f"{piece}\t{count}\n" for piece, count in seeds), encoding="utf-8"
+        )
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=(f"{word}\t{counts[word]}" for word in words),
             model_writer=model_file,
@@ -86,12 +96,18 @@ def learn_unigram(
             minloglevel=2,
         )
     model = sentencepiece.SentencePieceProcessor(model_proto=model_file.getvalue())
-    pieces = [(model.id_to_piece(number), model.get_score(number)) for number in range(1, model.get_piece_size())]
+    pieces = [
+        (model.id_to_piece(number), model.get_score(number))
+        for number in range(1, model.get_piece_size())
+    ]
     return [*pieces, *((character, pieces[-1][1]) for character in unseen)]
 
 
-def frequent_substrings(words: Sequence[str], counts: np.ndarray, most: int) -> list[tuple[str, int]]:
-    """Substrings of at least two characters that occur at least twice, by decreasing coverage of text.
+def frequent_substrings(
+    words: Sequence[str], counts: np.ndarray, most: int
+) -> list[tuple[str, int]]:
+    """Substrings of at least two characters that occur at least twice, by decreasing
+    coverage of text.
 
     Args:
         words: sorted and distinct.
@@ -109,7 +125,8 @@ def frequent_substrings(words: Sequence[str], counts: np.ndarray, most: int) -> 
         at, hashes = at[inside], hashes[inside]
         hashes = hashes * FACTOR + characters[at + size - 1]
         _, first, number = np.unique(hashes, return_index=True, return_inverse=True)
-        total = np.bincount(number, times[at], len(first)).astype(np.int64)  # below 2^53, so exact
+        # below 2^53, so exact
+        total = np.bincount(number, times[at], len(first)).astype(np.int64)
         often = total >= 2
         begins.append(at[first[often]])
         sizes.append(np.full(often.sum(), size))
@@ -117,4 +134,7 @@ def frequent_substrings(words: Sequence[str], counts: np.ndarray, most: int) -> 
         at, hashes = at[often[number]], hashes[often[number]]
     begin, size_of, count = (np.concatenate(parts) for parts in (begins, sizes, totals))
     order = np.lexsort((begin, -count * size_of))[:most]
-    return [(flat[begin[place] : begin[place] + size_of[place]], int(count[place])) for place in order]
+    return [
+        (flat[begin[place] : begin[place] + size_of[place]], int(count[place]))
+        for place in order
+    ]

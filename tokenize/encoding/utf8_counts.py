@@ -1,6 +1,8 @@
-"""Scan of texts before encoding: UTF-8 validity, characters and words of each, and hits of a character list.
+"""Scan of texts before encoding: UTF-8 validity, characters and words of each, and hits
+of a character list.
 
-64 bytes at a time, as 64-bit numbers with a bit per byte; ASCII text takes five instructions for them.
+64 bytes at a time, as 64-bit numbers with a bit per byte; ASCII text takes five
+instructions for them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ from gristmill.dataprep.text.simd import (
 
 CODE_POINTS = 0x110000
 AHEAD = 1024
-"""Prefetch distance in bytes. The hardware prefetcher stops at page ends, which costs a fifth of the time."""
+"""Prefetch distance in bytes. The hardware prefetcher stops at page ends, which costs a
+fifth of the time.
+"""
 
 
 class Listed(NamedTuple):
@@ -34,7 +38,8 @@ class Listed(NamedTuple):
 
     Attributes:
         table: uint8 of shape (0x110000,), 1 for each.
-        beginnings: uint8 of shape (65536,), 1 for the first two bytes of each, a cheap filter for most characters.
+        beginnings: uint8 of shape (65536,), 1 for the first two bytes of each, a cheap
+            filter for most characters.
         longer: whether all of them have at least three bytes.
     """
 
@@ -82,10 +87,15 @@ def scan_texts(
     for text in range(len(offsets) - 1):
         at, end = int(offsets[text]), int(offsets[text + 1])
         number, word_count, hit = np.uint64(0), np.uint64(0), False
-        word, expected = np.uint64(0), np.uint64(0)  # state of the previous byte: inside a word; expected continuations
+        # state of the previous byte: inside a word; expected continuations
+        word, expected = np.uint64(0), np.uint64(0)
         while at < end:
             remaining = np.uint64(end - at)
-            inside = ~np.uint64(0) if remaining >= _64 else (np.uint64(1) << remaining) - np.uint64(1)
+            inside = (
+                ~np.uint64(0)
+                if remaining >= _64
+                else (np.uint64(1) << remaining) - np.uint64(1)
+            )
             address = address_of(data) + at
             fetch(address + AHEAD)
             if at + WIDTH >= len(data):
@@ -99,31 +109,48 @@ def scan_texts(
             if high | expected == 0:
                 number += ones(inside)
             else:
-                leads, threes = leads_of_64(address) & inside, leads_of_three_of_64(address) & inside
+                leads, threes = (
+                    leads_of_64(address) & inside,
+                    leads_of_three_of_64(address) & inside,
+                )
                 fours = leads_of_four_of_64(address) & inside
                 continuation = high & ~leads
                 number += ones(inside & ~continuation)
                 wrong |= never_utf8_of_64(address) & inside
-                wrong |= (leads << _1 | threes << _2 | fours << _3 | expected) ^ continuation
+                wrong |= (
+                    leads << _1 | threes << _2 | fours << _3 | expected
+                ) ^ continuation
                 expected = leads >> _63 | threes >> _62 | fours >> _61
                 if remaining <= _64:
                     leads, threes = leads & inside >> _1, threes & inside >> _1
-                hit = hit or _has_listed(data, at, end, threes if listed.longer else leads, listed)
+                hit = hit or _has_listed(
+                    data, at, end, threes if listed.longer else leads, listed
+                )
             at += WIDTH
         wrong |= expected
-        characters[text], words[text], found[text] = np.int64(number), np.int64(word_count), hit
+        characters[text], words[text], found[text] = (
+            np.int64(number),
+            np.int64(word_count),
+            hit,
+        )
     return wrong == 0
 
 
 @kernel
-def find_listed(data: np.ndarray, offsets: np.ndarray, listed: Listed, found: np.ndarray) -> None:
-    """Mark valid UTF-8 texts with a listed code point, in half the time of `scan_texts` for non-ASCII text."""
+def find_listed(
+    data: np.ndarray, offsets: np.ndarray, listed: Listed, found: np.ndarray
+) -> None:
+    """Mark valid UTF-8 texts with a listed code point, in half the time of `scan_texts`
+    for non-ASCII text.
+    """
     for text in range(len(offsets) - 1):
         at, end, hit = int(offsets[text]), int(offsets[text + 1]), False
         while at + WIDTH <= end:
             address = address_of(data) + at
             fetch(address + AHEAD)
-            leads = leads_of_three_of_64(address) if listed.longer else leads_of_64(address)
+            leads = (
+                leads_of_three_of_64(address) if listed.longer else leads_of_64(address)
+            )
             hit = hit or _has_listed(data, at, end, leads, listed)
             at += WIDTH
         leads = np.uint64(0)
@@ -136,18 +163,29 @@ _1, _2, _3, _61, _62, _63, _64 = (np.uint64(bits) for bits in (1, 2, 3, 61, 62, 
 
 
 @inlined_kernel
-def _has_listed(data: np.ndarray, at: int, end: int, leads: np.uint64, listed: Listed) -> bool:
-    """Return whether a listed code point begins at a set bit of data[at:at + 64]; the last byte never counts."""
+def _has_listed(
+    data: np.ndarray, at: int, end: int, leads: np.uint64, listed: Listed
+) -> bool:
+    """Return whether a listed code point begins at a set bit of data[at:at + 64]; the
+    last byte never counts.
+    """
     remaining, near = leads, np.uint8(0)
     while remaining != 0:
         place = np.uint64(at) + trailing_zeros(remaining)
-        near |= listed.beginnings[np.uint64(data[place]) << np.uint64(8) | np.uint64(data[place + _1])]
+        near |= listed.beginnings[
+            np.uint64(data[place]) << np.uint64(8) | np.uint64(data[place + _1])
+        ]
         remaining &= remaining - _1
     if near == 0:
         return False
     remaining = leads
     while remaining != 0:
-        if listed.table[_code_point(data, np.uint64(at) + trailing_zeros(remaining), end)] != 0:
+        if (
+            listed.table[
+                _code_point(data, np.uint64(at) + trailing_zeros(remaining), end)
+            ]
+            != 0
+        ):
             return True
         remaining &= remaining - _1
     return False

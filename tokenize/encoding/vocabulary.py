@@ -1,12 +1,14 @@
 """Training of vocabularies on a sample of text, one library per `tokenizer.model`.
 
-`tokenizers` learns `bpe` and `sentencepiece_bpe`; `superbpe` runs the same trainer twice (`superbpe.py`);
-`sentencepiece` learns `unigram` (`unigram.py`). All return a Tokenizer that `tokenizers` and transformers load. Special
-tokens have the first ids; all 256 bytes are tokens, so any text can be encoded.
+`tokenizers` learns `bpe` and `sentencepiece_bpe`; `superbpe` runs the same trainer
+twice (`superbpe.py`); `sentencepiece` learns `unigram` (`unigram.py`). All return a
+Tokenizer that `tokenizers` and transformers load. Special tokens have the first ids;
+all 256 bytes are tokens, so any text can be encoded.
 
-The result depends on the texts of the sample and their counts; not on their order, the number of threads or the order
-of a hash map. Of two equally frequent pairs, the trainer of `tokenizers` merges the one whose left token has the lower
-id, then the one whose right token has; ids are assigned by character, then in merge order.
+The result depends on the texts of the sample and their counts; not on their order, the
+number of threads or the order of a hash map. Of two equally frequent pairs, the trainer
+of `tokenizers` merges the one whose left token has the lower id, then the one whose
+right token has; ids are assigned by character, then in merge order.
 """
 
 from __future__ import annotations
@@ -17,10 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.mixtures.tokenizer import CHARACTER_COVERAGE, TRANSITION_POINT, VocabularyModel
+from gristmill.mixtures.tokenizer import (
+    CHARACTER_COVERAGE,
+    TRANSITION_POINT,
+    VocabularyModel,
+)
 from gristmill.tokenize.encoding.chat_templates import SPECIAL_TOKENS
 from gristmill.tokenize.encoding.pretokens import make_pre_tokenizer
-from gristmill.tokenize.encoding.superbpe import learn_superwords, make_superword_splitter
+from gristmill.tokenize.encoding.superbpe import (
+    learn_superwords,
+    make_superword_splitter,
+)
 from gristmill.tokenize.encoding.unigram import learn_unigram
 
 if TYPE_CHECKING:
@@ -32,18 +41,23 @@ if TYPE_CHECKING:
 MIN_PAIR_COUNT = 2
 """A merge that occurs once in the sample does not generalise."""
 BLANK = "\u2581"
-"""SentencePiece's character for a blank (Kudo and Richardson 2018). This character in text is decoded as a blank."""
+"""SentencePiece's character for a blank (Kudo and Richardson 2018). This character in
+text is decoded as a blank.
+"""
 WORDS = (
     rf"{BLANK}?[\p{{L}}\p{{M}}]+|\p{{N}}|{BLANK}?[^{BLANK}\s\p{{L}}\p{{M}}\p{{N}}]+"
     rf"|{BLANK}+(?![^{BLANK}\s])|{BLANK}+(?={BLANK})|{BLANK}+|\s+"
 )
-"""Pre-tokens of `sentencepiece_bpe`: runs of one kind of character with the blank in front; single digits.
+"""Pre-tokens of `sentencepiece_bpe`: runs of one kind of character with the blank in
+front; single digits.
 
-Cuts lie only where the kind of character changes, so no merge of two learnt tokens can cross one, and text is encoded
-without pre-tokenization.
+Cuts lie only where the kind of character changes, so no merge of two learnt tokens can
+cross one, and text is encoded without pre-tokenization.
 """
 MOST_CHARACTERS = 0.5
-"""Largest share of the learnt tokens for single characters, even for a sample of Chinese."""
+"""Largest share of the learnt tokens for single characters, even for a sample of
+Chinese.
+"""
 UNLEARNT = "\0"
 """Placeholder for every character that is encoded as bytes."""
 
@@ -64,16 +78,19 @@ def train(
     """Learn a vocabulary.
 
     Args:
-        sample: the text to learn from; memory grows with its size (docs/tokenizer-models.md).
+        sample: the text to learn from; memory grows with its size
+            (docs/tokenizer-models.md).
         vocab_size: most tokens.
-        pretokenizer: a name of `pretokens.make_pre_tokenizer`; `sentencepiece_bpe` has its own.
+        pretokenizer: a name of `pretokens.make_pre_tokenizer`; `sentencepiece_bpe` has
+            its own.
         special_tokens: additional ones, after SPECIAL_TOKENS.
         model: kind of vocabulary.
         character_coverage: of `sentencepiece_bpe`, as in the manifest.
         transition_point: of `superbpe`, as in the manifest.
 
     Raises:
-        VocabularyError: text could become one of the special tokens, or a package is missing.
+        VocabularyError: text could become one of the special tokens, or a package is
+            missing.
     """
     special = [*SPECIAL_TOKENS, *special_tokens]
     if model == "sentencepiece_bpe":
@@ -83,28 +100,53 @@ def train(
     else:
         splitter = make_pre_tokenizer(pretokenizer)
     for token in special_tokens:
-        _check_special(token, token.replace(" ", BLANK) if model == "sentencepiece_bpe" else token, splitter)
+        _check_special(
+            token,
+            token.replace(" ", BLANK) if model == "sentencepiece_bpe" else token,
+            splitter,
+        )
     if model == "sentencepiece_bpe":
-        return _train_sentencepiece_bpe(sample, vocab_size, special, character_coverage or CHARACTER_COVERAGE)
+        return _train_sentencepiece_bpe(
+            sample, vocab_size, special, character_coverage or CHARACTER_COVERAGE
+        )
     if model == "unigram":
         return _train_unigram(sample, vocab_size, special, splitter)
     if model == "superbpe":
-        return _train_superbpe(sample, vocab_size, special, pretokenizer, transition_point or TRANSITION_POINT)
+        return _train_superbpe(
+            sample,
+            vocab_size,
+            special,
+            pretokenizer,
+            transition_point or TRANSITION_POINT,
+        )
     return _train_bpe(sample, vocab_size, special, splitter)
 
 
 def _check_special(token: str, spelt: str, splitter: PreTokenizer) -> None:
-    """Check that pre-tokenization splits a special token: merges stay within pre-tokens and cannot spell it."""
+    """Check that pre-tokenization splits a special token: merges stay within pre-tokens
+    and cannot spell it.
+    """
     if token in SPECIAL_TOKENS or len(splitter.pre_tokenize_str(spelt)) < 2:
-        why = "every tokenizer here has it" if token in SPECIAL_TOKENS else "text could be encoded as that token"
-        raise VocabularyError(f"tokenizer.special_tokens: {token!r}: {why}; write another like <|name|>")
+        why = (
+            "every tokenizer here has it"
+            if token in SPECIAL_TOKENS
+            else "text could be encoded as that token"
+        )
+        raise VocabularyError(
+            f"tokenizer.special_tokens: {token!r}: {why}; write another like <|name|>"
+        )
 
 
 def _texts(sample: TokenizerSample) -> Iterator[str]:
     return (text for texts in sample.learn.values() for text in texts)
 
 
-def _train_bpe(sample: TokenizerSample, vocab_size: int, special: Sequence[str], splitter: PreTokenizer) -> Tokenizer:
+def _train_bpe(
+    sample: TokenizerSample,
+    vocab_size: int,
+    special: Sequence[str],
+    splitter: PreTokenizer,
+) -> Tokenizer:
     """A byte-level BPE (Sennrich et al. 2016; bytes as GPT-2, Radford et al. 2019)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -123,33 +165,51 @@ def _train_bpe(sample: TokenizerSample, vocab_size: int, special: Sequence[str],
 
 
 def _train_superbpe(
-    sample: TokenizerSample, vocab_size: int, special: Sequence[str], pretokenizer: str, transition_point: float
+    sample: TokenizerSample,
+    vocab_size: int,
+    special: Sequence[str],
+    pretokenizer: str,
+    transition_point: float,
 ) -> Tokenizer:
     """Learn words first, then merges across them (Liu et al. 2025)."""
     from tokenizers import decoders, models
 
-    words = _train_bpe(sample, int(vocab_size * transition_point), special, make_pre_tokenizer(pretokenizer))
+    words = _train_bpe(
+        sample,
+        int(vocab_size * transition_point),
+        special,
+        make_pre_tokenizer(pretokenizer),
+    )
     learnt = json.loads(words.to_str())["model"]
     words.pre_tokenizer = make_superword_splitter(pretokenizer)
     vocab, merges = learn_superwords(words, _texts(sample), vocab_size, MIN_PAIR_COUNT)
-    model = models.BPE(vocab={**learnt["vocab"], **vocab}, merges=[*map(tuple, learnt["merges"]), *merges])
+    model = models.BPE(
+        vocab={**learnt["vocab"], **vocab},
+        merges=[*map(tuple, learnt["merges"]), *merges],
+    )
     return _assemble(model, special, words.pre_tokenizer, decoders.ByteLevel())
 
 
 def _train_unigram(
-    sample: TokenizerSample, vocab_size: int, special: Sequence[str], splitter: PreTokenizer
+    sample: TokenizerSample,
+    vocab_size: int,
+    special: Sequence[str],
+    splitter: PreTokenizer,
 ) -> Tokenizer:
     """A unigram language model (Kudo 2018) over bytes written as GPT-2 writes them."""
     from tokenizers import decoders, models, pre_tokenizers
 
     try:
         pieces = learn_unigram(
-            _texts(sample), vocab_size - len(special), splitter, sorted(pre_tokenizers.ByteLevel.alphabet())
+            _texts(sample),
+            vocab_size - len(special),
+            splitter,
+            sorted(pre_tokenizers.ByteLevel.alphabet()),
         )
     except ImportError as error:
         raise VocabularyError(
-            "tokenizer.model unigram is learnt by the package sentencepiece, which is not installed; "
-            "install it with: pip install 'gristmill[sentencepiece]'"
+            "tokenizer.model unigram is learnt by the package sentencepiece, which is "
+            "not installed; install it with: pip install 'gristmill[sentencepiece]'"
         ) from error
     model = models.Unigram([*((token, 0.0) for token in special), *pieces], None, False)
     return _assemble(model, special, splitter, decoders.ByteLevel())
@@ -158,28 +218,51 @@ def _train_unigram(
 def _train_sentencepiece_bpe(
     sample: TokenizerSample, vocab_size: int, special: Sequence[str], coverage: float
 ) -> Tokenizer:
-    """A BPE over characters, a blank written as U+2581 and rare characters as their bytes (as Gemma's tokenizer.json)."""
+    """A BPE over characters, a blank written as U+2581 and rare characters as their
+    bytes (as Gemma's tokenizer.json).
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 
-    first = {token: number for number, token in enumerate([*special, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    first = {
+        token: number
+        for number, token in enumerate(
+            [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
+        )
+    }
     room = vocab_size - len(first)
-    characters = frequent_characters(_texts(sample), coverage, int(room * MOST_CHARACTERS))
+    characters = frequent_characters(
+        _texts(sample), coverage, int(room * MOST_CHARACTERS)
+    )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _word_splitter()
     trainer = trainers.BpeTrainer(
-        vocab_size=room, min_frequency=MIN_PAIR_COUNT, show_progress=False, initial_alphabet=[*characters]
+        vocab_size=room,
+        min_frequency=MIN_PAIR_COUNT,
+        show_progress=False,
+        initial_alphabet=[*characters],
     )
     tokenizer.train_from_iterator(_only(characters, _texts(sample)), trainer)
     learnt = json.loads(tokenizer.to_str())["model"]
     vocab = {token: len(first) + number for token, number in learnt["vocab"].items()}
-    model = models.BPE(vocab={**first, **vocab}, merges=[*map(tuple, learnt["merges"])], byte_fallback=True)
-    decoder = decoders.Sequence([decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    model = models.BPE(
+        vocab={**first, **vocab},
+        merges=[*map(tuple, learnt["merges"])],
+        byte_fallback=True,
+    )
+    decoder = decoders.Sequence(
+        [decoders.Replace(BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     assembled = _assemble(model, special, None, decoder)
     assembled.normalizer = normalizers.Replace(" ", BLANK)
     return assembled
 
 
-def _assemble(model: models.Model, special: Sequence[str], splitter: PreTokenizer | None, decoder: Any) -> Tokenizer:
+def _assemble(
+    model: models.Model,
+    special: Sequence[str],
+    splitter: PreTokenizer | None,
+    decoder: Any,
+) -> Tokenizer:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer(model)
@@ -194,7 +277,10 @@ def _word_splitter() -> PreTokenizer:
     from tokenizers import Regex, pre_tokenizers
 
     return pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(UNLEARNT, "removed"), pre_tokenizers.Split(Regex(WORDS), "isolated")]
+        [
+            pre_tokenizers.Split(UNLEARNT, "removed"),
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+        ]
     )
 
 
@@ -202,7 +288,8 @@ CODE_POINTS = 0x110000
 
 
 def frequent_characters(texts: Iterator[str], coverage: float, most: int) -> str:
-    """Most frequent characters that cover a share of the text, with U+2581 for the blank; by code point.
+    """Most frequent characters that cover a share of the text, with U+2581 for the
+    blank; by code point.
 
     Args:
         texts: all text.
@@ -211,19 +298,29 @@ def frequent_characters(texts: Iterator[str], coverage: float, most: int) -> str
     """
     counts = np.zeros(CODE_POINTS, np.int64)
     for text in texts:
-        codes, times = np.unique(np.frombuffer(text.encode("utf-32-le"), np.uint32), return_counts=True)
+        codes, times = np.unique(
+            np.frombuffer(text.encode("utf-32-le"), np.uint32), return_counts=True
+        )
         counts[codes] += times
     counts[[ord(" "), ord(BLANK), ord(UNLEARNT)]] = 0
     order = np.lexsort((np.arange(CODE_POINTS), -counts))
     before = np.cumsum(counts[order]) - counts[order]
-    selected_codes = order[(before < coverage * counts.sum()) & (counts[order] > 0)][:most]
+    selected_codes = order[(before < coverage * counts.sum()) & (counts[order] > 0)][
+        :most
+    ]
     return "".join(sorted({BLANK, *map(chr, selected_codes.tolist())}))
 
 
 def _only(characters: str, texts: Iterator[str]) -> Iterator[str]:
-    """Texts with blanks as U+2581 and every other character outside the set as UNLEARNT, which ends a word."""
+    """Texts with blanks as U+2581 and every other character outside the set as
+    UNLEARNT, which ends a word.
+    """
     code_map = np.zeros(CODE_POINTS, np.uint32)
     code_map[[*map(ord, characters)]] = [*map(ord, characters)]
     code_map[ord(" ")] = code_map[ord(BLANK)]
     for text in texts:
-        yield code_map[np.frombuffer(text.encode("utf-32-le"), np.uint32)].tobytes().decode("utf-32-le")
+        yield (
+            code_map[np.frombuffer(text.encode("utf-32-le"), np.uint32)]
+            .tobytes()
+            .decode("utf-32-le")
+        )

@@ -1,7 +1,9 @@
 """Training text of a tokenizer: a share of every source, chosen by hash.
 
-1. draw: each shard sends its documents by source and draw, at most PARTITION_BYTES per partition.
-2. The main process reads the partitions with the smallest draws of each source until they fill its share.
+1. draw: each shard sends its documents by source and draw, at most PARTITION_BYTES per
+   partition.
+2. The main process reads the partitions with the smallest draws of each source until
+   they fill its share.
 3. texts: each shard with chosen documents reads their texts.
 """
 
@@ -31,18 +33,30 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, shard_tasks
 from gristmill.dataprep.shuffle_format import MOST_PARTITIONS
-from gristmill.tokenize.document_sampling import draw, drawn_below, drawn_order, id_words
+from gristmill.tokenize.document_sampling import (
+    draw,
+    drawn_below,
+    drawn_order,
+    id_words,
+)
 from gristmill.tokenize.order import order_key
 
 HELD_OUT = 0.05
 """Share of documents used only to measure the tokenizer."""
 SHOWN_RULES = 3
 DRAWN_SCHEMA = pa.schema(
-    [("high", pa.uint64()), ("low", pa.uint64()), ("size", pa.int64()), ("shard", pa.int64()), ("row", pa.int64())]
+    [
+        ("high", pa.uint64()),
+        ("low", pa.uint64()),
+        ("size", pa.int64()),
+        ("shard", pa.int64()),
+        ("row", pa.int64()),
+    ]
 )
 PARTITION_BYTES = 64_000_000
-"""Bytes of DRAWN_SCHEMA per partition. The main process reads one at a time and sorts it in four times the memory;
-partitions are larger from two billion documents on, since there are at most MOST_PARTITIONS.
+"""Bytes of DRAWN_SCHEMA per partition. The main process reads one at a time and sorts
+it in four times the memory; partitions are larger from two billion documents on, since
+there are at most MOST_PARTITIONS.
 """
 LITTLE_TEXT = 256_000_000
 """Stored bytes that one worker reads faster than several start."""
@@ -60,7 +74,8 @@ class TokenizerSample:
 
     Attributes:
         learn: training text of the vocabulary.
-        measure: documents not used for training; taken from `learn` if a source has too few.
+        measure: documents not used for training; taken from `learn` if a source has too
+            few.
     """
 
     learn: Mapping[str, Sequence[str]]
@@ -75,10 +90,11 @@ def draw_sample(
     seed: int,
     context: Context,
 ) -> TokenizerSample:
-    """Choose the kept documents of every source in the order of hash(seed, id) until its share is full.
+    """Choose the kept documents of every source in the order of hash(seed, id) until
+    its share is full.
 
-    The document that overflows a share is cut at a character. A source with less text than its share contributes all of
-    it; the other sources do not compensate.
+    The document that overflows a share is cut at a character. A source with less text
+    than its share contributes all of it; the other sources do not compensate.
 
     Args:
         inputs: the ingest and the annotating stages.
@@ -89,11 +105,15 @@ def draw_sample(
         context: of the jobs.
 
     Raises:
-        SampleError: a weight's source is unknown, all weights are zero, or no text remains.
+        SampleError: a weight's source is unknown, all weights are zero, or no text
+            remains.
     """
     shares = share_bytes(sources, total_bytes, weights)
     tasks = shard_tasks(inputs["ingest"])
-    if sum(task.size_bytes for task in tasks) < LITTLE_TEXT and context.runner == "local":
+    if (
+        sum(task.size_bytes for task in tasks) < LITTLE_TEXT
+        and context.runner == "local"
+    ):
         context = replace(context, workers=1)
     drawn = candidates(inputs, tasks, shares, seed, context)
     selection: dict[tuple[int, int], tuple[str, bool, int]] = {}
@@ -108,44 +128,87 @@ def draw_sample(
         for place, limit in _fill(measured, measures):
             selection.setdefault(place, (source, False, limit))
     texts = _read_texts(inputs, tasks, selection, context)
-    learn = {source: [text for place, text in texts if selection[place][:2] == (source, True)] for source in shares}
-    measure = {source: [text for place, text in texts if selection[place][:2] == (source, False)] for source in shares}
+    learn = {
+        source: [
+            text for place, text in texts if selection[place][:2] == (source, True)
+        ]
+        for source in shares
+    }
+    measure = {
+        source: [
+            text for place, text in texts if selection[place][:2] == (source, False)
+        ]
+        for source in shares
+    }
     if not any(map(len, learn.values())):
         raise SampleError(
-            f"no text is left to learn a tokenizer from (sources: {', '.join(shares) or 'none'}): "
-            f"{_what_was_dropped(inputs)}; loosen these rules: gristmill whatif MANIFEST lists them"
+            "no text is left to learn a tokenizer from (sources: "
+            f"{', '.join(shares) or 'none'}): {_what_was_dropped(inputs)}; loosen "
+            "these rules: gristmill whatif MANIFEST lists them"
         )
-    return TokenizerSample(learn, {source: measure[source] or learn[source] for source in shares})
+    return TokenizerSample(
+        learn, {source: measure[source] or learn[source] for source in shares}
+    )
 
 
-def share_bytes(sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None) -> dict[str, int]:
+def share_bytes(
+    sources: Sequence[str], total_bytes: int, weights: Mapping[str, float] | None
+) -> dict[str, int]:
     """Bytes of each source's share, by weight; sources without a weight are omitted."""
     unknown = sorted(set(weights or ()) - set(sources))
     if unknown:
-        raise SampleError(f"tokenizer.weights: no source is called {unknown[0]!r} (sources: {', '.join(sources)})")
-    exact = {source: Fraction(1 if weights is None else weights.get(source, 0)) for source in sources}
+        raise SampleError(
+            f"tokenizer.weights: no source is called {unknown[0]!r} (sources: "
+            f"{', '.join(sources)})"
+        )
+    exact = {
+        source: Fraction(1 if weights is None else weights.get(source, 0))
+        for source in sources
+    }
     total_weight = sum(exact.values())
     if not total_weight:
-        raise SampleError("tokenizer.weights: all are zero; give at least one source a weight above 0")
-    return {source: int(total_bytes * weight / total_weight) for source, weight in exact.items() if weight}
+        raise SampleError(
+            "tokenizer.weights: all are zero; give at least one source a weight above 0"
+        )
+    return {
+        source: int(total_bytes * weight / total_weight)
+        for source, weight in exact.items()
+        if weight
+    }
 
 
 def _what_was_dropped(inputs: Mapping[str, Path]) -> str:
-    """`filter dropped 8 of 8 documents (gopher_quality/min_words 6, ...)` of each stage that dropped any."""
+    """`filter dropped 8 of 8 documents (gopher_quality/min_words 6, ...)` of each stage
+    that dropped any.
+    """
     dropped_by_stage = []
     for stage in annotation_stages(inputs):
-        tables = [read_annotations(inputs, shard, stage, ["keep", "reason"]) for shard in shard_names(inputs["ingest"])]
-        reasons = Counter(reason for table in tables for reason in table["reason"].to_pylist() if reason is not None)
+        tables = [
+            read_annotations(inputs, shard, stage, ["keep", "reason"])
+            for shard in shard_names(inputs["ingest"])
+        ]
+        reasons = Counter(
+            reason
+            for table in tables
+            for reason in table["reason"].to_pylist()
+            if reason is not None
+        )
         read = sum(len(table) - table["keep"].null_count for table in tables)
-        worst = ", ".join(f"{rule} {number:,}" for rule, number in reasons.most_common(SHOWN_RULES))
+        worst = ", ".join(
+            f"{rule} {number:,}" for rule, number in reasons.most_common(SHOWN_RULES)
+        )
         if reasons:
-            dropped_by_stage.append(f"{stage} dropped {reasons.total():,} of {read:,} documents ({worst})")
+            dropped_by_stage.append(
+                f"{stage} dropped {reasons.total():,} of {read:,} documents ({worst})"
+            )
     return "; ".join(dropped_by_stage) or "the sources hold none"
 
 
 @dataclass(frozen=True)
 class _Documents:
-    """Documents of a source in draw order: (n, 2) id words, text bytes, shard and row."""
+    """Documents of a source in draw order: (n, 2) id words, text bytes, shard and
+    row.
+    """
 
     words: np.ndarray
     size: np.ndarray
@@ -155,12 +218,17 @@ class _Documents:
     @classmethod
     def of(cls, rows: pa.Table) -> _Documents:
         """Documents from rows of DRAWN_SCHEMA."""
-        high, low, size, shard, row = (rows[name].to_numpy() for name in DRAWN_SCHEMA.names)
+        high, low, size, shard, row = (
+            rows[name].to_numpy() for name in DRAWN_SCHEMA.names
+        )
         return cls(np.stack([high, low], axis=1), size, shard, row)
 
     def table(self) -> pa.Table:
         """Rows of DRAWN_SCHEMA."""
-        return pa.table([self.words[:, 0], self.words[:, 1], self.size, self.shard, self.row], schema=DRAWN_SCHEMA)
+        return pa.table(
+            [self.words[:, 0], self.words[:, 1], self.size, self.shard, self.row],
+            schema=DRAWN_SCHEMA,
+        )
 
     def joined(self, others: _Documents) -> _Documents:
         """Concatenation with `others`."""
@@ -172,17 +240,26 @@ class _Documents:
         )
 
     def first(self, key: int, share: int) -> _Documents:
-        """First documents in draw order that fill a share; more documents can only shorten this prefix."""
+        """First documents in draw order that fill a share; more documents can only
+        shorten this prefix.
+        """
         order = drawn_order(self.words, key)
         size = self.size[order]
         prefix = order[: int(np.searchsorted(np.cumsum(size) - size, share))]
-        return _Documents(self.words[prefix], self.size[prefix], self.shard[prefix], self.row[prefix])
+        return _Documents(
+            self.words[prefix], self.size[prefix], self.shard[prefix], self.row[prefix]
+        )
 
 
 def candidates(
-    inputs: Mapping[str, Path], tasks: Sequence[Task], shares: Mapping[str, int], seed: int, context: Context
+    inputs: Mapping[str, Path],
+    tasks: Sequence[Task],
+    shares: Mapping[str, int],
+    seed: int,
+    context: Context,
 ) -> dict[tuple[str, bool], _Documents]:
-    """Documents of all shards that fill each source's share, by source and whether held out.
+    """Documents of all shards that fill each source's share, by source and whether held
+    out.
 
     Memory holds these and one partition, for any size of the corpus.
 
@@ -195,7 +272,12 @@ def candidates(
         -(-rows * _row_bytes() // PARTITION_BYTES),
         MOST_PARTITIONS // max(len(kinds), 1),
     )
-    bits = max(0, min(max(0, needed_partitions - 1).bit_length(), max_partitions.bit_length() - 1))
+    bits = max(
+        0,
+        min(
+            max(0, needed_partitions - 1).bit_length(), max_partitions.bit_length() - 1
+        ),
+    )
     send = partial(
         send_draws,
         inputs={name: str(folder) for name, folder in inputs.items()},
@@ -203,9 +285,17 @@ def candidates(
         seed=seed,
         bits=bits,
     )
-    _, sent = run_shuffle(DRAW, tasks, send, context, {DRAW: len(kinds) << bits}, direct=True)
+    _, sent = run_shuffle(
+        DRAW, tasks, send, context, {DRAW: len(kinds) << bits}, direct=True
+    )
     return {
-        kind: _first_of(sent[DRAW], place << bits, 1 << bits, order_key(seed, "tokenizer"), shares[kind[0]])
+        kind: _first_of(
+            sent[DRAW],
+            place << bits,
+            1 << bits,
+            order_key(seed, "tokenizer"),
+            shares[kind[0]],
+        )
         for place, kind in enumerate(kinds)
     }
 
@@ -215,13 +305,22 @@ def _row_bytes() -> int:
 
 
 def send_draws(
-    task: Task, inputs: Mapping[str, str], shares: Mapping[str, int], seed: int, bits: int
+    task: Task,
+    inputs: Mapping[str, str],
+    shares: Mapping[str, int],
+    seed: int,
+    bits: int,
 ) -> Generator[Sent, None, Done]:
-    """Send the documents of a shard to partitions by source, kind and leading bits of their draws.
+    """Send the documents of a shard to partitions by source, kind and leading bits of
+    their draws.
 
     Only the documents of each kind that fill its share are sent.
     """
-    read = read_shard({name: as_path(folder) for name, folder in inputs.items()}, task.name, ["id", "source", "text"])
+    read = read_shard(
+        {name: as_path(folder) for name, folder in inputs.items()},
+        task.name,
+        ["id", "source", "text"],
+    )
     table = read.documents.take(pa.array(read.rows))
     words, names = id_words(table["id"]), table["source"].cast(pa.string()).to_numpy()
     sizes = pc.binary_length(table["text"]).to_numpy().astype(np.int64)
@@ -230,22 +329,31 @@ def send_draws(
         drawn_below(words, order_key(seed, "tokenizer", "held out"), HELD_OUT),
     )
     tables, targets = [DRAWN_SCHEMA.empty_table()], [np.empty(0, np.int64)]
-    for place, (source, held_out) in enumerate((source, held_out) for source in shares for held_out in (False, True)):
+    for place, (source, held_out) in enumerate(
+        (source, held_out) for source in shares for held_out in (False, True)
+    ):
         selection = np.flatnonzero((names == source) & (is_held_out == held_out))
         shard = np.full(len(selection), task.payload["shard"])
-        first_documents = _Documents(words[selection], sizes[selection], shard, read.rows[selection]).first(
-            key, shares[source]
-        )
+        first_documents = _Documents(
+            words[selection], sizes[selection], shard, read.rows[selection]
+        ).first(key, shares[source])
         tables.append(first_documents.table())
         drawn = draw(first_documents.words, key)
         targets.append(
-            (place << bits) + ((drawn >> np.uint64(64 - bits)).astype(np.int64) if bits else 0 * first_documents.row)
+            (place << bits)
+            + (
+                (drawn >> np.uint64(64 - bits)).astype(np.int64)
+                if bits
+                else 0 * first_documents.row
+            )
         )
     yield Sent(DRAW, pa.concat_tables(tables).combine_chunks(), np.concatenate(targets))
     return Done()
 
 
-def _first_of(sent: Shuffled, begin: int, number: int, key: int, share: int) -> _Documents:
+def _first_of(
+    sent: Shuffled, begin: int, number: int, key: int, share: int
+) -> _Documents:
     """First documents of some partitions, in draw order, that fill a share."""
     documents = _Documents.of(DRAWN_SCHEMA.empty_table())
     for partition in range(begin, begin + number):
@@ -261,7 +369,9 @@ def _fill(documents: _Documents, share: int) -> list[tuple[tuple[int, int], int]
     before = np.cumsum(documents.size) - documents.size
     is_used = before < share
     limits = np.minimum(documents.size, share - before)[is_used].tolist()
-    places = zip(documents.shard[is_used].tolist(), documents.row[is_used].tolist(), strict=True)
+    places = zip(
+        documents.shard[is_used].tolist(), documents.row[is_used].tolist(), strict=True
+    )
     return list(zip(places, limits, strict=True))
 
 
@@ -276,24 +386,37 @@ def _read_texts(
     for place, (_, _, limit) in sorted(chosen.items()):
         rows.setdefault(place[0], []).append((place[1], limit))
     reading = [
-        replace(tasks[shard], payload={"shard": shard, "rows": shard_rows}) for shard, shard_rows in rows.items()
+        replace(tasks[shard], payload={"shard": shard, "rows": shard_rows})
+        for shard, shard_rows in rows.items()
     ]
-    send = partial(send_texts, inputs={name: str(folder) for name, folder in inputs.items()})
+    send = partial(
+        send_texts, inputs={name: str(folder) for name, folder in inputs.items()}
+    )
     _, sent = run_shuffle(TEXTS, reading, send, context, {TEXTS: 1}, direct=True)
     if sent[TEXTS].is_nothing:
         return []
-    text_rows = sent[TEXTS].read(0).sort_by([(name, "ascending") for name in ("id", "shard", "row")])
-    places = zip(text_rows["shard"].to_pylist(), text_rows["row"].to_pylist(), strict=True)
+    text_rows = (
+        sent[TEXTS]
+        .read(0)
+        .sort_by([(name, "ascending") for name in ("id", "shard", "row")])
+    )
+    places = zip(
+        text_rows["shard"].to_pylist(), text_rows["row"].to_pylist(), strict=True
+    )
     return list(zip(places, text_rows["text"].to_pylist(), strict=True))
 
 
 def send_texts(task: Task, inputs: Mapping[str, str]) -> Generator[Sent, None, Done]:
-    """Send the chosen texts of a shard: payload `shard`, and `rows` with the bytes used of each."""
+    """Send the chosen texts of a shard: payload `shard`, and `rows` with the bytes used
+    of each.
+    """
     rows, limits = zip(*task.payload["rows"], strict=True)
     folders = {name: as_path(folder) for name, folder in inputs.items()}
     table = read_documents(folders, task.name, ["id", "text"]).take(pa.array(rows))
     texts = [
-        text if len(text) * 4 <= limit else text.encode()[:limit].decode(errors="ignore")
+        text
+        if len(text) * 4 <= limit
+        else text.encode()[:limit].decode(errors="ignore")
         for text, limit in zip(table["text"].to_pylist(), limits, strict=True)
     ]
     yield Sent(

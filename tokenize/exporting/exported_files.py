@@ -1,16 +1,18 @@
-"""Writing a packed set in the formats that other trainers read, with checksums and a word on how to read it.
+"""Writing a packed set in the formats that other trainers read, with checksums and a
+word on how to read it.
 
-    llmc        train_000000.bin ...                 llm.c, modded-nanogpt
-    megatron    train_text_document.bin and .idx     Megatron-LM
-    memmap      train.bin                            nanoGPT, and whatever maps raw tokens
-    olmo        train-00000.npy and .csv.gz ...      OLMo-core
-    mds         train/                               MosaicML Streaming
+    llmc        train_000000.bin ...                 llm.c, modded-nanogpt megatron
+    train_text_document.bin and .idx     Megatron-LM memmap      train.bin
+    nanoGPT, and whatever maps raw tokens olmo        train-00000.npy and .csv.gz ...
+    OLMo-core mds         train/                               MosaicML Streaming
 
-Beside each file lies `<name>.docs.parquet` (`write_documents`), and per split `train.json` (what was exported) and
-`train.sha256` (written last; `sha256sum -c` reads it). The held-out rows have `val` in place of `train`.
+Beside each file lies `<name>.docs.parquet` (`write_documents`), and per split
+`train.json` (what was exported) and `train.sha256` (written last; `sha256sum -c` reads
+it). The held-out rows have `val` in place of `train`.
 
-Padding is left out: no other trainer would know that it is not text. The tokens of documents, their ends of text
-counted, are exactly ours and in the order that was asked for, so a set packed as `stream` keeps its rows, too.
+Padding is left out: no other trainer would know that it is not text. The tokens of
+documents, their ends of text counted, are exactly ours and in the order that was asked
+for, so a set packed as `stream` keeps its rows, too.
 """
 
 from __future__ import annotations
@@ -81,20 +83,25 @@ def export_tokens(
         out: folder, where nothing of this split may lie yet.
         form: one of FORMATS.
         split: one of SPLITS.
-        seed: of the training order, of which one epoch is written; absent: the rows as they are stored.
-        shard_tokens: most tokens per file, where the format has several files; a file holds whole rows.
+        seed: of the training order, of which one epoch is written; absent: the rows as
+            they are stored.
+        shard_tokens: most tokens per file, where the format has several files; a file
+            holds whole rows.
 
     Returns:
         what `<split>.json` says.
 
     Raises:
-        ExportError: there is nothing to export, something is in the way, or the format cannot hold it.
+        ExportError: there is nothing to export, something is in the way, or the format
+            cannot hold it.
     """
     prefix, rows = SPLITS[split], split_of(packed, split, seed)
     _check(packed, out, form, prefix, rows, shard_tokens)
     shards = plan(rows, form, prefix, shard_tokens)
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=out if is_local(out) else None) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=".export-", dir=out if is_local(out) else None
+    ) as folder:
         scratch = rows.scratch(Path(folder))
         documents, checksums = 0, dict[str, str]()
         for shard in shards:
@@ -113,31 +120,56 @@ def export_tokens(
         "documents": documents,
         "dtype": _dtype(form, rows.dtype).name,
         "packing": packed.manifest.get("packing"),
-        "padding_left_out": rows.rows * rows.sequence_length - sum(shard.tokens for shard in shards),
+        "padding_left_out": rows.rows * rows.sequence_length
+        - sum(shard.tokens for shard in shards),
         "sources": packed.sources,
         "tokenizer": packed.manifest["tokenizer"],
         "packed_set": packed.fingerprint,
-        "files": [{"name": shard.name, "rows": shard.stop - shard.first, "tokens": shard.tokens} for shard in shards],
+        "files": [
+            {
+                "name": shard.name,
+                "rows": shard.stop - shard.first,
+                "tokens": shard.tokens,
+            }
+            for shard in shards
+        ],
     }
     write_json(out / f"{prefix}.json", described)
     with atomic_write(out / f"README.{form}.md") as sink:
-        sink.write(readme(form, packed.manifest["tokenizer"], _dtype(form, rows.dtype).name).encode())
+        sink.write(
+            readme(
+                form, packed.manifest["tokenizer"], _dtype(form, rows.dtype).name
+            ).encode()
+        )
     with atomic_write(out / f"{prefix}.sha256") as sink:
-        sink.write("".join(f"{digest}  {name}\n" for name, digest in sorted(checksums.items())).encode())
+        sink.write(
+            "".join(
+                f"{digest}  {name}\n" for name, digest in sorted(checksums.items())
+            ).encode()
+        )
     return {**described, "sha256": checksums}
 
 
 def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[ExportedFile]:
-    """Assign rows to files in order: as many whole rows per file as `shard_tokens` hold."""
+    """Assign rows to files in order: as many whole rows per file as `shard_tokens`
+    hold.
+    """
     shards: list[ExportedFile] = []
     several, first, file_tokens, position = form in SHARDED, 0, 0, 0
     for part in rows.filled():
         for filled in part.tolist():
             if several and file_tokens + filled > shard_tokens:
-                shards.append(ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens))
+                shards.append(
+                    ExportedFile(
+                        _name(form, prefix, len(shards)), first, position, file_tokens
+                    )
+                )
                 first, file_tokens = position, 0
             file_tokens, position = file_tokens + filled, position + 1
-    return [*shards, ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens)]
+    return [
+        *shards,
+        ExportedFile(_name(form, prefix, len(shards)), first, position, file_tokens),
+    ]
 
 
 def _name(form: str, prefix: str, number: int) -> str:
@@ -148,7 +180,9 @@ def _name(form: str, prefix: str, number: int) -> str:
     }.get(form, prefix)
 
 
-def _write(out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path) -> dict[str, str]:
+def _write(
+    out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path
+) -> dict[str, str]:
     """Write a shard's files; returns their checksums by name."""
     dtype, checksums = _dtype(form, rows.dtype), dict[str, str]()
 
@@ -159,7 +193,10 @@ def _write(out: Path, form: str, rows: Split, shard: ExportedFile, scratch: Path
     if form == "mds":
         write_mds(scratch / "mds", _samples(rows), dtype)
         (scratch / "mds").rename(out / shard.name)
-        return {f"{shard.name}/{path.name}": sha256_file(path) for path in sorted((out / shard.name).iterdir())}
+        return {
+            f"{shard.name}/{path.name}": sha256_file(path)
+            for path in sorted((out / shard.name).iterdir())
+        }
     with opened(".npy" if form == "olmo" else ".bin") as sink:
         if form == "llmc":
             sink.write(formats.llmc_header(shard.tokens, dtype))
@@ -178,7 +215,9 @@ def _lengths(rows: Split, shard: ExportedFile) -> Iterator[np.ndarray]:
 
 
 def _samples(rows: Split) -> Iterator[dict[str, Any]]:
-    """One sample per row: its tokens, and where its document pieces begin (see `formats.columns`)."""
+    """One sample per row: its tokens, and where its document pieces begin (see
+    `formats.columns`).
+    """
     for block in rows.blocks():
         ends = np.cumsum(block.lengths)
         begins, last = ends - block.lengths, np.cumsum(block.counts)
@@ -186,29 +225,50 @@ def _samples(rows: Split) -> Iterator[dict[str, Any]]:
         for row, stop in enumerate(row_ends.tolist()):
             start = stop - int(block.filled[row])
             pieces = begins[int(last[row] - block.counts[row]) : int(last[row])] - start
-            yield {"tokens": block.tokens[start:stop], "starts": pieces.astype(np.int32)}
+            yield {
+                "tokens": block.tokens[start:stop],
+                "starts": pieces.astype(np.int32),
+            }
 
 
 def _dtype(form: str, dtype: np.dtype) -> np.dtype:
     return formats.megatron_dtype(dtype) if form == "megatron" else dtype
 
 
-def _check(packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, shard_tokens: int) -> None:
+def _check(
+    packed: PackedSet, out: Path, form: str, prefix: str, rows: Split, shard_tokens: int
+) -> None:
     if form not in FORMATS:
-        raise ExportError(f"there is no format {form!r}; there are {', '.join(FORMATS)}")
-    if not rows.rows:
-        raise ExportError(f"{packed.folder}: there are no rows of this split to export; raise mix.validation")
-    if form == "mds" and not is_local(out):
-        raise ExportError(f"{out}: mds is written to a local folder only; copy it from there")
-    if form == "llmc" and not rows.sequence_length <= shard_tokens <= formats.MOST_LLMC_TOKENS:
         raise ExportError(
-            f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at least a row of "
+            f"there is no format {form!r}; there are {', '.join(FORMATS)}"
+        )
+    if not rows.rows:
+        raise ExportError(
+            f"{packed.folder}: there are no rows of this split to export; raise "
+            "mix.validation"
+        )
+    if form == "mds" and not is_local(out):
+        raise ExportError(
+            f"{out}: mds is written to a local folder only; copy it from there"
+        )
+    if (
+        form == "llmc"
+        and not rows.sequence_length <= shard_tokens <= formats.MOST_LLMC_TOKENS
+    ):
+        raise ExportError(
+            f"a file of llm.c holds at most {formats.MOST_LLMC_TOKENS} tokens and at "
+            "least a row of "
             f"{rows.sequence_length}; {shard_tokens} per file are not possible"
         )
-    existing_files = sorted(path.name for path in out.iterdir() if path.name.startswith(prefix)) if out.exists() else []
+    existing_files = (
+        sorted(path.name for path in out.iterdir() if path.name.startswith(prefix))
+        if out.exists()
+        else []
+    )
     if existing_files:
         raise ExportError(
-            f"{out} already holds {existing_files[0]}; a trainer would read old files among new ones: choose "
+            f"{out} already holds {existing_files[0]}; a trainer would read old "
+            "files among new ones: choose "
             "another folder or remove what begins with the name of the split"
         )
 
@@ -224,13 +284,22 @@ SCHEMA = pa.schema(
         ("offset", pa.int64()),
     ]
 )
-"""`start` is the first token within the exported file, `row` the row of the packed set, the rest as PIECES_SCHEMA."""
+"""`start` is the first token within the exported file, `row` the row of the packed set,
+the rest as PIECES_SCHEMA.
+"""
 
 
-def write_documents(path: Path, split: Split, scratch: Scratch, first: int, stop: int) -> int:
-    """Write the table of the document pieces at positions [first, stop), in their order; returns how many there are."""
+def write_documents(
+    path: Path, split: Split, scratch: Scratch, first: int, stop: int
+) -> int:
+    """Write the table of the document pieces at positions [first, stop), in their
+    order; returns how many there are.
+    """
     at = written = 0
-    with atomic_write(path) as sink, pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer:
+    with (
+        atomic_write(path) as sink,
+        pq.ParquetWriter(sink, SCHEMA, compression="zstd") as writer,
+    ):
         for places in split.places(first, stop):
             pieces = scratch.of(places.rows)
             ends = at + np.cumsum(places.lengths)
@@ -240,8 +309,13 @@ def write_documents(path: Path, split: Split, scratch: Scratch, first: int, stop
                         "start": ends - places.lengths,
                         "length": places.lengths.astype(np.int32),
                         "row": np.repeat(places.rows, places.counts),
-                        "id": word_ids(np.stack([pieces["high"], pieces["low"]], axis=1)),
-                        **{name: np.ascontiguousarray(pieces[name]) for name in ("source", "copy", "offset")},
+                        "id": word_ids(
+                            np.stack([pieces["high"], pieces["low"]], axis=1)
+                        ),
+                        **{
+                            name: np.ascontiguousarray(pieces[name])
+                            for name in ("source", "copy", "offset")
+                        },
                     },
                     schema=SCHEMA,
                 )
@@ -255,7 +329,9 @@ MOST_WAITING = 4
 
 
 class HashedSink:
-    """Takes bytes for a file and for its SHA-256; what was given must not be changed afterwards."""
+    """Takes bytes for a file and for its SHA-256; what was given must not be changed
+    afterwards.
+    """
 
     def __init__(self, sink: BinaryIO, thread: ThreadPoolExecutor) -> None:
         self._sink, self._thread, self._digest = sink, thread, hashlib.sha256()
@@ -280,7 +356,9 @@ class HashedSink:
 
 
 @contextmanager
-def hashed_write(path: Path, checksums: dict[str, str], name: str) -> Iterator[HashedSink]:
+def hashed_write(
+    path: Path, checksums: dict[str, str], name: str
+) -> Iterator[HashedSink]:
     """Write a file atomically and put its SHA-256 into `checksums` under a name."""
     with ThreadPoolExecutor(1) as thread, atomic_write(path) as sink:
         hashed = HashedSink(sink, thread)

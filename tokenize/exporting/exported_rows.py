@@ -1,6 +1,7 @@
 """Rows of a packed set in export order, block by block, without padding.
 
-Memory is bounded: shards are memory-mapped, and the fields of pieces (32 bytes each) are in a scratch file.
+Memory is bounded: shards are memory-mapped, and the fields of pieces (32 bytes each)
+are in a scratch file.
 """
 
 from __future__ import annotations
@@ -18,8 +19,18 @@ from gristmill.tokenize.packed import OpenShard, PackedSet
 from gristmill.tokenize.packed_files import Boundaries, PackedSetError, join
 
 BLOCK_TOKENS = 1 << 21
-PIECE = np.dtype([("high", "<u8"), ("low", "<u8"), ("source", "<i4"), ("copy", "<i4"), ("offset", "<i8")])
-"""Fields of a piece: its document's id as two words, and the columns of PIECES_SCHEMA except its place."""
+PIECE = np.dtype(
+    [
+        ("high", "<u8"),
+        ("low", "<u8"),
+        ("source", "<i4"),
+        ("copy", "<i4"),
+        ("offset", "<i8"),
+    ]
+)
+"""Fields of a piece: its document's id as two words, and the columns of PIECES_SCHEMA
+except its place.
+"""
 
 
 @dataclass(frozen=True)
@@ -79,14 +90,23 @@ class Split:
         """Rows at positions [first, stop) of the order, in blocks."""
         for positions in self._positions(first, stop):
             rows = self._rows_at(positions)
-            tokens, bounds = np.empty((len(rows), self.sequence_length), dtype=self.dtype), self._boundaries(rows)
+            tokens, bounds = (
+                np.empty((len(rows), self.sequence_length), dtype=self.dtype),
+                self._boundaries(rows),
+            )
             shards = np.searchsorted(self._ends, rows, side="right")
             for shard in np.unique(shards).tolist():
                 chosen = shards == shard
-                tokens[chosen] = self._shards[shard].tokens[rows[chosen] - self._first(shard)]
+                tokens[chosen] = self._shards[shard].tokens[
+                    rows[chosen] - self._first(shard)
+                ]
             filled = bounds.filled()
             full = bool((filled == self.sequence_length).all())
-            flat = tokens.reshape(-1) if full else tokens[np.arange(self.sequence_length) < filled[:, None]]
+            flat = (
+                tokens.reshape(-1)
+                if full
+                else tokens[np.arange(self.sequence_length) < filled[:, None]]
+            )
             yield Block(flat, filled, *pieces_of(bounds))
 
     def places(self, first: int = 0, stop: int | None = None) -> Iterator[Places]:
@@ -101,7 +121,10 @@ class Split:
             yield self._boundaries(self._rows_at(positions)).filled()
 
     def _positions(self, first: int, stop: int | None) -> Iterator[np.ndarray]:
-        step, end = max(1, BLOCK_TOKENS // self.sequence_length), self.rows if stop is None else stop
+        step, end = (
+            max(1, BLOCK_TOKENS // self.sequence_length),
+            self.rows if stop is None else stop,
+        )
         for begin in range(first, end, step):
             yield np.arange(begin, min(end, begin + step), dtype=np.int64)
 
@@ -114,15 +137,27 @@ class Split:
     def _boundaries(self, rows: np.ndarray) -> Boundaries:
         shards = np.searchsorted(self._ends, rows, side="right")
         used = np.unique(shards).tolist()
-        parts = [self._shards[shard].boundaries.of(rows[shards == shard] - self._first(shard)) for shard in used]
+        parts = [
+            self._shards[shard].boundaries.of(
+                rows[shards == shard] - self._first(shard)
+            )
+            for shard in used
+        ]
         back = np.empty(len(rows), dtype=np.int64)
-        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = np.arange(len(rows))
+        back[np.concatenate([np.flatnonzero(shards == shard) for shard in used])] = (
+            np.arange(len(rows))
+        )
         return join(parts).of(back)
 
     def scratch(self, folder: Path) -> Scratch:
         """Write the fields of every piece to a local folder, for lookups by row."""
-        total = sum(len(shard.boundaries.bounds) - len(shard.boundaries) for shard in self._shards)
-        first = np.memmap(folder / "first", dtype=np.int64, mode="w+", shape=(self.rows + 1,))
+        total = sum(
+            len(shard.boundaries.bounds) - len(shard.boundaries)
+            for shard in self._shards
+        )
+        first = np.memmap(
+            folder / "first", dtype=np.int64, mode="w+", shape=(self.rows + 1,)
+        )
         pieces = np.memmap(folder / "pieces", dtype=PIECE, mode="w+", shape=(total,))
         for name in ("first", "pieces"):
             reserve(folder / name)
@@ -134,8 +169,8 @@ class Split:
             row += len(offsets) - 1
             if len(table) != first[row] - at:
                 raise PackedSetError(
-                    f"{shard.name}: its table has {len(table)} document pieces, but its rows have "
-                    f"{first[row] - at}; run the mix stage again"
+                    f"{shard.name}: its table has {len(table)} document pieces, but "
+                    f"its rows have {first[row] - at}; run the mix stage again"
                 )
             part = pieces[at : at + len(table)]
             words = id_words(table["id"])
@@ -162,7 +197,9 @@ class Scratch:
         """Pieces (PIECE) of rows, in the requested order."""
         begin = np.asarray(self.first[rows])
         counts = self.first[rows + 1] - begin
-        index = np.arange(counts.sum()) + np.repeat(begin - (np.cumsum(counts) - counts), counts)
+        index = np.arange(counts.sum()) + np.repeat(
+            begin - (np.cumsum(counts) - counts), counts
+        )
         return np.asarray(self.pieces[index])
 
 
@@ -179,14 +216,16 @@ def split_of(packed: PackedSet, split: str, seed: int | None) -> Split:
 
     Args:
         packed: the set.
-        split: `train`, or `validation`: the held-out rows of all sources, one source after the other.
+        split: `train`, or `validation`: the held-out rows of all sources, one source
+            after the other.
         seed: of the training order; absent: as the rows are stored.
     """
     if split == "validation":
         return Split(packed.open_validation())
     if seed is None and len(packed.withheld):
         raise PackedSetError(
-            f"{packed.folder}: {len(packed.withheld)} of its rows are withheld (mix.exclude) and "
-            "empty, so it cannot be exported as it is stored; export it with --order trained"
+            f"{packed.folder}: {len(packed.withheld)} of its rows are withheld "
+            "(mix.exclude) and empty, so it cannot be exported as it is stored; export "
+            "it with --order trained"
         )
     return Split(packed.open_training(), None if seed is None else packed.order(seed))

@@ -1,8 +1,10 @@
-"""Token files of other tools; each function's docstring names the writer whose format it follows.
+"""Token files of other tools; each function's docstring names the writer whose format
+it follows.
 
-A file is parsed into `Runs`: byte ranges of token runs. A run is one document if the format marks document ends
-(Megatron's index, the metadata beside OLMo's arrays); otherwise it may hold several, each with an end of text before or
-after it. `bounds_of` finds all documents of a file.
+A file is parsed into `Runs`: byte ranges of token runs. A run is one document if the
+format marks document ends (Megatron's index, the metadata beside OLMo's arrays);
+otherwise it may hold several, each with an end of text before or after it. `bounds_of`
+finds all documents of a file.
 """
 
 from __future__ import annotations
@@ -19,7 +21,11 @@ from typing import Any, Literal
 import numpy as np
 
 from gristmill.core.files import as_path, is_local
-from gristmill.dataprep.reading.compression import CorruptFileError, RecordTooLongError, read_whole
+from gristmill.dataprep.reading.compression import (
+    CorruptFileError,
+    RecordTooLongError,
+    read_whole,
+)
 from gristmill.tokenize.exporting.formats import (
     LLMC_HEADER_INTS,
     LLMC_MAGIC,
@@ -33,10 +39,17 @@ from gristmill.tokenize.packed_files import read_tokens
 
 Kind = Literal["megatron", "llmc", "olmo", "memmap", "mds"]
 MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point types, which hold no tokens."""
+"""`DType` of Megatron-LM's indexed_dataset.py; 6 and 7 are floating-point types, which
+hold no tokens.
+"""
 LLMC_EVALUATION_MAGIC = 20240522
-"""Magic of multiple-choice questions: `write_evalfile` in llm.c's dev/data/data_common.py."""
-LLMC_DTYPES = {(LLMC_MAGIC, LLMC_VERSION): "<u2", (LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION): "<u4"}
+"""Magic of multiple-choice questions: `write_evalfile` in llm.c's
+dev/data/data_common.py.
+"""
+LLMC_DTYPES = {
+    (LLMC_MAGIC, LLMC_VERSION): "<u2",
+    (LLMC_WIDE_MAGIC, LLMC_WIDE_VERSION): "<u4",
+}
 NUMPY_MAGIC = b"\x93NUMPY"
 MDS_VERSION = 2
 MDS_INDEX = "index.json"
@@ -44,8 +57,19 @@ MDS_COLUMNS = ("tokens", "input_ids")
 """Token columns tried in order if the manifest names none."""
 SCAN_TOKENS = 1 << 22
 """Tokens scanned at a time, to bound memory."""
-MDS_DTYPES = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""`_int2value_dtype` of mosaicml-streaming's base/format/mds/encodings.py, integers only."""
+MDS_DTYPES = {
+    8: "u1",
+    9: "i1",
+    16: "<u2",
+    17: "<i2",
+    32: "<u4",
+    33: "<i4",
+    64: "<u8",
+    65: "<i8",
+}
+"""`_int2value_dtype` of mosaicml-streaming's base/format/mds/encodings.py, integers
+only.
+"""
 
 
 class TokenFileError(ValueError):
@@ -93,20 +117,25 @@ class Runs:
 
 
 def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.ndarray:
-    """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read; compressed shards are unpacked."""
+    """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read;
+    compressed shards are unpacked.
+    """
     path, compression = as_path(file.location), (file.shard or {}).get("compression")
     if not compression and is_local(path):
         return read_tokens(path, np.dtype("u1"))[begin:end]
     if not compression:
         with path.open("rb") as stream:
             stream.seek(begin)
-            return np.frombuffer(stream.read(-1 if end is None else end - begin), dtype=np.uint8)  # type: ignore[arg-type]
+            return np.frombuffer(
+                stream.read(-1 if end is None else end - begin), dtype=np.uint8
+            )  # type: ignore[arg-type]
     family = str(compression).partition(":")[0]
     try:
         ending = {"zstd": ".zst", "gz": ".gz", "bz2": ".bz2"}[family]
     except KeyError:
         raise TokenFileError(
-            f"{file.name}: its compression {family!r} is not read here; write the set with zstd, gz, bz2 or none"
+            f"{file.name}: its compression {family!r} is not read here; write the "
+            "set with zstd, gz, bz2 or none"
         ) from None
     try:
         return np.frombuffer(read_whole(path, ending), dtype=np.uint8)[begin:end]
@@ -114,7 +143,9 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
         raise TokenFileError(f"{file.name}: {error}") from error
 
 
-def runs_of(file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None) -> Runs:
+def runs_of(
+    file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None
+) -> Runs:
     """Parse a file into its token runs.
 
     Args:
@@ -139,19 +170,30 @@ def runs_of(file: TokenFile, content: np.ndarray, dtype: str | None, column: str
 
 def _named(file: TokenFile, dtype: str | None) -> np.dtype[Any]:
     if dtype is None:
-        raise TokenFileError(f"{file.name}: the file does not say what its tokens are stored as; set `dtype:`")
+        raise TokenFileError(
+            f"{file.name}: the file does not say what its tokens "
+            "are stored as; set `dtype:`"
+        )
     return np.dtype(dtype).newbyteorder("<")
 
 
-def _whole(file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any]) -> Runs:
+def _whole(
+    file: TokenFile, content: np.ndarray, begin: int, dtype: np.dtype[Any]
+) -> Runs:
     """A single run from a byte to the end."""
     tokens, remainder = divmod(len(content) - begin, dtype.itemsize)
     if remainder:
         raise TokenFileError(
-            f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a whole number of "
+            f"{file.name}: its {len(content) - begin:,} bytes of tokens are not a "
+            "whole number of "
             f"{dtype.name}; correct `dtype:`, or the file, which may be cut off"
         )
-    return Runs(dtype, np.array([begin], np.int64), np.array([tokens], np.int64), are_documents=False)
+    return Runs(
+        dtype,
+        np.array([begin], np.int64),
+        np.array([tokens], np.int64),
+        are_documents=False,
+    )
 
 
 def is_llmc(head: bytes) -> bool:
@@ -161,83 +203,114 @@ def is_llmc(head: bytes) -> bool:
 
 
 def _llmc(file: TokenFile, content: np.ndarray) -> Runs:
-    """256 int32 before the tokens: magic, version, number of tokens (`write_datafile` in llm.c's data_common.py)."""
+    """256 int32 before the tokens: magic, version, number of tokens (`write_datafile`
+    in llm.c's data_common.py).
+    """
     size = 4 * LLMC_HEADER_INTS
-    header = content[:size].view("<i4") if len(content) >= size else np.zeros(3, np.int32)
+    header = (
+        content[:size].view("<i4") if len(content) >= size else np.zeros(3, np.int32)
+    )
     magic, version, tokens = header[:3].tolist()
     if magic == LLMC_EVALUATION_MAGIC:
         raise TokenFileError(
-            f"{file.name}: holds multiple-choice questions for llm.c's evaluation, no text; leave it out"
+            f"{file.name}: holds multiple-choice questions for llm.c's evaluation, "
+            "no text; leave it out"
         )
     if (magic, version) not in LLMC_DTYPES:
-        allowed_headers = " or ".join(f"{magic} version {version}" for magic, version in LLMC_DTYPES)
+        allowed_headers = " or ".join(
+            f"{magic} version {version}" for magic, version in LLMC_DTYPES
+        )
         raise TokenFileError(
-            f"{file.name}: begins with {magic} version {version}, and files of llm.c with {allowed_headers}; "
-            "set another `format:`"
+            f"{file.name}: begins with {magic} version {version}, and files of llm.c "
+            f"with {allowed_headers}; set another `format:`"
         )
     runs = _whole(file, content, size, np.dtype(LLMC_DTYPES[magic, version]))
     if runs.tokens[0] != tokens:
         raise TokenFileError(
-            f"{file.name}: its header says {tokens:,} tokens, but it holds {int(runs.tokens[0]):,}; "
-            "the file is cut off, or not written to its end"
+            f"{file.name}: its header says {tokens:,} tokens, but it holds "
+            f"{int(runs.tokens[0]):,}; the file is cut off, or not written to its end"
         )
     return runs
 
 
 def _megatron(file: TokenFile, content: np.ndarray) -> Runs:
-    """A document is one or several sequences, as the index says (`_IndexReader` in Megatron-LM's indexed_dataset.py).
+    """A document is one or several sequences, as the index says (`_IndexReader` in
+    Megatron-LM's indexed_dataset.py).
 
-    Magic, version (uint64), dtype code (uint8), number of sequences and of document indices (uint64 each), then of all
-    sequences the lengths (int32) and the pointers in bytes (int64), and where each document's sequences begin (int64).
+    Magic, version (uint64), dtype code (uint8), number of sequences and of document
+    indices (uint64 each), then of all sequences the lengths (int32) and the pointers in
+    bytes (int64), and where each document's sequences begin (int64).
     """
     if file.beside is None:
         raise TokenFileError(
-            f"{file.name}: there is no index (.idx) beside it, which says where its documents end; "
-            "copy it too, or read the file as `format: memmap`"
+            f"{file.name}: there is no index (.idx) beside it, which says where its "
+            "documents end; copy it too, or read the file as `format: memmap`"
         )
     index, name = as_path(file.beside).read_bytes(), f"the index of {file.name}"
     if index[:9] != MEGATRON_MAGIC:
-        raise TokenFileError(f"{name} does not begin as those of Megatron-LM's indexed datasets do")
-    version, code = int.from_bytes(index[9:17], "little"), index[17] if len(index) > 17 else 0
+        raise TokenFileError(
+            f"{name} does not begin as those of Megatron-LM's indexed datasets do"
+        )
+    version, code = (
+        int.from_bytes(index[9:17], "little"),
+        index[17] if len(index) > 17 else 0,
+    )
     if version != MEGATRON_VERSION or code not in MEGATRON_DTYPES:
         raise TokenFileError(
-            f"{name} is of version {version} and dtype {code}; version {MEGATRON_VERSION} and whole numbers are read"
+            f"{name} is of version {version} and dtype {code}; version "
+            f"{MEGATRON_VERSION} and whole numbers are read"
         )
     dtype = np.dtype(MEGATRON_DTYPES[code])
-    sequences, documents = (int.from_bytes(index[at : at + 8], "little") for at in (18, 26))
+    sequences, documents = (
+        int.from_bytes(index[at : at + 8], "little") for at in (18, 26)
+    )
     ends = 34 + np.cumsum([4 * sequences, 8 * sequences, 8 * documents])
     if len(index) < ends[-1] or not documents:
-        raise TokenFileError(f"{name} is cut off: it has {len(index):,} bytes of {int(ends[-1]):,}")
+        raise TokenFileError(
+            f"{name} is cut off: it has {len(index):,} bytes of {int(ends[-1]):,}"
+        )
     lengths = np.frombuffer(index, "<i4", sequences, 34).astype(np.int64)
     pointers = np.frombuffer(index, "<i8", sequences, int(ends[0]))
     first = np.frombuffer(index, "<i8", documents, int(ends[1]))
-    if first[0] or first[-1] != sequences or (np.diff(first) < 0).any() or (lengths < 0).any():
-        raise TokenFileError(f"{name} contradicts itself: {documents - 1} documents of {sequences} sequences")
+    if (
+        first[0]
+        or first[-1] != sequences
+        or (np.diff(first) < 0).any()
+        or (lengths < 0).any()
+    ):
+        raise TokenFileError(
+            f"{name} contradicts itself: {documents - 1} documents "
+            f"of {sequences} sequences"
+        )
     after = pointers + lengths * dtype.itemsize
     if sequences and (pointers.min() < 0 or after.max() > len(content)):
         raise TokenFileError(
-            f"{file.name}: has {len(content):,} bytes, but its index says {int(after.max()):,}; one "
-            "of both is cut off, or of another set"
+            f"{file.name}: has {len(content):,} bytes, but its index says "
+            f"{int(after.max()):,}; one of both is cut off, or of another set"
         )
     inner = np.ones(sequences, dtype=bool)
     inner[first[:-1][first[:-1] < sequences]] = False
     apart = np.flatnonzero(inner[1:] & (pointers[1:] != after[:-1]))
     if len(apart):
         raise TokenFileError(
-            f"{file.name}: sequence {int(apart[0]) + 1} does not follow the one before it, though "
-            "both are of one document; write the set again with its own tool"
+            f"{file.name}: sequence {int(apart[0]) + 1} does not follow the one before "
+            "it, though both are of one document; write the set again with its own tool"
         )
     before = np.concatenate([[0], np.cumsum(lengths)])
     begin = np.append(pointers, 0)[first[:-1]]
-    return Runs(dtype, begin, before[first[1:]] - before[first[:-1]], are_documents=True)
+    return Runs(
+        dtype, begin, before[first[1:]] - before[first[:-1]], are_documents=True
+    )
 
 
 def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
-    """An array without a header (`np.memmap`, as Dolma and OLMo-core write `.npy`), or one that `np.save` wrote.
+    """An array without a header (`np.memmap`, as Dolma and OLMo-core write `.npy`), or
+    one that `np.save` wrote.
 
-    Where `<name>.csv.gz` lies beside it, its lines are the documents: first token, the one after the last, and in
-    Dolma's files the document's id, its file and its place there (`iter_document_indices` in OLMo-core's data/utils.py,
-    `MemmapWriter` in dolma's tokenizer).
+    Where `<name>.csv.gz` lies beside it, its lines are the documents: first token, the
+    one after the last, and in Dolma's files the document's id, its file and its place
+    there (`iter_document_indices` in OLMo-core's data/utils.py, `MemmapWriter` in
+    dolma's tokenizer).
     """
     if content[: len(NUMPY_MAGIC)].tobytes() == NUMPY_MAGIC:
         begin, stored = _numpy_header(file, content)
@@ -249,15 +322,27 @@ def _olmo(file: TokenFile, content: np.ndarray, dtype: str | None) -> Runs:
     with as_path(file.beside).open("rb") as stream:
         lines = list(csv.reader(io.StringIO(gzip.decompress(stream.read()).decode())))
     try:
-        bounds = np.array([(int(line[0]), int(line[1])) for line in lines], np.int64).reshape(-1, 2)
+        bounds = np.array(
+            [(int(line[0]), int(line[1])) for line in lines], np.int64
+        ).reshape(-1, 2)
     except (ValueError, IndexError) as error:
-        raise TokenFileError(f"the metadata of {file.name}: a line does not begin with two numbers: {error}") from error
-    if len(bounds) and (bounds.min() < 0 or (bounds[:, 0] > bounds[:, 1]).any() or bounds.max() > array_run.tokens[0]):
         raise TokenFileError(
-            f"the metadata of {file.name}: a document lies outside of its {int(array_run.tokens[0]):,} "
+            f"the metadata of {file.name}: a line does not begin "
+            f"with two numbers: {error}"
+        ) from error
+    if len(bounds) and (
+        bounds.min() < 0
+        or (bounds[:, 0] > bounds[:, 1]).any()
+        or bounds.max() > array_run.tokens[0]
+    ):
+        raise TokenFileError(
+            f"the metadata of {file.name}: a document lies outside of its "
+            f"{int(array_run.tokens[0]):,} "
             "tokens; they do not belong together, or `dtype:` is wrong"
         )
-    line_metadata = tuple(dict(zip(("id", "src", "loc"), line[2:], strict=False)) for line in lines)
+    line_metadata = tuple(
+        dict(zip(("id", "src", "loc"), line[2:], strict=False)) for line in lines
+    )
     return Runs(
         stored,
         begin + bounds[:, 0] * stored.itemsize,
@@ -272,14 +357,20 @@ def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[A
     stream = io.BytesIO(content[:65536].tobytes())
     try:
         version = np.lib.format.read_magic(stream)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
         shape, _, dtype = read(stream)
     except ValueError as error:
-        raise TokenFileError(f"{file.name}: its header of numpy cannot be read: {error}") from error
+        raise TokenFileError(
+            f"{file.name}: its header of numpy cannot be read: {error}"
+        ) from error
     if len(shape) != 1 or dtype.kind not in "ui" or dtype.newbyteorder("<") != dtype:
         raise TokenFileError(
-            f"{file.name}: holds an array of shape {shape} and dtype {dtype}; tokens are flat arrays "
-            "of little-endian whole numbers"
+            f"{file.name}: holds an array of shape {shape} and dtype {dtype}; tokens "
+            "are flat arrays of little-endian whole numbers"
         )
     return stream.tell(), dtype
 
@@ -292,57 +383,87 @@ def mds_shards(index: Path, name: str) -> list[dict[str, Any]]:
     """
     try:
         shards: list[dict[str, Any]] = json.loads(index.read_bytes())["shards"]
-        wrong = next((entry for entry in shards if entry["format"] != "mds" or entry["version"] != MDS_VERSION), None)
+        wrong = next(
+            (
+                entry
+                for entry in shards
+                if entry["format"] != "mds" or entry["version"] != MDS_VERSION
+            ),
+            None,
+        )
     except (ValueError, LookupError, TypeError) as error:
-        raise TokenFileError(f"{name} is not an index of MosaicML Streaming: {error!r}") from error
+        raise TokenFileError(
+            f"{name} is not an index of MosaicML Streaming: {error!r}"
+        ) from error
     if wrong is not None:
         raise TokenFileError(
-            f"{name}: a shard is of format {wrong['format']} version {wrong['version']}; mds version "
-            f"{MDS_VERSION} is read"
+            f"{name}: a shard is of format {wrong['format']} version "
+            f"{wrong['version']}; mds version {MDS_VERSION} is read"
         )
     return shards
 
 
-def _mds(file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None) -> Runs:
-    """Samples of a shard: their number and offsets (uint32), then of each the sizes of its columns that vary (uint32)
-    and the columns (`MDSReader.decode_sample` in mosaicml-streaming's base/format/mds/reader.py)."""
+def _mds(
+    file: TokenFile, content: np.ndarray, dtype: str | None, column: str | None
+) -> Runs:
+    """Samples of a shard: their number and offsets (uint32), then of each the sizes of
+    its columns that vary (uint32) and the columns (`MDSReader.decode_sample` in
+    mosaicml-streaming's base/format/mds/reader.py).
+    """
     shard = file.shard or {}
-    names, encodings, sizes = (list(shard[f"column_{part}"]) for part in ("names", "encodings", "sizes"))
+    names, encodings, sizes = (
+        list(shard[f"column_{part}"]) for part in ("names", "encodings", "sizes")
+    )
     token_column = column or next((name for name in MDS_COLUMNS if name in names), None)
     if token_column not in names:
         raise TokenFileError(
-            f"{file.name}: has no column {column or ' or '.join(MDS_COLUMNS)}; set `column:` to the "
-            f"one that holds the tokens (columns: {', '.join(names)})"
+            f"{file.name}: has no column {column or ' or '.join(MDS_COLUMNS)}; set "
+            f"`column:` to the one that holds the tokens (columns: {', '.join(names)})"
         )
     number = names.index(token_column)
     samples = int(content[:4].view("<u4")[0]) if len(content) >= 4 else -1
     head = 4 * (samples + 2)
     if samples != shard["samples"] or len(content) < head:
         raise TokenFileError(
-            f"{file.name}: holds {samples} samples, but {MDS_INDEX} says {shard['samples']}; it is "
-            "damaged, or of another set"
+            f"{file.name}: holds {samples} samples, but {MDS_INDEX} says "
+            f"{shard['samples']}; it is damaged, or of another set"
         )
     offsets = content[4:head].view("<u4").astype(np.int64)
     if offsets[-1] > len(content):
-        raise TokenFileError(f"{file.name}: has {len(content):,} bytes of {int(offsets[-1]):,}; it is cut off")
+        raise TokenFileError(
+            f"{file.name}: has {len(content):,} bytes of "
+            f"{int(offsets[-1]):,}; it is cut off"
+        )
     varying = [place for place, size in enumerate(sizes) if not size]
     heads = (
-        content[(offsets[:-1, None] + np.arange(4 * len(varying)))].view("<u4").astype(np.int64)
+        content[(offsets[:-1, None] + np.arange(4 * len(varying)))]
+        .view("<u4")
+        .astype(np.int64)
         if (varying and samples)
         else np.zeros((samples, 0), np.int64)
     )
     all_sizes = np.tile(np.array([size or 0 for size in sizes], np.int64), (samples, 1))
     all_sizes[:, varying] = heads
     begin = offsets[:-1] + 4 * len(varying) + all_sizes[:, :number].sum(axis=1)
-    return _in_column(file, content, begin, all_sizes[:, number], str(encodings[number]), dtype)
+    return _in_column(
+        file, content, begin, all_sizes[:, number], str(encodings[number]), dtype
+    )
 
 
 def _in_column(
-    file: TokenFile, content: np.ndarray, begin: np.ndarray, size: np.ndarray, encoding: str, dtype: str | None
+    file: TokenFile,
+    content: np.ndarray,
+    begin: np.ndarray,
+    size: np.ndarray,
+    encoding: str,
+    dtype: str | None,
 ) -> Runs:
-    """Tokens after the header of each array (`NDArray` in mosaicml-streaming's encodings.py)."""
+    """Tokens after the header of each array (`NDArray` in mosaicml-streaming's
+    encodings.py).
+    """
     kind, _, parameters = encoding.partition(":")
-    if kind == "bytes":  # int64, as written by llm-foundry's earlier convert_dataset_hf.py
+    # int64, as written by llm-foundry's earlier convert_dataset_hf.py
+    if kind == "bytes":
         stored = _named(file, dtype or "int64")
     elif kind == "ndarray":
         dtype_name, _, shape = parameters.partition(":")
@@ -351,20 +472,31 @@ def _in_column(
             codes = set(content[begin].tolist())
             if len(codes) > 1 or not codes <= MDS_DTYPES.keys():
                 raise TokenFileError(
-                    f"{file.name}: the arrays of its samples are of several dtypes, or of none that "
-                    f"tokens have ({sorted(codes)})"
+                    f"{file.name}: the arrays of its samples are of several dtypes, or "
+                    f"of none that tokens have ({sorted(codes)})"
                 )
-            begin, size, dtype_name = begin + 1, size - 1, np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16"
+            begin, size, dtype_name = (
+                begin + 1,
+                size - 1,
+                np.dtype(MDS_DTYPES[codes.pop()]).name if codes else "uint16",
+            )
         stored = _named(file, dtype_name)
         if not shape:
-            # One byte with the number of axes and the width of their lengths, then the lengths.
+            # One byte with the number of axes and the width of their lengths, then the
+            # lengths.
             axes = content[begin].astype(np.int64)
             head = 1 + (axes >> 2) * (1 << (axes & 3))
             begin, size = begin + head, size - head
     else:
-        raise TokenFileError(f"{file.name}: its tokens are stored as {encoding!r}; `ndarray` and `bytes` are read")
+        raise TokenFileError(
+            f"{file.name}: its tokens are stored as {encoding!r}; "
+            "`ndarray` and `bytes` are read"
+        )
     if stored.kind not in "ui" or (size % stored.itemsize).any() or (size < 0).any():
-        raise TokenFileError(f"{file.name}: its samples are not arrays of {stored.name}; set `column:` or `dtype:`")
+        raise TokenFileError(
+            f"{file.name}: its samples are not arrays of "
+            f"{stored.name}; set `column:` or `dtype:`"
+        )
     return Runs(stored, begin, size // stored.itemsize, are_documents=False)
 
 
@@ -389,11 +521,14 @@ class Bounds:
     metadata: tuple[Mapping[str, str], ...] = ()
 
 
-def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens: int | None) -> Bounds:
+def bounds_of(
+    runs: Runs, content: np.ndarray, end_of_text: int, document_tokens: int | None
+) -> Bounds:
     """Documents of a file's runs.
 
-    A run that is a document yields one, without its end of text. Any other run is cut at every end of text, ignoring
-    empty stretches; with `document_tokens` it is cut after that many tokens instead.
+    A run that is a document yields one, without its end of text. Any other run is cut
+    at every end of text, ignoring empty stretches; with `document_tokens` it is cut
+    after that many tokens instead.
 
     Args:
         runs: see `formats.runs_of`.
@@ -409,20 +544,29 @@ def bounds_of(runs: Runs, content: np.ndarray, end_of_text: int, document_tokens
             starts = np.arange(0, tokens, document_tokens, dtype=np.int64)
             stops = np.minimum(starts + document_tokens, tokens)
         else:
-            ends = _places(np.frombuffer(content, runs.dtype, tokens, begin), end_of_text)
+            ends = _places(
+                np.frombuffer(content, runs.dtype, tokens, begin), end_of_text
+            )
             ended += len(ends)
             starts, stops = np.append(0, ends + 1), np.append(ends, tokens)
         is_some = stops > starts
         begins.append(begin + starts[is_some] * size)
         lengths.append((stops - starts)[is_some])
     nothing = np.empty(0, np.int64)
-    return Bounds(runs.dtype, np.concatenate([nothing, *begins]), np.concatenate([nothing, *lengths]), ended, None)
+    return Bounds(
+        runs.dtype,
+        np.concatenate([nothing, *begins]),
+        np.concatenate([nothing, *lengths]),
+        ended,
+        None,
+    )
 
 
 def _places(tokens: np.ndarray, token_id: int) -> np.ndarray:
     """Positions of an id: int64, ascending."""
     positions = [
-        np.flatnonzero(tokens[at : at + SCAN_TOKENS] == token_id) + at for at in range(0, len(tokens), SCAN_TOKENS)
+        np.flatnonzero(tokens[at : at + SCAN_TOKENS] == token_id) + at
+        for at in range(0, len(tokens), SCAN_TOKENS)
     ]
     return np.concatenate([np.empty(0, np.int64), *positions])
 
@@ -430,11 +574,18 @@ def _places(tokens: np.ndarray, token_id: int) -> np.ndarray:
 def _without_ends(runs: Runs, content: np.ndarray, end_of_text: int) -> Bounds:
     size, nonempty = runs.dtype.itemsize, np.flatnonzero(runs.tokens)
     last = runs.begin[nonempty] + (runs.tokens[nonempty] - 1) * size
-    ids = content[last[:, None] + np.arange(size)].view(runs.dtype).ravel().astype(np.int64)
+    ids = (
+        content[last[:, None] + np.arange(size)]
+        .view(runs.dtype)
+        .ravel()
+        .astype(np.int64)
+    )
     is_end = ids == end_of_text
     tokens = runs.tokens.copy()
     tokens[nonempty[is_end]] -= 1
     other_ids, counts = np.unique(ids[~is_end], return_counts=True)
     top = int(counts.argmax()) if len(counts) else -1
     other_end = None if top < 0 else (int(other_ids[top]), int(counts[top]))
-    return Bounds(runs.dtype, runs.begin, tokens, int(is_end.sum()), other_end, runs.metadata)
+    return Bounds(
+        runs.dtype, runs.begin, tokens, int(is_end.sum()), other_end, runs.metadata
+    )

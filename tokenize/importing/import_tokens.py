@@ -1,10 +1,13 @@
-"""Stage `import_tokens`: imports tokens of other tools as token parts beside those of `tokenize`.
+"""Stage `import_tokens`: imports tokens of other tools as token parts beside those of
+`tokenize`.
 
-Output: `tokens/` in the form of the stage `tokenize` (`part-00000.tokens.bin`, `part-00000.docs.parquet`), and
-`documents/` in the form of `ingest`, without texts: `part-00000.parquet` holds the file and number of each document.
-A mixture, its ledger, an exclusion and a trace therefore treat both alike (`token_sources.py`).
+Output: `tokens/` in the form of the stage `tokenize` (`part-00000.tokens.bin`,
+`part-00000.docs.parquet`), and `documents/` in the form of `ingest`, without texts:
+`part-00000.parquet` holds the file and number of each document. A mixture, its ledger,
+an exclusion and a trace therefore treat both alike (`token_sources.py`).
 
-Documents do not include an end of text: the mixture appends the tokenizer's own to each.
+Documents do not include an end of text: the mixture appends the tokenizer's own to
+each.
 """
 
 from __future__ import annotations
@@ -21,7 +24,12 @@ import pyarrow as pa
 from gristmill.core.files import as_path, atomic_write
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import balance
-from gristmill.dataprep.documents import ID_BYTES, hash_document, read_table, write_table
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    hash_document,
+    read_table,
+    write_table,
+)
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.reading.ingest import ChangedInputError
 from gristmill.dataprep.reading.records import metadata_json
@@ -29,7 +37,13 @@ from gristmill.mixtures.base import Judging
 from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.encode import DOCS_SCHEMA, docs_name, tokens_name
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
-from gristmill.tokenize.importing.foreign_formats import TokenFile, TokenFileError, bounds_of, content_of, runs_of
+from gristmill.tokenize.importing.foreign_formats import (
+    TokenFile,
+    TokenFileError,
+    bounds_of,
+    content_of,
+    runs_of,
+)
 from gristmill.tokenize.importing.token_files import token_files, token_listing
 from gristmill.tokenize.importing.token_sources import DOCUMENTS, TOKENS
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
@@ -45,9 +59,13 @@ ORIGIN_SCHEMA = pa.schema(
     ]
 )
 """Schema of `documents/`: ingest's documents without the text."""
-BOUNDS_SCHEMA = pa.schema([("begin", pa.int64()), ("tokens", pa.int64()), ("metadata", pa.string())])
+BOUNDS_SCHEMA = pa.schema(
+    [("begin", pa.int64()), ("tokens", pa.int64()), ("metadata", pa.string())]
+)
 MOSTLY = 0.9
-"""Share of documents with an end other than the tokenizer's that is treated as a mistake."""
+"""Share of documents with an end other than the tokenizer's that is treated as a
+mistake.
+"""
 SAMPLE_TOKENS, SAMPLE_CHARACTERS = 64, 160
 """Tokens and characters of a source's first document, decoded for a person to check."""
 
@@ -63,7 +81,9 @@ class Wanted:
     stop: int
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Copy the documents of all token files into token parts.
 
     Args:
@@ -73,8 +93,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         context: of the jobs.
 
     Returns:
-        `counts`, `tokens`, `tokens_per_source`, `dtype`, `sources` (files, documents, documents with an end of text,
-        and the beginning of the first), `warnings`.
+        `counts`, `tokens`, `tokens_per_source`, `dtype`, `sources` (files, documents,
+        documents with an end of text, and the beginning of the first), `warnings`.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source has no such files.
@@ -83,7 +103,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     """
     tokenizer = load(inputs["tokenizer"])
     sources = {
-        name: TokenSource.model_validate({key: value for key, value in section.items() if key != "listing"})
+        name: TokenSource.model_validate(
+            {key: value for key, value in section.items() if key != "listing"}
+        )
         for name, section in config["sources"].items()
     }
     files: dict[str, list[TokenFile]] = {}
@@ -100,7 +122,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     "dtype": source.dtype,
                     "column": source.column,
                     "document_tokens": source.document_tokens,
-                    "end_of_text": tokenizer.eos if source.end_of_text is None else source.end_of_text,
+                    "end_of_text": tokenizer.eos
+                    if source.end_of_text is None
+                    else source.end_of_text,
                 },
                 file.size,
             )
@@ -117,9 +141,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             strict=True,
         )
     )
-    file_results = {name: [results[task.name] for task in tasks] for name, tasks in scan_tasks.items()}
+    file_results = {
+        name: [results[task.name] for task in tasks]
+        for name, tasks in scan_tasks.items()
+    }
     warnings = [
-        warning for name, source in sources.items() for warning in _check(name, source, file_results[name], tokenizer)
+        warning
+        for name, source in sources.items()
+        for warning in _check(name, source, file_results[name], tokenizer)
     ]
     for warning in warnings:
         context.warn(warning)
@@ -130,14 +159,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             DTYPES[dtype_name(tokenizer.vocab_size)].itemsize * PART_TOKENS,
         )
         for number, (name, part) in enumerate(
-            (name, part) for name in sources for part in _parts(files[name], file_results[name])
+            (name, part)
+            for name in sources
+            for part in _parts(files[name], file_results[name])
         )
     ]
-    copied = run_tasks("copy", parts, partial(_copy, str(out), str(inputs["tokenizer"])), context)
+    copied = run_tasks(
+        "copy", parts, partial(_copy, str(out), str(inputs["tokenizer"])), context
+    )
     counts = balance(copied, Judging().max_quarantined, context.stage)
     tokens = {
         name: sum(
-            result["tokens"] for result, part in zip(copied, parts, strict=True) if part.payload["source"] == name
+            result["tokens"]
+            for result, part in zip(copied, parts, strict=True)
+            if part.payload["source"] == name
         )
         for name in sources
     }
@@ -153,7 +188,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 "path": source.tokens,
                 "files": len(files[name]),
                 "formats": sorted({file.kind for file in files[name]}),
-                **{key: sum(result[key] for result in file_results[name]) for key in ("documents", "ended")},
+                **{
+                    key: sum(result[key] for result in file_results[name])
+                    for key in ("documents", "ended")
+                },
                 "sample": _sample(out, parts, name, tokenizer),
             }
             for name, source in sources.items()
@@ -165,15 +203,22 @@ def _check_unchanged(name: str, section: Mapping[str, Any]) -> None:
     planned = section.get("listing")
     if planned is None:
         return
-    now = token_listing(name, section, verify=any(entry["stamp"].startswith("sha256:") for entry in planned))
+    now = token_listing(
+        name,
+        section,
+        verify=any(entry["stamp"].startswith("sha256:") for entry in planned),
+    )
     if now != planned:
-        raise ChangedInputError(f"source {name!r}: its files changed since the run was planned; run again")
+        raise ChangedInputError(
+            f"source {name!r}: its files changed since the run was planned; run again"
+        )
 
 
 def _check_end(name: str, source: TokenSource, tokenizer: TextTokenizer) -> None:
     if source.end_of_text is not None and source.end_of_text >= tokenizer.vocab_size:
         raise TokenFileError(
-            f"sources.{name}.end_of_text: {source.end_of_text} is beyond the tokenizer's vocabulary "
+            f"sources.{name}.end_of_text: {source.end_of_text} is beyond the "
+            "tokenizer's vocabulary "
             f"of {tokenizer.vocab_size:,}; is it the tokenizer that made these tokens?"
         )
 
@@ -183,7 +228,9 @@ def _look(folder: str, task: Task) -> Done:
     file, options = TokenFile(**task.payload["file"]), task.payload
     content = content_of(file)
     runs = runs_of(file, content, options["dtype"], options["column"])
-    document_bounds = bounds_of(runs, content, options["end_of_text"], options["document_tokens"])
+    document_bounds = bounds_of(
+        runs, content, options["end_of_text"], options["document_tokens"]
+    )
     metadata = [metadata_json(entry) for entry in document_bounds.metadata] or pa.nulls(
         len(document_bounds.begin), pa.string()
     )
@@ -191,7 +238,11 @@ def _look(folder: str, task: Task) -> Done:
     write_table(
         path,
         pa.table(
-            {"begin": document_bounds.begin, "tokens": document_bounds.tokens, "metadata": metadata},
+            {
+                "begin": document_bounds.begin,
+                "tokens": document_bounds.tokens,
+                "metadata": metadata,
+            },
             schema=BOUNDS_SCHEMA,
         ),
     )
@@ -212,7 +263,9 @@ def _look(folder: str, task: Task) -> Done:
 
 
 def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
-    """Return whether every other 16-bit token is 0, as in 32-bit tokens read at the wrong width."""
+    """Return whether every other 16-bit token is 0, as in 32-bit tokens read at the
+    wrong width.
+    """
     if dtype.itemsize != 2 or not len(begin):
         return False
     first = int(begin[0])
@@ -221,65 +274,105 @@ def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) ->
 
 
 def _check(
-    name: str, source: TokenSource, file_results: Sequence[Mapping[str, Any]], tokenizer: TextTokenizer
+    name: str,
+    source: TokenSource,
+    file_results: Sequence[Mapping[str, Any]],
+    tokenizer: TextTokenizer,
 ) -> list[str]:
     """Warnings about a source's files.
 
     Raises:
         TokenFileError: they cannot be read as they are.
     """
-    wide = next((result["name"] for result in file_results if result["looks_wide"]), None)
+    wide = next(
+        (result["name"] for result in file_results if result["looks_wide"]), None
+    )
     if wide is not None:
         raise TokenFileError(
-            f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens are read as "
-            "16-bit ones; set `dtype: uint32`"
+            f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens "
+            "are read as 16-bit ones; set `dtype: uint32`"
         )
-    documents, tokens = (sum(result[key] for result in file_results) for key in ("documents", "tokens"))
+    documents, tokens = (
+        sum(result[key] for result in file_results) for key in ("documents", "tokens")
+    )
     if not tokens:
         raise TokenFileError(
-            f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or remove the source"
+            f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or "
+            "remove the source"
         )
     ended, end = sum(result["ended"] for result in file_results), source.end_of_text
     end = tokenizer.eos if end is None else end
     warnings, kinds = [], {np.dtype(result["dtype"]) for result in file_results}
-    if not ended and source.document_tokens is None and not any(result["are_documents"] for result in file_results):
+    if (
+        not ended
+        and source.document_tokens is None
+        and not any(result["are_documents"] for result in file_results)
+    ):
         if len(file_results) == documents:
             raise TokenFileError(
-                f"source {name!r}: none of its {tokens:,} tokens is the end of text {end}, so that its documents "
-                "cannot be told apart; set `end_of_text:` to the id that its documents end with, or "
+                f"source {name!r}: none of its {tokens:,} tokens is the end of text "
+                f"{end}, so that its documents cannot be told apart; set "
+                "`end_of_text:` to the id that its documents end with, or "
                 "`document_tokens:` to cut them after so many tokens"
             )
-        warnings.append(f"source {name!r}: no end of text {end} is in its samples; each is taken for a document")
+        warnings.append(
+            f"source {name!r}: no end of text {end} is in its samples; each is taken "
+            "for a document"
+        )
     end_counts: dict[int, int] = {}
-    for number, count in (result["other_end"] for result in file_results if result["other_end"] is not None):
+    for number, count in (
+        result["other_end"]
+        for result in file_results
+        if result["other_end"] is not None
+    ):
         end_counts[number] = end_counts.get(number, 0) + count
     usual = max(end_counts, key=lambda number: end_counts[number], default=None)
     if usual is not None and end_counts[usual] > MOSTLY * documents and documents > 1:
         warnings.append(
-            f"source {name!r}: {end_counts[usual]:,} of {documents:,} documents end with id {usual}, and not "
-            f"with the tokenizer's end of text {end}; if {usual} ends a text, set `end_of_text: {usual}`"
+            f"source {name!r}: {end_counts[usual]:,} of {documents:,} documents end "
+            f"with id {usual}, and not with the tokenizer's end of text {end}; if "
+            f"{usual} ends a text, set `end_of_text: {usual}`"
         )
-    narrow = next((kind for kind in kinds if np.iinfo(kind).max < tokenizer.vocab_size - 1), None)
+    narrow = next(
+        (kind for kind in kinds if np.iinfo(kind).max < tokenizer.vocab_size - 1), None
+    )
     if narrow is not None:
         warnings.append(
-            f"source {name!r}: its tokens are stored as {narrow.name}, which holds no id above "
-            f"{np.iinfo(narrow).max:,}, but the tokenizer has {tokenizer.vocab_size:,}; is it the "
-            "tokenizer that made them?"
+            f"source {name!r}: its tokens are stored as {narrow.name}, which holds no "
+            f"id above {np.iinfo(narrow).max:,}, but the tokenizer has "
+            f"{tokenizer.vocab_size:,}; is it the tokenizer that made them?"
         )
     return warnings
 
 
-def _parts(files: Sequence[TokenFile], results: Sequence[Mapping[str, Any]]) -> Iterator[list[Wanted]]:
-    """Documents of each part of a source: whole documents of at least PART_TOKENS, except for the last part."""
+def _parts(
+    files: Sequence[TokenFile], results: Sequence[Mapping[str, Any]]
+) -> Iterator[list[Wanted]]:
+    """Documents of each part of a source: whole documents of at least PART_TOKENS,
+    except for the last part.
+    """
     part: list[Wanted] = []
     part_tokens = 0
     for file, file_bounds in zip(files, results, strict=True):
-        ends = np.cumsum(read_table(as_path(file_bounds["bounds"]), ["tokens"])["tokens"].to_numpy())
+        ends = np.cumsum(
+            read_table(as_path(file_bounds["bounds"]), ["tokens"])["tokens"].to_numpy()
+        )
         first = 0
         while first < len(ends):
             before = int(ends[first - 1]) if first else 0
-            stop = min(len(ends), int(np.searchsorted(ends, before + PART_TOKENS - part_tokens)) + 1)
-            part.append(Wanted(asdict(file), file_bounds["bounds"], file_bounds["dtype"], first, stop))
+            stop = min(
+                len(ends),
+                int(np.searchsorted(ends, before + PART_TOKENS - part_tokens)) + 1,
+            )
+            part.append(
+                Wanted(
+                    asdict(file),
+                    file_bounds["bounds"],
+                    file_bounds["dtype"],
+                    first,
+                    stop,
+                )
+            )
             part_tokens += int(ends[stop - 1]) - before
             first = stop
             if part_tokens >= PART_TOKENS:
@@ -294,23 +387,37 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
     tokenizer, source = load(as_path(tokenizer_folder)), task.payload["source"]
     dtype = DTYPES[dtype_name(tokenizer.vocab_size)]
     shard, folder = f"{task.name}.parquet", as_path(out)
-    tokens_path, docs_path = (folder / TOKENS / name(shard) for name in (tokens_name, docs_name))
-    rows: dict[str, list[Any]] = {key: [] for key in ("id", "locator", "metadata", "tokens", "bytes")}
+    tokens_path, docs_path = (
+        folder / TOKENS / name(shard) for name in (tokens_name, docs_name)
+    )
+    rows: dict[str, list[Any]] = {
+        key: [] for key in ("id", "locator", "metadata", "tokens", "bytes")
+    }
     dropped = 0
     with atomic_write(tokens_path) as sink:
-        for locator, metadata, ids in _documents(task.payload["wanted"], tokenizer.vocab_size):
+        for locator, metadata, ids in _documents(
+            task.payload["wanted"], tokenizer.vocab_size
+        ):
             if not len(ids):
                 dropped += 1
                 continue
             # An id does not depend on how the tokens are stored.
-            rows["id"].append(hash_document(source.encode(), locator.encode(), ids.astype("<u4").tobytes()))
+            rows["id"].append(
+                hash_document(
+                    source.encode(), locator.encode(), ids.astype("<u4").tobytes()
+                )
+            )
             rows["locator"].append(locator)
             rows["metadata"].append(metadata)
             rows["tokens"].append(len(ids))
             rows["bytes"].append(int(tokenizer.token_bytes[ids].sum(dtype=np.int64)))
             sink.write(ids.astype(dtype).tobytes())
     number = len(rows["id"])
-    names = pa.array([source] * number, pa.string()).dictionary_encode().cast(DOCS_SCHEMA.field("source").type)
+    names = (
+        pa.array([source] * number, pa.string())
+        .dictionary_encode()
+        .cast(DOCS_SCHEMA.field("source").type)
+    )
     tokens = np.array(rows["tokens"], np.int64)
     write_table(
         docs_path,
@@ -350,11 +457,16 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
     }
     return Done(
         [tokens_path, docs_path, origin_path],
-        {"counts": {**counts, "sources": {source: counts}}, "tokens": int(tokens.sum())},
+        {
+            "counts": {**counts, "sources": {source: counts}},
+            "tokens": int(tokens.sum()),
+        },
     )
 
 
-def _documents(entries: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterator[tuple[str, str, np.ndarray]]:
+def _documents(
+    entries: Sequence[Mapping[str, Any]], vocab_size: int
+) -> Iterator[tuple[str, str, np.ndarray]]:
     """Documents of a part: FILE#NUMBER, metadata as JSON, and the ids.
 
     Raises:
@@ -364,30 +476,54 @@ def _documents(entries: Sequence[Mapping[str, Any]], vocab_size: int) -> Iterato
         file = TokenFile(**selection.file)
         dtype, table = (
             np.dtype(selection.dtype),
-            read_table(as_path(selection.bounds)).slice(selection.first, selection.stop - selection.first),
+            read_table(as_path(selection.bounds)).slice(
+                selection.first, selection.stop - selection.first
+            ),
         )
-        begins, sizes = table["begin"].to_numpy(), table["tokens"].to_numpy() * dtype.itemsize
+        begins, sizes = (
+            table["begin"].to_numpy(),
+            table["tokens"].to_numpy() * dtype.itemsize,
+        )
         offset = int(begins.min())
         content = content_of(file, offset, int((begins + sizes).max()))
         columns = (table[name].to_pylist() for name in ("begin", "tokens", "metadata"))
-        for number, (begin, tokens, metadata) in enumerate(zip(*columns, strict=True), start=selection.first):
+        for number, (begin, tokens, metadata) in enumerate(
+            zip(*columns, strict=True), start=selection.first
+        ):
             ids = np.frombuffer(content, dtype, tokens, begin - offset)
             if tokens and not (ids.max() < vocab_size and ids.min() >= 0):
                 at = int(np.flatnonzero((ids >= vocab_size) | (ids < 0))[0])
                 raise TokenFileError(
-                    f"{file.name}: token {at} of document {number} (byte {begin + at * dtype.itemsize:,}) is "
-                    f"{int(ids[at])}, but the tokenizer has the ids 0 to {vocab_size - 1:,}; give the tokenizer that "
-                    "made these tokens, or correct `dtype:`"
+                    f"{file.name}: token {at} of document {number} (byte "
+                    f"{begin + at * dtype.itemsize:,}) is {int(ids[at])}, but the "
+                    f"tokenizer has the ids 0 to {vocab_size - 1:,}; give the "
+                    "tokenizer that made these tokens, or correct `dtype:`"
                 )
             yield f"{file.name}#{number}", metadata or "{}", ids
 
 
-def _sample(out: Path, parts: Sequence[Task], source: str, tokenizer: TextTokenizer) -> str:
+def _sample(
+    out: Path, parts: Sequence[Task], source: str, tokenizer: TextTokenizer
+) -> str:
     """Beginning of a source's first document."""
-    first = next((part.name for part in parts if part.payload["source"] == source), None)
+    first = next(
+        (part.name for part in parts if part.payload["source"] == source), None
+    )
     if first is None:
         return ""
     shard = f"{first}.parquet"
-    docs = read_table(out / TOKENS / docs_name(shard), ["tokens"]).slice(0, 1)["tokens"].to_pylist()
-    ids = read_tokens(out / TOKENS / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)])
-    return tokenizer.decode(ids[: min(docs[0], SAMPLE_TOKENS)].tolist())[:SAMPLE_CHARACTERS] if docs else ""
+    docs = (
+        read_table(out / TOKENS / docs_name(shard), ["tokens"])
+        .slice(0, 1)["tokens"]
+        .to_pylist()
+    )
+    ids = read_tokens(
+        out / TOKENS / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)]
+    )
+    return (
+        tokenizer.decode(ids[: min(docs[0], SAMPLE_TOKENS)].tolist())[
+            :SAMPLE_CHARACTERS
+        ]
+        if docs
+        else ""
+    )

@@ -8,7 +8,14 @@ from typing import Any
 
 from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.reading.sources import Found, SourceError, find_at
-from gristmill.tokenize.importing.foreign_formats import MDS_INDEX, Kind, TokenFile, TokenFileError, is_llmc, mds_shards
+from gristmill.tokenize.importing.foreign_formats import (
+    MDS_INDEX,
+    Kind,
+    TokenFile,
+    TokenFileError,
+    is_llmc,
+    mds_shards,
+)
 
 INDEX, METADATA = ".idx", ".csv.gz"
 BESIDE = {".bin": INDEX, ".npy": METADATA}
@@ -25,8 +32,11 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 HEAD_BYTES = 16
 
 
-def token_listing(name: str, source: Mapping[str, Any], verify: bool = False) -> list[dict[str, Any]]:
-    """Fingerprints of a token source: `path` (relative), `size` (bytes), `stamp`, sorted by path.
+def token_listing(
+    name: str, source: Mapping[str, Any], verify: bool = False
+) -> list[dict[str, Any]]:
+    """Fingerprints of a token source: `path` (relative), `size` (bytes), `stamp`,
+    sorted by path.
 
     Raises:
         SourceError: as in `token_files`.
@@ -35,7 +45,9 @@ def token_listing(name: str, source: Mapping[str, Any], verify: bool = False) ->
         {
             "path": item.name,
             "size": item.size,
-            "stamp": f"sha256:{sha256_file(as_path(item.location))}" if verify else item.stamp,
+            "stamp": f"sha256:{sha256_file(as_path(item.location))}"
+            if verify
+            else item.stamp,
         }
         for item in sorted(_found(name, source)[1], key=lambda item: item.name)
     ]
@@ -49,20 +61,27 @@ def token_files(name: str, source: Mapping[str, Any]) -> list[TokenFile]:
         source: its section of the manifest; only `tokens` and `format` are read.
 
     Raises:
-        SourceError: the path matches no token files, or the format cannot be determined.
+        SourceError: the path matches no token files, or the format cannot be
+            determined.
     """
     format_name = source["format"]
     kind, listing = _found(name, source)
     by_name = {item.name: item for item in listing}
     token_items = [
-        item for item in sorted(listing, key=lambda item: item.name) if _is_wanted(item.name, format_name, kind)
+        item
+        for item in sorted(listing, key=lambda item: item.name)
+        if _is_wanted(item.name, format_name, kind)
     ]
-    files = [file for item in _without_inner_indices(token_items) for file in _files(name, item, by_name, format_name)]
+    files = [
+        file
+        for item in _without_inner_indices(token_items)
+        for file in _files(name, item, by_name, format_name)
+    ]
     if not files:
         endings = " ".join(ENDINGS[format_name])
         raise SourceError(
-            f"source {name!r}: {source['tokens']} holds no tokens of format {format_name} ({endings}); correct "
-            "`tokens:` or `format:`"
+            f"source {name!r}: {source['tokens']} holds no tokens of format "
+            f"{format_name} ({endings}); correct `tokens:` or `format:`"
         )
     return files
 
@@ -73,17 +92,26 @@ def _found(name: str, source: Mapping[str, Any]) -> tuple[str, list[Found]]:
     if PurePosixPath(path).name == MDS_INDEX:
         path = path.removesuffix(MDS_INDEX).rstrip("/") or "."
     kind, listing = find_at(key, path)
-    if kind == "missing":  # Megatron-LM names a set by the common prefix of its two files
+    # Megatron-LM names a set by the common prefix of its two files
+    if kind == "missing":
         path = f"{path}.bin"
         kind, listing = find_at(key, path)
     if not listing:
-        problem = {"missing": "does not exist", "glob": "matches no file", "folder": "is an empty folder"}[kind]
-        raise SourceError(f"source {name!r}: {source['tokens']} {problem}; correct its path")
+        problem = {
+            "missing": "does not exist",
+            "glob": "matches no file",
+            "folder": "is an empty folder",
+        }[kind]
+        raise SourceError(
+            f"source {name!r}: {source['tokens']} {problem}; correct its path"
+        )
     for ending, beside in BESIDE.items():
         if kind != "folder" and path.endswith(ending):
             listed_names = {item.name for item in listing}
             listing += [
-                item for item in find_at(key, path.removesuffix(ending) + beside)[1] if item.name not in listed_names
+                item
+                for item in find_at(key, path.removesuffix(ending) + beside)[1]
+                if item.name not in listed_names
             ]
     return kind, listing
 
@@ -95,21 +123,35 @@ def _is_wanted(name: str, asked: str, kind: str) -> bool:
 
 
 def _without_inner_indices(items: Sequence[Found]) -> Iterator[Found]:
-    """Drop the indices of merged subsets: the outer index already lists their shards."""
-    outer = [PurePosixPath(item.name).parent for item in items if PurePosixPath(item.name).name == MDS_INDEX]
+    """Drop the indices of merged subsets: the outer index already lists their
+    shards.
+    """
+    outer = [
+        PurePosixPath(item.name).parent
+        for item in items
+        if PurePosixPath(item.name).name == MDS_INDEX
+    ]
     for item in items:
         folder = PurePosixPath(item.name).parent
-        if PurePosixPath(item.name).name != MDS_INDEX or not any(parent in folder.parents for parent in outer):
+        if PurePosixPath(item.name).name != MDS_INDEX or not any(
+            parent in folder.parents for parent in outer
+        ):
             yield item
 
 
-def _files(name: str, item: Found, by_name: Mapping[str, Found], asked: str) -> Iterator[TokenFile]:
+def _files(
+    name: str, item: Found, by_name: Mapping[str, Found], asked: str
+) -> Iterator[TokenFile]:
     kind = _kind(name, item, by_name) if asked == "auto" else asked
     if kind == "mds":
         yield from _mds_files(name, item, by_name)
         return
     stem = item.name.removesuffix(PurePosixPath(item.name).suffix)
-    beside = by_name.get(stem + (INDEX if kind == "megatron" else METADATA)) if kind in ("megatron", "olmo") else None
+    beside = (
+        by_name.get(stem + (INDEX if kind == "megatron" else METADATA))
+        if kind in ("megatron", "olmo")
+        else None
+    )
     yield TokenFile(
         item.name,
         item.location,
@@ -132,12 +174,14 @@ def _kind(name: str, item: Found, by_name: Mapping[str, Found]) -> Kind:
         if is_llmc(stream.read(HEAD_BYTES)):  # type: ignore[arg-type]
             return "llmc"
     raise SourceError(
-        f"source {name!r}: cannot tell the format of {item.name}; set `format:` to megatron, llmc, olmo, "
-        "memmap (and `dtype:`) or mds"
+        f"source {name!r}: cannot tell the format of {item.name}; set `format:` to "
+        "megatron, llmc, olmo, memmap (and `dtype:`) or mds"
     )
 
 
-def _mds_files(name: str, index: Found, by_name: Mapping[str, Found]) -> Iterator[TokenFile]:
+def _mds_files(
+    name: str, index: Found, by_name: Mapping[str, Found]
+) -> Iterator[TokenFile]:
     folder = PurePosixPath(index.name).parent
     try:
         shards = mds_shards(as_path(index.location), index.name)
@@ -146,15 +190,25 @@ def _mds_files(name: str, index: Found, by_name: Mapping[str, Found]) -> Iterato
     for shard in shards:
         packed = shard.get("zip_data") and shard.get("compression")
         data = shard["zip_data" if packed else "raw_data"]["basename"]
-        item = by_name.get(str(folder / data)) or by_name.get(str(folder / shard["raw_data"]["basename"]))
+        item = by_name.get(str(folder / data)) or by_name.get(
+            str(folder / shard["raw_data"]["basename"])
+        )
         if item is None:
-            raise SourceError(f"source {name!r}: {folder / data} is missing, which {index.name} names")
-        shard_fields = {key: shard[key] for key in ("column_names", "column_encodings", "column_sizes", "samples")}
+            raise SourceError(
+                f"source {name!r}: {folder / data} is missing, which {index.name} names"
+            )
+        shard_fields = {
+            key: shard[key]
+            for key in ("column_names", "column_encodings", "column_sizes", "samples")
+        }
         is_packed = item.name == str(folder / data) and packed
         yield TokenFile(
             str(folder / shard["raw_data"]["basename"]),
             item.location,
             item.size,
             "mds",
-            shard={**shard_fields, "compression": shard["compression"] if is_packed else None},
+            shard={
+                **shard_fields,
+                "compression": shard["compression"] if is_packed else None,
+            },
         )

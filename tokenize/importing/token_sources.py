@@ -1,7 +1,8 @@
 """Corpora of tokenised documents: those tokenised here, and those imported as tokens.
 
-Both are token parts beside document shards, in separate folders. A corpus has the form of a stage's inputs with
-documents of a single kind; readers of all tokenised documents iterate over the corpora.
+Both are token parts beside document shards, in separate folders. A corpus has the form
+of a stage's inputs with documents of a single kind; readers of all tokenised documents
+iterate over the corpora.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from gristmill.mixtures.sources import IMPORTED
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
 DOCUMENTS, TOKENS = "documents", "tokens"
-"""Folders of the stage's output: documents in the form of `ingest`, tokens in the form of `tokenize`."""
+"""Folders of the stage's output: documents in the form of `ingest`, tokens in the form
+of `tokenize`.
+"""
 
 
 def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
@@ -23,8 +26,20 @@ def corpora(inputs: Mapping[str, Path]) -> list[dict[str, Path]]:
     local_inputs = {name: folder for name, folder in inputs.items() if name != IMPORTED}
     all_corpora = [local_inputs] if "ingest" in inputs else []
     if IMPORTED in inputs:
-        imported = {"ingest": inputs[IMPORTED] / DOCUMENTS, "tokenize": inputs[IMPORTED] / TOKENS}
-        all_corpora.append({**imported, **{name: inputs[name] for name in ("tokenizer", "mix") if name in inputs}})
+        imported = {
+            "ingest": inputs[IMPORTED] / DOCUMENTS,
+            "tokenize": inputs[IMPORTED] / TOKENS,
+        }
+        all_corpora.append(
+            {
+                **imported,
+                **{
+                    name: inputs[name]
+                    for name in ("tokenizer", "mix")
+                    if name in inputs
+                },
+            }
+        )
     return all_corpora
 
 
@@ -39,11 +54,23 @@ def decoded_text(corpus: Mapping[str, Path], shard: str, row: int) -> str:
     from gristmill.tokenize.encoding.tokenizer import load
 
     tokenizer, folder = load(corpus["tokenizer"]), corpus["tokenize"]
-    document = read_rows(folder / docs_name(shard), [row], ["offset", "tokens"]).to_pylist()[0]
-    ids = read_tokens(folder / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)])
-    return tokenizer.decode(ids[document["offset"] : document["offset"] + document["tokens"]].tolist())
+    document = read_rows(
+        folder / docs_name(shard), [row], ["offset", "tokens"]
+    ).to_pylist()[0]
+    ids = read_tokens(
+        folder / tokens_name(shard), DTYPES[dtype_name(tokenizer.vocab_size)]
+    )
+    return tokenizer.decode(
+        ids[document["offset"] : document["offset"] + document["tokens"]].tolist()
+    )
 
 
 def corpus_shards(inputs: Mapping[str, Path]) -> list[tuple[dict[str, Path], str]]:
-    """All document shards with their corpus; position n is shard n of a packed set's ledger."""
-    return [(corpus, shard) for corpus in corpora(inputs) for shard in shard_names(corpus["ingest"])]
+    """All document shards with their corpus; position n is shard n of a packed set's
+    ledger.
+    """
+    return [
+        (corpus, shard)
+        for corpus in corpora(inputs)
+        for shard in shard_names(corpus["ingest"])
+    ]

@@ -1,4 +1,6 @@
-"""Arrays of a plan as files that any machine can read: a dataclass of arrays is one file, whose arrays are mapped."""
+"""Arrays of a plan as files that any machine can read: a dataclass of arrays is one
+file, whose arrays are mapped.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,20 @@ ALIGNMENT = 64
 
 
 def save(folder: Path, name: str, record: Any) -> Path:
-    """Write the arrays of a record to one file: a line of JSON that says of each its dtype and shape, then all bytes.
+    """Write the arrays of a record to one file: a line of JSON that says of each its
+    dtype and shape, then all bytes.
 
-    The line is filled up with blanks, so that every array begins at a multiple of ALIGNMENT. Returns its path.
+    The line is filled up with blanks, so that every array begins at a multiple of
+    ALIGNMENT. Returns its path.
     """
-    arrays = {field: np.ascontiguousarray(array) for field, array in vars(record).items()}
-    described = json.dumps({field: [array.dtype.str, array.shape] for field, array in arrays.items()}).encode()
-    # A job compares sizes before it takes a file for done: what a crash of the machine cuts is made again.
+    arrays = {
+        field: np.ascontiguousarray(array) for field, array in vars(record).items()
+    }
+    described = json.dumps(
+        {field: [array.dtype.str, array.shape] for field, array in arrays.items()}
+    ).encode()
+    # A job compares sizes before it takes a file for done: what a crash of the machine
+    # cuts is made again.
     with atomic_write(folder / name, durable=False) as sink:
         sink.write(described.ljust(_aligned(len(described) + 1) - 1) + b"\n")
         for array in arrays.values():
@@ -39,10 +48,16 @@ def load_record(folder: str | Path, name: str, kind: type[Record]) -> Record:
     path = as_path(folder) / name
     with path.open("rb") as stream:
         line = stream.readline()
-        content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if is_local(path) else line + stream.read()
+        content = (
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            if is_local(path)
+            else line + stream.read()
+        )
     arrays, begin = {}, len(line)
     for field, (dtype, shape) in json.loads(line).items():
-        arrays[field] = np.frombuffer(content, dtype, math.prod(shape), begin).reshape(shape)
+        arrays[field] = np.frombuffer(content, dtype, math.prod(shape), begin).reshape(
+            shape
+        )
         begin += _aligned(arrays[field].nbytes)
     return kind(**arrays)
 

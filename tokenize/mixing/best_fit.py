@@ -1,11 +1,14 @@
-"""Best-fit-decreasing bin packing: items, longest first, each into the fullest bin with enough room.
+"""Best-fit-decreasing bin packing: items, longest first, each into the fullest bin with
+enough room.
 
-Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3: since no document is longer than a row, a
-tree over the possible spaces finds the smallest sufficient one in O(log L) for rows of L tokens; bins of equal space
-are on a stack. The most recently filled bin is used first, so the result is deterministic.
+Ding et al. 2024, "Fewer Truncations Improve Language Modeling", section 3: since no
+document is longer than a row, a tree over the possible spaces finds the smallest
+sufficient one in O(log L) for rows of L tokens; bins of equal space are on a stack. The
+most recently filled bin is used first, so the result is deterministic.
 
-A mixture packs more items than fit into memory: `deal_out` computes the same bins from the number of items of each
-length, in memory that depends on L alone, and `bin_of` looks up the bin of an item.
+A mixture packs more items than fit into memory: `deal_out` computes the same bins from
+the number of items of each length, in memory that depends on L alone, and `bin_of`
+looks up the bin of an item.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     """Pack items, fewer than 2**31, into bins; takes 16 bytes per item.
 
     Args:
-        lengths: int32 of shape (n,), 1 to `capacity`; items of equal length keep their order.
+        lengths: int32 of shape (n,), 1 to `capacity`; items of equal length keep their
+            order.
         capacity: of every bin.
 
     Returns:
@@ -28,8 +32,10 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
     """
     order = longest_first(lengths, capacity)
     bins = np.empty(len(lengths), dtype=np.int32)
-    next_bin = np.empty(len(lengths), dtype=np.int32)  # for each bin: the next one on its stack, or -1
-    top = np.full(capacity + 1, -1, dtype=np.int32)  # for each space: the bin filled last, or -1
+    # for each bin: the next one on its stack, or -1
+    next_bin = np.empty(len(lengths), dtype=np.int32)
+    # for each space: the bin filled last, or -1
+    top = np.full(capacity + 1, -1, dtype=np.int32)
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
@@ -58,26 +64,34 @@ def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> tuple[np.ndarray,
 
 @kernel
 def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Compute the bins of `best_fit_decreasing` from the number of items of each length.
+    """Compute the bins of `best_fit_decreasing` from the number of items of each
+    length.
 
-    Items of one length fill the bin with the smallest space until it has no room for another: it remains the bin with
-    the smallest space. All of them are therefore dealt at once, to bins with equal contents. Such a run is a first bin,
-    a number of bins and a direction: the bin taken last from one stack lies on top of the next. A length splits at most
-    one run and begins two, so there are at most three runs per length, for any number of items.
+    Items of one length fill the bin with the smallest space until it has no room for
+    another: it remains the bin with the smallest space. All of them are therefore dealt
+    at once, to bins with equal contents. Such a run is a first bin, a number of bins
+    and a direction: the bin taken last from one stack lies on top of the next. A length
+    splits at most one run and begins two, so there are at most three runs per length,
+    for any number of items.
 
     Args:
-        items: int64 of shape (capacity + 1,), number of items of each length; items of length 0 need no bin.
+        items: int64 of shape (capacity + 1,), number of items of each length; items of
+            length 0 need no bin.
         capacity: of every bin.
 
     Returns:
-        int64 of shape (capacity + 2,): first dealing of each length, longest first; int64 of shape (dealings, 4): rank
-        of the first item among those of its length, its bin, the step to the next bin (1 or -1), and the items per bin;
-        and the number of bins.
+        int64 of shape (capacity + 2,): first dealing of each length, longest first;
+        int64 of shape (dealings, 4): rank of the first item among those of its length,
+        its bin, the step to the next bin (1 or -1), and the items per bin; and the
+        number of bins.
     """
-    runs = np.empty((64, 4), dtype=np.int64)  # first bin, number of bins, step, next run on the stack or -1
+    # first bin, number of bins, step, next run on the stack or -1
+    runs = np.empty((64, 4), dtype=np.int64)
     dealt = np.empty((64, 4), dtype=np.int64)
-    begins = np.zeros(capacity + 2, dtype=np.int64)  # by falling length, turned round at the end
-    top = np.full(capacity + 1, -1, dtype=np.int64)  # for each space: the run filled last, or -1
+    # by falling length, turned round at the end
+    begins = np.zeros(capacity + 2, dtype=np.int64)
+    # for each space: the run filled last, or -1
+    top = np.full(capacity + 1, -1, dtype=np.int64)
     leaves = 1
     while leaves <= capacity:
         leaves *= 2
@@ -112,7 +126,12 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
                         mark(tree, leaves + space, False)
             if dealings == len(dealt):
                 dealt = np.concatenate((dealt, np.empty_like(dealt)))
-            dealt[dealings, 0], dealt[dealings, 1], dealt[dealings, 2], dealt[dealings, 3] = (
+            (
+                dealt[dealings, 0],
+                dealt[dealings, 1],
+                dealt[dealings, 2],
+                dealt[dealings, 3],
+            ) = (
                 rank,
                 first,
                 step,
@@ -133,7 +152,11 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
                     free = runs[run, 3]
                 if top[remaining_space] < 0:
                     mark(tree, leaves + remaining_space, True)
-                runs[run, 0], runs[run, 1], runs[run, 2] = first + step * (bin_count - 1), bin_count, -step
+                runs[run, 0], runs[run, 1], runs[run, 2] = (
+                    first + step * (bin_count - 1),
+                    bin_count,
+                    -step,
+                )
                 runs[run, 3] = top[remaining_space]
                 top[remaining_space] = run
     begins[capacity:] = dealings
@@ -141,8 +164,12 @@ def deal_out(items: np.ndarray, capacity: int) -> tuple[np.ndarray, np.ndarray, 
 
 
 @kernel
-def bin_of(begins: np.ndarray, dealt: np.ndarray, capacity: int, length: int, rank: int) -> int:
-    """Bin of the item with a rank (from 0) among those of its length, from the dealings of `deal_out`."""
+def bin_of(
+    begins: np.ndarray, dealt: np.ndarray, capacity: int, length: int, rank: int
+) -> int:
+    """Bin of the item with a rank (from 0) among those of its length, from the dealings
+    of `deal_out`.
+    """
     low, high = begins[capacity - length], begins[capacity - length + 1]
     while high - low > 1:
         middle = (low + high) // 2
@@ -171,7 +198,9 @@ def longest_first(lengths: np.ndarray, longest: int) -> np.ndarray:
 
 @kernel
 def smallest_space(tree: np.ndarray, leaves: int, least: int) -> int:
-    """Smallest space of at least `least` with a bin, or 0: node i's children are 2i and 2i + 1."""
+    """Smallest space of at least `least` with a bin, or 0: node i's children are 2i and
+    2i + 1.
+    """
     node = leaves + least
     if tree[node]:
         return least
@@ -219,5 +248,7 @@ def by_bin(bins: np.ndarray, first: np.ndarray) -> np.ndarray:
 def best_fit_rows(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     """Item numbers (int32) in each bin of `best_fit_decreasing`, in item order."""
     bins, used = best_fit_decreasing(np.asarray(lengths, dtype=np.int32), capacity)
-    first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(np.int64)
+    first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(
+        np.int64
+    )
     return np.split(by_bin(bins, first), first[1:-1])

@@ -1,7 +1,9 @@
-"""Candidate documents of a mixture: for training, held out, or left out, judged shard by shard.
+"""Candidate documents of a mixture: for training, held out, or left out, judged shard
+by shard.
 
-Each document shard sends its documents to two sets of partitions, so that no process holds all of them: those of the
-streams, by draw (`streams.py`), and those of the ledger, by id (`ledger.py`).
+Each document shard sends its documents to two sets of partitions, so that no process
+holds all of them: those of the streams, by draw (`streams.py`), and those of the
+ledger, by id (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,13 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.document_numbers import count_rows
-from gristmill.dataprep.documents import ID_BYTES, read_annotations, read_table, shard_names, step_with
+from gristmill.dataprep.documents import (
+    ID_BYTES,
+    read_annotations,
+    read_table,
+    shard_names,
+    step_with,
+)
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
@@ -28,7 +36,12 @@ from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.importing.token_sources import corpora
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.mixing.source_filters import MET, judge, measured_columns, repeat
+from gristmill.tokenize.mixing.source_filters import (
+    MET,
+    judge,
+    measured_columns,
+    repeat,
+)
 from gristmill.tokenize.mixing.streams import (
     ENTRIES_SCHEMA,
     ENTRY_BYTES,
@@ -43,13 +56,19 @@ from gristmill.tokenize.order import order_key
 CLUSTER = "cluster"
 """Column with the shared cluster id of near-duplicates."""
 VALIDATION_KEY = order_key(0, "validation")
-"""Key of the validation split: a seed of the mixture never moves documents between training and validation."""
+"""Key of the validation split: a seed of the mixture never moves documents between
+training and validation.
+"""
 JOB, ENTRIES, DOCUMENTS = "candidates", "entries", "ledger"
 """Name of the job, and of its two shuffled outputs."""
 FEW_DOCUMENTS = 500_000
-"""Planning fewer documents takes less than a second, the time that a pipeline takes to start."""
+"""Planning fewer documents takes less than a second, the time that a pipeline takes to
+start.
+"""
 HELD_OUT, TRAINS = 2, MET
-"""States of a document besides NOT_MET and UNKNOWN: the verdict of its source's condition, and the split."""
+"""States of a document besides NOT_MET and UNKNOWN: the verdict of its source's
+condition, and the split.
+"""
 CANDIDATES_SCHEMA = pa.schema(
     [
         ("high", pa.uint64()),
@@ -62,9 +81,10 @@ CANDIDATES_SCHEMA = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
-"""A document: the words of its id, its location, its source, its state, its repeats in one pass over the source's
-training documents (UNKNOWN if the source's `epochs` expression uses a column that is null; such a document does not
-train), and the bytes of its text.
+"""A document: the words of its id, its location, its source, its state, its repeats in
+one pass over the source's training documents (UNKNOWN if the source's `epochs`
+expression uses a column that is null; such a document does not train), and the bytes of
+its text.
 """
 CANDIDATE_BYTES = 49
 
@@ -91,8 +111,14 @@ class Candidates:
 
 
 def planning_context(documents: int, context: Context) -> Context:
-    """Context for planning: few documents are planned by sequential tasks without a pipeline."""
-    return replace(context, workers=1) if documents < FEW_DOCUMENTS and context.runner == "local" else context
+    """Context for planning: few documents are planned by sequential tasks without a
+    pipeline.
+    """
+    return (
+        replace(context, workers=1)
+        if documents < FEW_DOCUMENTS and context.runner == "local"
+        else context
+    )
 
 
 def collect(
@@ -104,10 +130,11 @@ def collect(
     context: Context,
     rearranging: Rearranging | None = None,
 ) -> Candidates:
-    """Judge all tokenised documents: evaluate the sources' expressions and split off the validation set.
+    """Judge all tokenised documents: evaluate the sources' expressions and split off
+    the validation set.
 
-    A document is held out if the hash of its duplicate cluster (of its id if it has no cluster) is below the share:
-    near-duplicates never lie on both sides.
+    A document is held out if the hash of its duplicate cluster (of its id if it has no
+    cluster) is below the share: near-duplicates never lie on both sides.
 
     Args:
         inputs: `ingest`, the annotating stages and `tokenize`; `import_tokens`.
@@ -119,7 +146,8 @@ def collect(
         rearranging: selection of documents that get special tokens.
 
     Raises:
-        MixError: an expression is wrong, or documents belong to a source that is not among `sources`.
+        MixError: an expression is wrong, or documents belong to a source that is not
+            among `sources`.
     """
     all_corpora = corpora(inputs)
     shards = [
@@ -127,13 +155,25 @@ def collect(
         for corpus_number, corpus in enumerate(all_corpora)
         for shard in shard_names(corpus["ingest"])
     ]
-    rows = count_rows([all_corpora[corpus_number]["tokenize"] / docs_name(shard) for corpus_number, shard in shards])
+    rows = count_rows(
+        [
+            all_corpora[corpus_number]["tokenize"] / docs_name(shard)
+            for corpus_number, shard in shards
+        ]
+    )
     tasks = [
-        Task(f"{number:05d}", {"corpus": corpus_number, "shard": shard, "number": number}, rows[number] * ENTRY_BYTES)
+        Task(
+            f"{number:05d}",
+            {"corpus": corpus_number, "shard": shard, "number": number},
+            rows[number] * ENTRY_BYTES,
+        )
         for number, (corpus_number, shard) in enumerate(shards)
     ]
     documents = sum(rows)
-    bits, ledger_bits = partition_bits(documents, ENTRY_BYTES), partition_bits(documents, CANDIDATE_BYTES)
+    bits, ledger_bits = (
+        partition_bits(documents, ENTRY_BYTES),
+        partition_bits(documents, CANDIDATE_BYTES),
+    )
     process = partial(
         judge_shard,
         inputs={name: str(folder) for name, folder in inputs.items()},
@@ -147,11 +187,20 @@ def collect(
     )
     partitions = {ENTRIES: 1 << bits, DOCUMENTS: 1 << ledger_bits}
     try:
-        results, sent = run_shuffle(JOB, tasks, process, planning_context(documents, context), partitions, direct=True)
+        results, sent = run_shuffle(
+            JOB,
+            tasks,
+            process,
+            planning_context(documents, context),
+            partitions,
+            direct=True,
+        )
     except MixError as error:  # names source and key; the shard is irrelevant
         raise MixError(str(error).partition(f"{MixError.__name__}: ")[2]) from error
     most = np.max([result["most"] for result in results], axis=0, initial=1).tolist()
-    return Candidates(bits, ledger_bits, documents, most, sent[ENTRIES], sent[DOCUMENTS])
+    return Candidates(
+        bits, ledger_bits, documents, most, sent[ENTRIES], sent[DOCUMENTS]
+    )
 
 
 def judge_shard(
@@ -165,29 +214,48 @@ def judge_shard(
     ledger_bits: int,
     rearranging: Rearranging | None = None,
 ) -> Generator[Sent, None, Done]:
-    """Judge the documents of a shard and send them to their partitions: payload `corpus`, `shard`, `number`.
+    """Judge the documents of a shard and send them to their partitions: payload
+    `corpus`, `shard`, `number`.
 
     Returns:
         `most`: by source, the most repeats of a document in one pass.
     """
-    corpus = corpora({name: as_path(folder) for name, folder in inputs.items()})[task.payload["corpus"]]
-    docs, source = _read_docs(corpus["tokenize"] / docs_name(task.payload["shard"]), list(sources))
+    corpus = corpora({name: as_path(folder) for name, folder in inputs.items()})[
+        task.payload["corpus"]
+    ]
+    docs, source = _read_docs(
+        corpus["tokenize"] / docs_name(task.payload["shard"]), list(sources)
+    )
     words = id_words(docs["id"])
     verdicts, repeats = _judge(
-        corpus, task.payload["shard"], docs, source, words, sources, order_key(seed, "mix", "repeats")
+        corpus,
+        task.payload["shard"],
+        docs,
+        source,
+        words,
+        sources,
+        order_key(seed, "mix", "repeats"),
     )
-    split = drawn_below(_cluster_words(corpus, task.payload["shard"], docs), VALIDATION_KEY, validation)
+    split = drawn_below(
+        _cluster_words(corpus, task.payload["shard"], docs), VALIDATION_KEY, validation
+    )
     state = np.where((verdicts == MET) & split, HELD_OUT, verdicts).astype(np.int8)
 
-    times = np.where(state == HELD_OUT, 1, np.where(state == TRAINS, np.maximum(repeats, 0), 0))
+    times = np.where(
+        state == HELD_OUT, 1, np.where(state == TRAINS, np.maximum(repeats, 0), 0)
+    )
     entry = np.repeat(np.arange(len(docs)), times)
     time = np.arange(len(entry)) - np.repeat(np.cumsum(times) - times, times)
-    stream = np.where(state == HELD_OUT, validation_stream(source, len(sources)), train_stream(source))[entry]
+    stream = np.where(
+        state == HELD_OUT, validation_stream(source, len(sources)), train_stream(source)
+    )[entry]
     tokens = docs["tokens"].to_numpy()[entry]
     if rearranging is not None:
         trains = np.flatnonzero(state[entry] == TRAINS)
         tokens = tokens.copy()
-        tokens[trains] += ADDED * rearranging.chosen(source[entry[trains]], words[entry[trains]], time[trains])
+        tokens[trains] += ADDED * rearranging.chosen(
+            source[entry[trains]], words[entry[trains]], time[trains]
+        )
     entries = pa.table(
         [
             stream.astype(np.int32),
@@ -200,7 +268,11 @@ def judge_shard(
         ],
         schema=ENTRIES_SCHEMA,
     )
-    yield Sent(ENTRIES, entries, draws.partitions(stream, words.take(entry, axis=0), time, 0, bits))
+    yield Sent(
+        ENTRIES,
+        entries,
+        draws.partitions(stream, words.take(entry, axis=0), time, 0, bits),
+    )
 
     documents = pa.table(
         [
@@ -215,29 +287,43 @@ def judge_shard(
         ],
         schema=CANDIDATES_SCHEMA,
     )
-    yield Sent(DOCUMENTS, documents, leading(words[:, 0], ledger_bits) if ledger_bits else source)
-    most = [int(times[(state == TRAINS) & (source == number)].max(initial=1)) for number in range(len(sources))]
+    yield Sent(
+        DOCUMENTS,
+        documents,
+        leading(words[:, 0], ledger_bits) if ledger_bits else source,
+    )
+    most = [
+        int(times[(state == TRAINS) & (source == number)].max(initial=1))
+        for number in range(len(sources))
+    ]
     return Done([], {"most": most})
 
 
 def _read_docs(path: Path, sources: Sequence[str]) -> tuple[pa.Table, np.ndarray]:
-    """Table beside a token part, and the source number of each of its documents (int64)."""
+    """Table beside a token part, and the source number of each of its documents
+    (int64).
+    """
     docs = read_table(path)
     names = docs["source"].cast(pa.string())
     source = pc.index_in(names, value_set=pa.array(sources, pa.string()))
     if source.null_count:
         stranger = names.filter(pc.is_null(source))[0].as_py()
         raise MixError(
-            f"{path}: documents of {stranger!r}, which is not a source of the mixture (sources: {', '.join(sources)})"
+            f"{path}: documents of {stranger!r}, which is not a source of the "
+            f"mixture (sources: {', '.join(sources)})"
         )
     return docs, source.to_numpy().astype(np.int64)
 
 
-def _cluster_words(inputs: Mapping[str, Path], shard: str, docs: pa.Table) -> np.ndarray:
+def _cluster_words(
+    inputs: Mapping[str, Path], shard: str, docs: pa.Table
+) -> np.ndarray:
     step = step_with(inputs, shard, CLUSTER)
     if step is None:
         return id_words(docs["id"])
-    clusters = read_annotations(inputs, shard, step, [CLUSTER])[CLUSTER].take(docs["row"])
+    clusters = read_annotations(inputs, shard, step, [CLUSTER])[CLUSTER].take(
+        docs["row"]
+    )
     return id_words(pc.coalesce(clusters.cast(pa.binary(ID_BYTES)), docs["id"]))
 
 
@@ -251,16 +337,28 @@ def _judge(
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
-    verdicts, repeats = np.full(len(docs), MET, dtype=np.int8), np.ones(len(docs), dtype=np.int64)
-    expressions = [config[key] for config in sources.values() for key in ("where", "epochs") if config[key]]
+    verdicts, repeats = (
+        np.full(len(docs), MET, dtype=np.int8),
+        np.ones(len(docs), dtype=np.int64),
+    )
+    expressions = [
+        config[key]
+        for config in sources.values()
+        for key in ("where", "epochs")
+        if config[key]
+    ]
     if not expressions:
         return verdicts, repeats
-    measured = measured_columns(inputs, shard, docs, any(METADATA in text.lower() for text in expressions))
+    measured = measured_columns(
+        inputs, shard, docs, any(METADATA in text.lower() for text in expressions)
+    )
     for number, (name, config) in enumerate(sources.items()):
         is_source = source == number
         table = measured.filter(pa.array(is_source))
         if config["where"] is not None:
             verdicts[is_source] = judge(name, config["where"], table)
         if config["epochs"] is not None:
-            repeats[is_source] = repeat(name, config["epochs"], table, words[is_source], key)
+            repeats[is_source] = repeat(
+                name, config["epochs"], table, words[is_source], key
+            )
     return verdicts, repeats

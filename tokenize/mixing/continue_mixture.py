@@ -1,13 +1,17 @@
-"""Sets that begin with rows of another set that were already read, in the order of reading (`mix.continues`).
+"""Sets that begin with rows of another set that were already read, in the order of
+reading (`mix.continues`).
 
-Row j of a source's stream holds the same tokens in every set of the same documents, for any number of rows. A training
-has read the rows of a source in some order; the later rows of the stream follow those of its set:
+Row j of a source's stream holds the same tokens in every set of the same documents, for
+any number of rows. A training has read the rows of a source in some order; the later
+rows of the stream follow those of its set:
 
-    numbers     0 1 2 ... u-1 | u ... n-1 | n n+1 ...     of a source's rows in the order of that training
+    numbers     0 1 2 ... u-1 | u ... n-1 | n n+1 ...     of a source's rows in the
+    order of that training
                 were read     | were next | not in the set
 
-The kept rows have the first numbers, and new rows take the next ones: no row is read twice, for any weights. The number
-of each row is computed from the keyed permutations of the earlier set, row by row, without a list.
+The kept rows have the first numbers, and new rows take the next ones: no row is read
+twice, for any weights. The number of each row is computed from the keyed permutations
+of the earlier set, row by row, without a list.
 """
 
 from __future__ import annotations
@@ -23,21 +27,32 @@ import pyarrow as pa
 
 from gristmill.mixtures.mix import Continues
 from gristmill.tokenize.mixing.quotas import MixError
-from gristmill.tokenize.order import Order, OrderWithout, order_key, permute, phase_parts, rows_before
+from gristmill.tokenize.order import (
+    Order,
+    OrderWithout,
+    order_key,
+    permute,
+    phase_parts,
+    rows_before,
+)
 from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, sums_name
 
 USED = "used"
-"""Shuffled output with the ids of documents in any row, sent by the segments to the ledger."""
+"""Shuffled output with the ids of documents in any row, sent by the segments to the
+ledger.
+"""
 USED_SCHEMA = pa.schema([("high", pa.uint64()), ("low", pa.uint64())])
 
 
 @dataclass(frozen=True)
 class Before:
-    """A set that is continued. Rows by source follow the sources of the current manifest; new sources have none.
+    """A set that is continued. Rows by source follow the sources of the current
+    manifest; new sources have none.
 
     Attributes:
         phases: rows of each source, by phase.
-        begun: for the first phases, which it kept from an earlier set: rows by source of the full order of each phase.
+        begun: for the first phases, which it kept from an earlier set: rows by source
+            of the full order of each phase.
         rows: number of kept rows.
         seed: of the training that read it.
         sources: number of each source in it; -1 for new sources.
@@ -52,11 +67,23 @@ class Before:
     before: Before | None
 
     def kept(self) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]:
-        """Phases of the kept rows: rows by source, and rows by source of the full order of each phase."""
-        rows, full_orders, remaining = list[tuple[int, ...]](), list[tuple[int, ...]](), self.rows
-        for phase, order in zip(self.phases, (*self.begun, *self.phases[len(self.begun) :]), strict=True):
+        """Phases of the kept rows: rows by source, and rows by source of the full order
+        of each phase.
+        """
+        rows, full_orders, remaining = (
+            list[tuple[int, ...]](),
+            list[tuple[int, ...]](),
+            self.rows,
+        )
+        for phase, order in zip(
+            self.phases, (*self.begun, *self.phases[len(self.begun) :]), strict=True
+        ):
             if remaining:
-                rows.append(phase if remaining >= sum(phase) else tuple(rows_before(order, remaining)))
+                rows.append(
+                    phase
+                    if remaining >= sum(phase)
+                    else tuple(rows_before(order, remaining))
+                )
                 full_orders.append(order)
                 remaining -= sum(rows[-1])
         return tuple(rows), tuple(full_orders)
@@ -64,11 +91,23 @@ class Before:
     def reach(self, source: int) -> int:
         """End of a source's rows in this set and all earlier ones."""
         source_rows = sum(phase[source] for phase in self.phases)
-        return source_rows if self.before is None else max(source_rows, self.before.reach(source))
+        return (
+            source_rows
+            if self.before is None
+            else max(source_rows, self.before.reach(source))
+        )
 
-    def numbers(self, source: int, name: str, rows: np.ndarray, mix_seed: int) -> np.ndarray:
-        """Numbers (int64) of rows of a source's stream in the training's order of reading."""
-        numbers = rows.copy() if self.before is None else self.before.numbers(source, name, rows, mix_seed)
+    def numbers(
+        self, source: int, name: str, rows: np.ndarray, mix_seed: int
+    ) -> np.ndarray:
+        """Numbers (int64) of rows of a source's stream in the training's order of
+        reading.
+        """
+        numbers = (
+            rows.copy()
+            if self.before is None
+            else self.before.numbers(source, name, rows, mix_seed)
+        )
         begins = np.cumsum([0, *(phase[source] for phase in self.phases)])
         phase_of = np.searchsorted(begins, numbers, side="right") - 1
         for phase in range(len(self.begun), len(self.phases)):
@@ -76,10 +115,15 @@ class Before:
             if len(selection):
                 count, parts = self.phases[phase][source], phase_parts(phase)
                 stored = permute(
-                    numbers[selection] - begins[phase], count, order_key(mix_seed, "mix", "rows", *parts, name)
+                    numbers[selection] - begins[phase],
+                    count,
+                    order_key(mix_seed, "mix", "rows", *parts, name),
                 )
                 read = permute(
-                    stored, count, order_key(self.seed, *parts, "epoch", 0, self.sources[source]), inverse=True
+                    stored,
+                    count,
+                    order_key(self.seed, *parts, "epoch", 0, self.sources[source]),
+                    inverse=True,
                 )
                 numbers[selection] = begins[phase] + read
         return numbers
@@ -89,14 +133,30 @@ def before_of(section: Continues | None, sources: Sequence[str]) -> Before | Non
     """Set that a section continues, its rows counted by the current sources."""
     if section is None:
         return None
-    numbers = tuple(section.sources.index(name) if name in section.sources else -1 for name in sources)
-    phases = tuple(tuple(0 if number < 0 else rows[number] for number in numbers) for rows in section.phases)
+    numbers = tuple(
+        section.sources.index(name) if name in section.sources else -1
+        for name in sources
+    )
+    phases = tuple(
+        tuple(0 if number < 0 else rows[number] for number in numbers)
+        for rows in section.phases
+    )
     earlier = before_of(section.continues, sources)
-    return Before(phases, () if earlier is None else earlier.kept()[1], section.rows, section.seed, numbers, earlier)
+    return Before(
+        phases,
+        () if earlier is None else earlier.kept()[1],
+        section.rows,
+        section.seed,
+        numbers,
+        earlier,
+    )
 
 
-def check_reach(before: Before, sources: Sequence[str], most_rows: Sequence[int]) -> None:
-    """Check that every source may give at least the rows that it had in the continued set.
+def check_reach(
+    before: Before, sources: Sequence[str], most_rows: Sequence[int]
+) -> None:
+    """Check that every source may give at least the rows that it had in the continued
+    set.
 
     Raises:
         MixError: `max_epochs` of a source was lowered below the rows that it had.
@@ -104,15 +164,20 @@ def check_reach(before: Before, sources: Sequence[str], most_rows: Sequence[int]
     for number, (name, most) in enumerate(zip(sources, most_rows, strict=True)):
         if before.reach(number) > most:
             raise MixError(
-                f"sources.{name}: the set that is continued had {before.reach(number)} rows of it, but its "
-                f"max_epochs allows {most}: these are the same documents more often, and which were read is "
-                "settled; give it its former max_epochs, and a lower weight"
+                f"sources.{name}: the set that is continued had {before.reach(number)} "
+                f"rows of it, but its max_epochs allows {most}: these are the same "
+                "documents more often, and which were read is settled; give it its "
+                "former max_epochs, and a lower weight"
             )
 
 
 def digest_of_sums(sums: np.ndarray) -> str:
-    """Digest of rows, 32 hexadecimal digits, from their checksums (uint64, in row order)."""
-    return hashlib.blake2b(sums.astype(CHECKSUM_DTYPE).tobytes(), digest_size=16).hexdigest()
+    """Digest of rows, 32 hexadecimal digits, from their checksums (uint64, in row
+    order).
+    """
+    return hashlib.blake2b(
+        sums.astype(CHECKSUM_DTYPE).tobytes(), digest_size=16
+    ).hexdigest()
 
 
 def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
@@ -120,15 +185,23 @@ def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
     return np.concatenate(
         [
             np.empty(0, CHECKSUM_DTYPE),
-            *(np.frombuffer((folder / sums_name(file)).read_bytes(), dtype=CHECKSUM_DTYPE) for file in files),
+            *(
+                np.frombuffer(
+                    (folder / sums_name(file)).read_bytes(), dtype=CHECKSUM_DTYPE
+                )
+                for file in files
+            ),
         ]
     )
 
 
-def check_kept_rows(section: Continues, out: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+def check_kept_rows(
+    section: Continues, out: Path, entries: Sequence[Mapping[str, Any]]
+) -> None:
     """Check that the kept rows hold the tokens that were read.
 
-    Rows that were emptied since, because their documents were taken down, cannot be checked.
+    Rows that were emptied since, because their documents were taken down, cannot be
+    checked.
 
     Args:
         section: the kept rows.
@@ -138,13 +211,24 @@ def check_kept_rows(section: Continues, out: Path, entries: Sequence[Mapping[str
     Raises:
         MixError: the tokens differ.
     """
-    emptied = [row for entry in entries for row in entry.get("withheld", ()) if row < section.rows]
-    sums = np.delete(read_sums(out, [entry["file"] for entry in entries])[: section.rows], emptied)
-    if len(sums) == sets_before(section)[0].positions and digest_of_sums(sums) != section.digest:
+    emptied = [
+        row
+        for entry in entries
+        for row in entry.get("withheld", ())
+        if row < section.rows
+    ]
+    sums = np.delete(
+        read_sums(out, [entry["file"] for entry in entries])[: section.rows], emptied
+    )
+    if (
+        len(sums) == sets_before(section)[0].positions
+        and digest_of_sums(sums) != section.digest
+    ):
         raise MixError(
-            f"mix.continues: the first {section.rows} rows are not those that were read: the documents are "
-            "others (a source, a step of `prepare`), or a key of the mixture that decides what rows hold "
-            "(sequence_length, document_starts, validation, seed, fim, a source's where or epochs); give "
+            f"mix.continues: the first {section.rows} rows are not those that were "
+            "read: the documents are others (a source, a step of `prepare`), or a key "
+            "of the mixture that decides what rows hold (sequence_length, "
+            "document_starts, validation, seed, fim, a source's where or epochs); give "
             "these back, or train from step 0 without mix.continues"
         )
 
@@ -173,5 +257,10 @@ def sets_before(section: Continues | None) -> list[SetBefore]:
     full_order = Order.of_phases(before.phases, section.seed, len(before.begun))
     withheld = np.array(section.withheld, dtype=np.int64)
     order = OrderWithout(full_order, withheld) if len(withheld) else full_order
-    positions = section.rows - int((full_order.positions(withheld) < section.rows).sum())
-    return [SetBefore(section.fingerprint, order, positions), *sets_before(section.continues)]
+    positions = section.rows - int(
+        (full_order.positions(withheld) < section.rows).sum()
+    )
+    return [
+        SetBefore(section.fingerprint, order, positions),
+        *sets_before(section.continues),
+    ]

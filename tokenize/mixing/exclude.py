@@ -1,7 +1,9 @@
-"""Documents excluded from training: every row that holds any of them is emptied, and every other row stays.
+"""Documents excluded from training: every row that holds any of them is emptied, and
+every other row stays.
 
-The mixture is laid out as if nothing were excluded, so each row keeps its number and its tokens; the rows are emptied
-afterwards. A training that has read none of them resumes exactly where it was (see `order.OrderWithout`).
+The mixture is laid out as if nothing were excluded, so each row keeps its number and
+its tokens; the rows are emptied afterwards. A training that has read none of them
+resumes exactly where it was (see `order.OrderWithout`).
 """
 
 from __future__ import annotations
@@ -20,13 +22,16 @@ from gristmill.tokenize.mixing.quotas import MixError
 
 
 def read_excluded(path: str) -> tuple[bytes, ...]:
-    """Read a list of ids: 32 hexadecimal digits per line, sorted and unique; blank lines and `#` lines are skipped.
+    """Read a list of ids: 32 hexadecimal digits per line, sorted and unique; blank
+    lines and `#` lines are skipped.
 
     Raises:
         MixError: a line that is not an id.
     """
     documents = set()
-    for number, line in enumerate(as_path(path).read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(
+        as_path(path).read_text(encoding="utf-8").splitlines(), start=1
+    ):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -36,7 +41,8 @@ def read_excluded(path: str) -> tuple[bytes, ...]:
             document = b""
         if len(document) != ID_BYTES:
             raise MixError(
-                f"mix.exclude: {path}:{number}: {text!r} is not a document id ({2 * ID_BYTES} hexadecimal "
+                f"mix.exclude: {path}:{number}: {text!r} is not a document id "
+                f"({2 * ID_BYTES} hexadecimal "
                 "digits); `gristmill takedown` makes such a list from addresses too"
             )
         documents.add(document)
@@ -51,7 +57,8 @@ class EmptiedRows:
         first: number of the shard's first row.
         excluded: document ids.
         pad: the padding id.
-        excluded_later: document ids whose rows are emptied from some row on, and that row.
+        excluded_later: document ids whose rows are emptied from some row on, and that
+            row.
 
     Attributes:
         pieces: the remaining ones.
@@ -67,7 +74,9 @@ class EmptiedRows:
     ) -> None:
         self._rows, hit = rows_with(pieces, excluded)
         for ids, later in excluded_later:
-            behind, _ = rows_with(pieces.filter(pc.greater_equal(pieces["row"], later)), ids)
+            behind, _ = rows_with(
+                pieces.filter(pc.greater_equal(pieces["row"], later)), ids
+            )
             self._rows = np.union1d(self._rows, behind)
             hit = pc.is_in(pieces["row"], value_set=pa.array(self._rows, pa.int64()))
         self.pieces = pieces.filter(pc.invert(hit)) if len(self._rows) else pieces
@@ -75,29 +84,43 @@ class EmptiedRows:
         self._first, self._pad, self._whole = first, pad, hashlib.sha256()
 
     def blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Blocks of the shard's tokens, (n, L) each, with the emptied rows filled with padding."""
+        """Blocks of the shard's tokens, (n, L) each, with the emptied rows filled with
+        padding.
+        """
         first = self._first
         for block in blocks:
             if len(self._rows):
                 self._whole.update(np.ascontiguousarray(block).data.cast("B"))
-                here = slice(*np.searchsorted(self._rows, (first, first + len(block))).tolist())
+                here = slice(
+                    *np.searchsorted(self._rows, (first, first + len(block))).tolist()
+                )
                 block[self._rows[here] - first] = self._pad
                 first += len(block)
             yield block
 
     def entry(self) -> dict[str, Any]:
-        """Keys of packed.json, once all blocks are written; empty if no row was emptied.
+        """Keys of packed.json, once all blocks are written; empty if no row was
+        emptied.
 
         Returns:
-            `withheld` (rows), `whole_sha256` (of the original tokens), `touched` (ids of all documents in these rows).
+            `withheld` (rows), `whole_sha256` (of the original tokens), `touched` (ids
+            of all documents in these rows).
         """
         if not len(self._rows):
             return {}
-        return {"withheld": self._rows.tolist(), "whole_sha256": self._whole.hexdigest(), **self._ids}
+        return {
+            "withheld": self._rows.tolist(),
+            "whole_sha256": self._whole.hexdigest(),
+            **self._ids,
+        }
 
 
-def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -> tuple[np.ndarray, pa.Table]:
-    """Drop the held-out rows that hold an excluded document, and renumber the others."""
+def drop_rows(
+    tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]
+) -> tuple[np.ndarray, pa.Table]:
+    """Drop the held-out rows that hold an excluded document, and renumber the
+    others.
+    """
     rows, is_dropped = rows_with(pieces, excluded)
     if not len(rows):
         return tokens, pieces
@@ -110,13 +133,17 @@ def drop_rows(tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]) -
 
 
 def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> dict[str, Any]:
-    """`touched`, as in `EmptiedRows.entry`; empty if no row holds an excluded document."""
+    """`touched`, as in `EmptiedRows.entry`; empty if no row holds an excluded
+    document.
+    """
     rows, hit = rows_with(pieces, excluded)
     return _ids_of(pieces.filter(hit)) if len(rows) else {}
 
 
 def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> tuple[np.ndarray, Any]:
-    """Rows (int64, ascending) that hold any of the documents, and the mask (boolean column) of the pieces in them."""
+    """Rows (int64, ascending) that hold any of the documents, and the mask (boolean
+    column) of the pieces in them.
+    """
     rows = np.unique(pieces.filter(among(pieces["id"], documents))["row"].to_numpy())
     return rows, pc.is_in(pieces["row"], value_set=pa.array(rows, pa.int64()))
 
@@ -127,4 +154,6 @@ def among(ids: pa.Array | pa.ChunkedArray, documents: Collection[bytes]) -> Any:
 
 
 def _ids_of(pieces: pa.Table) -> dict[str, Any]:
-    return {"touched": sorted({document.hex() for document in pieces["id"].to_pylist()})}
+    return {
+        "touched": sorted({document.hex() for document in pieces["id"].to_pylist()})
+    }

@@ -1,14 +1,18 @@
-"""Rearrangement of documents for fill-in-the-middle training (Bavarian et al. 2022, "FIM").
+"""Rearrangement of documents for fill-in-the-middle training (Bavarian et al. 2022,
+"FIM").
 
-A document of n tokens is cut at two places, drawn uniformly from 0 to n, into prefix, middle and suffix, each possibly
-empty. It becomes one of (the second is the paper's variant 2 of suffix-prefix-middle)
+A document of n tokens is cut at two places, drawn uniformly from 0 to n, into prefix,
+middle and suffix, each possibly empty. It becomes one of (the second is the paper's
+variant 2 of suffix-prefix-middle)
 
-    <prefix> prefix <suffix> suffix <middle> middle <end of text>        prefix-suffix-middle, PSM
-    <prefix> <suffix> suffix <middle> prefix middle <end of text>        suffix-prefix-middle, SPM
+    <prefix> prefix <suffix> suffix <middle> middle <end of text>
+    prefix-suffix-middle, PSM <prefix> <suffix> suffix <middle> prefix middle <end of
+    text>        suffix-prefix-middle, SPM
 
-where names in brackets are special tokens. Documents are rearranged before packing, the paper's "document level".
-(seed, id) alone decides whether a document is rearranged, so every pass over a source has the same number of tokens;
-cuts and form are drawn again in every pass.
+where names in brackets are special tokens. Documents are rearranged before packing, the
+paper's "document level". (seed, id) alone decides whether a document is rearranged, so
+every pass over a source has the same number of tokens; cuts and form are drawn again in
+every pass.
 """
 
 from __future__ import annotations
@@ -27,11 +31,14 @@ from gristmill.tokenize.order import order_key
 ADDED = 3
 """Special tokens of a rearranged document."""
 RUNS = 4
-"""Number of runs of a rearranged document, each followed by a special token or the end of text."""
+"""Number of runs of a rearranged document, each followed by a special token or the end
+of text.
+"""
 
 
 class Runs(NamedTuple):
-    """Consecutive tokens of a piece's document, with an optional token at the end; each array of shape (r,).
+    """Consecutive tokens of a piece's document, with an optional token at the end; each
+    array of shape (r,).
 
     Attributes:
         piece: int64, number of the piece, ascending.
@@ -69,31 +76,48 @@ class Rearranging:
     middle: int
     eos: int
 
-    def chosen(self, source: np.ndarray, words: np.ndarray, time: np.ndarray) -> np.ndarray:
-        """Mask (bool) of the rearranged entries; `time` is the repeat of a document within a pass."""
+    def chosen(
+        self, source: np.ndarray, words: np.ndarray, time: np.ndarray
+    ) -> np.ndarray:
+        """Mask (bool) of the rearranged entries; `time` is the repeat of a document
+        within a pass.
+        """
         mask = np.zeros(len(words), dtype=bool)
         for number in np.unique(source).tolist():
             for repeat in np.unique(time[source == number]).tolist():
                 selection = (source == number) & (time == repeat)
                 key, rate = order_key(self.key, "chosen", repeat), self.rates[number]
-                mask[selection] = drawn_below(words[selection], key, rate) if rate < 1 else True
+                mask[selection] = (
+                    drawn_below(words[selection], key, rate) if rate < 1 else True
+                )
         return mask
 
     def cuts(
         self, words: np.ndarray, time: np.ndarray, number: int, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cuts of documents in a pass: begin and end of the middle (int64), and whether the form is SPM."""
+        """Cuts of documents in a pass: begin and end of the middle (int64), and whether
+        the form is SPM.
+        """
         drawn = np.empty((3, len(words)), dtype=np.uint64)
         for repeat in np.unique(time).tolist():
             selection = time == repeat
             for column, name in enumerate(("first", "second", "form")):
-                drawn[column, selection] = draw(words[selection], order_key(self.key, name, number, repeat))
-        # Multiplying by the upper halves draws uniformly below n + 1 without division, exact below 2^32 tokens.
-        bounds = np.sort(((drawn[:2] >> np.uint64(32)) * (tokens + 1).astype(np.uint64)) >> np.uint64(32), axis=0)
+                drawn[column, selection] = draw(
+                    words[selection], order_key(self.key, name, number, repeat)
+                )
+        # Multiplying by the upper halves draws uniformly below n + 1 without division,
+        # exact below 2^32 tokens.
+        bounds = np.sort(
+            ((drawn[:2] >> np.uint64(32)) * (tokens + 1).astype(np.uint64))
+            >> np.uint64(32),
+            axis=0,
+        )
         spm = (drawn[2] >> np.uint64(11)).astype(np.float64) * 2.0**-53 < self.spm_rate
         return bounds[0].astype(np.int64), bounds[1].astype(np.int64), spm
 
-    def runs(self, begin: np.ndarray, end: np.ndarray, spm: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
+    def runs(
+        self, begin: np.ndarray, end: np.ndarray, spm: np.ndarray, tokens: np.ndarray
+    ) -> tuple[np.ndarray, ...]:
         """Runs of rearranged documents.
 
         Args:
@@ -101,12 +125,23 @@ class Rearranging:
             tokens: int64 of shape (n,), of the original documents.
 
         Returns:
-            of shape (n, RUNS) each: first token within the document, tokens without the end token, id of the end token.
+            of shape (n, RUNS) each: first token within the document, tokens without the
+            end token, id of the end token.
         """
         zeros = np.zeros_like(begin)
         source = np.stack([zeros, zeros, end, np.where(spm, 0, begin)], axis=1)
-        text = np.stack([zeros, np.where(spm, 0, begin), tokens - end, np.where(spm, end, end - begin)], axis=1)
-        ends = np.array([self.prefix, self.suffix, self.middle, self.eos], dtype=np.int32)
+        text = np.stack(
+            [
+                zeros,
+                np.where(spm, 0, begin),
+                tokens - end,
+                np.where(spm, end, end - begin),
+            ],
+            axis=1,
+        )
+        ends = np.array(
+            [self.prefix, self.suffix, self.middle, self.eos], dtype=np.int32
+        )
         return source, text, np.broadcast_to(ends, text.shape)
 
     def cut_pieces(
@@ -126,20 +161,34 @@ class Rearranging:
             words, time: of its document, see `chosen`.
             number: of the pass.
             tokens: int64, of its original document.
-            offset, length: int64, first token within the (rearranged) document, tokens with the end of text.
+            offset, length: int64, first token within the (rearranged) document, tokens
+                with the end of text.
         """
-        source, text = np.zeros((len(tokens), RUNS), np.int64), np.zeros((len(tokens), RUNS), np.int64)
-        ends, has_end = np.full(text.shape, self.eos, dtype=np.int32), np.zeros(text.shape, dtype=bool)
+        source, text = (
+            np.zeros((len(tokens), RUNS), np.int64),
+            np.zeros((len(tokens), RUNS), np.int64),
+        )
+        ends, has_end = (
+            np.full(text.shape, self.eos, dtype=np.int32),
+            np.zeros(text.shape, dtype=bool),
+        )
         text[:, 0], has_end[:, 0] = tokens, True
         selection = np.flatnonzero(rearranged)
         cuts = self.cuts(words[selection], time[selection], number, tokens[selection])
-        source[selection], text[selection], ends[selection] = self.runs(*cuts, tokens[selection])
+        source[selection], text[selection], ends[selection] = self.runs(
+            *cuts, tokens[selection]
+        )
         has_end[selection] = True
         stop = np.cumsum(text + has_end, axis=1)
         begin = stop - text - has_end
-        low, high = np.maximum(begin, offset[:, None]), np.minimum(stop, (offset + length)[:, None])
+        low, high = (
+            np.maximum(begin, offset[:, None]),
+            np.minimum(stop, (offset + length)[:, None]),
+        )
         piece, run = np.nonzero(high > low)
-        low, high, begin, stop = (array[piece, run] for array in (low, high, begin, stop))
+        low, high, begin, stop = (
+            array[piece, run] for array in (low, high, begin, stop)
+        )
         return Runs(
             piece,
             low,
@@ -151,7 +200,11 @@ class Rearranging:
 
 
 def rearranging(
-    section: FillInMiddle | None, sources: Sequence[str], seed: int, special_ids: Mapping[str, int], eos: int
+    section: FillInMiddle | None,
+    sources: Sequence[str],
+    seed: int,
+    special_ids: Mapping[str, int],
+    eos: int,
 ) -> Rearranging | None:
     """Rearrangement that a mixture requests; None without `mix.fim`.
 
@@ -167,11 +220,14 @@ def rearranging(
     """
     if section is None:
         return None
-    special_names = next((names for names in FIM_TOKENS if set(names) <= special_ids.keys()), None)
+    special_names = next(
+        (names for names in FIM_TOKENS if set(names) <= special_ids.keys()), None
+    )
     if special_names is None:
         raise MixError(
-            "mix.fim: the tokenizer has no special tokens for prefix, suffix and middle; it needs "
-            f"{' or '.join(', '.join(names) for names in FIM_TOKENS)} (tokenizer.special_tokens)"
+            "mix.fim: the tokenizer has no special tokens for prefix, suffix and "
+            f"middle; it needs {' or '.join(', '.join(names) for names in FIM_TOKENS)} "
+            "(tokenizer.special_tokens)"
         )
     prefix, suffix, middle = (special_ids[name] for name in special_names)
     return Rearranging(

@@ -1,9 +1,11 @@
-"""Ledger of a mixture: the outcome of every tokenised document, in tables ordered by id, with counts.
+"""Ledger of a mixture: the outcome of every tokenised document, in tables ordered by
+id, with counts.
 
-The draws of a document decide whether it is in a row: a stream takes all documents of its first pass up to some draw
-(`Taken`), or all of them. Each partition of the ledger (documents whose ids share their leading bits) is therefore
-independent of the others. A task reads its partitions one by one, at most `streams.PARTITION_BYTES` each and about five
-times as much while sorting, and appends them to its table.
+The draws of a document decide whether it is in a row: a stream takes all documents of
+its first pass up to some draw (`Taken`), or all of them. Each partition of the ledger
+(documents whose ids share their leading bits) is therefore independent of the others. A
+task reads its partitions one by one, at most `streams.PARTITION_BYTES` each and about
+five times as much while sorting, and appends them to its table.
 """
 
 from __future__ import annotations
@@ -31,21 +33,43 @@ from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.candidates import HELD_OUT, TRAINS, Candidates
 from gristmill.tokenize.mixing.exclude import among
 from gristmill.tokenize.mixing.source_filters import UNKNOWN
-from gristmill.tokenize.mixing.streams import Draws, Streams, train_stream, validation_stream
-from gristmill.tokenize.packed_files import INDEX_GROUP_ROWS, LEDGER_SCHEMA, ids_name, ledger_name
+from gristmill.tokenize.mixing.streams import (
+    Draws,
+    Streams,
+    train_stream,
+    validation_stream,
+)
+from gristmill.tokenize.packed_files import (
+    INDEX_GROUP_ROWS,
+    LEDGER_SCHEMA,
+    ids_name,
+    ledger_name,
+)
 
 JOB = "documents"
 FILE_DOCUMENTS = 1 << 26
-"""Documents per table: a search through its 4,096 row groups takes less than a tenth of a second, and Parquet allows at
-most 32,767 row groups.
+"""Documents per table: a search through its 4,096 row groups takes less than a tenth of
+a second, and Parquet allows at most 32,767 row groups.
 """
 EXCLUDED, WITHHELD = "excluded", "withheld"
-"""Reasons in the ledger: a document on the exclusion list; a document whose rows were all emptied."""
-RULES = (EXCLUDED, WITHHELD, "where", "where_unknown", "epochs", "epochs_unknown", "quota", "validation_rest")
-"""Reasons why documents are in no row; the first that applies counts. In order: on the exclusion list; all rows were
-emptied; the source's `where` is not met, or uses a column that was not measured; the source's `epochs` is 0, or uses a
-column that was not measured; the source's quota was full; the validation rows were full, or the remainder fills no
-row.
+"""Reasons in the ledger: a document on the exclusion list; a document whose rows were
+all emptied.
+"""
+RULES = (
+    EXCLUDED,
+    WITHHELD,
+    "where",
+    "where_unknown",
+    "epochs",
+    "epochs_unknown",
+    "quota",
+    "validation_rest",
+)
+"""Reasons why documents are in no row; the first that applies counts. In order: on the
+exclusion list; all rows were emptied; the source's `where` is not met, or uses a column
+that was not measured; the source's `epochs` is 0, or uses a column that was not
+measured; the source's quota was full; the validation rows were full, or the remainder
+fills no row.
 """
 
 
@@ -56,7 +80,8 @@ class Taken:
     Attributes:
         any: bool of shape (streams,), whether the stream takes any document.
         whole: bool of shape (streams,), whether it takes all documents.
-        draw: uint64 of shape (streams,), draw of the last document; id and time break ties.
+        draw: uint64 of shape (streams,), draw of the last document; id and time break
+            ties.
         words: uint64 of shape (streams, 2), its id.
         time: int32 of shape (streams,), its repeat within the pass.
     """
@@ -67,14 +92,19 @@ class Taken:
     words: np.ndarray
     time: np.ndarray
 
-    def holds(self, stream: np.ndarray, draws: np.ndarray, words: np.ndarray, time: int) -> np.ndarray:
+    def holds(
+        self, stream: np.ndarray, draws: np.ndarray, words: np.ndarray, time: int
+    ) -> np.ndarray:
         """Mask (bool) of the first-pass entries that the streams take."""
         last = self.draw[stream]
         mask = self.any[stream] & (draws <= last)
         # Equal draws are rare.
         for tied in np.flatnonzero(mask & (draws == last)):
             number = stream[tied]
-            mask[tied] = (*words[tied].tolist(), time) <= (*self.words[number].tolist(), int(self.time[number]))
+            mask[tied] = (*words[tied].tolist(), time) <= (
+                *self.words[number].tolist(),
+                int(self.time[number]),
+            )
         return mask
 
 
@@ -94,12 +124,21 @@ def last_taken(streams: Streams, ends: Sequence[int]) -> Taken:
                 continue
             segment = streams.segment(pass_number, partition).of(stream)
             last = int(np.searchsorted(segment.starts(base)[:-1], end)) - 1
-            taken.any[stream], taken.words[stream], taken.time[stream] = True, segment.words[last], segment.time[last]
+            taken.any[stream], taken.words[stream], taken.time[stream] = (
+                True,
+                segment.words[last],
+                segment.time[last],
+            )
             taken.draw[stream] = streams.draws.of(
-                np.array([stream]), segment.words[last : last + 1], segment.time[last : last + 1], 0
+                np.array([stream]),
+                segment.words[last : last + 1],
+                segment.time[last : last + 1],
+                0,
             )[0]
             later_entries = streams.bases.entries[0, partition + 1 :, stream]
-            taken.whole[stream] = last + 1 == len(segment.words) and not later_entries.any()
+            taken.whole[stream] = (
+                last + 1 == len(segment.words) and not later_entries.any()
+            )
             break
     return taken
 
@@ -119,20 +158,29 @@ class Emptied:
     still: np.ndarray
 
 
-def find_emptied(out: Path, entries: Sequence[Mapping[str, Any]], excluded: Sequence[bytes]) -> Emptied:
-    """Collect the documents of emptied rows from the entries of all shards, training and held out.
+def find_emptied(
+    out: Path, entries: Sequence[Mapping[str, Any]], excluded: Sequence[bytes]
+) -> Emptied:
+    """Collect the documents of emptied rows from the entries of all shards, training
+    and held out.
 
     Args:
         out: the packed set's folder, with its shards.
         entries: of all shards.
         excluded: document ids.
     """
-    touched = {bytes.fromhex(digits) for entry in entries for digits in entry.get("touched", ())}
+    touched = {
+        bytes.fromhex(digits)
+        for entry in entries
+        for digits in entry.get("touched", ())
+    }
     still = {
         document
         for entry in entries
         if touched
-        for document in read_matching(out / ids_name(entry["file"]), "id", [*touched], ["id"])["id"].to_pylist()
+        for document in read_matching(
+            out / ids_name(entry["file"]), "id", [*touched], ["id"]
+        )["id"].to_pylist()
     }
     return Emptied(*(_words_of(ids) for ids in (excluded, touched, still)))
 
@@ -161,11 +209,13 @@ def write_ledger(
         sources: names by number.
         out: the packed set's folder.
         context: of the jobs.
-        used: documents in training rows, by the leading bits of their ids, if `taken` does not determine them.
+        used: documents in training rows, by the leading bits of their ids, if `taken`
+            does not determine them.
 
     Returns:
-        the counts, by RULES (a document is kept if any of its tokens is in a row); documents of each source in training
-        rows, emptied or not; and the number of tables.
+        the counts, by RULES (a document is kept if any of its tokens is in a row);
+        documents of each source in training rows, emptied or not; and the number of
+        tables.
     """
     if used is not None:
         trained = train_stream(np.arange(len(sources)))
@@ -198,7 +248,9 @@ def write_ledger(
     results = run_tasks(JOB, tasks, process, context, direct=True)
     totals = np.sum([result["counts_"] for result in results], axis=0)
     counts = {name: _ledger_of(totals[number]) for number, name in enumerate(sources)}
-    laid_out = {name: int(totals[number, LAID_OUT]) for number, name in enumerate(sources)}
+    laid_out = {
+        name: int(totals[number, LAID_OUT]) for number, name in enumerate(sources)
+    }
     return {**_ledger_of(totals.sum(axis=0)), "sources": counts}, laid_out, 1 << bits
 
 
@@ -207,7 +259,11 @@ READ, KEPT, BYTES_READ, BYTES_KEPT, LAID_OUT, FIRST_RULE = range(6)
 
 
 def _ledger_of(counts: np.ndarray) -> dict[str, Any]:
-    dropped = {rule: int(number) for rule, number in zip(RULES, counts[FIRST_RULE:], strict=True) if number}
+    dropped = {
+        rule: int(number)
+        for rule, number in zip(RULES, counts[FIRST_RULE:], strict=True)
+        if number
+    }
     return {
         "read": int(counts[READ]),
         "kept": int(counts[KEPT]),
@@ -219,29 +275,44 @@ def _ledger_of(counts: np.ndarray) -> dict[str, Any]:
 
 
 def write_table_of(
-    task: Task, draws: Draws, plan: str, sources: int, ledger: Shuffled, out: str, documents: Shuffled | None = None
+    task: Task,
+    draws: Draws,
+    plan: str,
+    sources: int,
+    ledger: Shuffled,
+    out: str,
+    documents: Shuffled | None = None,
 ) -> Done:
     """Write one table: payload `file`, `first` (partition), `partitions`.
 
     Returns:
         `counts_`: by source, the columns READ to LAID_OUT and one for each rule.
     """
-    taken, emptied = load_record(plan, "taken", Taken), load_record(plan, "emptied", Emptied)
+    taken, emptied = (
+        load_record(plan, "taken", Taken),
+        load_record(plan, "emptied", Emptied),
+    )
     counts = np.zeros((sources, FIRST_RULE + len(RULES)), dtype=np.int64)
     path = as_path(out) / task.payload["file"]
-    partitions = range(task.payload["first"], task.payload["first"] + task.payload["partitions"])
+    partitions = range(
+        task.payload["first"], task.payload["first"] + task.payload["partitions"]
+    )
 
     def tables() -> Iterator[pa.Table]:
         for partition in partitions:
             used_documents = None if documents is None else documents.read(partition)
-            yield _judged(ledger.read(partition), draws, taken, emptied, counts, used_documents)
+            yield _judged(
+                ledger.read(partition), draws, taken, emptied, counts, used_documents
+            )
 
     write_in_groups(path, tables())
     return Done([path], {"counts_": counts.tolist()})
 
 
 def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
-    """Write the parts of a table in full row groups: the same bytes as if written at once."""
+    """Write the parts of a table in full row groups: the same bytes as if written at
+    once.
+    """
     waiting = LEDGER_SCHEMA.empty_table()
     with (
         atomic_write(path) as sink,
@@ -265,7 +336,12 @@ def write_in_groups(path: Path, tables: Iterator[pa.Table]) -> None:
 
 
 def _judged(
-    rows: pa.Table, draws: Draws, taken: Taken, emptied: Emptied, counts: np.ndarray, used_documents: pa.Table | None
+    rows: pa.Table,
+    draws: Draws,
+    taken: Taken,
+    emptied: Emptied,
+    counts: np.ndarray,
+    used_documents: pa.Table | None,
 ) -> pa.Table:
     """Ledger entries of a partition, ordered by id; updates the counts."""
     columns = {name: rows[name].to_numpy() for name in rows.column_names}
@@ -275,11 +351,23 @@ def _judged(
     source, state, repeats = columns["source"], columns["state"], columns["repeats"]
     used = _used(words, source, state, repeats, draws, taken)
     if used_documents is not None:
-        ids = word_ids(np.stack([used_documents["high"].to_numpy(), used_documents["low"].to_numpy()], axis=1))
-        used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(zero_copy_only=False)
+        ids = word_ids(
+            np.stack(
+                [used_documents["high"].to_numpy(), used_documents["low"].to_numpy()],
+                axis=1,
+            )
+        )
+        used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(
+            zero_copy_only=False
+        )
     laid_out = used & (state == TRAINS)
     excluded = _among(words, emptied.excluded)
-    withheld = used & ~excluded & _among(words, emptied.touched) & ~_among(words, emptied.still)
+    withheld = (
+        used
+        & ~excluded
+        & _among(words, emptied.touched)
+        & ~_among(words, emptied.still)
+    )
     used &= ~excluded & ~withheld
     trains, held_out = state == TRAINS, state == HELD_OUT
     masks = (
@@ -303,25 +391,37 @@ def _judged(
             columns["row"],
             source,
             held_out,
-            pa.DictionaryArray.from_arrays(pa.array(reason, pa.int8(), mask=reason < 0), pa.array(RULES, pa.string())),
+            pa.DictionaryArray.from_arrays(
+                pa.array(reason, pa.int8(), mask=reason < 0),
+                pa.array(RULES, pa.string()),
+            ),
         ],
         schema=LEDGER_SCHEMA,
     )
 
 
 def _used(
-    words: np.ndarray, source: np.ndarray, state: np.ndarray, repeats: np.ndarray, draws: Draws, taken: Taken
+    words: np.ndarray,
+    source: np.ndarray,
+    state: np.ndarray,
+    repeats: np.ndarray,
+    draws: Draws,
+    taken: Taken,
 ) -> np.ndarray:
     """Mask (bool) of the documents that any stream takes."""
     held_out = state == HELD_OUT
     times = np.where(held_out, 1, np.where(state == TRAINS, repeats, 0))
-    stream = np.where(held_out, validation_stream(source, draws.sources), train_stream(source)).astype(np.int64)
+    stream = np.where(
+        held_out, validation_stream(source, draws.sources), train_stream(source)
+    ).astype(np.int64)
     used = taken.whole[stream] & (times > 0)
     undecided = taken.any[stream] & ~used
     for time in range(int(times[undecided].max(initial=0))):
         selection = np.flatnonzero(undecided & (times > time) & ~used)
         selected_words = words.take(selection, axis=0)
-        drawn = draws.of(stream[selection], selected_words, np.full(len(selection), time), 0)
+        drawn = draws.of(
+            stream[selection], selected_words, np.full(len(selection), time), 0
+        )
         used[selection] = taken.holds(stream[selection], drawn, selected_words, time)
     return used
 
@@ -331,19 +431,37 @@ def _among(words: np.ndarray, targets: np.ndarray) -> np.ndarray:
     marked = np.zeros(len(words), dtype=bool)
     if len(targets):
         candidates = np.flatnonzero(np.isin(words[:, 0], targets[:, 0]))
-        matches = among(word_ids(words[candidates]), word_ids(targets).to_pylist()).to_numpy(zero_copy_only=False)
+        matches = among(
+            word_ids(words[candidates]), word_ids(targets).to_pylist()
+        ).to_numpy(zero_copy_only=False)
         marked[candidates[np.asarray(matches, dtype=bool)]] = True
     return marked
 
 
 def _count(
-    counts: np.ndarray, source: np.ndarray, reason: np.ndarray, used: np.ndarray, laid_out: np.ndarray, size: np.ndarray
+    counts: np.ndarray,
+    source: np.ndarray,
+    reason: np.ndarray,
+    used: np.ndarray,
+    laid_out: np.ndarray,
+    size: np.ndarray,
 ) -> None:
     number = len(counts)
-    for column, mask in ((READ, np.ones(len(source), dtype=bool)), (KEPT, used), (LAID_OUT, laid_out)):
+    for column, mask in (
+        (READ, np.ones(len(source), dtype=bool)),
+        (KEPT, used),
+        (LAID_OUT, laid_out),
+    ):
         counts[:, column] += np.bincount(source[mask], minlength=number)
-    for column, mask in ((BYTES_READ, np.ones(len(source), dtype=bool)), (BYTES_KEPT, used)):
+    for column, mask in (
+        (BYTES_READ, np.ones(len(source), dtype=bool)),
+        (BYTES_KEPT, used),
+    ):
         # float64 sums are exact below 2**53 bytes per partition.
-        counts[:, column] += np.bincount(source[mask], size[mask], minlength=number).astype(np.int64)
+        counts[:, column] += np.bincount(
+            source[mask], size[mask], minlength=number
+        ).astype(np.int64)
     for rule in range(len(RULES)):
-        counts[:, FIRST_RULE + rule] += np.bincount(source[reason == rule], minlength=number)
+        counts[:, FIRST_RULE + rule] += np.bincount(
+            source[reason == rule], minlength=number
+        )

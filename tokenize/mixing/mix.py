@@ -1,12 +1,16 @@
-"""Stage `mix`: a packed training set with an exact share of every source, and held-out rows of each.
+"""Stage `mix`: a packed training set with an exact share of every source, and held-out
+rows of each.
 
-    condition -> hold out -> quota -> one token stream per source -> rows in a stratified, shuffled order -> shards
+    condition -> hold out -> quota -> one token stream per source -> rows in a
+    stratified, shuffled order -> shards
 
-Each arrow is a job whose tasks read only a document shard, a segment of the streams or a shard of rows:
-`candidates.py`, `streams.py`, `row_layout.py`, `write_shards.py`, `ledger.py`. The main process holds the token
-counts of the segments: 24 bytes for each of at most 4,096 segments, per pass and stream.
+Each arrow is a job whose tasks read only a document shard, a segment of the streams or
+a shard of rows: `candidates.py`, `streams.py`, `row_layout.py`, `write_shards.py`,
+`ledger.py`. The main process holds the token counts of the segments: 24 bytes for each
+of at most 4,096 segments, per pass and stream.
 
-Weights are shares of tokens. hash(seed, copy, id) alone decides whether and how often a document is taken.
+Weights are shares of tokens. hash(seed, copy, id) alone decides whether and how often a
+document is taken.
 """
 
 from __future__ import annotations
@@ -25,17 +29,49 @@ from gristmill.mixtures.mix import Continues, Mix
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.importing.token_sources import corpus_shards
-from gristmill.tokenize.mixing.candidates import VALIDATION_KEY, collect, planning_context
-from gristmill.tokenize.mixing.continue_mixture import before_of, check_kept_rows, check_reach
+from gristmill.tokenize.mixing.candidates import (
+    VALIDATION_KEY,
+    collect,
+    planning_context,
+)
+from gristmill.tokenize.mixing.continue_mixture import (
+    before_of,
+    check_kept_rows,
+    check_reach,
+)
 from gristmill.tokenize.mixing.exclude import read_excluded
 from gristmill.tokenize.mixing.fill_in_middle import rearranging
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
-from gristmill.tokenize.mixing.mix_summary import Mixed, describe, describe_redistribution, redistributed
+from gristmill.tokenize.mixing.mix_summary import (
+    Mixed,
+    describe,
+    describe_redistribution,
+    redistributed,
+)
 from gristmill.tokenize.mixing.packing import packing_of
-from gristmill.tokenize.mixing.quotas import Phase, Quotas, Supply, ends_of, exact, plan_quotas
-from gristmill.tokenize.mixing.row_layout import Layout, Shards, find_ends, held_out_ends, lay_out, place
+from gristmill.tokenize.mixing.quotas import (
+    Phase,
+    Quotas,
+    Supply,
+    ends_of,
+    exact,
+    plan_quotas,
+)
+from gristmill.tokenize.mixing.row_layout import (
+    Layout,
+    Shards,
+    find_ends,
+    held_out_ends,
+    lay_out,
+    place,
+)
 from gristmill.tokenize.mixing.send_tokens import send_tokens
-from gristmill.tokenize.mixing.streams import Draws, make_streams, train_stream, validation_stream
+from gristmill.tokenize.mixing.streams import (
+    Draws,
+    make_streams,
+    train_stream,
+    validation_stream,
+)
 from gristmill.tokenize.mixing.write_shards import RowPlan, write_shard
 from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed_files import (
@@ -51,32 +87,47 @@ from gristmill.tokenize.packed_files import (
 )
 
 SHARD_BYTES = 64_000_000
-"""Bytes of tokens per shard if `shard_rows` is not set: large enough to stream, small enough to redo."""
+"""Bytes of tokens per shard if `shard_rows` is not set: large enough to stream, small
+enough to redo.
+"""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Plan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:
-        inputs: `tokenizer`; `ingest`, the annotating stages and `tokenize`; `import_tokens`.
-        config: `mix` (the section), `sources` (name -> weight, max_epochs, min_tokens, max_tokens, where, epochs; in
-            order), `seed`.
+        inputs: `tokenizer`; `ingest`, the annotating stages and `tokenize`;
+            `import_tokens`.
+        config: `mix` (the section), `sources` (name -> weight, max_epochs, min_tokens,
+            max_tokens, where, epochs; in order), `seed`.
         out: output folder.
         context: where to run.
 
     Raises:
-        gristmill.tokenize.mixing.quotas.MixError: a share cannot be filled, or an expression is wrong.
+        gristmill.tokenize.mixing.quotas.MixError: a share cannot be filled, or an
+            expression is wrong.
     """
     section = Mix.model_validate(config["mix"])
     sources: dict[str, dict[str, Any]] = config["sources"]
     seed, names = config["seed"], list(config["sources"])
     tokenizer = load(inputs["tokenizer"])
     draws = Draws(len(names), order_key(seed, "mix", "documents"), VALIDATION_KEY)
-    rearranged = rearranging(section.fim, names, seed, tokenizer.special_ids, tokenizer.eos)
-    candidates = collect(inputs, sources, section.validation, draws, seed, context, rearranged)
+    rearranged = rearranging(
+        section.fim, names, seed, tokenizer.special_ids, tokenizer.eos
+    )
+    candidates = collect(
+        inputs, sources, section.validation, draws, seed, context, rearranged
+    )
     planning = planning_context(candidates.documents, context)
-    streams = make_streams(candidates.entries, context.work, candidates.bits, draws, planning)
-    pass_tokens = {name: streams.pass_tokens(train_stream(number)) for number, name in enumerate(names)}
+    streams = make_streams(
+        candidates.entries, context.work, candidates.bits, draws, planning
+    )
+    pass_tokens = {
+        name: streams.pass_tokens(train_stream(number))
+        for number, name in enumerate(names)
+    }
     before = before_of(section.continues, names)
     kept_rows, full_orders = ((), ()) if before is None else before.kept()
     if before is not None:
@@ -84,7 +135,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             before,
             names,
             [
-                Supply(source["max_epochs"], pass_tokens[name]).available_rows(section.sequence_length)
+                Supply(source["max_epochs"], pass_tokens[name]).available_rows(
+                    section.sequence_length
+                )
                 for name, source in sources.items()
             ],
         )
@@ -92,7 +145,10 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     streams, ends = find_ends(streams, sources, section, quotas, planning, before)
     held_out_ends_ = held_out_ends(streams, len(names), section)
     layouts = lay_out(streams, ends, held_out_ends_, section, quotas, planning)
-    train, held_out = dict(zip(names, layouts, strict=False)), dict(zip(names, layouts[len(names) :], strict=True))
+    train, held_out = (
+        dict(zip(names, layouts, strict=False)),
+        dict(zip(names, layouts[len(names) :], strict=True)),
+    )
     _warn(sources, section, quotas, held_out, context)
     dtype = dtype_name(tokenizer.vocab_size)
     shards = Shards(
@@ -104,16 +160,27 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         before,
         candidates.ledger_bits,
     )
-    parts = tuple(str(corpus["tokenize"] / tokens_name(shard)) for corpus, shard in corpus_shards(inputs))
+    parts = tuple(
+        str(corpus["tokenize"] / tokens_name(shard))
+        for corpus, shard in corpus_shards(inputs)
+    )
     placed, requests, used = place(
-        streams, layouts, shards, packing_of(section), len(parts) if must_send(context) else 0, planning, rearranged
+        streams,
+        layouts,
+        shards,
+        packing_of(section),
+        len(parts) if must_send(context) else 0,
+        planning,
+        rearranged,
     )
     plan = RowPlan(
         placed=placed,
         out=str(out),
         dtype=dtype,
         parts=parts,
-        sent=None if requests is None else send_tokens(requests, parts, dtype, shards.number, context),
+        sent=None
+        if requests is None
+        else send_tokens(requests, parts, dtype, shards.number, context),
         sequence_length=section.sequence_length,
         eos=tokenizer.eos,
         pad=tokenizer.pad,
@@ -122,7 +189,13 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     )
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     tasks = [*_validation_tasks(held_out, shards), *_train_tasks(shards)]
-    written = run_tasks("rows", tasks, partial(write_shard, plan=plan, token_bytes=token_bytes), context, direct=True)
+    written = run_tasks(
+        "rows",
+        tasks,
+        partial(write_shard, plan=plan, token_bytes=token_bytes),
+        context,
+        direct=True,
+    )
     validation, entries = written[: len(names)], written[len(names) :]
     counts, laid_out, tables = write_ledger(
         candidates,
@@ -149,14 +222,24 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     for entry in written:
         entry.pop("touched", None)
     held_out_tokens = {
-        name: streams.pass_tokens(validation_stream(number, len(names))) for number, name in enumerate(names)
+        name: streams.pass_tokens(validation_stream(number, len(names)))
+        for number, name in enumerate(names)
     }
-    mixed = Mixed(counts, laid_out, pass_tokens, held_out_tokens, train, held_out, validation)
+    mixed = Mixed(
+        counts, laid_out, pass_tokens, held_out_tokens, train, held_out, validation
+    )
     summary = {
         **describe(mixed, sources, quotas, section),
         "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries),
     }
-    summary_keys = ("packing", "packings", "validation", "requested", "realised", "redistributed")
+    summary_keys = (
+        "packing",
+        "packings",
+        "validation",
+        "requested",
+        "realised",
+        "redistributed",
+    )
     write_json(
         out / MANIFEST,
         {
@@ -188,8 +271,12 @@ def _format(shards: Shards) -> int:
     return FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES
 
 
-def _excluded_later(section: Continues | None) -> Iterator[tuple[tuple[bytes, ...], int]]:
-    """Ids excluded after the kept rows of each continued set, and the number of those rows."""
+def _excluded_later(
+    section: Continues | None,
+) -> Iterator[tuple[tuple[bytes, ...], int]]:
+    """Ids excluded after the kept rows of each continued set, and the number of those
+    rows.
+    """
     if section is not None:
         yield from _excluded_later(section.continues)
         if section.exclude is not None:
@@ -197,33 +284,51 @@ def _excluded_later(section: Continues | None) -> Iterator[tuple[tuple[bytes, ..
 
 
 def _continued(section: Mix, rows: int) -> dict[str, Any]:
-    """Keys of packed.json for the continued set and the ends of the manifest's phases among all rows."""
+    """Keys of packed.json for the continued set and the ends of the manifest's phases
+    among all rows.
+    """
     if section.continues is None:
         return {}
     continued_set = section.continues.model_dump(mode="json", exclude={"exclude"})
     ends = [exact(1.0 if phase.end is None else phase.end) for phase in section.phases]
-    return {"continues": continued_set, "phase_ends": ends_of(rows, [Phase(end, ()) for end in ends]) or None}
+    return {
+        "continues": continued_set,
+        "phase_ends": ends_of(rows, [Phase(end, ()) for end in ends]) or None,
+    }
 
 
 def _warn(
-    sources: Mapping[str, Any], section: Mix, quotas: Quotas, held_out: Mapping[str, Layout], context: Context
+    sources: Mapping[str, Any],
+    section: Mix,
+    quotas: Quotas,
+    held_out: Mapping[str, Layout],
+    context: Context,
 ) -> None:
-    unused = [name for name, rows in zip(sources, quotas.per_source(), strict=True) if not rows]
+    unused = [
+        name
+        for name, rows in zip(sources, quotas.per_source(), strict=True)
+        if not rows
+    ]
     if unused:
-        context.warn(f"no training rows of {', '.join(unused)}: the weights of the mixture give them no row")
+        context.warn(
+            f"no training rows of {', '.join(unused)}: the weights of the mixture "
+            "give them no row"
+        )
     moved = redistributed(list(sources), quotas, section.sequence_length)
     if moved:
         context.warn(describe_redistribution(moved))
     empty = [name for name, packed in held_out.items() if not packed.rows]
     if empty and section.validation:
         context.warn(
-            f"no validation rows for {', '.join(empty)}: the documents that were held out fill no row; raise "
-            "mix.validation to measure a loss on these sources"
+            f"no validation rows for {', '.join(empty)}: the documents that were held "
+            "out fill no row; raise mix.validation to measure a loss on these sources"
         )
 
 
 def _shard_rows(section: Mix, dtype: str) -> int:
-    return section.shard_rows or max(1, SHARD_BYTES // (section.sequence_length * DTYPES[dtype].itemsize))
+    return section.shard_rows or max(
+        1, SHARD_BYTES // (section.sequence_length * DTYPES[dtype].itemsize)
+    )
 
 
 def _validation_tasks(held_out: Mapping[str, Layout], shards: Shards) -> list[Task]:

@@ -1,8 +1,10 @@
-"""Summary of a mixture: requested and realised shares, redistribution, packing costs, and drift of the order.
+"""Summary of a mixture: requested and realised shares, redistribution, packing costs,
+and drift of the order.
 
-The cost of a packing is its rows, its padding, its dropped tokens and its cut documents. The drift is the distance of
-any prefix of the training order from the mixture, with the bound of `order.py`: the source at each place is the same in
-every epoch and for every seed, so the drift is known when the rows are planned.
+The cost of a packing is its rows, its padding, its dropped tokens and its cut
+documents. The drift is the distance of any prefix of the training order from the
+mixture, with the bound of `order.py`: the source at each place is the same in every
+epoch and for every seed, so the drift is known when the rows are planned.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ class Mixed:
     Attributes:
         counts: the ledger's.
         laid_out: documents of each source in training rows.
-        pass_tokens: of each source, tokens of one pass over its training documents, with ends of text and repeats.
+        pass_tokens: of each source, tokens of one pass over its training documents,
+            with ends of text and repeats.
         held_out_tokens: of each source, tokens of its held-out documents.
         train, held_out: packed streams of each source.
         validation: entries of the held-out shards of each source.
@@ -49,13 +52,18 @@ class Mixed:
     validation: Sequence[Mapping[str, Any]]
 
 
-def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix) -> dict[str, Any]:
-    """Summary: the ledger, requested and realised shares by source, and the costs of all packings.
+def describe(
+    mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix
+) -> dict[str, Any]:
+    """Summary: the ledger, requested and realised shares by source, and the costs of
+    all packings.
 
     Returns:
-        `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and `packings`; by source `requested` and
-        `realised`; `stages`, requested and realised shares by phase; `redistributed`, tokens that limits gave to or
-        took from a source; `prefixes`, the drift of the training order (`describe_prefixes`); `validation`.
+        `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and
+        `packings`; by source `requested` and `realised`; `stages`, requested and
+        realised shares by phase; `redistributed`, tokens that limits gave to or took
+        from a source; `prefixes`, the drift of the training order
+        (`describe_prefixes`); `validation`.
     """
     check_conservation(mixed.counts, "mix")
     train, packing = mixed.train, packing_of(section)
@@ -63,7 +71,10 @@ def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quo
     # Phases that were already read belong to the order of the continued set.
     kept = 0 if before is None else len(before.kept()[0])
     total = sum(layout.row_tokens for layout in train.values())
-    realised = {name: {**layout.costs[packing.name], **_realised(name, mixed, total)} for name, layout in train.items()}
+    realised = {
+        name: {**layout.costs[packing.name], **_realised(name, mixed, total)}
+        for name, layout in train.items()
+    }
     if before is not None:  # the costs include rows that are passed over
         realised = {
             name: {**part, "rows": train[name].rows, "tokens": train[name].row_tokens}
@@ -81,7 +92,10 @@ def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quo
         "stages": _phases(list(sources), quotas, train, section),
         "redistributed": redistributed(list(sources), quotas, section.sequence_length),
         "prefixes": describe_prefixes(
-            list(sources), list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))[kept:]
+            list(sources),
+            list(
+                zip(*(layout.rows_per_phase for layout in train.values()), strict=True)
+            )[kept:],
         ),
         "validation": {
             name: {
@@ -90,17 +104,25 @@ def describe(mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quo
                 "tokens": written["rows"] * section.sequence_length,
                 "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens,
             }
-            for (name, layout), written in zip(mixed.held_out.items(), mixed.validation, strict=True)
+            for (name, layout), written in zip(
+                mixed.held_out.items(), mixed.validation, strict=True
+            )
         },
     }
 
 
-def redistributed(sources: Sequence[str], quotas: Quotas, length: int) -> dict[str, int]:
-    """Tokens of each source above (below: negative) its weight's request; empty if no limit was met."""
+def redistributed(
+    sources: Sequence[str], quotas: Quotas, length: int
+) -> dict[str, int]:
+    """Tokens of each source above (below: negative) its weight's request; empty if no
+    limit was met.
+    """
     requested_rows = quotas.asked_per_source()
     moved = {
         name: (rows - share) * length
-        for name, rows, share in zip(sources, quotas.per_source(), requested_rows, strict=True)
+        for name, rows, share in zip(
+            sources, quotas.per_source(), requested_rows, strict=True
+        )
     }
     # Rounding to whole rows moves less than a row.
     if all(abs(tokens) < length for tokens in moved.values()):
@@ -110,12 +132,21 @@ def redistributed(sources: Sequence[str], quotas: Quotas, length: int) -> dict[s
 
 def describe_redistribution(moved: Mapping[str, int]) -> str:
     """Sentence that describes the result of `redistributed`."""
-    decreases = ", ".join(f"{-tokens:,} from {name}" for name, tokens in moved.items() if tokens < 0)
-    increases = ", ".join(f"{tokens:,} to {name}" for name, tokens in moved.items() if tokens > 0)
-    return f"limits of sources are met, so tokens were redistributed (mix.on_shortfall): {decreases}; {increases}"
+    decreases = ", ".join(
+        f"{-tokens:,} from {name}" for name, tokens in moved.items() if tokens < 0
+    )
+    increases = ", ".join(
+        f"{tokens:,} to {name}" for name, tokens in moved.items() if tokens > 0
+    )
+    return (
+        "limits of sources are met, so tokens were redistributed "
+        f"(mix.on_shortfall): {decreases}; {increases}"
+    )
 
 
-def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length: int) -> dict[str, dict[str, Any]]:
+def _requested(
+    sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length: int
+) -> dict[str, dict[str, Any]]:
     total, requested_rows = sum(quotas.per_source()), quotas.asked_per_source()
     return {
         name: {
@@ -127,12 +158,16 @@ def _requested(sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length:
     }
 
 
-def _phases(sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix) -> list[dict[str, Any]]:
+def _phases(
+    sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix
+) -> list[dict[str, Any]]:
     ends: list[float | None] = [phase.end for phase in section.phases] or [None]
     if section.continues is not None:
         passed = np.cumsum([sum(line) for line in quotas.rows])
         ends = (passed / passed[-1]).tolist()
-    tokens = list(zip(*(layout.tokens_per_phase for layout in train.values()), strict=True))
+    tokens = list(
+        zip(*(layout.tokens_per_phase for layout in train.values()), strict=True)
+    )
     rows = list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))
     return [
         {
@@ -147,12 +182,19 @@ def _phases(sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout],
     ]
 
 
-def _shares(sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]) -> dict[str, float]:
+def _shares(
+    sources: Sequence[str], parts: Sequence[Fraction] | Sequence[int]
+) -> dict[str, float]:
     exact = [Fraction(part) for part in parts]
-    return {name: float(part / sum(exact)) for name, part in zip(sources, exact, strict=True)}
+    return {
+        name: float(part / sum(exact))
+        for name, part in zip(sources, exact, strict=True)
+    }
 
 
-def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _packings(
+    costs: Iterable[Mapping[str, Mapping[str, Any]]],
+) -> dict[str, dict[str, Any]]:
     """Cost of every packing, summed over all sources (see `packing.Costs.accounts`)."""
     total: dict[str, dict[str, Any]] = {}
     for source in costs:
@@ -163,7 +205,9 @@ def _packings(costs: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dic
 
 
 def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
-    """Realised tokens and documents of a source; `cut_tokens` are the unused tokens of its last document."""
+    """Realised tokens and documents of a source; `cut_tokens` are the unused tokens of
+    its last document.
+    """
     layout, pass_tokens = mixed.train[name], mixed.pass_tokens[name]
     return {
         "share": layout.row_tokens / total_tokens,
@@ -175,11 +219,14 @@ def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
     }
 
 
-def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -> dict[str, dict[str, Any]]:
-    """Each source's `largest_drift_rows`, over the prefixes of all phases, and its `bound_rows`.
+def describe_prefixes(
+    sources: Sequence[str], phases: Sequence[Sequence[int]]
+) -> dict[str, dict[str, Any]]:
+    """Each source's `largest_drift_rows`, over the prefixes of all phases, and its
+    `bound_rows`.
 
-    The drift of a source is its rows in the first k places of a phase, minus k times its share of the phase's rows.
-    Emptied rows count as laid out.
+    The drift of a source is its rows in the first k places of a phase, minus k times
+    its share of the phase's rows. Emptied rows count as laid out.
 
     Args:
         sources: names, in order.
@@ -190,18 +237,25 @@ def describe_prefixes(sources: Sequence[str], phases: Sequence[Sequence[int]]) -
         counts = np.array(rows, dtype=np.int64)
         shares, number = counts / max(1, counts.sum()), np.count_nonzero(counts)
         bound = np.where(counts > 0, (1 - shares) / 2 + shares * (number - 1) / 2, 0.0)
-        drifts, bounds = np.maximum(drifts, largest_drifts(counts)), np.maximum(bounds, bound)
+        drifts, bounds = (
+            np.maximum(drifts, largest_drifts(counts)),
+            np.maximum(bounds, bound),
+        )
     return {
         name: {"largest_drift_rows": round(drift, 4), "bound_rows": round(bound, 4)}
-        for name, drift, bound in zip(sources, drifts.tolist(), bounds.tolist(), strict=True)
+        for name, drift, bound in zip(
+            sources, drifts.tolist(), bounds.tolist(), strict=True
+        )
     }
 
 
 @kernel
 def largest_drifts(counts: np.ndarray) -> np.ndarray:
-    """Largest drift of each source over all prefixes of the merged order (float64 of shape (S,), rows).
+    """Largest drift of each source over all prefixes of the merged order (float64 of
+    shape (S,), rows).
 
-    The drift of a source is largest just after one of its rows, and smallest just before one or at the end.
+    The drift of a source is largest just after one of its rows, and smallest just
+    before one or at the end.
 
     Args:
         counts: int64 of shape (S,), rows of each source.

@@ -1,4 +1,6 @@
-"""Packing token lists that are in memory, by the rules of the mixture: for loops that make their rows themselves."""
+"""Packing token lists that are in memory, by the rules of the mixture: for loops that
+make their rows themselves.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ class PackedDocuments:
 
     Attributes:
         tokens: (R, L) int64.
-        positions: (R, L) int64, each token's number within its piece of a document, PADDING (-1) where there is none:
-            a 0 begins a piece.
-        documents: (R, L) int64, the number of each token's document, PADDING where there is none.
+        positions: (R, L) int64, each token's number within its piece of a document,
+            PADDING (-1) where there is none: a 0 begins a piece.
+        documents: (R, L) int64, the number of each token's document, PADDING where
+            there is none.
     """
 
     tokens: np.ndarray
@@ -39,14 +42,17 @@ def pack(
     method: Literal["best_fit", "stream"] = "best_fit",
     pad: int = 0,
 ) -> PackedDocuments:
-    """Pack documents into rows of one length; every token lies in one row, in the order of its document.
+    """Pack documents into rows of one length; every token lies in one row, in the order
+    of its document.
 
     Args:
-        documents: token ids of each; an end of text is theirs to have. Empty ones lie in no row.
+        documents: token ids of each; an end of text is theirs to have. Empty ones lie
+            in no row.
         sequence_length: L, tokens per row.
-        method: "best_fit": no document of at most L tokens is cut; longer ones are cut into whole rows and a rest, and
-            the pieces put together, longest first, so that little is padded (Ding et al. 2024, section 3). "stream":
-            documents back to back, cut wherever a row ends; only the last row is padded.
+        method: "best_fit": no document of at most L tokens is cut; longer ones are cut
+            into whole rows and a rest, and the pieces put together, longest first, so
+            that little is padded (Ding et al. 2024, section 3). "stream": documents
+            back to back, cut wherever a row ends; only the last row is padded.
         pad: what fills rows up.
 
     Raises:
@@ -70,12 +76,19 @@ def pack(
     else:
         raise ValueError(f"method must be best_fit or stream, not {method!r}")
     shape = (len(rows), sequence_length)
-    tokens, positions, of = np.full(shape, pad, dtype=np.int64), np.full(shape, PADDING), np.full(shape, PADDING)
+    tokens, positions, of = (
+        np.full(shape, pad, dtype=np.int64),
+        np.full(shape, PADDING),
+        np.full(shape, PADDING),
+    )
     for row, pieces in enumerate(rows):
         place = 0
         for document, start, end in pieces:
             here = slice(place, place + end - start)
-            tokens[row, here], positions[row, here] = documents[document][start:end], np.arange(end - start)
+            tokens[row, here], positions[row, here] = (
+                documents[document][start:end],
+                np.arange(end - start),
+            )
             of[row, here], place = document, here.stop
     return PackedDocuments(tokens, positions, of)
 

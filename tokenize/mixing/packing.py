@@ -1,14 +1,18 @@
-"""Packing of a stream's tokens into rows, segment by segment, with a few numbers as the state between segments.
+"""Packing of a stream's tokens into rows, segment by segment, with a few numbers as the
+state between segments.
 
-A stream is the documents of a source in drawn order, pass after pass, each followed by an end of text (`streams.py`).
-A segment is a run of its documents that fits in memory; `starts` holds the first token of each in the stream.
+A stream is the documents of a source in drawn order, pass after pass, each followed by
+an end of text (`streams.py`). A segment is a run of its documents that fits in memory;
+`starts` holds the first token of each in the stream.
 
-`stream` fills rows consecutively: no padding, but documents are cut at row ends. `best_fit` keeps documents of at most
-one row whole (`best_fit.py`); a longer one is first cut into whole rows and a remainder (Ding et al. 2024, section 3),
-and the free end of a row is padding.
+`stream` fills rows consecutively: no padding, but documents are cut at row ends.
+`best_fit` keeps documents of at most one row whole (`best_fit.py`); a longer one is
+first cut into whole rows and a remainder (Ding et al. 2024, section 3), and the free
+end of a row is padding.
 
-With `aligned` document starts, every row begins with the beginning of a document (like nanochat's loader): tokens of
-its documents that do not fit into the row are dropped, and counted.
+With `aligned` document starts, every row begins with the beginning of a document (like
+nanochat's loader): tokens of its documents that do not fit into the row are dropped,
+and counted.
 """
 
 from __future__ import annotations
@@ -42,12 +46,18 @@ class Packing:
     @property
     def name(self) -> str:
         """Name in the summary."""
-        return ("best_fit" if self.best_fit else "stream") + ("_aligned" if self.aligned else "")
+        return ("best_fit" if self.best_fit else "stream") + (
+            "_aligned" if self.aligned else ""
+        )
 
 
 def packing_of(section: Mix) -> Packing:
     """Packing of a section's training rows."""
-    return Packing(section.sequence_length, section.packing == "best_fit", section.document_starts == "aligned")
+    return Packing(
+        section.sequence_length,
+        section.packing == "best_fit",
+        section.document_starts == "aligned",
+    )
 
 
 @dataclass(frozen=True)
@@ -67,12 +77,16 @@ class Pieces:
     length: np.ndarray
 
 
-def ends_of_phases(segments: Iterable[np.ndarray], quotas: Sequence[int], packing: Packing) -> list[int] | None:
-    """End of each phase in a stream, such that its rows hold the quota of document tokens.
+def ends_of_phases(
+    segments: Iterable[np.ndarray], quotas: Sequence[int], packing: Packing
+) -> list[int] | None:
+    """End of each phase in a stream, such that its rows hold the quota of document
+    tokens.
 
     Args:
-        segments: `starts` of consecutive segments: int64 of shape (k + 1,), the first token of each document, whose
-            last token is its end of text, and the end of the last one. Read only with `aligned`.
+        segments: `starts` of consecutive segments: int64 of shape (k + 1,), the first
+            token of each document, whose last token is its end of text, and the end of
+            the last one. Read only with `aligned`.
         quotas: tokens of each phase, multiples of the row length.
         packing: of the stream.
 
@@ -103,8 +117,11 @@ def ends_of_phases(segments: Iterable[np.ndarray], quotas: Sequence[int], packin
 
 
 @kernel
-def follow_rows(starts: np.ndarray, begin: int, left: int, length: int) -> tuple[int, int]:
-    """Advance until `left` rows have begun, each with a document, none before token `begin`.
+def follow_rows(
+    starts: np.ndarray, begin: int, left: int, length: int
+) -> tuple[int, int]:
+    """Advance until `left` rows have begun, each with a document, none before token
+    `begin`.
 
     Returns:
         end of the last row that has begun, and the number of rows still to begin.
@@ -120,11 +137,15 @@ def follow_rows(starts: np.ndarray, begin: int, left: int, length: int) -> tuple
 
 
 @kernel
-def fill_beginnings(starts: np.ndarray, begin: int, left: int, length: int) -> tuple[int, int]:
-    """Advance until the first `length` tokens of documents from `begin` on add up to `left` tokens.
+def fill_beginnings(
+    starts: np.ndarray, begin: int, left: int, length: int
+) -> tuple[int, int]:
+    """Advance until the first `length` tokens of documents from `begin` on add up to
+    `left` tokens.
 
     Returns:
-        the position reached (`begin` if the segment ends first), and the number of tokens still missing.
+        the position reached (`begin` if the segment ends first), and the number of
+        tokens still missing.
     """
     if left:
         for entry in range(len(starts) - 1):
@@ -142,8 +163,10 @@ class Places:
 
     Attributes:
         free: end of the last row that began before the segment (`stream`, aligned).
-        rows: rows that began before it (`stream`, aligned); whole rows of the phase before it (`best_fit`).
-        ranks: int64 of shape (L,), number of earlier remainders of each length in the phase (`best_fit`).
+        rows: rows that began before it (`stream`, aligned); whole rows of the phase
+            before it (`best_fit`).
+        ranks: int64 of shape (L,), number of earlier remainders of each length in the
+            phase (`best_fit`).
     """
 
     free: int
@@ -179,12 +202,16 @@ def cut(
 
     Args:
         starts: int64 of shape (k + 1,), see `ends_of_phases`.
-        begin, end: of the phase in the stream (`best_fit`); otherwise 0 and the end of all phases.
+        begin, end: of the phase in the stream (`best_fit`); otherwise 0 and the end of
+            all phases.
         packing: of the stream.
         places: required except for `stream` without alignment.
         dealing: required for `best_fit`.
     """
-    length, span = packing.sequence_length, max(0, min(int(starts[-1]), end) - int(starts[0]))
+    length, span = (
+        packing.sequence_length,
+        max(0, min(int(starts[-1]), end) - int(starts[0])),
+    )
     capacity = len(starts) + span // length + 1
     columns = [np.empty(capacity, dtype=np.int64) for _ in range(4)]
     if not packing.best_fit and not packing.aligned:
@@ -208,15 +235,25 @@ def cut(
                 *columns,
             )
         else:
-            number = cut_aligned(starts, end, length, places.free, places.rows, *columns)
+            number = cut_aligned(
+                starts, end, length, places.free, places.rows, *columns
+            )
     return Pieces(*(column[:number] for column in columns))
 
 
 @kernel
 def cut_stream(
-    starts: np.ndarray, end: int, length: int, row: np.ndarray, entry: np.ndarray, offset: np.ndarray, size: np.ndarray
+    starts: np.ndarray,
+    end: int,
+    length: int,
+    row: np.ndarray,
+    entry: np.ndarray,
+    offset: np.ndarray,
+    size: np.ndarray,
 ) -> int:
-    """Fill the columns of `Pieces` (last four arguments) with documents cut at row ends; returns their number."""
+    """Fill the columns of `Pieces` (last four arguments) with documents cut at row
+    ends; returns their number.
+    """
     number = 0
     for document in range(len(starts) - 1):
         at, stop = starts[document], min(starts[document + 1], end)
@@ -245,7 +282,9 @@ def cut_aligned(
     offset: np.ndarray,
     size: np.ndarray,
 ) -> int:
-    """Fill the columns of `Pieces` with rows that begin with a document; returns the number of pieces."""
+    """Fill the columns of `Pieces` with rows that begin with a document; returns the
+    number of pieces.
+    """
     number = 0
     for document in range(len(starts) - 1):
         at = starts[document]
@@ -278,7 +317,8 @@ def cut_best_fit(
     offset: np.ndarray,
     size: np.ndarray,
 ) -> int:
-    """Fill the columns of `Pieces` with whole rows and remainders of a phase's documents; returns the number of pieces.
+    """Fill the columns of `Pieces` with whole rows and remainders of a phase's
+    documents; returns the number of pieces.
 
     Args:
         ranks: int64 of shape (L,), see `Places`; updated.
@@ -299,9 +339,17 @@ def cut_best_fit(
                 row[number] = first_row + rows
                 rows += 1
             else:
-                row[number] = first_row + whole + bin_of(begins, dealt, length, piece_length, ranks[piece_length])
+                row[number] = (
+                    first_row
+                    + whole
+                    + bin_of(begins, dealt, length, piece_length, ranks[piece_length])
+                )
                 ranks[piece_length] += 1
-            entry[number], offset[number], size[number] = document, at - starts[document], piece_length
+            entry[number], offset[number], size[number] = (
+                document,
+                at - starts[document],
+                piece_length,
+            )
             number += 1
             at += piece_length
             remaining -= piece_length
@@ -309,8 +357,12 @@ def cut_best_fit(
 
 
 @kernel
-def measure_stream(starts: np.ndarray, end: int, length: int, found: np.ndarray) -> None:
-    """Add to `found` the number of documents cut at row ends, and their tokens before `end` (int64 (2,))."""
+def measure_stream(
+    starts: np.ndarray, end: int, length: int, found: np.ndarray
+) -> None:
+    """Add to `found` the number of documents cut at row ends, and their tokens before
+    `end` (int64 (2,)).
+    """
     for document in range(len(starts) - 1):
         at = starts[document]
         if at >= end:
@@ -321,12 +373,14 @@ def measure_stream(starts: np.ndarray, end: int, length: int, found: np.ndarray)
 
 
 @kernel
-def measure_aligned(starts: np.ndarray, end: int, length: int, found: np.ndarray) -> None:
+def measure_aligned(
+    starts: np.ndarray, end: int, length: int, found: np.ndarray
+) -> None:
     """Count rows that begin with documents.
 
     Args:
-        found: int64 of shape (5,), updated: cut documents, their tokens before `end`, rows, tokens in rows, and the end
-            of the last row.
+        found: int64 of shape (5,), updated: cut documents, their tokens before `end`,
+            rows, tokens in rows, and the end of the last row.
     """
     for document in range(len(starts) - 1):
         at, stop = starts[document], starts[document + 1]
@@ -353,11 +407,13 @@ def measure_best_fit(
     found: np.ndarray,
     rests: np.ndarray,
 ) -> None:
-    """Count the best-fit rows of the tokens [begin, end) of a stream without laying them out.
+    """Count the best-fit rows of the tokens [begin, end) of a stream without laying
+    them out.
 
     Args:
         last: end of the last phase.
-        found: int64 of shape (4,), updated: cut documents, their tokens before `last`, whole rows, tokens in rows.
+        found: int64 of shape (4,), updated: cut documents, their tokens before `last`,
+            whole rows, tokens in rows.
         rests: int64 of shape (L,), updated: number of remainders of each length.
     """
     for document in range(len(starts) - 1):
@@ -380,7 +436,8 @@ def measure_best_fit(
 
 
 class Costs:
-    """Cost of every packing of the tokens [0, end) of a stream, counted segment by segment.
+    """Cost of every packing of the tokens [0, end) of a stream, counted segment by
+    segment.
 
     The packing in use is counted by phase, the others over all phases at once.
 
@@ -391,9 +448,16 @@ class Costs:
 
     def __init__(self, ends: Sequence[int], used: Packing) -> None:
         self._ends, self._used, self._length = [0, *ends], used, used.sequence_length
-        self._stream, self._aligned = np.zeros(2, dtype=np.int64), np.zeros(5, dtype=np.int64)
+        self._stream, self._aligned = (
+            np.zeros(2, dtype=np.int64),
+            np.zeros(5, dtype=np.int64),
+        )
         self._fits = {
-            aligned: Fit(self._length, aligned, [0, ends[-1]] if not self._is_used(aligned) else self._ends)
+            aligned: Fit(
+                self._length,
+                aligned,
+                [0, ends[-1]] if not self._is_used(aligned) else self._ends,
+            )
             for aligned in (False, True)
         }
         self._documents = 0
@@ -402,10 +466,18 @@ class Costs:
         return self._used == Packing(self._length, True, aligned)
 
     def places(self) -> list[Places]:
-        """State for the rows of the next segment: a single one, or one per phase (`best_fit`)."""
+        """State for the rows of the next segment: a single one, or one per phase
+        (`best_fit`).
+        """
         if self._used.best_fit:
             return self._fits[self._used.aligned].places()
-        return [Places(int(self._aligned[4]), int(self._aligned[2]), np.empty(0, dtype=np.int64))]
+        return [
+            Places(
+                int(self._aligned[4]),
+                int(self._aligned[2]),
+                np.empty(0, dtype=np.int64),
+            )
+        ]
 
     def add(self, starts: np.ndarray) -> None:
         """Count a segment: `starts` as in `ends_of_phases`."""
@@ -417,7 +489,9 @@ class Costs:
         self._documents += int(np.searchsorted(starts[:-1], end))
 
     def dealings(self) -> list[Dealing]:
-        """Bins of each phase's remainders; empty unless the packing in use is `best_fit`."""
+        """Bins of each phase's remainders; empty unless the packing in use is
+        `best_fit`.
+        """
         return self._fits[self._used.aligned].dealings() if self._used.best_fit else []
 
     def rows_of_phases(self) -> list[int]:
@@ -425,19 +499,27 @@ class Costs:
         if self._used.best_fit:
             return self._fits[self._used.aligned].rows()
         if self._used.aligned:
-            raise ValueError("rows that begin with documents are as many as the phases ask for")
-        return [-(-end // self._length) - -(-begin // self._length) for begin, end in pairwise(self._ends)]
+            raise ValueError(
+                "rows that begin with documents are as many as the phases ask for"
+            )
+        return [
+            -(-end // self._length) - -(-begin // self._length)
+            for begin, end in pairwise(self._ends)
+        ]
 
     def accounts(self) -> dict[str, dict[str, Any]]:
         """Cost of each packing, by name.
 
         Returns:
-            `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [0, end), in no row), `documents`,
-            and `split_documents` and `split_tokens`: documents cut at a row end, and their tokens in [0, end).
+            `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [0,
+            end), in no row), `documents`, and `split_documents` and `split_tokens`:
+            documents cut at a row end, and their tokens in [0, end).
         """
         end, (cut, cut_tokens, rows, tokens, _) = self._ends[-1], self._aligned.tolist()
         costs = {
-            "stream": self._account(-(-end // self._length), end, *self._stream.tolist()),
+            "stream": self._account(
+                -(-end // self._length), end, *self._stream.tolist()
+            ),
             "stream_aligned": self._account(rows, tokens, cut, cut_tokens),
         }
         for aligned, fit in self._fits.items():
@@ -445,7 +527,9 @@ class Costs:
             costs[name] = self._account(sum(fit.rows()), fit.tokens, *fit.cut)
         return costs
 
-    def _account(self, rows: int, tokens: int, cut: int, cut_tokens: int) -> dict[str, Any]:
+    def _account(
+        self, rows: int, tokens: int, cut: int, cut_tokens: int
+    ) -> dict[str, Any]:
         return {
             "rows": rows,
             "tokens": tokens,
@@ -458,7 +542,9 @@ class Costs:
 
 
 class Fit:
-    """Counts of the best-fit rows of some phases of a stream, updated segment by segment."""
+    """Counts of the best-fit rows of some phases of a stream, updated segment by
+    segment.
+    """
 
     def __init__(self, length: int, aligned: bool, ends: Sequence[int]) -> None:
         self._length, self._aligned, self._ends = length, aligned, ends
@@ -469,7 +555,10 @@ class Fit:
 
     def places(self) -> list[Places]:
         """State for the rows of the next segment, by phase."""
-        return [Places(0, int(counts[2]), rests.copy()) for counts, rests in zip(self._found, self._rests, strict=True)]
+        return [
+            Places(0, int(counts[2]), rests.copy())
+            for counts, rests in zip(self._found, self._rests, strict=True)
+        ]
 
     def add(self, starts: np.ndarray) -> None:
         """Count a segment."""
@@ -499,19 +588,25 @@ class Fit:
     def rows(self) -> list[int]:
         """Rows of each phase."""
         whole_rows: list[int] = self._found[:, 2].tolist()
-        return [number + used for number, (_, _, used) in zip(whole_rows, self._deal(), strict=True)]
+        return [
+            number + used
+            for number, (_, _, used) in zip(whole_rows, self._deal(), strict=True)
+        ]
 
     def dealings(self) -> list[Dealing]:
         """Bins of each phase's remainders."""
         first = np.cumsum([0, *self.rows()]).tolist()
         return [
             Dealing(row, int(counts[2]), begins, dealt)
-            for row, counts, (begins, dealt, _) in zip(first, self._found, self._deal(), strict=False)
+            for row, counts, (begins, dealt, _) in zip(
+                first, self._found, self._deal(), strict=False
+            )
         ]
 
     def _deal(self) -> list[tuple[np.ndarray, np.ndarray, int]]:
         if self._dealt is None:
-            padded = np.pad(self._rests, ((0, 0), (0, 1)))  # a whole row is not a remainder
+            # a whole row is not a remainder
+            padded = np.pad(self._rests, ((0, 0), (0, 1)))
             padded[:, 0] = 0
             self._dealt = [deal_out(rests, self._length) for rests in padded]
         return self._dealt

@@ -1,10 +1,12 @@
-"""Rows of each source in every phase of a mixture: exact shares, or an error that names the shortage.
+"""Rows of each source in every phase of a mixture: exact shares, or an error that names
+the shortage.
 
     weights -> shares of each phase -> within the sources' limits -> whole rows
 
-Weights come from the source, from the mixture, or from the source's size. With `on_shortfall: redistribute`, the other
-sources get the rows above a source's limit, by their weights. Every number of rows is its exact share, rounded down or
-up so that all sums are preserved.
+Weights come from the source, from the mixture, or from the source's size. With
+`on_shortfall: redistribute`, the other sources get the rows above a source's limit, by
+their weights. Every number of rows is its exact share, rounded down or up so that all
+sums are preserved.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Any
 from gristmill.mixtures.mix import Mix, Weights, temperature
 
 DECIMAL_DIGITS = 28
-"""Precision of powers: Python's decimals have the same digits on every machine, unlike the C library's `pow`."""
+"""Precision of powers: Python's decimals have the same digits on every machine, unlike
+the C library's `pow`.
+"""
 
 
 class MixError(ValueError):
@@ -46,36 +50,51 @@ class Phase:
         """
         total = sum(self.weights)
         if not total:
-            raise MixError("the weights of all sources are 0; give at least one source a weight above 0")
+            raise MixError(
+                "the weights of all sources are 0; give at least one "
+                "source a weight above 0"
+            )
         return [weight / total for weight in self.weights]
 
 
 def exact(value: float) -> Fraction:
-    """Exact fraction of a decimal number: 0.7 is 7/10, not the nearest binary number."""
+    """Exact fraction of a decimal number: 0.7 is 7/10, not the nearest binary
+    number.
+    """
     return Fraction(str(value))
 
 
-def plan_phases(section: Mix, own_weights: Mapping[str, float], pass_tokens: Mapping[str, int]) -> list[Phase]:
+def plan_phases(
+    section: Mix, own_weights: Mapping[str, float], pass_tokens: Mapping[str, int]
+) -> list[Phase]:
     """Phases of a mixture; a single one if the section defines none.
 
     Args:
-        section: `weights` override the sources' own; a phase's `weights` (`mix.phases`) override these.
+        section: `weights` override the sources' own; a phase's `weights` (`mix.phases`)
+            override these.
         own_weights: source -> its `weight`, of all sources in order.
-        pass_tokens: source -> tokens of one pass over its training documents, for shares by size.
+        pass_tokens: source -> tokens of one pass over its training documents, for
+            shares by size.
     """
     if not section.phases:
         return [Phase(Fraction(1), _weigh(section.weights, own_weights, pass_tokens))]
     return [
         Phase(
             exact(1.0 if phase.end is None else phase.end),
-            _weigh(section.weights if phase.weights is None else phase.weights, own_weights, pass_tokens),
+            _weigh(
+                section.weights if phase.weights is None else phase.weights,
+                own_weights,
+                pass_tokens,
+            ),
         )
         for phase in section.phases
     ]
 
 
 def _weigh(
-    weights: Weights | None, own_weights: Mapping[str, float], pass_tokens: Mapping[str, int]
+    weights: Weights | None,
+    own_weights: Mapping[str, float],
+    pass_tokens: Mapping[str, int],
 ) -> tuple[Fraction, ...]:
     if weights is None:
         return tuple(exact(weight) for weight in own_weights.values())
@@ -86,15 +105,19 @@ def _weigh(
 
 
 def by_size(tokens: Sequence[int], alpha: float) -> tuple[Fraction, ...]:
-    """Weights proportional to token counts to the power of alpha (XLM-R, section 3.1; mT5, section 3.1).
+    """Weights proportional to token counts to the power of alpha (XLM-R, section 3.1;
+    mT5, section 3.1).
 
-    alpha 1 keeps the proportions of the sources and 0 makes them equal, both exactly. A source without tokens has
-    weight 0 for any alpha.
+    alpha 1 keeps the proportions of the sources and 0 makes them equal, both exactly. A
+    source without tokens has weight 0 for any alpha.
     """
     if exact(alpha) == 1:
         return tuple(Fraction(number) for number in tokens)
     context, power = Context(prec=DECIMAL_DIGITS), Decimal(str(alpha))
-    return tuple(Fraction(context.power(Decimal(number), power)) if number else Fraction(0) for number in tokens)
+    return tuple(
+        Fraction(context.power(Decimal(number), power)) if number else Fraction(0)
+        for number in tokens
+    )
 
 
 def ends_of(total: int, phases: Sequence[Phase]) -> list[int]:
@@ -103,7 +126,8 @@ def ends_of(total: int, phases: Sequence[Phase]) -> list[int]:
 
 
 def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[int]:
-    """Rows of each phase out of `total`, not counting the first `kept` rows, which were already read.
+    """Rows of each phase out of `total`, not counting the first `kept` rows, which were
+    already read.
 
     Raises:
         MixError: a phase that ends after the kept rows has no row.
@@ -111,12 +135,19 @@ def rows_of_phases(total: int, phases: Sequence[Phase], kept: int = 0) -> list[i
     ends = ends_of(total, phases)
     if kept and kept >= total:
         raise MixError(
-            f"mix.tokens are {total} rows, but {kept} of them were read already (mix.continues); ask for more tokens"
+            f"mix.tokens are {total} rows, but {kept} of them were read already "
+            "(mix.continues); ask for more tokens"
         )
-    rows = [max(end, kept) - max(begin, kept) for begin, end in zip([0, *ends], ends, strict=False)]
-    if not all(number or 0 < end <= kept for number, end in zip(rows, ends, strict=True)):
+    rows = [
+        max(end, kept) - max(begin, kept)
+        for begin, end in zip([0, *ends], ends, strict=False)
+    ]
+    if not all(
+        number or 0 < end <= kept for number, end in zip(rows, ends, strict=True)
+    ):
         raise MixError(
-            f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of {total} rows; ask for more "
+            f"mix.phases[{rows.index(0)}] has no row: the phases have {rows} of "
+            f"{total} rows; ask for more "
             "tokens (mix.tokens), or move the `end` of a phase"
         )
     return rows
@@ -128,7 +159,8 @@ class Supply:
 
     Attributes:
         max_epochs: most passes over its documents.
-        pass_tokens: tokens of one pass over its training documents, with ends of text and repeats.
+        pass_tokens: tokens of one pass over its training documents, with ends of text
+            and repeats.
         min_tokens: least tokens in the mixture, over all phases.
         max_tokens: most tokens in the mixture; None for no limit.
     """
@@ -145,7 +177,11 @@ class Supply:
     def most_rows(self, sequence_length: int) -> int:
         """Most whole rows within its limits."""
         available = self.available_rows(sequence_length)
-        return available if self.max_tokens is None else min(available, self.max_tokens // sequence_length)
+        return (
+            available
+            if self.max_tokens is None
+            else min(available, self.max_tokens // sequence_length)
+        )
 
     def least_rows(self, sequence_length: int) -> int:
         """Least whole rows that reach its minimum."""
@@ -157,8 +193,8 @@ class Quotas:
     """Rows of a mixture.
 
     Attributes:
-        rows: by phase and source; each number, and each source's sum over the phases, is its exact share (within
-            limits) rounded down or up.
+        rows: by phase and source; each number, and each source's sum over the phases,
+            is its exact share (within limits) rounded down or up.
         asked: exact rows by phase and source from the weights alone.
     """
 
@@ -183,7 +219,8 @@ class MixRequest:
         sequence_length: tokens per row.
         phases: in order, with their weights.
         supplies: source -> its supply, in the order of the weights.
-        kept: rows of each source in phases that were already read (`continue_mixture.py`), which precede the others.
+        kept: rows of each source in phases that were already read
+            (`continue_mixture.py`), which precede the others.
     """
 
     tokens: int
@@ -197,7 +234,9 @@ class MixRequest:
         return self.tokens // self.sequence_length
 
     def asked(self, total: int) -> Table:
-        """Exact rows by phase and source of a set of `total` rows, from the weights alone; without finished phases."""
+        """Exact rows by phase and source of a set of `total` rows, from the weights
+        alone; without finished phases.
+        """
         rows = rows_of_phases(total, self.phases, sum(map(sum, self.kept)))
         return [
             *self._kept(),
@@ -211,22 +250,37 @@ class MixRequest:
     def filled(self, total: int) -> Table:
         """Exact rows within the sources' limits (see `fill`)."""
         requested, kept = self.asked(total)[len(self.kept) :], self._kept()
-        read = [sum(column, Fraction(0)) for column in zip(*kept, strict=True)] or [Fraction(0)] * len(self.supplies)
+        read = [sum(column, Fraction(0)) for column in zip(*kept, strict=True)] or [
+            Fraction(0)
+        ] * len(self.supplies)
         shares = [[part / sum(line) for part in line] for line in requested]
-        least = [max(0, number - int(have)) for number, have in zip(self.least(), read, strict=True)]
-        most = [max(0, number - int(have)) for number, have in zip(self.most(), read, strict=True)]
-        return [*kept, *fill([int(sum(line)) for line in requested], shares, least, most)]
+        least = [
+            max(0, number - int(have))
+            for number, have in zip(self.least(), read, strict=True)
+        ]
+        most = [
+            max(0, number - int(have))
+            for number, have in zip(self.most(), read, strict=True)
+        ]
+        return [
+            *kept,
+            *fill([int(sum(line)) for line in requested], shares, least, most),
+        ]
 
     def _kept(self) -> Table:
         return [[Fraction(number) for number in rows] for rows in self.kept]
 
     def most(self) -> list[int]:
         """Most rows of each source."""
-        return [supply.most_rows(self.sequence_length) for supply in self.supplies.values()]
+        return [
+            supply.most_rows(self.sequence_length) for supply in self.supplies.values()
+        ]
 
     def least(self) -> list[int]:
         """Least rows of each source."""
-        return [supply.least_rows(self.sequence_length) for supply in self.supplies.values()]
+        return [
+            supply.least_rows(self.sequence_length) for supply in self.supplies.values()
+        ]
 
 
 def plan_quotas(
@@ -248,11 +302,18 @@ def plan_quotas(
     """
     own_weights = {name: source["weight"] for name, source in sources.items()}
     supplies = {
-        name: Supply(source["max_epochs"], pass_tokens[name], source["min_tokens"], source["max_tokens"])
+        name: Supply(
+            source["max_epochs"],
+            pass_tokens[name],
+            source["min_tokens"],
+            source["max_tokens"],
+        )
         for name, source in sources.items()
     }
     phases = plan_phases(section, own_weights, pass_tokens)
-    request = MixRequest(section.tokens, section.sequence_length, phases, supplies, kept)
+    request = MixRequest(
+        section.tokens, section.sequence_length, phases, supplies, kept
+    )
     return plan_rows(request, section.on_shortfall == "redistribute")
 
 
@@ -261,15 +322,20 @@ def plan_rows(request: MixRequest, redistribute: bool = False) -> Quotas:
 
     Args:
         request: the mixture.
-        redistribute: give the other sources the rows above a source's limit (see `fill`).
+        redistribute: give the other sources the rows above a source's limit (see
+            `fill`).
 
     Raises:
-        MixError: less than one row; a minimum that a source cannot fill; shares that break the sources' limits, naming
-            every such source (with `redistribute`: limits that leave a phase short).
+        MixError: less than one row; a minimum that a source cannot fill; shares that
+            break the sources' limits, naming every such source (with `redistribute`:
+            limits that leave a phase short).
     """
     total, length = request.total_rows(), request.sequence_length
     if not total:
-        raise MixError(f"mix.tokens is {request.tokens}, which is less than one row of {length} tokens")
+        raise MixError(
+            f"mix.tokens is {request.tokens}, which is less than one row "
+            f"of {length} tokens"
+        )
     _check_minimums(request)
     requested = request.asked(total)
     rows = round_table(request.filled(total) if redistribute else requested)
@@ -284,7 +350,8 @@ def _check_minimums(request: MixRequest) -> None:
     for name, supply in request.supplies.items():
         if supply.least_rows(length) > supply.most_rows(length):
             raise MixError(
-                f"sources.{name}: min_tokens {supply.min_tokens} needs {supply.least_rows(length)} rows of "
+                f"sources.{name}: min_tokens {supply.min_tokens} needs "
+                f"{supply.least_rows(length)} rows of "
                 f"{length} tokens, but {_limit(supply, length)}; lower min_tokens"
             )
 
@@ -296,18 +363,34 @@ def _fits(request: MixRequest, rows: Sequence[int]) -> bool:
 
 def _describe(request: MixRequest, rows: Sequence[int]) -> str:
     length = request.sequence_length
-    lines = [f"the mixture of {request.tokens} tokens ({sum(rows)} rows of {length}) breaks the limits of its sources:"]
+    lines = [
+        f"the mixture of {request.tokens} tokens ({sum(rows)} rows of {length}) "
+        "breaks the limits of its sources:"
+    ]
     for number, (name, supply) in enumerate(request.supplies.items()):
-        asks = f"  {name}: {_weight_of(request, number)} asks for {rows[number] * length} tokens, but "
+        asks = (
+            f"  {name}: {_weight_of(request, number)} asks for "
+            f"{rows[number] * length} tokens, but "
+        )
         if rows[number] > supply.most_rows(length):
             excess = (rows[number] - supply.most_rows(length)) * length
-            lines.append(f"{asks}{_limit(supply, length)}, {excess} too few{_remedy(request, number, rows)}")
+            lines.append(
+                f"{asks}{_limit(supply, length)}, {excess} too "
+                f"few{_remedy(request, number, rows)}"
+            )
         elif rows[number] < supply.least_rows(length):
-            lines.append(f"{asks}its min_tokens is {supply.min_tokens}; raise its weight, or lower min_tokens")
+            lines.append(
+                f"{asks}its min_tokens is {supply.min_tokens}; raise its "
+                "weight, or lower min_tokens"
+            )
     most = _most_tokens(request)
     if most:
-        lines.append(f"or ask for at most {most} tokens (mix.tokens) with these weights")
-    lines.append("or let the other sources have the difference: mix.on_shortfall: redistribute")
+        lines.append(
+            f"or ask for at most {most} tokens (mix.tokens) with these weights"
+        )
+    lines.append(
+        "or let the other sources have the difference: mix.on_shortfall: redistribute"
+    )
     return "\n".join(lines)
 
 
@@ -323,41 +406,76 @@ def _limit(supply: Supply, length: int) -> str:
     available, most = supply.available_rows(length), supply.most_rows(length)
     if most < available:
         return f"its max_tokens {supply.max_tokens} is {most * length} in whole rows"
-    return f"{supply.pass_tokens} tokens x max_epochs {supply.max_epochs:g} fill {most * length}"
+    return (
+        f"{supply.pass_tokens} tokens x max_epochs {supply.max_epochs:g} fill "
+        f"{most * length}"
+    )
 
 
 def _remedy(request: MixRequest, number: int, rows: Sequence[int]) -> str:
     length, supply = request.sequence_length, list(request.supplies.values())[number]
     if not supply.pass_tokens:
-        return "; no document of it is left: look at what dropped them, or set its weight to 0"
+        return (
+            "; no document of it is left: look at what dropped them, or set its "
+            "weight to 0"
+        )
     advice = []
     if rows[number] > supply.available_rows(length):
-        advice.append(f"raise its max_epochs to {_ceil(Fraction(rows[number] * length, supply.pass_tokens))}")
+        advice.append(
+            "raise its max_epochs to "
+            f"{_ceil(Fraction(rows[number] * length, supply.pass_tokens))}"
+        )
     if supply.max_tokens is not None and rows[number] > supply.max_tokens // length:
         advice.append(f"raise its max_tokens to {rows[number] * length}")
     remedy = " and ".join(advice)
     weights = request.phases[0].weights
-    other_weights, max_rows, total = sum(weights) - weights[number], supply.most_rows(length), sum(rows)
-    if len(request.phases) == 1 and not request.kept and other_weights and max_rows < total:
-        remedy += f", or lower its weight to {_floor(other_weights * max_rows / (total - max_rows))}"
+    other_weights, max_rows, total = (
+        sum(weights) - weights[number],
+        supply.most_rows(length),
+        sum(rows),
+    )
+    if (
+        len(request.phases) == 1
+        and not request.kept
+        and other_weights
+        and max_rows < total
+    ):
+        remedy += (
+            ", or lower its weight to "
+            f"{_floor(other_weights * max_rows / (total - max_rows))}"
+        )
     return f"; {remedy}"
 
 
 def _most_tokens(request: MixRequest) -> int:
-    """Largest mixture that the weights allow; 0 if there is none, or with minimums or kept rows."""
+    """Largest mixture that the weights allow; 0 if there is none, or with minimums or
+    kept rows.
+    """
     if any(request.least()) or request.kept:
         return 0
     begins = [Fraction(0), *(phase.end for phase in request.phases)]
-    sizes = [phase.end - begin for begin, phase in zip(begins, request.phases, strict=False)]
+    sizes = [
+        phase.end - begin for begin, phase in zip(begins, request.phases, strict=False)
+    ]
     lines = [phase.shares() for phase in request.phases]
     shares = [
-        sum((size * line[number] for size, line in zip(sizes, lines, strict=True)), Fraction(0))
+        sum(
+            (size * line[number] for size, line in zip(sizes, lines, strict=True)),
+            Fraction(0),
+        )
         for number in range(len(request.supplies))
     ]
-    exact_rows = min(int(rows / share) for rows, share in zip(request.most(), shares, strict=True) if share)
+    exact_rows = min(
+        int(rows / share)
+        for rows, share in zip(request.most(), shares, strict=True)
+        if share
+    )
     # Rounding may change the total by one row per source and phase.
     candidates = range(exact_rows + len(shares) * len(lines), 0, -1)
-    return next((total for total in candidates if _fits_at(request, total)), 0) * request.sequence_length
+    return (
+        next((total for total in candidates if _fits_at(request, total)), 0)
+        * request.sequence_length
+    )
 
 
 def _fits_at(request: MixRequest, total: int) -> bool:
@@ -381,14 +499,22 @@ Table = list[list[Fraction]]
 """Rows per phase and source: table[phase][source]."""
 
 
-def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Sequence[int], most: Sequence[int]) -> Table:
-    """Distribute the rows of every phase by its shares, with every source's sum over all phases within its limits.
+def fill(
+    rows: Sequence[int],
+    shares: Sequence[Sequence[Fraction]],
+    least: Sequence[int],
+    most: Sequence[int],
+) -> Table:
+    """Distribute the rows of every phase by its shares, with every source's sum over
+    all phases within its limits.
 
-    A source above or below its limits is fixed at the limit, in the proportions of its phases; the remaining rows of
-    each phase are distributed among the other sources by its shares, until no limit is broken. Of the sources below
-    their minimum and those above their maximum, the group with the larger total difference is fixed first. A single
-    phase thus gets the only solution of `sum of min(max(level x share, least), most) = rows` (water-filling; CSS
-    resolves flexible lengths in the same way, section 9.7).
+    A source above or below its limits is fixed at the limit, in the proportions of its
+    phases; the remaining rows of each phase are distributed among the other sources by
+    its shares, until no limit is broken. Of the sources below their minimum and those
+    above their maximum, the group with the larger total difference is fixed first. A
+    single phase thus gets the only solution of `sum of min(max(level x share, least),
+    most) = rows` (water-filling; CSS resolves flexible lengths in the same way, section
+    9.7).
 
     Args:
         rows: of each phase.
@@ -406,8 +532,12 @@ def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Seque
     while True:
         table = _distribute(rows, shares, fixed)
         totals = [sum(column, Fraction(0)) for column in zip(*table, strict=True)]
-        below_minimum = [source for source, total in enumerate(totals) if total < least[source]]
-        above_maximum = [source for source, total in enumerate(totals) if total > most[source]]
+        below_minimum = [
+            source for source, total in enumerate(totals) if total < least[source]
+        ]
+        above_maximum = [
+            source for source, total in enumerate(totals) if total > most[source]
+        ]
         if not below_minimum and not above_maximum:
             return table
         deficit = sum(least[source] - totals[source] for source in below_minimum)
@@ -424,31 +554,51 @@ def fill(rows: Sequence[int], shares: Sequence[Sequence[Fraction]], least: Seque
 
 
 def _distribute(
-    rows: Sequence[int], shares: Sequence[Sequence[Fraction]], fixed: Mapping[int, list[Fraction]]
+    rows: Sequence[int],
+    shares: Sequence[Sequence[Fraction]],
+    fixed: Mapping[int, list[Fraction]],
 ) -> Table:
     table = []
     for phase, (phase_rows, parts) in enumerate(zip(rows, shares, strict=True)):
-        remaining = phase_rows - sum((column[phase] for column in fixed.values()), Fraction(0))
-        free_share = sum((share for source, share in enumerate(parts) if source not in fixed), Fraction(0))
-        location = f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
+        remaining = phase_rows - sum(
+            (column[phase] for column in fixed.values()), Fraction(0)
+        )
+        free_share = sum(
+            (share for source, share in enumerate(parts) if source not in fixed),
+            Fraction(0),
+        )
+        location = (
+            f"phase {phase + 1} of {len(rows)}" if len(rows) > 1 else "the mixture"
+        )
         if remaining < 0:
             raise MixError(
-                f"{location} has {phase_rows} rows, and the sources' min_tokens need {ceil(phase_rows - remaining)}; "
+                f"{location} has {phase_rows} rows, and the sources' min_tokens need "
+                f"{ceil(phase_rows - remaining)}; "
                 "lower min_tokens, or ask for more tokens (mix.tokens)"
             )
         if remaining and not free_share:
             raise MixError(
-                f"{location} has {phase_rows} rows, of which {ceil(remaining)} are left without a source: all that "
-                "have a weight in it are at their limits; raise a max_epochs or max_tokens, give another "
-                "source a weight, or ask for fewer tokens (mix.tokens)"
+                f"{location} has {phase_rows} rows, of which {ceil(remaining)} are "
+                "left without a source: all that have a weight in it are at their "
+                "limits; raise a max_epochs or max_tokens, give another source a "
+                "weight, or ask for fewer tokens (mix.tokens)"
             )
         level = remaining / free_share if free_share else Fraction(0)
-        table.append([fixed[source][phase] if source in fixed else level * share for source, share in enumerate(parts)])
+        table.append(
+            [
+                fixed[source][phase] if source in fixed else level * share
+                for source, share in enumerate(parts)
+            ]
+        )
     return table
 
 
-def _scale(column: Sequence[Fraction], total: int, rows: Sequence[int]) -> list[Fraction]:
-    """Rows of a source scaled to a total; proportional to the phases' rows if it has no rows."""
+def _scale(
+    column: Sequence[Fraction], total: int, rows: Sequence[int]
+) -> list[Fraction]:
+    """Rows of a source scaled to a total; proportional to the phases' rows if it has no
+    rows.
+    """
     parts = column if any(column) else [Fraction(number) for number in rows]
     parts_sum = sum(parts, Fraction(0))
     return [part * total / parts_sum for part in parts]
@@ -459,15 +609,17 @@ Cell = tuple[int, int]
 
 
 def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
-    """Round a table of rows per phase and source (controlled rounding: Bacharach 1966; Cox 1987).
+    """Round a table of rows per phase and source (controlled rounding: Bacharach 1966;
+    Cox 1987).
 
-    Every cell is rounded down or up. Every line (a phase) keeps its sum, which must be whole; every column (a source)
-    keeps its sum rounded down or up. A single line is rounded by the largest remainders (Hamilton); the first of equal
-    remainders wins.
+    Every cell is rounded down or up. Every line (a phase) keeps its sum, which must be
+    whole; every column (a source) keeps its sum rounded down or up. A single line is
+    rounded by the largest remainders (Hamilton); the first of equal remainders wins.
 
-    Along a cycle of fractional cells, cells are alternately raised and lowered by the amount that makes one of them
-    whole. Such a cycle exists while any cell is fractional: no line or column can have only one fractional cell, since
-    an extra line makes the columns' sums whole.
+    Along a cycle of fractional cells, cells are alternately raised and lowered by the
+    amount that makes one of them whole. Such a cycle exists while any cell is
+    fractional: no line or column can have only one fractional cell, since an extra line
+    makes the columns' sums whole.
 
     Args:
         table: exact numbers, not negative; table[phase][source].
@@ -477,7 +629,9 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     """
     for line in table:
         if sum(line).denominator != 1:
-            raise ValueError(f"a phase has {float(sum(line))} rows, which is not a whole number")
+            raise ValueError(
+                f"a phase has {float(sum(line))} rows, which is not a whole number"
+            )
     unit = lcm(*(cell.denominator for line in table for cell in line))
     down = [[floor(cell) for cell in line] for line in table]
     # Remainders in units of 1/unit: exact, and faster than fractions.
@@ -502,29 +656,61 @@ def round_table(table: Sequence[Sequence[Fraction]]) -> list[list[int]]:
     ]
 
 
-def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[Cell]] | None:
-    """Cells to raise and cells to lower, starting with the largest remainder; None if all cells are whole."""
+def _cycle(
+    parts: Sequence[Sequence[int]], unit: int
+) -> tuple[list[Cell], list[Cell]] | None:
+    """Cells to raise and cells to lower, starting with the largest remainder; None if
+    all cells are whole.
+    """
     width = len(parts[0])
-    first = _extreme(parts, ((line, source) for line in range(len(parts) - 1) for source in range(width)), unit, 1)
+    first = _extreme(
+        parts,
+        ((line, source) for line in range(len(parts) - 1) for source in range(width)),
+        unit,
+        1,
+    )
     if first is None:
         return None
     path, lines, sources = [first], [first[0]], [first[1]]
     while True:
         line, source = path[-1]
-        # Prefer a cell that closes the cycle: short cycles keep the order of the remainders.
+        # Prefer a cell that closes the cycle: short cycles keep the order of the
+        # remainders.
         lowered = _extreme(
-            parts, ((line, candidate) for candidate in sources if candidate != source), unit, -1
-        ) or _extreme(parts, ((line, candidate) for candidate in range(width) if candidate != source), unit, -1)
-        assert lowered is not None  # A line with a whole sum has another fractional cell.
+            parts,
+            ((line, candidate) for candidate in sources if candidate != source),
+            unit,
+            -1,
+        ) or _extreme(
+            parts,
+            ((line, candidate) for candidate in range(width) if candidate != source),
+            unit,
+            -1,
+        )
+        # A line with a whole sum has another fractional cell.
+        assert lowered is not None
         path.append(lowered)
         if lowered[1] in sources:
             begin = 2 * sources.index(lowered[1])
             return path[begin::2], path[begin + 1 :: 2]
         sources.append(lowered[1])
         raised = _extreme(
-            parts, ((candidate, lowered[1]) for candidate in lines if candidate != line), unit, 1
-        ) or _extreme(parts, ((candidate, lowered[1]) for candidate in range(len(parts)) if candidate != line), unit, 1)
-        assert raised is not None  # A column with a whole sum has another fractional cell.
+            parts,
+            ((candidate, lowered[1]) for candidate in lines if candidate != line),
+            unit,
+            1,
+        ) or _extreme(
+            parts,
+            (
+                (candidate, lowered[1])
+                for candidate in range(len(parts))
+                if candidate != line
+            ),
+            unit,
+            1,
+        )
+        # A column with a whole sum has another fractional cell.
+        assert raised is not None
         path.append(raised)
         if raised[0] in lines:
             begin = 2 * lines.index(raised[0]) + 1
@@ -532,11 +718,19 @@ def _cycle(parts: Sequence[Sequence[int]], unit: int) -> tuple[list[Cell], list[
         lines.append(raised[0])
 
 
-def _extreme(parts: Sequence[Sequence[int]], cells: Iterable[Cell], unit: int, sign: int) -> Cell | None:
-    """Largest (`sign` 1) or smallest (-1) fractional cell; of equal ones, the first in order of raising."""
+def _extreme(
+    parts: Sequence[Sequence[int]], cells: Iterable[Cell], unit: int, sign: int
+) -> Cell | None:
+    """Largest (`sign` 1) or smallest (-1) fractional cell; of equal ones, the first in
+    order of raising.
+    """
     fractional_cells = [cell for cell in cells if 0 < parts[cell[0]][cell[1]] < unit]
     return max(
         fractional_cells,
-        key=lambda cell: (sign * parts[cell[0]][cell[1]], -sign * cell[0], -sign * cell[1]),
+        key=lambda cell: (
+            sign * parts[cell[0]][cell[1]],
+            -sign * cell[0],
+            -sign * cell[1],
+        ),
         default=None,
     )

@@ -1,10 +1,13 @@
-"""Placement of a mixture's documents: packs each stream into rows and sends the pieces of each segment to shards.
+"""Placement of a mixture's documents: packs each stream into rows and sends the pieces
+of each segment to shards.
 
-First, one task per stream (`lay_out_stream`) scans its segments, counts the cost of every packing and saves the state
-that the rows of each segment depend on. Then one task per segment (`place_segment`) cuts it into pieces, computes the
-place of each row by the keyed permutation, and sends the pieces to their shards. A task holds one segment, its
-documents and their pieces: seven times the bytes of its entries (`streams.py`), plus some numbers per possible length
-for `best_fit`. A piece of a rearranged document (`fill_in_middle.py`) becomes up to four runs.
+First, one task per stream (`lay_out_stream`) scans its segments, counts the cost of
+every packing and saves the state that the rows of each segment depend on. Then one task
+per segment (`place_segment`) cuts it into pieces, computes the place of each row by the
+keyed permutation, and sends the pieces to their shards. A task holds one segment, its
+documents and their pieces: seven times the bytes of its entries (`streams.py`), plus
+some numbers per possible length for `best_fit`. A piece of a rearranged document
+(`fill_in_middle.py`) becomes up to four runs.
 """
 
 from __future__ import annotations
@@ -48,7 +51,13 @@ from gristmill.tokenize.mixing.streams import (
     train_stream,
     validation_stream,
 )
-from gristmill.tokenize.order import half_bits_of, order_key, phase_parts, rank, round_keys
+from gristmill.tokenize.order import (
+    half_bits_of,
+    order_key,
+    phase_parts,
+    rank,
+    round_keys,
+)
 from gristmill.tokenize.order_kernels import permute_source, rank_source
 
 LAYOUT_JOB, PLACE_JOB = "layout", "place"
@@ -67,12 +76,15 @@ PLACED_SCHEMA = pa.schema(
         ("text", pa.int32()),
     ]
 )
-"""A piece: row within the shard, tokens with the end of text, words of the document's id, source, pass over the source,
-first token within the document, token part, first token within the part, tokens without the end of text.
+"""A piece: row within the shard, tokens with the end of text, words of the document's
+id, source, pass over the source, first token within the document, token part, first
+token within the part, tokens without the end of text.
 """
 PLACED_BYTES = 56
 ENDS_SCHEMA = PLACED_SCHEMA.append(pa.field("end", pa.int32()))
-"""Schema with rearranged documents: one row per run of a piece (`fill_in_middle.py`), with the token after the run."""
+"""Schema with rearranged documents: one row per run of a piece (`fill_in_middle.py`),
+with the token after the run.
+"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,8 @@ class Layout:
         tokens_per_phase: document tokens in these rows.
         documents: number of entries taken from the stream.
         tokens: tokens up to the end of the last entry taken.
-        costs: cost of every packing of the same tokens, by name (`packing.Costs.accounts`).
+        costs: cost of every packing of the same tokens, by name
+            (`packing.Costs.accounts`).
     """
 
     ends: tuple[int, ...]
@@ -119,12 +132,14 @@ def find_ends(
     context: Context,
     before: Before | None = None,
 ) -> tuple[Streams, list[list[int]]]:
-    """Find the end of each phase in each source's stream, adding passes to streams that are too short.
+    """Find the end of each phase in each source's stream, adding passes to streams that
+    are too short.
 
     For a mixture that continues a set, the ends include the rows that are passed over.
 
     Raises:
-        MixError: a source cannot fill its quota, because rows that begin with a document drop too many of its tokens.
+        MixError: a source cannot fill its quota, because rows that begin with a
+            document drop too many of its tokens.
     """
     packing, ends_of_sources = packing_of(section), dict[int, list[int]]()
     while len(ends_of_sources) < len(sources):
@@ -132,14 +147,29 @@ def find_ends(
         for number, (name, source) in enumerate(sources.items()):
             if number in ends_of_sources:
                 continue
-            quota_tokens = [rows[number] * section.sequence_length for rows in quotas.rows]
+            quota_tokens = [
+                rows[number] * section.sequence_length for rows in quotas.rows
+            ]
             if before is not None:  # includes rows that are passed over
-                quota_tokens = [max(sum(quota_tokens), before.reach(number) * section.sequence_length)]
+                quota_tokens = [
+                    max(
+                        sum(quota_tokens),
+                        before.reach(number) * section.sequence_length,
+                    )
+                ]
             stream = train_stream(number)
             max_tokens = int(exact(source["max_epochs"]) * streams.pass_tokens(stream))
-            ends = ends_of_phases(streams.starts(stream, max_tokens), quota_tokens, packing)
-            if streams.tokens(stream) >= max_tokens if ends is None else ends[-1] > max_tokens:
-                raise MixError(_describe_short(name, sum(quota_tokens), max_tokens, packing))
+            ends = ends_of_phases(
+                streams.starts(stream, max_tokens), quota_tokens, packing
+            )
+            if (
+                streams.tokens(stream) >= max_tokens
+                if ends is None
+                else ends[-1] > max_tokens
+            ):
+                raise MixError(
+                    _describe_short(name, sum(quota_tokens), max_tokens, packing)
+                )
             if ends is None or ends[-1] > streams.tokens(stream):
                 short_streams.append(stream)
             else:
@@ -151,18 +181,32 @@ def find_ends(
 
 def _describe_short(name: str, quota: int, max_tokens: int, packing: Packing) -> str:
     return (
-        f"sources.{name}: {max_tokens} tokens may be read (max_epochs), but rows that begin with a document drop what "
-        f"does not fit into them, so these do not fill {quota} tokens ({quota // packing.sequence_length} rows of "
-        f"{packing.sequence_length}); raise its max_epochs, lower its weight or mix.tokens, or set "
-        + ("mix.document_starts to any" if packing.best_fit else "mix.packing to best_fit")
+        f"sources.{name}: {max_tokens} tokens may be read (max_epochs), but rows that "
+        "begin with a document drop what does not fit into them, so these do not fill "
+        f"{quota} tokens ({quota // packing.sequence_length} rows of "
+        f"{packing.sequence_length}); raise its max_epochs, lower its weight or "
+        "mix.tokens, or set "
+        + (
+            "mix.document_starts to any"
+            if packing.best_fit
+            else "mix.packing to best_fit"
+        )
     )
 
 
 def held_out_ends(streams: Streams, sources: int, section: Mix) -> list[int]:
-    """End of each source's held-out stream: whole rows of one pass, independent of seed and packing."""
+    """End of each source's held-out stream: whole rows of one pass, independent of seed
+    and packing.
+    """
     length = section.sequence_length
-    tokens = [streams.pass_tokens(validation_stream(number, sources)) for number in range(sources)]
-    return [min(section.max_validation_rows, stream_tokens // length) * length for stream_tokens in tokens]
+    tokens = [
+        streams.pass_tokens(validation_stream(number, sources))
+        for number in range(sources)
+    ]
+    return [
+        min(section.max_validation_rows, stream_tokens // length) * length
+        for stream_tokens in tokens
+    ]
 
 
 def lay_out(
@@ -173,7 +217,8 @@ def lay_out(
     quotas: Quotas,
     context: Context,
 ) -> list[Layout]:
-    """Pack every stream into rows: the training streams of all sources, then their held-out streams.
+    """Pack every stream into rows: the training streams of all sources, then their
+    held-out streams.
 
     Args:
         streams: of all sources.
@@ -187,7 +232,10 @@ def lay_out(
     save(context.work / "plan", "bases", streams.bases)
     packing = packing_of(section)
     tasks = [
-        Task(f"{stream:05d}", {"stream": stream, "ends": [int(end) for end in stream_ends]})
+        Task(
+            f"{stream:05d}",
+            {"stream": stream, "ends": [int(end) for end in stream_ends]},
+        )
         for stream, stream_ends in enumerate([*ends, *([end] for end in held_out)])
     ]
     process = partial(
@@ -201,11 +249,20 @@ def lay_out(
     layouts = []
     for stream, result in enumerate(results):
         stream_ends = tasks[stream].payload["ends"]
-        tokens = [line[stream] * length for line in quotas.rows] if stream < sources else stream_ends
+        tokens = (
+            [line[stream] * length for line in quotas.rows]
+            if stream < sources
+            else stream_ends
+        )
         rows = result["rows"] or [number // length for number in tokens]
         layouts.append(
             Layout(
-                tuple(stream_ends), tuple(rows), tuple(tokens), result["documents"], result["tokens"], result["costs"]
+                tuple(stream_ends),
+                tuple(rows),
+                tuple(tokens),
+                result["documents"],
+                result["tokens"],
+                result["costs"],
             )
         )
     return layouts
@@ -214,12 +271,22 @@ def lay_out(
 def streams_for_workers(streams: Streams) -> Streams:
     """Streams without their bases, which workers load from a file."""
     empty = np.empty((0, 0, 0), dtype=np.int64)
-    return Streams(streams.work, streams.bits, streams.draws, type(streams.bases)(empty, empty, empty))
+    return Streams(
+        streams.work,
+        streams.bits,
+        streams.draws,
+        type(streams.bases)(empty, empty, empty),
+    )
 
 
 def with_bases(streams: Streams, plan: str) -> Streams:
     """The inverse of `streams_for_workers`."""
-    return Streams(streams.work, streams.bits, streams.draws, load_record(plan, "bases", type(streams.bases)))
+    return Streams(
+        streams.work,
+        streams.bits,
+        streams.draws,
+        load_record(plan, "bases", type(streams.bases)),
+    )
 
 
 @dataclass(frozen=True)
@@ -240,16 +307,27 @@ class SavedDealing:
     dealt: np.ndarray
 
 
-def lay_out_stream(task: Task, streams: Streams, packing: Packing, sources: int, plan: str) -> Done:
-    """Scan a stream (payload `stream`, `ends`) and save the state that the rows of each segment depend on.
+def lay_out_stream(
+    task: Task, streams: Streams, packing: Packing, sources: int, plan: str
+) -> Done:
+    """Scan a stream (payload `stream`, `ends`) and save the state that the rows of each
+    segment depend on.
 
     Returns:
-        `rows` of each phase (empty if the quotas determine them), `documents`, `tokens`, `costs`.
+        `rows` of each phase (empty if the quotas determine them), `documents`,
+        `tokens`, `costs`.
     """
-    streams, stream, ends = with_bases(streams, plan), task.payload["stream"], task.payload["ends"]
+    streams, stream, ends = (
+        with_bases(streams, plan),
+        task.payload["stream"],
+        task.payload["ends"],
+    )
     stream_packing = packing if stream < sources else Packing(packing.sequence_length)
     costs, files, tokens = Costs(ends, stream_packing), [], 0
-    folder, saves_places = as_path(plan) / f"stream-{stream:05d}", stream_packing.best_fit or stream_packing.aligned
+    folder, saves_places = (
+        as_path(plan) / f"stream-{stream:05d}",
+        stream_packing.best_fit or stream_packing.aligned,
+    )
     for number, partition, base in streams.places(stream, ends[-1]):
         starts = streams.segment(number, partition).of(stream).starts(base)
         if saves_places:
@@ -272,7 +350,11 @@ def lay_out_stream(task: Task, streams: Streams, packing: Packing, sources: int,
             save(
                 folder,
                 _dealing_name(phase),
-                SavedDealing(np.array([dealing.first_row, dealing.whole]), dealing.begins, dealing.dealt),
+                SavedDealing(
+                    np.array([dealing.first_row, dealing.whole]),
+                    dealing.begins,
+                    dealing.dealt,
+                ),
             )
         )
     accounts = costs.accounts()
@@ -315,7 +397,9 @@ class Shards:
 
     @property
     def training(self) -> int:
-        """Number of training shards, which precede the held-out shards (one per source)."""
+        """Number of training shards, which precede the held-out shards (one per
+        source).
+        """
         return -(-sum(map(sum, self.phases)) // self.shard_rows)
 
     @property
@@ -324,26 +408,41 @@ class Shards:
         return self.training + len(self.sources)
 
     def places(self, source: int, rows: np.ndarray) -> np.ndarray:
-        """Place in the files (int64) of each row of a source's stream: shuffled, and merged with the other sources.
+        """Place in the files (int64) of each row of a source's stream: shuffled, and
+        merged with the other sources.
 
-        Within a phase, the rows of a source are permuted by a key, then the sources are merged (`order.py`). In a set
-        that continues another, rows are ordered by their numbers (`continue_mixture.py`); rows that are passed over get -1.
+        Within a phase, the rows of a source are permuted by a key, then the sources are
+        merged (`order.py`). In a set that continues another, rows are ordered by their
+        numbers (`continue_mixture.py`); rows that are passed over get -1.
         """
         if self.before is not None:
             return self._places_behind(self.before, source, rows)
         begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
         ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
-        phases, places = np.searchsorted(begins, rows, side="right") - 1, np.empty_like(rows)
+        phases, places = (
+            np.searchsorted(begins, rows, side="right") - 1,
+            np.empty_like(rows),
+        )
         for phase in np.unique(phases).tolist():
             selection = np.flatnonzero(phases == phase)
             low, high = int(rows[selection].min()), int(rows[selection].max()) + 1
             # Consecutive rows repeat, once per piece: each is permuted only once.
-            distinct_rows = np.arange(low, high) if high - low < len(selection) else rows[selection]
-            row_places = ends[phase] + self._merged(phase, source, distinct_rows - begins[phase])
-            places[selection] = row_places[rows[selection] - low] if high - low < len(selection) else row_places
+            distinct_rows = (
+                np.arange(low, high) if high - low < len(selection) else rows[selection]
+            )
+            row_places = ends[phase] + self._merged(
+                phase, source, distinct_rows - begins[phase]
+            )
+            places[selection] = (
+                row_places[rows[selection] - low]
+                if high - low < len(selection)
+                else row_places
+            )
         return places
 
-    def _places_behind(self, before: Before, source: int, rows: np.ndarray) -> np.ndarray:
+    def _places_behind(
+        self, before: Before, source: int, rows: np.ndarray
+    ) -> np.ndarray:
         distinct_rows, back = np.unique(rows, return_inverse=True)
         numbers, places = (
             before.numbers(source, self.sources[source], distinct_rows, self.seed),
@@ -366,8 +465,13 @@ class Shards:
 
     def _merged(self, phase: int, source: int, rows: np.ndarray) -> np.ndarray:
         """Places of a source's rows within a phase; overwrites `rows`."""
-        counts, places = np.array(self.phases[phase], dtype=np.int64), np.empty_like(rows)
-        key = order_key(self.seed, "mix", "rows", *phase_parts(phase), self.sources[source])
+        counts, places = (
+            np.array(self.phases[phase], dtype=np.int64),
+            np.empty_like(rows),
+        )
+        key = order_key(
+            self.seed, "mix", "rows", *phase_parts(phase), self.sources[source]
+        )
         permute_source(
             rows,
             counts[source],
@@ -392,11 +496,13 @@ def place(
     """Send the pieces of all segments to their shards, in stream order.
 
     Args:
-        parts: number of token parts that receive requests (`send_tokens.py`); 0 for no requests.
+        parts: number of token parts that receive requests (`send_tokens.py`); 0 for no
+            requests.
         rearranging: selection of rearranged documents.
 
     Returns:
-        the pieces, the requests, and the used documents of a set that continues another.
+        the pieces, the requests, and the used documents of a set that continues
+        another.
     """
     tasks = [
         Task(segment_name(number, partition), {"pass": number, "partition": partition})
@@ -417,11 +523,16 @@ def place(
         **({WANTED: parts} if parts else {}),
         **({USED: 1 << shards.ledger_bits} if shards.before is not None else {}),
     }
-    results, sent = run_shuffle(PLACE_JOB, tasks, process, context, partitions, direct=True)
+    results, sent = run_shuffle(
+        PLACE_JOB, tasks, process, context, partitions, direct=True
+    )
     used = (
         None
         if shards.before is None
-        else Used(sent[USED], np.sum([result["copies"] for result in results], axis=0).tolist())
+        else Used(
+            sent[USED],
+            np.sum([result["copies"] for result in results], axis=0).tolist(),
+        )
     )
     return sent[PLACE_JOB], sent.get(WANTED), used
 
@@ -431,30 +542,49 @@ class Used:
     """Documents in the rows of a set that continues another.
 
     Attributes:
-        documents: USED_SCHEMA, those in training rows, by the leading bits of their ids.
-        copies: of each source, the entries of its stream with at least one token in a row.
+        documents: USED_SCHEMA, those in training rows, by the leading bits of their
+            ids.
+        copies: of each source, the entries of its stream with at least one token in a
+            row.
     """
 
     documents: Shuffled
     copies: list[int]
 
 
-def used_of(pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int) -> tuple[Sent, list[int]]:
-    """Documents of a segment with pieces in the first `training` shards, and the number of their entries by source."""
+def used_of(
+    pieces: pa.Table, target: np.ndarray, training: int, sources: int, bits: int
+) -> tuple[Sent, list[int]]:
+    """Documents of a segment with pieces in the first `training` shards, and the number
+    of their entries by source.
+    """
     training_pieces = pieces.filter(pa.array(target < training))
     entries = training_pieces.group_by(["source", "high", "low", "copy"]).aggregate([])
     copies = np.bincount(entries["source"].to_numpy(), minlength=sources)
-    documents = entries.group_by(["high", "low"]).aggregate([]).select(["high", "low"]).cast(USED_SCHEMA)
+    documents = (
+        entries.group_by(["high", "low"])
+        .aggregate([])
+        .select(["high", "low"])
+        .cast(USED_SCHEMA)
+    )
     words = documents["high"].to_numpy()
     return Sent(
-        USED, documents.combine_chunks(), leading(words, bits) if bits else np.zeros(len(words), dtype=np.int64)
+        USED,
+        documents.combine_chunks(),
+        leading(words, bits) if bits else np.zeros(len(words), dtype=np.int64),
     ), copies.tolist()
 
 
-def _used_segments(streams: Streams, layouts: Sequence[Layout]) -> list[tuple[int, int]]:
-    """Pass and partition of each segment that any stream takes documents of; at least one."""
+def _used_segments(
+    streams: Streams, layouts: Sequence[Layout]
+) -> list[tuple[int, int]]:
+    """Pass and partition of each segment that any stream takes documents of; at least
+    one.
+    """
     ends = np.array([layout.end for layout in layouts])
-    used = np.asarray(((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2))
+    used = np.asarray(
+        ((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2)
+    )
     used[0, 0] = True
     return [(number, partition) for number, partition in np.argwhere(used).tolist()]
 
@@ -469,20 +599,28 @@ def place_segment(
     sends: bool = False,
     rearranging: Rearranging | None = None,
 ) -> Generator[Sent, None, Done]:
-    """Cut a segment (payload `pass`, `partition`) into pieces and send them to their shards.
+    """Cut a segment (payload `pass`, `partition`) into pieces and send them to their
+    shards.
 
     Args:
         sends: also send requests to the token parts.
         rearranging: see `place`.
     """
-    pieces = [_pieces_of(task, with_bases(streams, plan), shards, packing, ends, plan, rearranging)]
+    pieces = [
+        _pieces_of(
+            task, with_bases(streams, plan), shards, packing, ends, plan, rearranging
+        )
+    ]
     if sends:
         yield wanted_of(*pieces[0])
     copies: list[int] = []
     if shards.before is not None:
-        sent, copies = used_of(*pieces[0], shards.training, len(shards.sources), shards.ledger_bits)
+        sent, copies = used_of(
+            *pieces[0], shards.training, len(shards.sources), shards.ledger_bits
+        )
         yield sent
-    yield Sent(PLACE_JOB, *pieces.pop())  # frees the pieces while the receiver sorts them
+    # frees the pieces while the receiver sorts them
+    yield Sent(PLACE_JOB, *pieces.pop())
     return Done([], {"copies": copies})
 
 
@@ -507,31 +645,48 @@ def _pieces_of(
             continue
         source, trains = stream % len(shards.sources), stream < len(shards.sources)
         stream_packing = packing if trains else Packing(packing.sequence_length)
-        saved = (as_path(plan) / f"stream-{stream:05d}", segment_name(number, partition))
-        for pieces in _cut_phases(documents.starts(base), stream_ends, stream_packing, *saved):
+        saved = (
+            as_path(plan) / f"stream-{stream:05d}",
+            segment_name(number, partition),
+        )
+        for pieces in _cut_phases(
+            documents.starts(base), stream_ends, stream_packing, *saved
+        ):
             if trains:
                 places = shards.places(source, pieces.row)
                 if (places < 0).any():
                     is_placed = places >= 0
                     pieces, places = (
-                        Pieces(*(getattr(pieces, name)[is_placed] for name in PIECE_COLUMNS)),
+                        Pieces(
+                            *(
+                                getattr(pieces, name)[is_placed]
+                                for name in PIECE_COLUMNS
+                            )
+                        ),
                         places[is_placed],
                     )
                 target, row = places // shards.shard_rows, places % shards.shard_rows
             else:
-                target, row = np.full(len(pieces.row), shards.training + source), pieces.row
+                target, row = (
+                    np.full(len(pieces.row), shards.training + source),
+                    pieces.row,
+                )
             copy = number * (shards.copies[source] if trains else 1) + documents.time
             if rearranging is None:
                 tables.append(_placed(documents, pieces, row, source, copy))
             else:
-                placed, piece = _placed_runs(documents, pieces, row, source, copy, number, trains, rearranging)
+                placed, piece = _placed_runs(
+                    documents, pieces, row, source, copy, number, trains, rearranging
+                )
                 tables.append(placed)
                 target = target[piece]
             targets.append(target)
     return pa.concat_tables(tables).combine_chunks(), np.concatenate(targets)
 
 
-def _cut_phases(starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str) -> Iterator[Pieces]:
+def _cut_phases(
+    starts: np.ndarray, ends: Sequence[int], packing: Packing, folder: Path, name: str
+) -> Iterator[Pieces]:
     """Pieces of a segment; one `Pieces` per overlapping phase for `best_fit`."""
     if not (packing.best_fit or packing.aligned):
         yield cut(starts, 0, ends[-1], packing)
@@ -549,11 +704,18 @@ def _cut_phases(starts: np.ndarray, ends: Sequence[int], packing: Packing, folde
             dealing = load_record(folder, _dealing_name(phase), SavedDealing)
             first_row, whole = dealing.where.tolist()
             yield cut(
-                starts, begin, end, packing, places[phase], Dealing(first_row, whole, dealing.begins, dealing.dealt)
+                starts,
+                begin,
+                end,
+                packing,
+                places[phase],
+                Dealing(first_row, whole, dealing.begins, dealing.dealt),
             )
 
 
-def _placed(segment: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray) -> pa.Table:
+def _placed(
+    segment: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray
+) -> pa.Table:
     """Table of pieces in PLACED_SCHEMA."""
     entry = pieces.entry
     text = np.minimum(pieces.length, segment.tokens[entry] - pieces.offset)
@@ -586,7 +748,11 @@ def _placed_runs(
 ) -> tuple[pa.Table, np.ndarray]:
     """Table of the pieces' runs in ENDS_SCHEMA, and the piece (int64) of each run."""
     entry, position = np.unique(pieces.entry, return_inverse=True)
-    words, time, tokens = segment.words[entry], segment.time[entry], segment.tokens[entry]
+    words, time, tokens = (
+        segment.words[entry],
+        segment.time[entry],
+        segment.tokens[entry],
+    )
     is_rearranged = np.zeros(len(entry), dtype=bool)
     if trains:
         is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)

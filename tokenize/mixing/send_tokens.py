@@ -1,9 +1,11 @@
-"""Transfer of tokens to the shards of rows, on a cluster or with token parts in an object store.
+"""Transfer of tokens to the shards of rows, on a cluster or with token parts in an
+object store.
 
-A shard of rows has pieces of nearly every token part. Opening the parts would cost one request per pair of shard and
-part, and the bytes of whole parts. Instead the job `place` sends each part the ranges that every shard needs, and a job
-over the parts sends the tokens: one row per shard, its ranges ordered by first token, then by length. The pieces of a
-shard thus determine the location of their tokens in it.
+A shard of rows has pieces of nearly every token part. Opening the parts would cost one
+request per pair of shard and part, and the bytes of whole parts. Instead the job
+`place` sends each part the ranges that every shard needs, and a job over the parts
+sends the tokens: one row per shard, its ranges ordered by first token, then by length.
+The pieces of a shard thus determine the location of their tokens in it.
 
 A task holds one part, its requests, and the requested tokens.
 """
@@ -25,7 +27,9 @@ from gristmill.dataprep.text.kernels import kernel
 from gristmill.tokenize.packed_files import DTYPES, read_tokens
 
 WANTED, SEND_JOB = "wanted", "tokens"
-"""Requests from `place` to the parts; name of the job, and of its output to the shards."""
+"""Requests from `place` to the parts; name of the job, and of its output to the
+shards.
+"""
 
 
 def wanted_of(placed: pa.Table, shards: np.ndarray) -> Sent:
@@ -39,7 +43,9 @@ def wanted_of(placed: pa.Table, shards: np.ndarray) -> Sent:
     return Sent(WANTED, rows, placed["part"].to_numpy().astype(np.int64))
 
 
-def send_tokens(wanted: Shuffled, parts: Sequence[str], dtype: str, shards: int, context: Context) -> Shuffled:
+def send_tokens(
+    wanted: Shuffled, parts: Sequence[str], dtype: str, shards: int, context: Context
+) -> Shuffled:
     """Send the tokens of all parts to `shards` shards.
 
     Args:
@@ -49,28 +55,46 @@ def send_tokens(wanted: Shuffled, parts: Sequence[str], dtype: str, shards: int,
     """
     tasks = [Task(f"{number:05d}", {"part": number}) for number in range(len(parts))]
     send = partial(send_part, wanted=wanted, parts=tuple(parts), dtype=dtype)
-    return run_shuffle(SEND_JOB, tasks, send, context, {SEND_JOB: shards}, direct=True)[1][SEND_JOB]
+    return run_shuffle(SEND_JOB, tasks, send, context, {SEND_JOB: shards}, direct=True)[
+        1
+    ][SEND_JOB]
 
 
-def send_part(task: Task, wanted: Shuffled, parts: Sequence[str], dtype: str) -> Generator[Sent, None, Done]:
+def send_part(
+    task: Task, wanted: Shuffled, parts: Sequence[str], dtype: str
+) -> Generator[Sent, None, Done]:
     """Send the tokens of one part: payload `part`."""
     rows = wanted.read(task.payload["part"])
-    shard, first, text = (rows[name].to_numpy().astype(np.int64) for name in ("shard", "first", "text"))
+    shard, first, text = (
+        rows[name].to_numpy().astype(np.int64) for name in ("shard", "first", "text")
+    )
     order = np.lexsort((text, first, shard))
     starts = group_starts(shard[order])
     tokens = np.empty(int(text.sum()), DTYPES[dtype])
     if len(tokens):
-        copy_runs(read_tokens(as_path(parts[task.payload["part"]]), tokens.dtype), first[order], text[order], tokens)
-    ends = np.concatenate([[0], np.cumsum(text[order])])[[*starts, len(order)]] * tokens.itemsize
+        copy_runs(
+            read_tokens(as_path(parts[task.payload["part"]]), tokens.dtype),
+            first[order],
+            text[order],
+            tokens,
+        )
+    ends = (
+        np.concatenate([[0], np.cumsum(text[order])])[[*starts, len(order)]]
+        * tokens.itemsize
+    )
     sent = pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(starts), [None, pa.py_buffer(ends.astype(np.int64)), pa.py_buffer(tokens)]
+        pa.large_binary(),
+        len(starts),
+        [None, pa.py_buffer(ends.astype(np.int64)), pa.py_buffer(tokens)],
     )
     yield Sent(SEND_JOB, pa.table({"tokens": sent}), shard[order][starts])
     return Done()
 
 
 @kernel
-def copy_runs(tokens: np.ndarray, first: np.ndarray, text: np.ndarray, out: np.ndarray) -> None:
+def copy_runs(
+    tokens: np.ndarray, first: np.ndarray, text: np.ndarray, out: np.ndarray
+) -> None:
     """Copy runs of tokens (int64: first of each, how many) to one after the other."""
     here = 0
     for run in range(len(first)):
@@ -82,10 +106,14 @@ def copy_runs(tokens: np.ndarray, first: np.ndarray, text: np.ndarray, out: np.n
 def receive_tokens(sent: Shuffled, shard: int, dtype: np.dtype) -> np.ndarray:
     """All tokens of a shard, flat."""
     rows = sent.read(shard)["tokens"]
-    return np.concatenate([np.empty(0, dtype), *(np.frombuffer(row.as_buffer(), dtype) for row in rows)])
+    return np.concatenate(
+        [np.empty(0, dtype), *(np.frombuffer(row.as_buffer(), dtype) for row in rows)]
+    )
 
 
-def received_places(part: np.ndarray, first: np.ndarray, text: np.ndarray) -> np.ndarray:
+def received_places(
+    part: np.ndarray, first: np.ndarray, text: np.ndarray
+) -> np.ndarray:
     """First token (int64) of each piece among the tokens received by its shard."""
     order = np.lexsort((text, first, part))
     places = np.empty(len(order), np.int64)

@@ -11,7 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.documents import JUDGEMENT_COLUMNS, annotation_stages, read_annotations, read_documents
+from gristmill.dataprep.documents import (
+    JUDGEMENT_COLUMNS,
+    annotation_stages,
+    read_annotations,
+    read_documents,
+)
 from gristmill.dataprep.where_sql import (
     METADATA,
     OF_TOKENS,
@@ -26,10 +31,14 @@ from gristmill.tokenize.mixing.quotas import MixError
 
 MET, NOT_MET, UNKNOWN = 1, 0, -1
 MAX_REPEATS = 1000
-"""Guard against mistakes: after 40 repetitions nothing is learned (Muennighoff et al. 2023, section 5)."""
+"""Guard against mistakes: after 40 repetitions nothing is learned (Muennighoff et al.
+2023, section 5).
+"""
 
 
-def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table, with_metadata: bool = False) -> pa.Table:
+def measured_columns(
+    inputs: Mapping[str, Path], shard: str, docs: pa.Table, with_metadata: bool = False
+) -> pa.Table:
     """Measured columns of a shard's tokenised documents, one row per document.
 
     Args:
@@ -39,14 +48,21 @@ def measured_columns(inputs: Mapping[str, Path], shard: str, docs: pa.Table, wit
         with_metadata: also the JSON objects of the records' metadata, as `metadata`.
 
     Returns:
-        `tokens`, `bytes` and every column of an annotating stage, under the names of `names_of`.
+        `tokens`, `bytes` and every column of an annotating stage, under the names of
+        `names_of`.
     """
-    documents = read_documents(inputs, shard, ["id", METADATA] if with_metadata else ["id"])
+    documents = read_documents(
+        inputs, shard, ["id", METADATA] if with_metadata else ["id"]
+    )
     rows, ids = docs["row"], documents["id"]
     measured = {}
     for step in annotation_stages(inputs):
         table = read_annotations(inputs, shard, step, ids=ids).take(rows)
-        measured[step] = {name: table[name] for name in table.column_names if name not in JUDGEMENT_COLUMNS}
+        measured[step] = {
+            name: table[name]
+            for name in table.column_names
+            if name not in JUDGEMENT_COLUMNS
+        }
     columns = {name: docs[name] for name in OF_TOKENS}
     if with_metadata:
         columns[METADATA] = documents[METADATA].take(rows)
@@ -64,21 +80,28 @@ def judge(source: str, condition: str, measured: pa.Table) -> np.ndarray:
         measured: see `measured_columns`.
 
     Returns:
-        int8 per row: MET, NOT_MET, or UNKNOWN for NULL, from values that were not measured.
+        int8 per row: MET, NOT_MET, or UNKNOWN for NULL, from values that were not
+        measured.
 
     Raises:
-        MixError: the condition is outside the grammar, is not boolean, or names an unknown column.
+        MixError: the condition is outside the grammar, is not boolean, or names an
+            unknown column.
     """
-    is_known, values = _evaluate(f"sources.{source}.where", condition, "BOOLEAN", measured)
+    is_known, values = _evaluate(
+        f"sources.{source}.where", condition, "BOOLEAN", measured
+    )
     verdicts = np.full(len(measured), UNKNOWN, dtype=np.int8)
     verdicts[is_known] = np.where(values[is_known].astype(bool), MET, NOT_MET)
     return verdicts
 
 
-def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, key: int) -> np.ndarray:
+def repeat(
+    source: str, expression: str, measured: pa.Table, words: np.ndarray, key: int
+) -> np.ndarray:
     """Evaluate the repeats of each document of a source in one pass.
 
-    A fraction is a probability: with 1.5, documents whose draw is below a half are repeated twice.
+    A fraction is a probability: with 1.5, documents whose draw is below a half are
+    repeated twice.
 
     Args:
         source: its name, for the error.
@@ -91,16 +114,19 @@ def repeat(source: str, expression: str, measured: pa.Table, words: np.ndarray, 
         int64 per row: repeats, or UNKNOWN for NULL, from values that were not measured.
 
     Raises:
-        MixError: the expression is outside the grammar, names an unknown column, or gives a number that is negative,
-            infinite or above MAX_REPEATS.
+        MixError: the expression is outside the grammar, names an unknown column, or
+            gives a number that is negative, infinite or above MAX_REPEATS.
     """
-    is_known, values = _evaluate(f"sources.{source}.epochs", expression, "DOUBLE", measured)
+    is_known, values = _evaluate(
+        f"sources.{source}.epochs", expression, "DOUBLE", measured
+    )
     numbers = np.where(is_known, values, 0.0).astype(np.float64)
     wrong = np.flatnonzero(~((numbers >= 0) & (numbers <= MAX_REPEATS)))
     if len(wrong):
         raise MixError(
-            f"sources.{source}.epochs: {expression!r} is {numbers[wrong[0]]:g} for document "
-            f"{word_ids(words[wrong[:1]])[0].as_py().hex()}; it must be between 0 and {MAX_REPEATS}"
+            f"sources.{source}.epochs: {expression!r} is {numbers[wrong[0]]:g} for "
+            f"document {word_ids(words[wrong[:1]])[0].as_py().hex()}; it must be "
+            f"between 0 and {MAX_REPEATS}"
         )
     whole_repeats = np.floor(numbers)
     chance = ((numbers - whole_repeats) * 2.0**64).astype(np.uint64)
@@ -122,7 +148,9 @@ def check_names(key: str, expression: str, names: Collection[str]) -> None:
         raise MixError(f"{key}: {error}") from error
 
 
-def _evaluate(key: str, expression: str, kind: str, measured: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+def _evaluate(
+    key: str, expression: str, kind: str, measured: pa.Table
+) -> tuple[np.ndarray, np.ndarray]:
     try:
         return evaluate(expression, kind, measured)
     except ExpressionError as error:

@@ -1,11 +1,14 @@
-"""Streams of a mixture: the documents of every source in drawn order, pass after pass, cut into segments.
+"""Streams of a mixture: the documents of every source in drawn order, pass after pass,
+cut into segments.
 
-Each source has a stream of training documents and one of held-out documents. A pass is ordered by draws, which are
-hashes. The documents whose draws share their leading bits form a partition: a contiguous run of every stream, sorted by
-one task. Its output is a `Segment` with its part of each stream; consecutive segments make up the pass. No process
-holds more of a whole pass than the token count of each segment.
+Each source has a stream of training documents and one of held-out documents. A pass is
+ordered by draws, which are hashes. The documents whose draws share their leading bits
+form a partition: a contiguous run of every stream, sorted by one task. Its output is a
+`Segment` with its part of each stream; consecutive segments make up the pass. No
+process holds more of a whole pass than the token count of each segment.
 
-A task holds one partition: about PARTITION_BYTES of entries, and three times as much while sorting them.
+A task holds one partition: about PARTITION_BYTES of entries, and three times as much
+while sorting them.
 """
 
 from __future__ import annotations
@@ -39,14 +42,19 @@ ENTRIES_SCHEMA = pa.schema(
         ("tokens", pa.int64()),
     ]
 )
-"""A document in a pass: its stream, the words of its id, its repeat within the pass (from 0), and the location of its
-tokens (number of the token part, first token in it, number of tokens without the end of text).
+"""A document in a pass: its stream, the words of its id, its repeat within the pass
+(from 0), and the location of its tokens (number of the token part, first token in it,
+number of tokens without the end of text).
 """
 ENTRY_BYTES = 44
 PARTITION_BYTES = 64_000_000
-"""Bytes of entries; a task that places their pieces needs seven times as much, about 450 MB."""
+"""Bytes of entries; a task that places their pieces needs seven times as much, about
+450 MB.
+"""
 MOST_PARTITION_BITS = 12
-"""4,096 partitions: with more, every task of the previous job would write parts of a few kilobytes."""
+"""4,096 partitions: with more, every task of the previous job would write parts of a
+few kilobytes.
+"""
 SEGMENTS = "segments"
 
 
@@ -54,7 +62,9 @@ Number = TypeVar("Number", int, np.ndarray)
 
 
 def train_stream(source: Number) -> Number:
-    """Number of a source's training stream; training streams precede held-out streams."""
+    """Number of a source's training stream; training streams precede held-out
+    streams.
+    """
     return source
 
 
@@ -64,7 +74,9 @@ def validation_stream(source: Number, sources: int) -> Number:
 
 
 def partition_bits(rows: int, row_bytes: int) -> int:
-    """Number of leading bits that split `rows` rows into partitions of at most about PARTITION_BYTES each."""
+    """Number of leading bits that split `rows` rows into partitions of at most about
+    PARTITION_BYTES each.
+    """
     partitions = -(-rows * row_bytes // PARTITION_BYTES)
     return min(max(0, partitions - 1).bit_length(), MOST_PARTITION_BITS)
 
@@ -88,12 +100,27 @@ class Draws:
     training: int
     validation: int
 
-    def partitions(self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int, bits: int) -> np.ndarray:
+    def partitions(
+        self,
+        stream: np.ndarray,
+        words: np.ndarray,
+        time: np.ndarray,
+        number: int,
+        bits: int,
+    ) -> np.ndarray:
         """Partition (int64) of each entry of a pass: the leading `bits` of its draw."""
-        return leading(self.of(stream, words, time, number), bits) if bits else np.zeros(len(words), dtype=np.int64)
+        return (
+            leading(self.of(stream, words, time, number), bits)
+            if bits
+            else np.zeros(len(words), dtype=np.int64)
+        )
 
-    def of(self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int) -> np.ndarray:
-        """Draws (uint64) of the entries of a pass; every repeat of a document has its own draw."""
+    def of(
+        self, stream: np.ndarray, words: np.ndarray, time: np.ndarray, number: int
+    ) -> np.ndarray:
+        """Draws (uint64) of the entries of a pass; every repeat of a document has its
+        own draw.
+        """
         draws = np.empty(len(words), dtype=np.uint64)
         training = stream < self.sources
         for key, kind_mask in ((self.training, training), (self.validation, ~training)):
@@ -101,7 +128,12 @@ class Draws:
                 mask = kind_mask & (time == repeat)
                 # For rows of two numbers, bracket indexing takes five times as long.
                 selected_words = words.compress(mask, axis=0)
-                draws[mask] = draw(selected_words, order_key(key, "pass", *((number, repeat) if repeat else (number,))))
+                draws[mask] = draw(
+                    selected_words,
+                    order_key(
+                        key, "pass", *((number, repeat) if repeat else (number,))
+                    ),
+                )
         return draws
 
 
@@ -130,11 +162,16 @@ class Segment:
         begin, end = self.first[stream : stream + 2].tolist()
         return Segment(
             np.array([0, end - begin]),
-            *(getattr(self, name)[begin:end] for name in ("words", "time", "part", "offset", "tokens")),
+            *(
+                getattr(self, name)[begin:end]
+                for name in ("words", "time", "part", "offset", "tokens")
+            ),
         )
 
     def starts(self, base: int) -> np.ndarray:
-        """First token of each document in its stream, from `base`, and the end of the last: int64 of shape (n + 1,)."""
+        """First token of each document in its stream, from `base`, and the end of the
+        last: int64 of shape (n + 1,).
+        """
         starts = np.empty(len(self.tokens) + 1, dtype=np.int64)
         starts[0] = base
         np.cumsum(self.tokens + 1, out=starts[1:])
@@ -142,7 +179,9 @@ class Segment:
         return starts
 
 
-def sort_segment(task: Task, draws: Draws, bits: int, number: int, entries: Shuffled, folder: str) -> Done:
+def sort_segment(
+    task: Task, draws: Draws, bits: int, number: int, entries: Shuffled, folder: str
+) -> Done:
     """Sort a partition of a pass: payload `partition`.
 
     Args:
@@ -160,22 +199,45 @@ def sort_segment(task: Task, draws: Draws, bits: int, number: int, entries: Shuf
     words = np.stack([columns["high"], columns["low"]], axis=1)
     stream, time = columns["stream"], columns["time"]
     # Shift out the shared bits, so that the remaining ones spread over 64 bits again.
-    keys = draws.of(stream, words, time, number) << np.uint64(bits) if bits else draws.of(stream, words, time, number)
+    keys = (
+        draws.of(stream, words, time, number) << np.uint64(bits)
+        if bits
+        else draws.of(stream, words, time, number)
+    )
     streams = 2 * draws.sources
-    first = np.concatenate([[0], np.cumsum(np.bincount(stream, minlength=streams))]).astype(np.int64)
+    first = np.concatenate(
+        [[0], np.cumsum(np.bincount(stream, minlength=streams))]
+    ).astype(np.int64)
     order = by_bin(stream, first)
     for begin, end in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
         stream_order = order[begin:end]
         order[begin:end] = stream_order[
-            ordered_by(keys[stream_order], columns["high"], columns["low"], time, rows=stream_order)
+            ordered_by(
+                keys[stream_order],
+                columns["high"],
+                columns["low"],
+                time,
+                rows=stream_order,
+            )
         ]
     tokens = columns["tokens"][order]
     token_starts = np.concatenate([[0], np.cumsum(tokens + 1)])
     segment = Segment(
-        first, words.take(order, axis=0), time[order], columns["part"][order], columns["offset"][order], tokens
+        first,
+        words.take(order, axis=0),
+        time[order],
+        columns["part"][order],
+        columns["offset"][order],
+        tokens,
     )
     path = save(as_path(folder), segment_name(number, partition), segment)
-    return Done([path], {"entries": np.diff(first).tolist(), "tokens": np.diff(token_starts[first]).tolist()})
+    return Done(
+        [path],
+        {
+            "entries": np.diff(first).tolist(),
+            "tokens": np.diff(token_starts[first]).tolist(),
+        },
+    )
 
 
 def segment_name(number: int, partition: int) -> str:
@@ -184,9 +246,15 @@ def segment_name(number: int, partition: int) -> str:
 
 
 def draw_again(
-    task: Task, draws: Draws, bits: int, number: int, streams: Sequence[int], folder: str
+    task: Task,
+    draws: Draws,
+    bits: int,
+    number: int,
+    streams: Sequence[int],
+    folder: str,
 ) -> Generator[Sent, None, Done]:
-    """Send the documents of a partition of the first pass to the partitions of another pass: payload `partition`.
+    """Send the documents of a partition of the first pass to the partitions of another
+    pass: payload `partition`.
 
     Args:
         bits, folder: see `sort_segment`.
@@ -196,9 +264,15 @@ def draw_again(
     first = load_record(folder, segment_name(0, task.payload["partition"]), Segment)
     tables = [_entries_of(first.of(stream), stream) for stream in streams]
     table = pa.concat_tables([ENTRIES_SCHEMA.empty_table(), *tables]).combine_chunks()
-    columns = {name: table[name].to_numpy() for name in ("stream", "high", "low", "time")}
+    columns = {
+        name: table[name].to_numpy() for name in ("stream", "high", "low", "time")
+    }
     words = np.stack([columns["high"], columns["low"]], axis=1)
-    yield Sent(pass_job(number), table, draws.partitions(columns["stream"], words, columns["time"], number, bits))
+    yield Sent(
+        pass_job(number),
+        table,
+        draws.partitions(columns["stream"], words, columns["time"], number, bits),
+    )
     return Done()
 
 
@@ -218,7 +292,9 @@ def _entries_of(segment: Segment, stream: int) -> pa.Table:
 
 
 def pass_job(number: int) -> str:
-    """Name of the job that draws the documents of a pass again, and of its shuffled output."""
+    """Name of the job that draws the documents of a pass again, and of its shuffled
+    output.
+    """
     return f"pass-{number}"
 
 
@@ -227,7 +303,8 @@ class Bases:
     """Sizes and first tokens of the segments in their streams.
 
     Attributes:
-        tokens: int64 of shape (passes, partitions, streams), tokens of a segment, including ends of text.
+        tokens: int64 of shape (passes, partitions, streams), tokens of a segment,
+            including ends of text.
         entries: the same, documents.
         begins: the same, first token in the stream.
     """
@@ -272,8 +349,12 @@ class Streams:
         return int(self.bases.tokens[:, :, stream].sum())
 
     def places(self, stream: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Pass, partition and first token of each non-empty segment of a stream that begins before `end`."""
-        for number, partition in np.argwhere(self.bases.entries[:, :, stream] > 0).tolist():
+        """Pass, partition and first token of each non-empty segment of a stream that
+        begins before `end`.
+        """
+        for number, partition in np.argwhere(
+            self.bases.entries[:, :, stream] > 0
+        ).tolist():
             base = int(self.bases.begins[number, partition, stream])
             if base >= end:
                 return
@@ -284,16 +365,21 @@ class Streams:
         return load_record(self.folder, segment_name(number, partition), Segment)
 
     def starts(self, stream: int, end: int) -> Iterator[np.ndarray]:
-        """First tokens of a stream's documents, segment by segment (`Segment.starts`)."""
+        """First tokens of a stream's documents, segment by segment
+        (`Segment.starts`).
+        """
         for number, partition, base in self.places(stream, end):
             yield self.segment(number, partition).of(stream).starts(base)
 
 
-def make_streams(entries: Shuffled, work: Path, bits: int, draws: Draws, context: Context) -> Streams:
+def make_streams(
+    entries: Shuffled, work: Path, bits: int, draws: Draws, context: Context
+) -> Streams:
     """Sort the first pass.
 
     Args:
-        entries: of ENTRIES_SCHEMA, cut into partitions by the first `bits` bits of the draws.
+        entries: of ENTRIES_SCHEMA, cut into partitions by the first `bits` bits of the
+            draws.
         work: the stage's work folder.
     """
     results = _sort_pass(entries, work, bits, draws, 0, context)
@@ -304,10 +390,17 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
     """Streams with one more pass of some of them."""
     number, bits, draws = streams.passes, streams.bits, streams.draws
     again = partial(
-        draw_again, draws=draws, bits=bits, number=number, streams=tuple(wanted), folder=str(streams.folder)
+        draw_again,
+        draws=draws,
+        bits=bits,
+        number=number,
+        streams=tuple(wanted),
+        folder=str(streams.folder),
     )
     job, partitions = pass_job(number), 1 << bits
-    _, entries = run_shuffle(job, partition_tasks(partitions), again, context, {job: partitions}, direct=True)
+    _, entries = run_shuffle(
+        job, partition_tasks(partitions), again, context, {job: partitions}, direct=True
+    )
     results = _sort_pass(entries[job], streams.work, bits, draws, number, context)
     before = [_totals_of(streams.bases, earlier_pass) for earlier_pass in range(number)]
     return Streams(streams.work, bits, draws, _based([*before, results]))
@@ -317,10 +410,29 @@ Totals = tuple[np.ndarray, np.ndarray]
 """Entries and tokens of a pass: int64 of shape (partitions, streams) each."""
 
 
-def _sort_pass(entries: Shuffled, work: Path, bits: int, draws: Draws, number: int, context: Context) -> Totals:
-    sort = partial(sort_segment, draws=draws, bits=bits, number=number, entries=entries, folder=str(work / SEGMENTS))
-    results: list[dict[str, Any]] = run_tasks(f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True)
-    entries_, tokens = (np.array([result[key] for result in results], dtype=np.int64) for key in ("entries", "tokens"))
+def _sort_pass(
+    entries: Shuffled,
+    work: Path,
+    bits: int,
+    draws: Draws,
+    number: int,
+    context: Context,
+) -> Totals:
+    sort = partial(
+        sort_segment,
+        draws=draws,
+        bits=bits,
+        number=number,
+        entries=entries,
+        folder=str(work / SEGMENTS),
+    )
+    results: list[dict[str, Any]] = run_tasks(
+        f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True
+    )
+    entries_, tokens = (
+        np.array([result[key] for result in results], dtype=np.int64)
+        for key in ("entries", "tokens")
+    )
     return entries_, tokens
 
 
@@ -329,6 +441,10 @@ def _totals_of(bases: Bases, number: int) -> Totals:
 
 
 def _based(passes: Sequence[Totals]) -> Bases:
-    entries, tokens = (np.stack([totals[column] for totals in passes]) for column in (0, 1))
+    entries, tokens = (
+        np.stack([totals[column] for totals in passes]) for column in (0, 1)
+    )
     flat = tokens.reshape(-1, tokens.shape[-1])
-    return Bases(tokens, entries, (np.cumsum(flat, axis=0) - flat).reshape(tokens.shape))
+    return Bases(
+        tokens, entries, (np.cumsum(flat, axis=0) - flat).reshape(tokens.shape)
+    )

@@ -1,9 +1,11 @@
-"""Writer of the shards of a packed set: gathers the tokens of each row from the token parts.
+"""Writer of the shards of a packed set: gathers the tokens of each row from the token
+parts.
 
-The pieces of each shard are in shuffled files that any machine can read. A task holds the pieces of one shard,
-PIECE_BYTES each, and BLOCK_BYTES of tokens; the token parts are memory-mapped. Tokens are gathered in blocks of rows
-that stay in the cache for hashing and writing: gathering a whole shard first would read every token from main memory
-three times.
+The pieces of each shard are in shuffled files that any machine can read. A task holds
+the pieces of one shard, PIECE_BYTES each, and BLOCK_BYTES of tokens; the token parts
+are memory-mapped. Tokens are gathered in blocks of rows that stay in the cache for
+hashing and writing: gathering a whole shard first would read every token from main
+memory three times.
 """
 
 from __future__ import annotations
@@ -30,9 +32,13 @@ from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, rea
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
 
 PIECE_BYTES = 250
-"""Memory of a task per piece of its shard: its location, as read and sorted, and its two tables."""
+"""Memory of a task per piece of its shard: its location, as read and sorted, and its
+two tables.
+"""
 MOST_PARTS = 2048
-"""Token parts mapped at a time: Linux allows a process 65,530 maps (vm.max_map_count), shared by all threads."""
+"""Token parts mapped at a time: Linux allows a process 65,530 maps (vm.max_map_count),
+shared by all threads.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class RowPlan:
         eos: id that ends a document.
         pad: id that fills the end of an incomplete row.
         excluded: ids of documents whose rows are emptied.
-        excluded_later: ids of documents whose rows are emptied from some row on, and that row.
+        excluded_later: ids of documents whose rows are emptied from some row on, and
+            that row.
     """
 
     placed: Shuffled
@@ -65,24 +72,35 @@ class RowPlan:
 
 
 def write_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
-    """Write a shard of training rows, or of a source's held-out rows if payload `held_out` is set."""
+    """Write a shard of training rows, or of a source's held-out rows if payload
+    `held_out` is set.
+    """
     if task.payload["held_out"]:
         return write_validation_shard(task, plan, token_bytes)
     return write_train_shard(task, plan)
 
 
 def write_train_shard(task: Task, plan: RowPlan) -> Done:
-    """Write training rows [first, first + rows): payload `file`, `partition`, `first`, `rows`."""
+    """Write training rows [first, first + rows): payload `file`, `partition`, `first`,
+    `rows`.
+    """
     first, rows = task.payload["first"], task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     path = as_path(plan.out) / task.payload["file"]
-    emptied = EmptiedRows(contents.table(first), first, plan.excluded, plan.pad, plan.excluded_later)
+    emptied = EmptiedRows(
+        contents.table(first), first, plan.excluded, plan.pad, plan.excluded_later
+    )
     blocks = emptied.blocks(blocks_of(plan, contents, rows))
-    return Done(files_of(path), {**write_blocks(path, blocks, emptied.pieces, first), **emptied.entry()})
+    return Done(
+        files_of(path),
+        {**write_blocks(path, blocks, emptied.pieces, first), **emptied.entry()},
+    )
 
 
 def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
-    """Write all held-out rows of a source and count their text bytes: payload `file`, `partition`, `rows`."""
+    """Write all held-out rows of a source and count their text bytes: payload `file`,
+    `partition`, `rows`.
+    """
     rows = task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     tokens = next(blocks_of(plan, contents, rows, block_rows=rows))
@@ -99,7 +117,8 @@ def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
 
 @dataclass(frozen=True)
 class Contents:
-    """Pieces of documents in rows, ordered by row and start; all of shape (p,), int64 unless stated.
+    """Pieces of documents in rows, ordered by row and start; all of shape (p,), int64
+    unless stated.
 
     Attributes:
         row: number within the shard.
@@ -111,9 +130,11 @@ class Contents:
         offset: first token within the document.
         part: number of the token part.
         first: first token within the part.
-        text: tokens without the end of text; less than `length` if an end of text follows.
+        text: tokens without the end of text; less than `length` if an end of text
+            follows.
         sent: the shard's tokens, which `first` indexes, if they were sent; else None.
-        end: int32, id of the token after each run if documents are rearranged (`fill_in_middle.py`); else None.
+        end: int32, id of the token after each run if documents are rearranged
+            (`fill_in_middle.py`); else None.
     """
 
     row: np.ndarray
@@ -172,17 +193,27 @@ class Contents:
 
 
 def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
-    """Read the pieces of a shard of `rows` rows, ordered by row and, within a row, in stream order."""
+    """Read the pieces of a shard of `rows` rows, ordered by row and, within a row, in
+    stream order.
+    """
     table = plan.placed.read(partition)
     columns = {name: table[name].to_numpy() for name in table.column_names}
-    first = np.concatenate([[0], np.cumsum(np.bincount(columns["row"], minlength=rows))]).astype(np.int64)
+    first = np.concatenate(
+        [[0], np.cumsum(np.bincount(columns["row"], minlength=rows))]
+    ).astype(np.int64)
     order = by_bin(columns["row"], first)
     columns = {name: column[order] for name, column in columns.items()}
     length = columns["length"].astype(np.int64)
     passed = np.cumsum(length) - length
     start = passed - passed[first[columns["row"]]] if len(length) else passed
-    part, begin, text = (columns[name].astype(np.int64) for name in ("part", "first", "text"))
-    sent = None if plan.sent is None else receive_tokens(plan.sent, partition, DTYPES[plan.dtype])
+    part, begin, text = (
+        columns[name].astype(np.int64) for name in ("part", "first", "text")
+    )
+    sent = (
+        None
+        if plan.sent is None
+        else receive_tokens(plan.sent, partition, DTYPES[plan.dtype])
+    )
     if sent is not None:
         part, begin = np.zeros_like(part), received_places(part, begin, text)
     return Contents(
@@ -205,7 +236,9 @@ BLOCK_BYTES = 1_000_000
 """Roughly the second-level cache of a core."""
 
 
-def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | None = None) -> Iterator[np.ndarray]:
+def blocks_of(
+    plan: RowPlan, contents: Contents, rows: int, block_rows: int | None = None
+) -> Iterator[np.ndarray]:
     """Gather the tokens of a shard in blocks of rows.
 
     Args:
@@ -215,8 +248,8 @@ def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | No
         block_rows: rows per block; None for BLOCK_BYTES.
 
     Yields:
-        (n, sequence_length) in the plan's dtype, in memory that the next block reuses; one empty block if there are no
-        rows.
+        (n, sequence_length) in the plan's dtype, in memory that the next block reuses;
+        one empty block if there are no rows.
     """
     parts = (
         TokenParts([as_path(part) for part in plan.parts], DTYPES[plan.dtype])
@@ -224,8 +257,13 @@ def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | No
         else TokensHere(contents.sent)
     )
     length = plan.sequence_length
-    # Parts that cannot be mapped all at once are read completely, one by one: a single block reads each only once.
-    rows_per_block = rows if not parts.at_once else block_rows or max(1, BLOCK_BYTES // (length * parts.dtype.itemsize))
+    # Parts that cannot be mapped all at once are read completely, one by one: a single
+    # block reads each only once.
+    rows_per_block = (
+        rows
+        if not parts.at_once
+        else block_rows or max(1, BLOCK_BYTES // (length * parts.dtype.itemsize))
+    )
     rows_per_block = max(1, min(rows_per_block, rows))
     blocks = max(1, -(-rows // rows_per_block))
     origin = parts.begins[contents.part] + contents.first
@@ -234,13 +272,17 @@ def blocks_of(plan: RowPlan, contents: Contents, rows: int, block_rows: int | No
     block = (contents.row // rows_per_block).astype(np.int32)
     bounds = np.searchsorted(block, np.arange(blocks + 1))
     order = order[by_bin(block[order], bounds)]  # sorted by origin within each block
-    ends = np.full(1, plan.eos, dtype=np.int32) if contents.end is None else contents.end
+    ends = (
+        np.full(1, plan.eos, dtype=np.int32) if contents.end is None else contents.end
+    )
     filled = np.bincount(contents.row, contents.length, rows).astype(np.int64)
     out = np.empty((rows_per_block, length), dtype=parts.dtype)
     for number in range(blocks):
         first = number * rows_per_block
         block_tokens = out[: min(rows_per_block, rows - first)]
-        for opened, selection in parts.opened(order[bounds[number] : bounds[number + 1]], origin):
+        for opened, selection in parts.opened(
+            order[bounds[number] : bounds[number + 1]], origin
+        ):
             gather(
                 opened,
                 parts.begins,
@@ -271,22 +313,29 @@ class TokenParts:
     """
 
     def __init__(self, paths: Sequence[Path], dtype: np.dtype[Any]) -> None:
-        self.dtype, self.at_once = dtype, len(paths) <= MOST_PARTS and all(map(is_local, paths))
+        self.dtype, self.at_once = (
+            dtype,
+            len(paths) <= MOST_PARTS and all(map(is_local, paths)),
+        )
         sizes = [path.stat().st_size // dtype.itemsize for path in paths]
         self.begins = np.cumsum([0, *sizes], dtype=np.int64)
         self._paths, self._mapped = paths, list[np.ndarray]()
         self._addresses = np.zeros(len(paths), dtype=np.uint64)
 
-    def opened(self, chosen: np.ndarray, origin: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Load the parts of the pieces: all at once if they can be mapped, otherwise one by one.
+    def opened(
+        self, chosen: np.ndarray, origin: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Load the parts of the pieces: all at once if they can be mapped, otherwise
+        one by one.
 
         Args:
             chosen: int64 of shape (k,), numbers of pieces, ordered by their origin.
-            origin: int64 of shape (n,), first token of every piece, counted through all parts.
+            origin: int64 of shape (n,), first token of every piece, counted through all
+                parts.
 
         Yields:
-            addresses of the first token of each part (uint64 of shape (parts,); valid until the next step), and the
-            pieces of `chosen` in loaded parts.
+            addresses of the first token of each part (uint64 of shape (parts,); valid
+            until the next step), and the pieces of `chosen` in loaded parts.
         """
         if self.at_once:
             if not self._mapped:
@@ -294,7 +343,10 @@ class TokenParts:
                 self._addresses[:] = [part.ctypes.data for part in self._mapped]
             yield self._addresses, chosen
             return
-        bounds = [*np.searchsorted(origin[chosen], self.begins[:-1]).tolist(), len(chosen)]
+        bounds = [
+            *np.searchsorted(origin[chosen], self.begins[:-1]).tolist(),
+            len(chosen),
+        ]
         for number, (first, last) in enumerate(pairwise(bounds)):
             if first < last:
                 part = read_tokens(self._paths[number], self.dtype)
@@ -312,9 +364,15 @@ class TokensHere:
     at_once = True
 
     def __init__(self, tokens: np.ndarray) -> None:
-        self.dtype, self.begins, self._tokens = tokens.dtype, np.array([0, len(tokens)]), tokens
+        self.dtype, self.begins, self._tokens = (
+            tokens.dtype,
+            np.array([0, len(tokens)]),
+            tokens,
+        )
 
-    def opened(self, chosen: np.ndarray, origin: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def opened(
+        self, chosen: np.ndarray, origin: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `TokenParts.opened`."""
         yield np.array([self._tokens.ctypes.data], dtype=np.uint64), chosen
 
@@ -336,7 +394,8 @@ def gather(
     """Copy pieces to their targets, each followed by its end of text.
 
     Args:
-        addresses: uint64 (parts,), address of each part's first token; the caller keeps the parts alive.
+        addresses: uint64 (parts,), address of each part's first token; the caller keeps
+            the parts alive.
         begins: see TokenParts.
         chosen: int64 of shape (k,), numbers of the pieces.
         part, text, length: of the pieces, see `Contents`.
@@ -348,11 +407,14 @@ def gather(
     """
     size = np.uint64(out.itemsize)
     for piece in chosen:
-        # Unsigned indices cannot be negative, which lets the compiler vectorise the loop.
+        # Unsigned indices cannot be negative, which lets the compiler vectorise the
+        # loop.
         position, number = np.uint64(target[piece] - before), np.uint64(text[piece])
         if number:
             passed = np.uint64(origin[piece] - begins[part[piece]])
-            source = carray(pointer(addresses[part[piece]] + passed * size), (number,), out.dtype)
+            source = carray(
+                pointer(addresses[part[piece]] + passed * size), (number,), out.dtype
+            )
             for step in range(number):
                 out[position + step] = source[step]
         if number < np.uint64(length[piece]):
@@ -361,6 +423,8 @@ def gather(
 
 @kernel
 def pad_rows(tokens: np.ndarray, filled: np.ndarray, pad: int) -> None:
-    """Fill each row of tokens (n, L) with padding after its first `filled` (int64, shape (n,)) tokens."""
+    """Fill each row of tokens (n, L) with padding after its first `filled` (int64,
+    shape (n,)) tokens.
+    """
     for row in range(len(tokens)):
         tokens[row, filled[row] :] = pad

@@ -1,13 +1,16 @@
-"""A folder of files by their checksum, on a local disk, that the processes of a machine share and never overfill.
+"""A folder of files by their checksum, on a local disk, that the processes of a machine
+share and never overfill.
 
-    <sha256>            a whole file; it appears when its content was checked and lies on the disk
-    <sha256>.part       the same file while it is being fetched, as long as the whole from the beginning
-    <sha256>.lock       held shared by every process that uses or fetches the file, alone by the one that removes it
-    <sha256>.fetch.lock held alone by the process that fetches it
-    .lock               held alone while room is made
+    <sha256>            a whole file; it appears when its content was checked and lies
+    on the disk <sha256>.part       the same file while it is being fetched, as long as
+    the whole from the beginning <sha256>.lock       held shared by every process that
+    uses or fetches the file, alone by the one that removes it <sha256>.fetch.lock held
+    alone by the process that fetches it .lock               held alone while room is
+    made
 
-The kernel drops a process's locks however it dies, so nothing has to be cleaned up behind one that was killed: its
-unfinished file is fetched again by the next process that wants it, or removed when room is needed.
+The kernel drops a process's locks however it dies, so nothing has to be cleaned up
+behind one that was killed: its unfinished file is fetched again by the next process
+that wants it, or removed when room is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ PART, LOCK, FETCH = ".part", ".lock", ".fetch"
 
 
 class FileCache:
-    """Files that are fetched once and then read from the local disk; the least recently used go first.
+    """Files that are fetched once and then read from the local disk; the least recently
+    used go first.
 
     Args:
         folder: where they lie; made if it is not there.
@@ -36,14 +40,20 @@ class FileCache:
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(
-        self, sha256: str, size: int, fetch: Callable[[BinaryIO], None], wait: bool = True, needed: bool = False
+        self,
+        sha256: str,
+        size: int,
+        fetch: Callable[[BinaryIO], None],
+        wait: bool = True,
+        needed: bool = False,
     ) -> Path | None:
         """The path of a file with this content, which stays there until `close`.
 
         Args:
             sha256: names the content.
             size: bytes.
-            fetch: writes the content into an open file, and has checked it when it returns.
+            fetch: writes the content into an open file, and has checked it when it
+                returns.
             wait: for another process that fetches the same file; else None at once.
             needed: keep the file even where that breaks the limit.
 
@@ -57,15 +67,21 @@ class FileCache:
             used = self._opened(f"{sha256}{LOCK}", stack)
             _lock(used, fcntl.LOCK_SH, wait=True)
             if not _is_whole(path, size):
-                # Fetching has a separate lock: users keep theirs, which would block fetching a dropped file again.
+                # Fetching has a separate lock: users keep theirs, which would block
+                # fetching a dropped file again.
                 fcntl.flock(used, fcntl.LOCK_UN)
-                if not _lock(self._opened(f"{sha256}{FETCH}{LOCK}", stack), fcntl.LOCK_EX, wait):
+                if not _lock(
+                    self._opened(f"{sha256}{FETCH}{LOCK}", stack), fcntl.LOCK_EX, wait
+                ):
                     return None
                 _lock(used, fcntl.LOCK_SH, wait=True)
-                if not _is_whole(path, size) and not self._fetch(path, size, fetch, needed):
+                if not _is_whole(path, size) and not self._fetch(
+                    path, size, fetch, needed
+                ):
                     return None
             os.utime(path)
-            self._held[sha256] = os.dup(used)  # the same lock, which ends with its last descriptor
+            # the same lock, which ends with its last descriptor
+            self._held[sha256] = os.dup(used)
         return path
 
     def _opened(self, name: str, stack: ExitStack) -> int:
@@ -88,7 +104,9 @@ class FileCache:
         if lock >= 0:
             os.close(lock)
 
-    def _fetch(self, path: Path, size: int, fetch: Callable[[BinaryIO], None], needed: bool) -> bool:
+    def _fetch(
+        self, path: Path, size: int, fetch: Callable[[BinaryIO], None], needed: bool
+    ) -> bool:
         part = path.with_name(f"{path.name}{PART}")
         if not self._reserve(part, size, needed):
             return False
@@ -103,7 +121,9 @@ class FileCache:
         return True
 
     def _reserve(self, part: Path, size: int, needed: bool) -> bool:
-        """Evict files and allocate the space at once, so that no other process takes it."""
+        """Evict files and allocate the space at once, so that no other process takes
+        it.
+        """
         with self._alone():
             part.unlink(missing_ok=True)
             if not self._make_room(size) and not needed:
@@ -130,7 +150,11 @@ class FileCache:
         return used_bytes + size <= self._limit
 
     def _remove_unused(self, file: Path) -> bool:
-        lock = os.open(file.with_name(f"{file.name.removesuffix(PART)}{LOCK}"), os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(
+            file.with_name(f"{file.name.removesuffix(PART)}{LOCK}"),
+            os.O_RDWR | os.O_CREAT,
+            0o644,
+        )
         try:
             if not _lock(lock, fcntl.LOCK_EX, wait=False):
                 return False
@@ -144,7 +168,8 @@ class FileCache:
         for file in self._folder.iterdir():
             if file.name.endswith(LOCK):
                 continue
-            with suppress(FileNotFoundError):  # another process has just finished or dropped it
+            # another process has just finished or dropped it
+            with suppress(FileNotFoundError):
                 status = file.stat()
                 yield status.st_mtime_ns, file.name, status.st_size
 
@@ -159,8 +184,14 @@ class FileCache:
 
 
 def default_folder() -> Path:
-    """Default folder of fetched shards: below the user's cache folder (XDG base directories)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gristmill" / "stream"
+    """Default folder of fetched shards: below the user's cache folder (XDG base
+    directories).
+    """
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "gristmill"
+        / "stream"
+    )
 
 
 def _is_whole(path: Path, size: int) -> bool:

@@ -14,26 +14,39 @@ T = TypeVar("T")
 class ReadAhead(Generic[T]):
     """Results of `read(step)` for consecutive steps, read at most `depth` steps ahead.
 
-    The results are those of calling `read` in place: threads change when it runs, never what comes out. An error of
-    a step is raised where that step is taken, after all steps before it.
+    The results are those of calling `read` in place: threads change when it runs, never
+    what comes out. An error of a step is raised where that step is taken, after all
+    steps before it.
 
-    A thread reads step after step as long as there is room, and ends; so nobody waits for one where reading is the
-    slower side, and none outlives its work.
+    A thread reads step after step as long as there is room, and ends; so nobody waits
+    for one where reading is the slower side, and none outlives its work.
 
     Args:
-        read: from the number of a step to what it needs; called in threads, for several steps at a time where
-            `threads` is more than one.
+        read: from the number of a step to what it needs; called in threads, for several
+            steps at a time where `threads` is more than one.
         last_step: the first step that does not exist.
         depth: steps that are read or being read ahead of the one taken.
-        threads: how many steps are read at a time; 0 reads each where it is taken, and none ahead.
+        threads: how many steps are read at a time; 0 reads each where it is taken, and
+            none ahead.
 
     Attributes:
         waited_seconds: how long `take` has waited for results, or has read, so far.
     """
 
-    def __init__(self, read: Callable[[int], T], last_step: int, depth: int, threads: int = 1) -> None:
-        self._read, self._last, self._depth, self._threads = read, last_step, depth, threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead") if threads else None
+    def __init__(
+        self, read: Callable[[int], T], last_step: int, depth: int, threads: int = 1
+    ) -> None:
+        self._read, self._last, self._depth, self._threads = (
+            read,
+            last_step,
+            depth,
+            threads,
+        )
+        self._pool = (
+            ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
+            if threads
+            else None
+        )
         self._come = threading.Condition()
         self._results: dict[int, tuple[T | None, BaseException | None]] = {}
         self._turn = 0
@@ -41,12 +54,16 @@ class ReadAhead(Generic[T]):
         self._taken = 0
         """The step behind the one that was taken last."""
         self._begun = self._end = 0
-        """The step behind those that are read or being read, and the one that must not be begun yet."""
+        """The step behind those that are read or being read, and the one that must not
+        be begun yet.
+        """
         self._reading = 0
         self.waited_seconds = 0.0
 
     def take(self, step: int) -> T:
-        """Return the result of a step; consecutive steps are prefetched, any other step restarts the prefetch."""
+        """Return the result of a step; consecutive steps are prefetched, any other step
+        restarts the prefetch.
+        """
         if self._pool is None:
             wait_start = time.perf_counter()
             try:

@@ -1,20 +1,27 @@
-"""Rows of shards that lie in an object store: a bounded local cache, and single rows for what is not in it.
+"""Rows of shards that lie in an object store: a bounded local cache, and single rows
+for what is not in it.
 
-A training reads every row once per epoch, in an order that is shuffled over the whole set. So any part of the set that
-lies on the local disk serves its share of all reads, whichever part it is, and exchanging one shard for another
-only costs traffic: a cache that evicts the least recently used would fetch all shards again for every few batches. The
-shards that fit into `cache_bytes`, from the first on, are therefore fetched once, whole, in the background, and stay;
-the rows of all others (and of these until they have come) are read one by one, each with a request for its bytes.
-Steps are read ahead (`ahead.ReadAhead`), so requests wait for each other as little as the training waits for them.
+A training reads every row once per epoch, in an order that is shuffled over the whole
+set. So any part of the set that lies on the local disk serves its share of all reads,
+whichever part it is, and exchanging one shard for another only costs traffic: a cache
+that evicts the least recently used would fetch all shards again for every few batches.
+The shards that fit into `cache_bytes`, from the first on, are therefore fetched once,
+whole, in the background, and stay; the rows of all others (and of these until they have
+come) are read one by one, each with a request for its bytes. Steps are read ahead
+(`ahead.ReadAhead`), so requests wait for each other as little as the training waits for
+them.
 
 The contract:
 
-- Every row is held against its checksum, from wherever it came. Wrong bytes are asked for again and never handed out.
-- A store that fails, stalls, or answers wrongly is asked again with growing pauses, with a warning once a minute. The
-  training continues meanwhile with the steps that were read ahead and with the rows that lie on the local disk, and
-  waits where it needs others. After `retry_seconds` without success it ends with an error that names the object.
-- The cache can be shared by all processes of a machine and by several trainings (`cache.FileCache`), and none of them
-  can damage it by dying.
+- Every row is held against its checksum, from wherever it came. Wrong bytes are asked
+  for again and never handed out.
+- A store that fails, stalls, or answers wrongly is asked again with growing pauses,
+  with a warning once a minute. The training continues meanwhile with the steps that
+  were read ahead and with the rows that lie on the local disk, and waits where it needs
+  others. After `retry_seconds` without success it ends with an error that names the
+  object.
+- The cache can be shared by all processes of a machine and by several trainings
+  (`cache.FileCache`), and none of them can damage it by dying.
 """
 
 from __future__ import annotations
@@ -35,12 +42,18 @@ from gristmill.tokenize.row_bytes import gather_rows, row_checksums
 from gristmill.tokenize.streaming.file_cache import FileCache, default_folder
 
 GAP_BYTES = 64 << 10
-"""Rows of a batch that lie closer are read with one request: those bytes take less time than another answer."""
+"""Rows of a batch that lie closer are read with one request: those bytes take less time
+than another answer.
+"""
 LARGEST_REQUEST_BYTES = 8 << 20
 SMALL_FILES_BYTES = 1 << 30
-"""Of checksums, boundaries and held-out rows of all sets together; those in use stay, however many there are."""
+"""Of checksums, boundaries and held-out rows of all sets together; those in use stay,
+however many there are.
+"""
 Wanted = tuple[int, np.ndarray, np.ndarray]
-"""A shard's number, rows within it (int64, ascending or not), and the places in the batch where they belong."""
+"""A shard's number, rows within it (int64, ascending or not), and the places in the
+batch where they belong.
+"""
 
 
 class RemoteRows:
@@ -69,11 +82,14 @@ class RemoteRows:
         self._patience = Patience(
             stream.retry_seconds,
             warn,
-            f"check the store, or raise engine.stream.retry_seconds ({stream.retry_seconds:g})",
+            "check the store, or raise engine.stream.retry_seconds "
+            f"({stream.retry_seconds:g})",
         )
         self._objects = Objects(folder, self._patience, stream.timeout_seconds)
         self._warn, self._limit = warn, stream.cache_bytes
-        folder_here = Path(stream.cache_folder) if stream.cache_folder else default_folder()
+        folder_here = (
+            Path(stream.cache_folder) if stream.cache_folder else default_folder()
+        )
         self._cache = FileCache(folder_here / "shards", stream.cache_bytes)
         self._small = FileCache(folder_here / "beside", SMALL_FILES_BYTES)
         self._pool = ThreadPoolExecutor(stream.connections, thread_name_prefix="rows")
@@ -84,7 +100,8 @@ class RemoteRows:
         self._filling: threading.Thread | None = None
 
     def fill(self, wanted: Sequence[Wanted], out: np.ndarray) -> None:
-        """Copy rows of several shards into a batch (n, L); returns once all are present and verified.
+        """Copy rows of several shards into a batch (n, L); returns once all are present
+        and verified.
 
         Raises:
             StoreUnavailableError: a row could not be read in time; names the object.
@@ -93,24 +110,32 @@ class RemoteRows:
         for shard, rows, places in wanted:
             rows, places = self._take_from_disk(shard, rows, places, out)
             for part in self._requests(rows):
-                requests.append(self._pool.submit(self._read, shard, rows[part], places[part], out))
+                requests.append(
+                    self._pool.submit(self._read, shard, rows[part], places[part], out)
+                )
         for request in requests:
             request.result()
 
     def file(self, name: str, sha256: str) -> Path:
-        """Fetch a small required file of the set to the local disk, regardless of the cache limit."""
+        """Fetch a small required file of the set to the local disk, regardless of the
+        cache limit.
+        """
         with self._lock:
             one_at_a_time = self._locks.setdefault(sha256, threading.Lock())
         with one_at_a_time:
             size = self._objects.size(name)
-            path = self._small.get(sha256, size, self._copy(name, size, sha256), needed=True)
+            path = self._small.get(
+                sha256, size, self._copy(name, size, sha256), needed=True
+            )
         assert path is not None
         return path
 
     def keep_shards(self) -> None:
         """Start a thread that fetches whole shards, as many as fit."""
         if self._filling is None:
-            self._filling = threading.Thread(target=self._fetch_shards, name="shard-cache", daemon=True)
+            self._filling = threading.Thread(
+                target=self._fetch_shards, name="shard-cache", daemon=True
+            )
             self._filling.start()
 
     def close(self) -> None:
@@ -140,8 +165,8 @@ class RemoteRows:
             self._here.pop(shard, None)
             self._cache.drop(self._shards[shard]["sha256"])
             self._warn(
-                f"{self._shards[shard]['file']}: its copy in the cache is damaged and was removed; "
-                "its rows are read from the store"
+                f"{self._shards[shard]['file']}: its copy in the cache is damaged and "
+                "was removed; its rows are read from the store"
             )
         return rows[wrong], places[wrong]
 
@@ -152,42 +177,68 @@ class RemoteRows:
         first = 0
         for number in range(1, len(rows) + 1):
             done = number == len(rows)
-            if done or self._apart(rows[by_place[first]], rows[by_place[number - 1]], rows[by_place[number]]):
+            if done or self._apart(
+                rows[by_place[first]],
+                rows[by_place[number - 1]],
+                rows[by_place[number]],
+            ):
                 requests.append(by_place[first:number])
                 first = number
         return requests
 
     def _apart(self, first: int, last: int, row: int) -> bool:
-        """Return whether a row is too far from the previous ones to share their request."""
+        """Return whether a row is too far from the previous ones to share their
+        request.
+        """
         return (row - last - 1) * self._row_bytes > GAP_BYTES or (
             row + 1 - first
         ) * self._row_bytes > LARGEST_REQUEST_BYTES
 
-    def _read(self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray) -> None:
+    def _read(
+        self, shard: int, rows: np.ndarray, places: np.ndarray, out: np.ndarray
+    ) -> None:
         first, end = int(rows.min()), int(rows.max()) + 1
         expected = self._checksums(shard)[rows]
 
         def place(content: bytes) -> None:
-            """Put the rows where they belong, right or wrong: nobody looks there before all are right."""
-            row_tokens = np.frombuffer(content, dtype=self._dtype).reshape(-1, self._length)[rows - first]
+            """Put the rows where they belong, right or wrong: nobody looks there before
+            all are right.
+            """
+            row_tokens = np.frombuffer(content, dtype=self._dtype).reshape(
+                -1, self._length
+            )[rows - first]
             out[places] = row_tokens
             wrong = row_checksums(row_tokens) != expected
             if wrong.any():
-                raise WrongContentError(f"row {rows[wrong][0]} of the shard has another checksum than the set says")
+                raise WrongContentError(
+                    f"row {rows[wrong][0]} of the shard has "
+                    "another checksum than the set says"
+                )
 
-        self._objects.read(self._shards[shard]["file"], first * self._row_bytes, end * self._row_bytes, place)
+        self._objects.read(
+            self._shards[shard]["file"],
+            first * self._row_bytes,
+            end * self._row_bytes,
+            place,
+        )
 
     def _checksums(self, shard: int) -> np.ndarray:
         if shard not in self._sums:
             entry = self._shards[shard]
             name = sums_name(entry["file"])
             path = self.file(name, entry["beside"][name])
-            self._sums[shard] = np.asarray(np.memmap(path, dtype=CHECKSUM_DTYPE, mode="r"))
+            self._sums[shard] = np.asarray(
+                np.memmap(path, dtype=CHECKSUM_DTYPE, mode="r")
+            )
         return self._sums[shard]
 
     def _fetch_shards(self) -> None:
-        """Fetch the shards that fit; those being fetched by another process are retried at the end."""
-        fitting_shards = shards_that_fit([self._bytes(entry) for entry in self._shards], self._limit)
+        """Fetch the shards that fit; those being fetched by another process are retried
+        at the end.
+        """
+        fitting_shards = shards_that_fit(
+            [self._bytes(entry) for entry in self._shards], self._limit
+        )
         for wait in (False, True):
             for shard in fitting_shards:
                 if self._patience.stopped:
@@ -204,11 +255,14 @@ class RemoteRows:
                 self._copy(entry["file"], self._bytes(entry), entry["sha256"]),
                 wait,
             )
-        except OSError as error:  # the rows themselves are asked for one by one, and decide
+        except OSError as error:
+            # the rows themselves are asked for one by one, and decide
             self._warn(f"{entry['file']} was not kept in the cache: {error}")
             return
         if path is not None:
-            self._here[shard] = np.asarray(np.memmap(path, dtype=self._dtype, mode="r")).reshape(-1, self._length)
+            self._here[shard] = np.asarray(
+                np.memmap(path, dtype=self._dtype, mode="r")
+            ).reshape(-1, self._length)
 
     def _bytes(self, entry: Mapping[str, Any]) -> int:
         return int(entry["rows"]) * self._row_bytes
@@ -218,12 +272,18 @@ class RemoteRows:
 
 
 def shards_that_fit(sizes: Sequence[int], limit_bytes: int) -> list[int]:
-    """Numbers of the shards kept on the local disk: the longest prefix within the limit."""
-    return np.flatnonzero((np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)).tolist()
+    """Numbers of the shards kept on the local disk: the longest prefix within the
+    limit.
+    """
+    return np.flatnonzero(
+        (np.cumsum(sizes) <= limit_bytes) & (np.array(sizes) > 0)
+    ).tolist()
 
 
 PART_BYTES = 8 << 20
-"""Of one request when a whole object is read: large enough for a store's full rate, small enough to ask again."""
+"""Of one request when a whole object is read: large enough for a store's full rate,
+small enough to ask again.
+"""
 
 
 class Objects:
@@ -232,8 +292,9 @@ class Objects:
     Args:
         folder: the `upath.UPath` of an fsspec URL.
         patience: with the store.
-        timeout_seconds: a request that takes longer has failed. It holds for the stores that fsspec reads
-            asynchronously (S3, Google Cloud Storage, Azure, HTTP); the others have time limits of their own.
+        timeout_seconds: a request that takes longer has failed. It holds for the stores
+            that fsspec reads asynchronously (S3, Google Cloud Storage, Azure, HTTP);
+            the others have time limits of their own.
     """
 
     def __init__(self, folder: Any, patience: Patience, timeout_seconds: float) -> None:
@@ -244,14 +305,26 @@ class Objects:
         is_async = isinstance(self._folder.fs, AsyncFileSystem)
         self._timeout = {"timeout": timeout_seconds} if is_async else {}
 
-    def read(self, name: str, start: int, end: int, check: Callable[[bytes], None] = lambda content: None) -> bytes:
-        """Read bytes [start, end) of an object; `check` raises for wrong content, which is requested again."""
+    def read(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        check: Callable[[bytes], None] = lambda content: None,
+    ) -> bytes:
+        """Read bytes [start, end) of an object; `check` raises for wrong content, which
+        is requested again.
+        """
         path = self._folder / name
 
         def attempt() -> bytes:
-            content: bytes = path.fs.cat_file(path.path, start=start, end=end, **self._timeout)
+            content: bytes = path.fs.cat_file(
+                path.path, start=start, end=end, **self._timeout
+            )
             if len(content) != end - start:
-                raise WrongContentError(f"{len(content)} bytes were received instead of {end - start}")
+                raise WrongContentError(
+                    f"{len(content)} bytes were received instead of {end - start}"
+                )
             check(content)
             return content
 
@@ -260,7 +333,9 @@ class Objects:
     def size(self, name: str) -> int:
         """Size of an object in bytes."""
         path = self._folder / name
-        return self._patience.ask(str(path), lambda: int(path.fs.info(path.path, **self._timeout)["size"]))
+        return self._patience.ask(
+            str(path), lambda: int(path.fs.info(path.path, **self._timeout)["size"])
+        )
 
     def copy(self, name: str, size: int, sha256: str, sink: BinaryIO) -> None:
         """Copy a whole object into a local file and verify its checksum."""
@@ -273,7 +348,9 @@ class Objects:
                 digest.update(part)
                 sink.write(part)
             if digest.hexdigest() != sha256:
-                raise WrongContentError(f"SHA-256 is {digest.hexdigest()}, not {sha256}")
+                raise WrongContentError(
+                    f"SHA-256 is {digest.hexdigest()}, not {sha256}"
+                )
 
         self._patience.ask(str(self._folder / name), attempt)
 

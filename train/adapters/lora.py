@@ -1,4 +1,5 @@
-"""Low-rank adapters: LoRA (Hu et al. 2022), rsLoRA (Kalajdzievski 2023) and DoRA (Liu et al. 2024).
+"""Low-rank adapters: LoRA (Hu et al. 2022), rsLoRA (Kalajdzievski 2023) and DoRA (Liu
+et al. 2024).
 
 Names and layout follow PEFT, so that PEFT can load the adapters.
 """
@@ -34,7 +35,8 @@ class LoraError(ValueError):
 
 
 class LoraLinear(nn.Linear):
-    """A frozen linear layer with an adapter: V x with V = W + scale B A, or with magnitudes m V x / |V|.
+    """A frozen linear layer with an adapter: V x with V = W + scale B A, or with
+    magnitudes m V x / |V|.
 
     Attributes:
         lora_A: (rank, in); lora_B: (out, rank).
@@ -46,7 +48,9 @@ class LoraLinear(nn.Linear):
     rounded: RoundedWeight | None = None
 
     def __init__(self, frozen: nn.Linear, lora: Lora) -> None:
-        super().__init__(frozen.in_features, frozen.out_features, bias=frozen.bias is not None)
+        super().__init__(
+            frozen.in_features, frozen.out_features, bias=frozen.bias is not None
+        )
         self.requires_grad_(False)
         if lora.base is not None:
             self.weight = None  # type: ignore[assignment]
@@ -54,7 +58,9 @@ class LoraLinear(nn.Linear):
         self.is_off = False
         self.lora_A = nn.Linear(self.in_features, lora.rank, bias=False)
         self.lora_B = nn.Linear(lora.rank, self.out_features, bias=False)
-        self.lora_magnitude_vector = nn.Parameter(torch.empty(self.out_features)) if lora.dora else None
+        self.lora_magnitude_vector = (
+            nn.Parameter(torch.empty(self.out_features)) if lora.dora else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
@@ -63,8 +69,15 @@ class LoraLinear(nn.Linear):
         added = self.lora_B(self.lora_A(x)) * self.scale
         if self.lora_magnitude_vector is None:
             return self._frozen(x) + added
-        # The norm is detached from the gradient (section 4.3), which saves a third of the memory at no loss.
-        norm = adapted_weight(self.weight, self.lora_A.weight, self.lora_B.weight, self.scale).norm(dim=1).detach()
+        # The norm is detached from the gradient (section 4.3), which saves a third of
+        # the memory at no loss.
+        norm = (
+            adapted_weight(
+                self.weight, self.lora_A.weight, self.lora_B.weight, self.scale
+            )
+            .norm(dim=1)
+            .detach()
+        )
         out = (F.linear(x, self.weight) + added) * (self.lora_magnitude_vector / norm)
         return out if self.bias is None else out + self.bias
 
@@ -96,7 +109,8 @@ def adapt(model: nn.Module, lora: Lora) -> None:
     missing = set(targets) - {name.rpartition(".")[2] for name, _ in target_layers}
     if not target_layers or (lora.targets and missing):
         raise LoraError(
-            f"lora.targets: the model has no linear layer called {', '.join(sorted(missing))} (the "
+            "lora.targets: the model has no linear layer called "
+            f"{', '.join(sorted(missing))} (the "
             "matrices of experts are none); leave these out"
         )
     for name, module in target_layers:
@@ -118,10 +132,11 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def adapted_tensors(tensor_of: TensorOf, lora: Lora | None, seed: int) -> TensorOf:
-    """Source of the tensors of an adapted model, whose adapters do not change its outputs initially.
+    """Source of the tensors of an adapted model, whose adapters do not change its
+    outputs initially.
 
-    A is uniform within 1 / sqrt(in) (PEFT's default, Kaiming with a = sqrt 5), seeded by its name; B is zero; DoRA's
-    magnitudes are the norms of W's rows.
+    A is uniform within 1 / sqrt(in) (PEFT's default, Kaiming with a = sqrt 5), seeded
+    by its name; B is zero; DoRA's magnitudes are the norms of W's rows.
     """
     if lora is None:
         return tensor_of
@@ -129,7 +144,9 @@ def adapted_tensors(tensor_of: TensorOf, lora: Lora | None, seed: int) -> Tensor
     def tensor_of_adapted(name: str, size: torch.Size) -> Tensor:
         if name.endswith(DOWN):
             bound = 1 / math.sqrt(size[1])
-            return torch.empty(size).uniform_(-bound, bound, generator=generator_of(seed, name))
+            return torch.empty(size).uniform_(
+                -bound, bound, generator=generator_of(seed, name)
+            )
         if name.endswith(UP):
             return torch.zeros(size)
         if name.endswith(MAGNITUDE):
@@ -148,13 +165,17 @@ def is_adapter(name: str) -> bool:
 
 
 def merged(tensors: Mapping[str, Tensor], lora: Lora) -> dict[str, Tensor]:
-    """Merge adapters into the weights, under the names of the model without adapters."""
+    """Merge adapters into the weights, under the names of the model without
+    adapters.
+    """
     weights = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     for name in tensors:
         if not name.endswith(DOWN):
             continue
         layer = name.removesuffix(DOWN)
-        weight = adapted_weight(weights[f"{layer}weight"], tensors[name], tensors[layer + UP], lora.scale)
+        weight = adapted_weight(
+            weights[f"{layer}weight"], tensors[name], tensors[layer + UP], lora.scale
+        )
         if lora.dora:
             weight = weight * (tensors[layer + MAGNITUDE] / weight.norm(dim=1))[:, None]
         weights[f"{layer}weight"] = weight
@@ -166,7 +187,8 @@ def adapted_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> flo
     flops = flops_per_token(shape, length)
     if lora is None:
         return flops.whole
-    # Two of six FLOPs per weight are for its gradient. Adapters are negligible and not counted.
+    # Two of six FLOPs per weight are for its gradient. Adapters are negligible and not
+    # counted.
     return flops.matrices * 2 / 3 + flops.attention
 
 
@@ -174,12 +196,13 @@ def check_rounding(kind: RoundedBase, compiled: bool) -> None:
     """Check that the frozen weights can be quantised.
 
     Raises:
-        LoraError: bitsandbytes, which quantises to 4 bits, is not installed, or the model is compiled.
+        LoraError: bitsandbytes, which quantises to 4 bits, is not installed, or the
+            model is compiled.
     """
     if compiled:
         raise LoraError(
-            f"lora.base is {kind}, but engine.compute.compile takes no rounded matrices; say compile: "
-            "off, or remove lora.base"
+            f"lora.base is {kind}, but engine.compute.compile takes no rounded "
+            "matrices; say compile: off, or remove lora.base"
         )
     if kind == "nf4":
         try:
@@ -191,22 +214,34 @@ def check_rounding(kind: RoundedBase, compiled: bool) -> None:
             ) from error
 
 
-def round_frozen(model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, world: World) -> None:
-    """Quantise the frozen weights of all adapted layers, one matrix at a time; each process keeps its shard."""
+def round_frozen(
+    model: nn.Module, tensor_of: TensorOf, kind: RoundedBase, world: World
+) -> None:
+    """Quantise the frozen weights of all adapted layers, one matrix at a time; each
+    process keeps its shard.
+    """
     group = world.sharing_group
     for name, layer in _adapted_layers(model):
-        weight = tensor_of(f"{name}.weight", torch.Size((layer.out_features, layer.in_features))).to(world.device)
+        weight = tensor_of(
+            f"{name}.weight", torch.Size((layer.out_features, layer.in_features))
+        ).to(world.device)
         quantised = rounded(weight, kind)
         layer.rounded = quantised if group is None else quantised.among(group)
 
 
 def rounded_weights(model: nn.Module) -> dict[str, RoundedWeight]:
     """Quantised matrices, by the names of their layers' weights."""
-    return {f"{name}.weight": layer.rounded for name, layer in _adapted_layers(model) if layer.rounded is not None}
+    return {
+        f"{name}.weight": layer.rounded
+        for name, layer in _adapted_layers(model)
+        if layer.rounded is not None
+    }
 
 
 def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Dequantised matrices; float32 on the CPU of the first process, empty on the others. A collective."""
+    """Dequantised matrices; float32 on the CPU of the first process, empty on the
+    others. A collective.
+    """
     matrices, is_first = dict[str, Tensor](), torch.distributed.get_rank() == 0
     for name, weight in rounded_weights(model).items():
         matrix = weight.whole(torch.float32)
@@ -216,7 +251,9 @@ def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
-    """Summary of quantised matrices: their bytes on each process and in unsharded float32; empty without them."""
+    """Summary of quantised matrices: their bytes on each process and in unsharded
+    float32; empty without them.
+    """
     if lora is None or lora.base is None:
         return {}
     layer_bytes = [
@@ -254,18 +291,22 @@ def tuned_model(
 
     Args:
         shape, tensor_of: the model.
-        lora: its adapters and the quantisation of frozen weights; None trains all weights.
+        lora: its adapters and the quantisation of frozen weights; None trains all
+            weights.
         seed: of the adapters.
         world, dtype, context: processes, compute dtype and settings.
-        extend: modifies the model again before sharding; layers that it adds start at zero.
+        extend: modifies the model again before sharding; layers that it adds start at
+            zero.
         build: see `sharded_model`.
 
     Raises:
-        LoraError: target layers are missing, the model is a GLM, or its frozen weights cannot be quantised.
+        LoraError: target layers are missing, the model is a GLM, or its frozen weights
+            cannot be quantised.
     """
     if lora is not None and shape.rotary_share != 1.0:
         raise LoraError(
-            "lora writes adapters for PEFT, but a GLM's matrices are joined or reordered in transformers, "
+            "lora writes adapters for PEFT, but a GLM's matrices are joined or "
+            "reordered in transformers, "
             "where adapters of these would not fit; remove it"
         )
     base = None if lora is None else lora.base
@@ -280,11 +321,15 @@ def tuned_model(
         base_names = {name for name, _ in model.named_parameters()}
         if extend is not None:
             extend(model)
-        added.update(name for name, _ in model.named_parameters() if name not in base_names)
+        added.update(
+            name for name, _ in model.named_parameters() if name not in base_names
+        )
 
     model = sharded_model(
         shape,
-        lambda name, size: torch.zeros(size) if name in added else tensor_of_adapted(name, size),
+        lambda name, size: (
+            torch.zeros(size) if name in added else tensor_of_adapted(name, size)
+        ),
         world,
         dtype,
         context.compute,

@@ -1,4 +1,6 @@
-"""Adapters in PEFT's file format: `adapter_config.json` and `adapter_model.safetensors`."""
+"""Adapters in PEFT's file format: `adapter_config.json` and
+`adapter_model.safetensors`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gristmill.train.adapters.lora import DOWN, is_adapter, merged
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 BASE_PARTS = 4
-"""Components of a model's path in a store: stage, slug and fingerprint, `data`, `model`."""
+"""Components of a model's path in a store: stage, slug and fingerprint, `data`,
+`model`.
+"""
 HELD = {
     "nf4": 'in 4 bits (bitsandbytes: `load_in_4bit=True, bnb_4bit_quant_type="nf4"`)',
     "int8": "in 8 bits (to nearest, symmetric, one scale per row)",
@@ -23,8 +27,11 @@ PREFIX = "base_model.model."
 """Prefix of PEFT for a model's own names."""
 
 
-def save_adapter(folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: str | None = None) -> None:
-    """Write the adapters among a model's tensors as float32, with the names of PEFT 0.21.
+def save_adapter(
+    folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: str | None = None
+) -> None:
+    """Write the adapters among a model's tensors as float32, with the names of PEFT
+    0.21.
 
     Args:
         folder: destination.
@@ -34,20 +41,34 @@ def save_adapter(folder: Path, lora: Lora, tensors: Mapping[str, Tensor], base: 
     """
     from safetensors.torch import save
 
-    adapters = {PREFIX + name: tensor.contiguous() for name, tensor in tensors.items() if is_adapter(name)}
+    adapters = {
+        PREFIX + name: tensor.contiguous()
+        for name, tensor in tensors.items()
+        if is_adapter(name)
+    }
     write_json(folder / CONFIG_FILE, adapter_config(lora, tensors, base))
     with atomic_write(folder / WEIGHTS_FILE) as sink:
         sink.write(save(adapters, metadata={"format": "pt"}))
 
 
 def base_name(start: Path) -> str:
-    """Name of the base model in adapters: its path within the store, independent of the store's location."""
+    """Name of the base model in adapters: its path within the store, independent of the
+    store's location.
+    """
     return "/".join(start.parts[-BASE_PARTS:])
 
 
-def adapter_config(lora: Lora, tensors: Mapping[str, Tensor], base: str | None) -> dict[str, Any]:
-    """Config for PEFT, which has no key for a quantised base; the README describes that."""
-    layers = {name.removesuffix(f".{DOWN}").rpartition(".")[2] for name in tensors if name.endswith(DOWN)}
+def adapter_config(
+    lora: Lora, tensors: Mapping[str, Tensor], base: str | None
+) -> dict[str, Any]:
+    """Config for PEFT, which has no key for a quantised base; the README describes
+    that.
+    """
+    layers = {
+        name.removesuffix(f".{DOWN}").rpartition(".")[2]
+        for name in tensors
+        if name.endswith(DOWN)
+    }
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -69,8 +90,10 @@ def readme(lora: Lora, base: str) -> str:
     """README with the base model of the adapters and its quantisation."""
     format_text = HELD[lora.base] if lora.base is not None else "in float32"
     return (
-        f"---\nlibrary_name: peft\n---\n\n# Adapters of rank {lora.rank}\n\nTrained on `{base}`, a folder of the "
-        f"gristmill store, whose adapted matrices were held {format_text}. Load that model, rounded the same way, as "
+        f"---\nlibrary_name: peft\n---\n\n# Adapters of rank {lora.rank}\n\nTrained "
+        f"on `{base}`, a folder of the "
+        f"gristmill store, whose adapted matrices were held {format_text}. Load that "
+        "model, rounded the same way, as "
         "transformers has it, and put these on it:\n\n"
         '    peft.PeftModel.from_pretrained(model, "path/to/this/folder")\n'
     )
@@ -79,7 +102,8 @@ def readme(lora: Lora, base: str) -> str:
 def settle_adapters(
     out: Path, tensors: Mapping[str, dict[str, Tensor]], lora: Lora | None, start: Path
 ) -> dict[str, dict[str, Tensor]]:
-    """Write every model's adapters (`adapter/` beside `model/`), and merge them into its weights.
+    """Write every model's adapters (`adapter/` beside `model/`), and merge them into
+    its weights.
 
     Args:
         out: the stage's data folder.

@@ -1,8 +1,9 @@
 """Frozen weights in 4 or 8 bits under trainable adapters (QLoRA, Dettmers et al. 2023).
 
-A matrix is dequantised only while it is multiplied, in the forward pass and again in the backward pass, without
-gradients of its own. Quantised matrices are not parameters and not in checkpoints, since quantising the base model
-again gives the same bits. Processes that share weights each hold a shard of the bytes (an eighth or a quarter of
+A matrix is dequantised only while it is multiplied, in the forward pass and again in
+the backward pass, without gradients of its own. Quantised matrices are not parameters
+and not in checkpoints, since quantising the base model again gives the same bits.
+Processes that share weights each hold a shard of the bytes (an eighth or a quarter of
 float32) and gather a matrix for its product; scales are replicated.
 """
 
@@ -51,7 +52,9 @@ def shared(tensor: Tensor, group: dist.ProcessGroup) -> SharedBytes:
     """Shard of a tensor that is replicated on the processes of a group."""
     size = -(-tensor.numel() // group.size())
     flat = F.pad(tensor.flatten(), (0, size * group.size() - tensor.numel()))
-    return SharedBytes(flat[size * group.rank() :][:size].clone(), tensor.to("meta"), group)
+    return SharedBytes(
+        flat[size * group.rank() :][:size].clone(), tensor.to("meta"), group
+    )
 
 
 def _all_of(tensor: Tensor | SharedBytes) -> Tensor:
@@ -60,7 +63,9 @@ def _all_of(tensor: Tensor | SharedBytes) -> Tensor:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A matrix as int8 (out, in) with one float32 scale per row (out, 1); see models.int8."""
+    """A matrix as int8 (out, in) with one float32 scale per row (out, 1); see
+    models.int8.
+    """
 
     values: Tensor | SharedBytes
     scales: Tensor
@@ -81,7 +86,9 @@ class Int8Weight:
 
 @dataclass(frozen=True)
 class Nf4Weight:
-    """Matrix in 4-bit normal floats with a scale per 64 values, scales in 8 bits: the layout of bitsandbytes."""
+    """Matrix in 4-bit normal floats with a scale per 64 values, scales in 8 bits: the
+    layout of bitsandbytes.
+    """
 
     codes: Tensor | SharedBytes
     state: Any
@@ -99,16 +106,22 @@ class Nf4Weight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on this process, including the table of 16 values and the scales of scales."""
+        """Bytes on this process, including the table of 16 values and the scales of
+        scales.
+        """
         parts = [*vars(self.state).values(), *vars(self.state.state2).values()]
-        return self.codes.nbytes + sum(part.nbytes for part in parts if isinstance(part, Tensor))
+        return self.codes.nbytes + sum(
+            part.nbytes for part in parts if isinstance(part, Tensor)
+        )
 
 
 RoundedWeight = Int8Weight | Nf4Weight
 
 
 class _Product(torch.autograd.Function):
-    """x W^T with a quantised W, which stays quantised between forward and backward pass."""
+    """x W^T with a quantised W, which stays quantised between forward and backward
+    pass.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: RoundedWeight) -> Tensor:
@@ -129,7 +142,11 @@ def rounded(weight: Tensor, kind: RoundedBase) -> RoundedWeight:
         case "nf4":
             from bitsandbytes.functional import quantize_4bit
 
-            return Nf4Weight(*quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=True))
+            return Nf4Weight(
+                *quantize_4bit(
+                    weight, blocksize=64, quant_type="nf4", compress_statistics=True
+                )
+            )
     assert_never(kind)
 
 

@@ -17,9 +17,10 @@ class TrainedRows:
 
     Attributes:
         ids: (n, t) int64.
-        trained: (n, t) bool, True for tokens predicted from those before them, never the first of a row. None: all.
-        positions: (n, t) int32, each token's position within its document, negative in the padding; None if the model
-            sees a row as one document.
+        trained: (n, t) bool, True for tokens predicted from those before them, never
+            the first of a row. None: all.
+        positions: (n, t) int32, each token's position within its document, negative in
+            the padding; None if the model sees a row as one document.
     """
 
     ids: np.ndarray
@@ -28,7 +29,9 @@ class TrainedRows:
 
 
 def filled_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
-    """Tokens of documents in each row, after splitting it into `cuts` shorter rows (int64, shape (n cuts,))."""
+    """Tokens of documents in each row, after splitting it into `cuts` shorter rows
+    (int64, shape (n cuts,)).
+    """
     length = packed.sequence_length // cuts
     filled = packed.boundaries(rows).filled()[:, None] - np.arange(cuts) * length
     num_filled: np.ndarray = np.clip(filled, 0, length).ravel()
@@ -36,30 +39,41 @@ def filled_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndar
 
 
 def predicted_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> int:
-    """Tokens with a loss in rows of a mixture: all but padding, and the first of each row."""
+    """Tokens with a loss in rows of a mixture: all but padding, and the first of each
+    row.
+    """
     return int(np.maximum(filled_tokens(packed, rows, cuts) - 1, 0).sum())
 
 
-def document_positions(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndarray:
-    """Position of each token within its document (int32, shape (n cuts, L / cuts)), negative in the padding.
+def document_positions(
+    packed: PackedSet, rows: np.ndarray, cuts: int = 1
+) -> np.ndarray:
+    """Position of each token within its document (int32, shape (n cuts, L / cuts)),
+    negative in the padding.
 
     A split document starts over with its row.
     """
     if cuts == 1:
         return packed.positions(rows)
     length = packed.sequence_length // cuts
-    positions: np.ndarray = np.minimum(packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32))
+    positions: np.ndarray = np.minimum(
+        packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32)
+    )
     return positions
 
 
 def filled_positions(filled: np.ndarray, length: int) -> np.ndarray:
-    """Position of each token within its row (int32, shape (n, length)), negative in the padding after `filled` (n,)."""
+    """Position of each token within its row (int32, shape (n, length)), negative in the
+    padding after `filled` (n,).
+    """
     places = np.arange(length, dtype=np.int32)
     positions: np.ndarray = np.where(places < filled[:, None], places, np.int32(-1))
     return positions
 
 
-def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> TrainedRows:
+def read_documents(
+    packed: PackedSet, rows: np.ndarray, document_mask: bool
+) -> TrainedRows:
     """Rows of a mixture: all tokens but padding have a loss.
 
     Args:
@@ -69,13 +83,18 @@ def read_documents(packed: PackedSet, rows: np.ndarray, document_mask: bool) -> 
     """
     filled, length = filled_tokens(packed, rows), packed.sequence_length
     trained = None if (filled == length).all() else np.arange(length) < filled[:, None]
-    return TrainedRows(packed.read(rows), trained, document_positions(packed, rows) if document_mask else None)
+    return TrainedRows(
+        packed.read(rows),
+        trained,
+        document_positions(packed, rows) if document_mask else None,
+    )
 
 
 def read_turns(
     packed: PackedSet, masks: LossMasks, rows: np.ndarray, trim: bool = True
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Ids, trained and positions of rows of examples, as of TrainedRows; positions only if a row holds several.
+    """Ids, trained and positions of rows of examples, as of TrainedRows; positions only
+    if a row holds several.
 
     Args:
         packed: the set.
@@ -87,6 +106,7 @@ def read_turns(
     if trim:
         t = min(t, -(-int(boundaries.filled().max()) // PAD_MULTIPLE) * PAD_MULTIPLE)
     positions = None
-    if np.diff(boundaries.offsets).max() > 2:  # a row of one piece has its start and its end
+    # a row of one piece has its start and its end
+    if np.diff(boundaries.offsets).max() > 2:
         positions = boundaries.positions(packed.sequence_length)[:, :t].copy()
     return packed.read(rows)[:, :t].copy(), masks.read(rows)[:, :t].copy(), positions

@@ -1,8 +1,10 @@
-"""Conversations as tokens: rendering by the chat template, encoding, loss masks and truncation.
+"""Conversations as tokens: rendering by the chat template, encoding, loss masks and
+truncation.
 
-The template is Jinja, as in transformers; `{% generation %}` marks enclose the assistant's turns. A user's function can
-replace it, and marks those turns itself (`chat_formatters.py`). Each segment between two marks is encoded separately,
-so that tokens never cross a mark, and a prompt has the same ids in training and in generation.
+The template is Jinja, as in transformers; `{% generation %}` marks enclose the
+assistant's turns. A user's function can replace it, and marks those turns itself
+(`chat_formatters.py`). Each segment between two marks is encoded separately, so that
+tokens never cross a mark, and a prompt has the same ids in training and in generation.
 """
 
 from __future__ import annotations
@@ -39,7 +41,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
+TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = (
+    "chat_template.jinja",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
 LEFT_OUT_SHARE = 0.1
 """Share of a set's examples; if more are not trained on, a warning says so."""
 Message = Mapping[str, Any]
@@ -59,7 +65,8 @@ class Tokens:
 
     Attributes:
         ids: (t,) int64.
-        turns: (t,) int64: number of the assistant's turn, from 1; 0 for all other tokens.
+        turns: (t,) int64: number of the assistant's turn, from 1; 0 for all other
+            tokens.
     """
 
     ids: np.ndarray
@@ -67,7 +74,8 @@ class Tokens:
 
 
 class Chat:
-    """A tokenizer with a chat template, or with a user's function that writes conversations.
+    """A tokenizer with a chat template, or with a user's function that writes
+    conversations.
 
     Args:
         folder: output of the tokenizer stage.
@@ -87,13 +95,22 @@ class Chat:
             raise ChatError(f"tokenizer.chat_formatter: {error}") from error
         if self._formatter is None and not (folder / TEMPLATE_FILE).exists():
             raise ChatError(
-                f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template cannot be tuned on "
+                f"{folder}: no {TEMPLATE_FILE}; a tokenizer without a chat template "
+                "cannot be tuned on "
                 "conversations: remove `sft:` and `dpo:`, or use a trained tokenizer"
             )
-        self.tokenizer = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+        self.tokenizer = Tokenizer.from_str(
+            (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+        )
         self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
-        self._file = folder / (TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE)
-        self._template = None if self._formatter else compile_template(self._file.read_text(encoding="utf-8"), clock)
+        self._file = folder / (
+            TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE
+        )
+        self._template = (
+            None
+            if self._formatter
+            else compile_template(self._file.read_text(encoding="utf-8"), clock)
+        )
 
     @property
     def digest(self) -> str:
@@ -102,7 +119,9 @@ class Chat:
 
     @property
     def formatter(self) -> str | None:
-        """Name of the user's function that writes conversations; None with a template."""
+        """Name of the user's function that writes conversations; None with a
+        template.
+        """
         return None if self._formatter is None else self._formatter.name
 
     @cached_property
@@ -117,19 +136,32 @@ class Chat:
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids that end an answer: end of text, end of turn, and the special token at the end of the template's
-        answers."""
+        """Ids that end an answer: end of text, end of turn, and the special token at
+        the end of the template's answers.
+        """
         end = self.tokenizer.token_to_id(END_OF_TURN)
         answers = [text for text, generated in self.segments(PROBE) if generated]
-        last = self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:] if answers else []
+        last = (
+            self.tokenizer.encode(answers[-1], add_special_tokens=False).ids[-1:]
+            if answers
+            else []
+        )
         added = self.tokenizer.get_added_tokens_decoder()
-        special = {number for number in last if number in added and added[number].special}
-        return frozenset({self.end_of_text} | special | (set() if end is None else {end}))
+        special = {
+            number for number in last if number in added and added[number].special
+        }
+        return frozenset(
+            {self.end_of_text} | special | (set() if end is None else {end})
+        )
 
     def segments(
-        self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Message],
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[tuple[str, bool]]:
-        """Render a conversation: (text, True if the assistant generates it), in order, without empty segments.
+        """Render a conversation: (text, True if the assistant generates it), in order,
+        without empty segments.
 
         Args:
             messages: `role` and `content` each, optionally `tool_calls`.
@@ -138,27 +170,38 @@ class Chat:
 
         Raises:
             ContentLeftOutError: the template omits content of the messages or tools.
-            ChatError: a content holds a special token, or the template rejects the messages.
+            ChatError: a content holds a special token, or the template rejects the
+                messages.
         """
         conversation = [*messages, *tools]
-        if spelled := next((match for item in conversation for match in self._special_in(item)), None):
+        if spelled := next(
+            (match for item in conversation for match in self._special_in(item)), None
+        ):
             raise ChatError(f"content holds {spelled!r}, which is a special token")
         try:
             segments = self._rendered(messages, prompt, tools)
         except TEMPLATE_ERRORS as error:
             raise ChatError(f"{self.formatter or self._file}: {error}") from error
-        left_out = part_left_out(lambda messages, tools: self._text(messages, prompt, tools), messages, tools)
+        left_out = part_left_out(
+            lambda messages, tools: self._text(messages, prompt, tools), messages, tools
+        )
         if left_out is not None:
             raise ContentLeftOutError(
-                f"{self.formatter or self._file} does not write {left_out.label}, so that it would not be trained; give "
+                f"{self.formatter or self._file} does not write {left_out.label}, so "
+                "that it would not be trained; give "
                 "a template that writes it, or remove it from the data"
             )
         return segments
 
     def encode(
-        self, messages: Sequence[Message], prompt: bool = False, tools: Sequence[Mapping[str, Any]] = ()
+        self,
+        messages: Sequence[Message],
+        prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> Tokens:
-        """Tokens of a conversation and their turns. Arguments and errors as for `segments`."""
+        """Tokens of a conversation and their turns. Arguments and errors as for
+        `segments`.
+        """
         ids: list[int] = []
         turns: list[int] = []
         turn = 0
@@ -170,22 +213,46 @@ class Chat:
         return Tokens(np.array(ids, dtype=np.int64), np.array(turns, dtype=np.int64))
 
     def _rendered(
-        self, messages: Sequence[Message], prompt: bool, tools: Sequence[Mapping[str, Any]]
+        self,
+        messages: Sequence[Message],
+        prompt: bool,
+        tools: Sequence[Mapping[str, Any]],
     ) -> list[tuple[str, bool]]:
         if self._formatter is not None:
             return self._formatter.segments(messages, prompt, tools)
         assert self._template is not None
-        return render_segments(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
+        return render_segments(
+            self._template,
+            messages,
+            prompt,
+            tools=list(tools) or None,
+            **self._named_tokens,
+        )
 
-    def _text(self, messages: Sequence[Message], prompt: bool, tools: Sequence[Mapping[str, Any]]) -> str:
+    def _text(
+        self,
+        messages: Sequence[Message],
+        prompt: bool,
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
         """Conversation as text, possibly with marks."""
         if self._formatter is not None:
-            return "".join(text for text, _ in self._formatter.segments(messages, prompt, tools))
+            return "".join(
+                text for text, _ in self._formatter.segments(messages, prompt, tools)
+            )
         assert self._template is not None
-        return render_text(self._template, messages, prompt, tools=list(tools) or None, **self._named_tokens)
+        return render_text(
+            self._template,
+            messages,
+            prompt,
+            tools=list(tools) or None,
+            **self._named_tokens,
+        )
 
     def _special_in(self, item: Any) -> Iterator[str]:
-        """Yield the special tokens spelled in any text of a message or of a tool's description."""
+        """Yield the special tokens spelled in any text of a message or of a tool's
+        description.
+        """
         if isinstance(item, str):
             yield from self._special.findall(item)
         elif isinstance(item, Mapping):
@@ -209,14 +276,24 @@ class Chat:
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        special = [token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special]
+        special = [
+            token.content
+            for token in self.tokenizer.get_added_tokens_decoder().values()
+            if token.special
+        ]
         return re.compile("|".join(re.escape(text) for text in (*special, OPEN, CLOSE)))
 
     @cached_property
     def _named_tokens(self) -> dict[str, str]:
-        """Special tokens in the tokenizer's configuration, which transformers passes to templates."""
+        """Special tokens in the tokenizer's configuration, which transformers passes to
+        templates.
+        """
         names = [name for name in self._config if name.endswith("_token")]
-        return {name: text for name in names if isinstance(text := self._text_of(name), str) and text}
+        return {
+            name: text
+            for name in names
+            if isinstance(text := self._text_of(name), str) and text
+        }
 
     def _text_of(self, name: str) -> str | None:
         value = self._config.get(name)
@@ -228,7 +305,10 @@ class Chat:
             number = None if text is None else self.tokenizer.token_to_id(text)
             if number is not None:
                 return int(number)
-        raise ChatError(f"{self.folder / TOKENIZER_CONFIG_FILE}: names none of {', '.join(names)} of the vocabulary")
+        raise ChatError(
+            f"{self.folder / TOKENIZER_CONFIG_FILE}: names none of "
+            f"{', '.join(names)} of the vocabulary"
+        )
 
 
 EXAMPLE_IDS = "examples.txt"
@@ -275,7 +355,11 @@ class UnrenderableExamples:
 
 
 def check_content(
-    where: str, left_out: Mapping[str, str], places: Mapping[str, str], records: int, max_quarantined: float
+    where: str,
+    left_out: Mapping[str, str],
+    places: Mapping[str, str],
+    records: int,
+    max_quarantined: float,
 ) -> None:
     """Reject a set if the chat template omits content of too many examples.
 
@@ -291,9 +375,13 @@ def check_content(
     """
     if len(left_out) <= max_quarantined * records:
         return
-    shown = [f"{places.get(example, example)}: {reason}" for example, reason in left_out.items()][:SHOWN_EXAMPLES]
+    shown = [
+        f"{places.get(example, example)}: {reason}"
+        for example, reason in left_out.items()
+    ][:SHOWN_EXAMPLES]
     raise ContentLeftOutError(
-        f"{where}: the chat template does not write all of {len(left_out):,} of {records:,} examples; or raise, beside "
+        f"{where}: the chat template does not write all of {len(left_out):,} of "
+        f"{records:,} examples; or raise, beside "
         f"its path, max_quarantined from {max_quarantined}:\n  " + "\n  ".join(shown)
     )
 
@@ -330,7 +418,8 @@ def conversation(
     everything: bool = False,
     untrained: Collection[int] = (),
 ) -> Conversation | None:
-    """Truncate to `length` and train on the assistant's turns from `first_turn` (counted from 1) on.
+    """Truncate to `length` and train on the assistant's turns from `first_turn`
+    (counted from 1) on.
 
     Args:
         tokens: the rendered conversation.
@@ -347,7 +436,11 @@ def conversation(
     Raises:
         ChatError: no token is trained at any length.
     """
-    trained = np.ones(len(tokens.turns), dtype=bool) if everything else tokens.turns >= first_turn
+    trained = (
+        np.ones(len(tokens.turns), dtype=bool)
+        if everything
+        else tokens.turns >= first_turn
+    )
     trained[np.isin(tokens.turns, list(untrained))] = False
     trained[:1] = False
     if not trained.any():
@@ -356,27 +449,42 @@ def conversation(
     if not kept.any():
         return None
     answered = np.unique(turns[kept & (turns > 0)])
-    last = np.array([np.flatnonzero(tokens.turns == turn)[-1] for turn in answered], dtype=np.int64)
+    last = np.array(
+        [np.flatnonzero(tokens.turns == turn)[-1] for turn in answered], dtype=np.int64
+    )
     has_end = np.isin(tokens.ids[last], list(stops))
     is_whole = last < length
     ended, cut = int((has_end & is_whole).sum()), int((has_end & ~is_whole).sum())
-    return Conversation(tokens.ids[:length], kept, len(tokens.ids) > length, example, len(answered), ended, cut)
+    return Conversation(
+        tokens.ids[:length],
+        kept,
+        len(tokens.ids) > length,
+        example,
+        len(answered),
+        ended,
+        cut,
+    )
 
 
 def prepare_conversations(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int, train_on: TrainOn = "assistant"
+    examples: Sequence[Mapping[str, Any]],
+    chat: Chat,
+    length: int,
+    train_on: TrainOn = "assistant",
 ) -> tuple[list[Conversation], dict[str, Any]]:
     """Encode examples of supervised fine-tuning.
 
     Args:
-        examples: `messages` each, optionally `tools`; an assistant's message with `"trained": false` has no loss.
+        examples: `messages` each, optionally `tools`; an assistant's message with
+            `"trained": false` has no loss.
         chat: tokenizer and template.
         length: most tokens per example.
         train_on: the assistant's turns, the last of these, or all tokens.
 
     Returns:
-        the examples that train at least one token, and counts: examples, those of `UnrenderableExamples`, dropped (no
-        trained token within `length`), and those of `counts_of`; examples = used + dropped + unrenderable.
+        the examples that train at least one token, and counts: examples, those of
+        `UnrenderableExamples`, dropped (no trained token within `length`), and those of
+        `counts_of`; examples = used + dropped + unrenderable.
     """
     used: list[Conversation] = []
     unrenderable = UnrenderableExamples()
@@ -386,7 +494,15 @@ def prepare_conversations(
             tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
             untrained = untrained_turns(tokens, example["messages"])
             first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
-            row = conversation(tokens, first_turn, length, example["id"], chat.stops, train_on == "all", untrained)
+            row = conversation(
+                tokens,
+                first_turn,
+                length,
+                example["id"],
+                chat.stops,
+                train_on == "all",
+                untrained,
+            )
         except ChatError as error:
             unrenderable.add(example["id"], error)
             continue
@@ -408,13 +524,17 @@ def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> li
     Raises:
         ChatError: the template does not mark one turn per message of the assistant.
     """
-    learned = [message.get("trained", True) for message in messages if message["role"] == "assistant"]
+    learned = [
+        message.get("trained", True)
+        for message in messages
+        if message["role"] == "assistant"
+    ]
     if all(learned):
         return []
     if len(learned) != tokens.turns.max(initial=0):
         raise ChatError(
-            "messages have a weight of 0, but the chat template marks other turns of the assistant than "
-            "there are messages of it"
+            "messages have a weight of 0, but the chat template marks other turns of "
+            "the assistant than there are messages of it"
         )
     return [turn for turn, is_learned in enumerate(learned, start=1) if not is_learned]
 
@@ -431,8 +551,11 @@ def fingerprint_of(conversations: Iterable[Conversation]) -> str:
     return digest.hexdigest()
 
 
-def write_example_ids(folder: Path, examples: Sequence[str], rows_per_set: Sequence[int]) -> None:
-    """Write the examples of each row, one line per row, so that a step's examples can be traced.
+def write_example_ids(
+    folder: Path, examples: Sequence[str], rows_per_set: Sequence[int]
+) -> None:
+    """Write the examples of each row, one line per row, so that a step's examples can
+    be traced.
 
     Args:
         folder: output of a training stage.
@@ -452,7 +575,9 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     answers = sum(conversation.answers for conversation in used)
     return {
         "answers": answers,
-        "end_of_turn_share": sum(conversation.ended for conversation in used) / answers if answers else 0.0,
+        "end_of_turn_share": sum(conversation.ended for conversation in used) / answers
+        if answers
+        else 0.0,
         "cut_answers": sum(conversation.cut for conversation in used),
         "used": len(used),
         "truncated": truncated,
@@ -465,7 +590,9 @@ def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
     }
 
 
-def padded(rows: Sequence[Conversation], pad: int, length: int) -> tuple[Tensor, Tensor]:
+def padded(
+    rows: Sequence[Conversation], pad: int, length: int
+) -> tuple[Tensor, Tensor]:
     """Micro-batch: ids and trained, both (n, t), right-padded with untrained padding.
 
     Args:
@@ -490,18 +617,28 @@ def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
     edges = np.flatnonzero(np.diff(one.trained.astype(np.int8))) + 1
     return [
         (chat.decode(ids.tolist(), special=True), bool(trained[0]))
-        for ids, trained in zip(np.split(one.ids, edges), np.split(one.trained, edges), strict=True)
+        for ids, trained in zip(
+            np.split(one.ids, edges), np.split(one.trained, edges), strict=True
+        )
     ]
 
 
 def why_left_out(counts: Mapping[str, Any]) -> str:
-    """Numbers of examples that are too long and that the chat template cannot write, with the reasons."""
-    reasons = "; ".join(f"{reason} ({number})" for reason, number in counts["unrenderable_reasons"].items())
-    return f"{counts['dropped']} too long, {counts['unrenderable']} not rendered" + (f": {reasons}" if reasons else "")
+    """Numbers of examples that are too long and that the chat template cannot write,
+    with the reasons.
+    """
+    reasons = "; ".join(
+        f"{reason} ({number})"
+        for reason, number in counts["unrenderable_reasons"].items()
+    )
+    return f"{counts['dropped']} too long, {counts['unrenderable']} not rendered" + (
+        f": {reasons}" if reasons else ""
+    )
 
 
 def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str | None:
-    """Warning about a set with many examples that are not trained on; None if they are few.
+    """Warning about a set with many examples that are not trained on; None if they are
+    few.
 
     Args:
         name: of the set.
@@ -512,6 +649,6 @@ def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str |
     if num_left_out <= LEFT_OUT_SHARE * counts["examples"]:
         return None
     return (
-        f"{name}: {num_left_out:,} of {counts['examples']:,} examples are not trained on (at most {length:,} tokens each): "
-        f"{why_left_out(counts)}"
+        f"{name}: {num_left_out:,} of {counts['examples']:,} examples are not trained "
+        f"on (at most {length:,} tokens each): {why_left_out(counts)}"
     )

@@ -1,9 +1,11 @@
-"""Conversations, and replayed pre-training documents, as rows of a packed set with a loss mask.
+"""Conversations, and replayed pre-training documents, as rows of a packed set with a
+loss mask.
 
-`best_fit` packs conversations into rows as pre-training packs documents (`tokenize/mixing/best_fit.py`); rows never cut
-a conversation. Attention and positions separate the conversations of a row, so each has the loss that it would have
-alone. A row holds examples of one set, and the sets' rows are merged like a mixture's sources, so every prefix of the
-order has their proportions.
+`best_fit` packs conversations into rows as pre-training packs documents
+(`tokenize/mixing/best_fit.py`); rows never cut a conversation. Attention and positions
+separate the conversations of a row, so each has the loss that it would have alone. A
+row holds examples of one set, and the sets' rows are merged like a mixture's sources,
+so every prefix of the order has their proportions.
 """
 
 from __future__ import annotations
@@ -62,15 +64,22 @@ def piece_of(one: Conversation) -> Piece:
 
 
 def packed_rows(pieces: Sequence[Piece], length: int, best_fit: bool) -> list[Row]:
-    """Rows of at most `length` tokens that hold every piece once: packed, or one piece per row."""
+    """Rows of at most `length` tokens that hold every piece once: packed, or one piece
+    per row.
+    """
     if not best_fit:
         return [[piece] for piece in pieces]
-    rows = best_fit_rows(np.array([len(piece.ids) for piece in pieces]), length) if pieces else []
+    rows = (
+        best_fit_rows(np.array([len(piece.ids) for piece in pieces]), length)
+        if pieces
+        else []
+    )
     return [[pieces[place] for place in row] for row in rows]
 
 
 def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
-    """First rows read by the pre-training, in its order; starts over if there are fewer.
+    """First rows read by the pre-training, in its order; starts over if there are
+    fewer.
 
     The first token of a piece has no loss, as no token of its document precedes it.
     """
@@ -83,10 +92,14 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
     for place, row in enumerate(rows.tolist()):
         starts = np.flatnonzero(positions[place] == 0)
         ends = [*starts[1:], int((positions[place] >= 0).sum())]
-        ids = [piece["id"] for piece in pieces_of_row.get(row, [])] or [bytes(16)] * len(starts)
+        ids = [piece["id"] for piece in pieces_of_row.get(row, [])] or [
+            bytes(16)
+        ] * len(starts)
         pieces_per_row.append(
             [
-                Piece(piece_id, tokens[place, start:end], positions[place, start:end] > 0)
+                Piece(
+                    piece_id, tokens[place, start:end], positions[place, start:end] > 0
+                )
                 for piece_id, start, end in zip(ids, starts, ends, strict=True)
             ]
         )
@@ -94,12 +107,18 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
 
 
 def replay_count(tokens: int, length: int, share: float) -> int:
-    """Number of full pre-training rows that make up `share` of all tokens, beside `tokens` tokens of conversations."""
+    """Number of full pre-training rows that make up `share` of all tokens, beside
+    `tokens` tokens of conversations.
+    """
     return round(share / (1.0 - share) * tokens / length)
 
 
 def write_example_rows(
-    folder: Path, sets: dict[str, list[Row]], length: int, tokenizer: dict[str, Any], pad: int
+    folder: Path,
+    sets: dict[str, list[Row]],
+    length: int,
+    tokenizer: dict[str, Any],
+    pad: int,
 ) -> dict[str, Any]:
     """Write the rows of all sets as one packed set with loss masks.
 
@@ -111,13 +130,16 @@ def write_example_rows(
         pad: padding id.
 
     Returns:
-        `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the rows' positions that are not padding.
+        `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the
+        rows' positions that are not padding.
     """
     counts = [len(rows) for rows in sets.values()]
     source_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
     waiting = [iter(rows) for rows in sets.values()]
     ordered = [next(waiting[source]) for source in source_of.tolist()]
-    return write_ordered_rows(folder, list(sets), ordered, [counts], length, tokenizer, pad)
+    return write_ordered_rows(
+        folder, list(sets), ordered, [counts], length, tokenizer, pad
+    )
 
 
 def write_ordered_rows(
@@ -159,7 +181,9 @@ def write_ordered_rows(
         )
         for number, start in enumerate(range(0, len(rows), step))
     ]
-    with_phases = {"stages": [list(phase) for phase in phases]} if len(phases) > 1 else {}
+    with_phases = (
+        {"stages": [list(phase) for phase in phases]} if len(phases) > 1 else {}
+    )
     write_json(
         folder / MANIFEST,
         {
@@ -169,7 +193,12 @@ def write_ordered_rows(
             "sources": list(sets),
             "tokenizer": tokenizer,
             "validation": {},
-            "train": {"rows": len(rows), "rows_per_source": counts, **with_phases, "shards": shards},
+            "train": {
+                "rows": len(rows),
+                "rows_per_source": counts,
+                **with_phases,
+                "shards": shards,
+            },
         },
     )
     tokens = sum(len(piece.ids) for row in rows for piece in row)
@@ -182,7 +211,13 @@ def write_ordered_rows(
 
 
 def _write_shard(
-    path: Path, rows: Sequence[Row], sources: np.ndarray, first: int, length: int, dtype: str, pad: int
+    path: Path,
+    rows: Sequence[Row],
+    sources: np.ndarray,
+    first: int,
+    length: int,
+    dtype: str,
+    pad: int,
 ) -> dict[str, Any]:
     tokens = np.full((len(rows), length), pad, dtype=DTYPES[dtype])
     trained = np.zeros((len(rows), length), dtype=bool)
@@ -191,7 +226,10 @@ def _write_shard(
         start = 0
         for piece in row:
             end = start + len(piece.ids)
-            tokens[place, start:end], trained[place, start:end] = piece.ids, piece.trained
+            tokens[place, start:end], trained[place, start:end] = (
+                piece.ids,
+                piece.trained,
+            )
             table.append(
                 {
                     "row": first + place,
@@ -204,13 +242,19 @@ def _write_shard(
                 }
             )
             start = end
-    entry = write_rows(path, tokens, pa.Table.from_pylist(table, schema=PIECES_SCHEMA), first)
+    entry = write_rows(
+        path, tokens, pa.Table.from_pylist(table, schema=PIECES_SCHEMA), first
+    )
     mask = path.with_name(mask_name(path.name))
-    return {**entry, "beside": {**entry["beside"], mask.name: write_mask(mask, trained)}}
+    return {
+        **entry,
+        "beside": {**entry["beside"], mask.name: write_mask(mask, trained)},
+    }
 
 
 def quotas(trained_tokens: Sequence[int], weights: Sequence[float]) -> list[float]:
-    """Trained tokens to draw from each set: proportional to the weights, every set at least once.
+    """Trained tokens to draw from each set: proportional to the weights, every set at
+    least once.
 
     The largest set relative to its weight is drawn exactly once, all others more often.
 
@@ -218,17 +262,20 @@ def quotas(trained_tokens: Sequence[int], weights: Sequence[float]) -> list[floa
         trained_tokens: of each set, positive.
         weights: of each set, positive.
     """
-    scale = max(tokens / weight for tokens, weight in zip(trained_tokens, weights, strict=True))
+    scale = max(
+        tokens / weight for tokens, weight in zip(trained_tokens, weights, strict=True)
+    )
     return [scale * weight for weight in weights]
 
 
-def copies(trained_tokens: np.ndarray, ids: Sequence[str], quota: float, seed: int) -> np.ndarray:
-    """Number of copies of each example (int64, shape (n,)): full passes, then the first examples by a hash of seed and
-    id.
+def copies(
+    trained_tokens: np.ndarray, ids: Sequence[str], quota: float, seed: int
+) -> np.ndarray:
+    """Number of copies of each example (int64, shape (n,)): full passes, then the first
+    examples by a hash of seed and id.
 
-    The drawn tokens differ from the quota by at most half of the longest example, and the copies of two examples by at
-    most one.
-    more than one.
+    The drawn tokens differ from the quota by at most half of the longest example, and
+    the copies of two examples by at most one. more than one.
 
     Args:
         trained_tokens: (n,) of each example, positive.

@@ -1,4 +1,6 @@
-"""Preference pairs for training: reading and encoding, held-out pairs, and the file of those."""
+"""Preference pairs for training: reading and encoding, held-out pairs, and the file of
+those.
+"""
 
 from __future__ import annotations
 
@@ -78,9 +80,14 @@ def prepare_answers(
     unrenderable = UnrenderableExamples()
     dropped = 0
     for example in examples:
-        earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
+        earlier_turns = sum(
+            message["role"] == "assistant" for message in example["prompt"]
+        )
         try:
-            tokens = chat.encode([*example["prompt"], *example["completion"]], tools=example.get("tools", ()))
+            tokens = chat.encode(
+                [*example["prompt"], *example["completion"]],
+                tools=example.get("tools", ()),
+            )
             row = conversation(tokens, earlier_turns + 1, length, example["id"])
         except ChatError as error:
             unrenderable.add(example["id"], error)
@@ -98,27 +105,35 @@ def prepare_answers(
     }
 
 
-def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int) -> tuple[list[Pair], dict[str, Any]]:
+def prepare_pairs(
+    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
+) -> tuple[list[Pair], dict[str, Any]]:
     """Encode preference examples.
 
     Args:
-        examples: `id`, lists of messages `prompt`, `chosen`, `rejected`, and perhaps `tools`.
+        examples: `id`, lists of messages `prompt`, `chosen`, `rejected`, and perhaps
+            `tools`.
         chat: tokenizer and template.
         length: most tokens per conversation.
 
     Returns:
-        the pairs whose answers both have a token within `length`, and counts: examples, used, truncated, dropped, those
-        of `UnrenderableExamples`.
+        the pairs whose answers both have a token within `length`, and counts: examples,
+        used, truncated, dropped, those of `UnrenderableExamples`.
     """
     used: list[Pair] = []
     unrenderable = UnrenderableExamples()
     dropped = 0
     for example in examples:
-        earlier_turns = sum(message["role"] == "assistant" for message in example["prompt"])
+        earlier_turns = sum(
+            message["role"] == "assistant" for message in example["prompt"]
+        )
         try:
             chosen, rejected = (
                 conversation(
-                    chat.encode([*example["prompt"], *example[name]], tools=example.get("tools", ())),
+                    chat.encode(
+                        [*example["prompt"], *example[name]],
+                        tools=example.get("tools", ()),
+                    ),
                     earlier_turns + 1,
                     length,
                     example["id"],
@@ -143,21 +158,34 @@ def prepare_pairs(examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
 
 
 def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
-    """True for held-out pairs: by a hash of seed and prompt, so one prompt is never on both sides."""
+    """True for held-out pairs: by a hash of seed and prompt, so one prompt is never on
+    both sides.
+    """
     prompt = [[message["role"], message["content"]] for message in example["prompt"]]
     return content_key(seed, prompt, HASH_BITS) < share * 2**HASH_BITS
 
 
-def are_held_out(examples: Iterable[Mapping[str, Any]], share: float, seed: int) -> np.ndarray:
+def are_held_out(
+    examples: Iterable[Mapping[str, Any]], share: float, seed: int
+) -> np.ndarray:
     """`is_held_out` for n examples: (n,) bool."""
-    return np.array([is_held_out(example, share, seed) for example in examples], dtype=bool)
+    return np.array(
+        [is_held_out(example, share, seed) for example in examples], dtype=bool
+    )
 
 
 def padded_pairs(pairs: Sequence[Pair], pad: int, length: int) -> tuple[Tensor, Tensor]:
-    """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected ones."""
-    from gristmill.train.objectives.losses import next_tokens  # making rows needs no torch
+    """Ids and targets of n pairs, (2n, t) each: all chosen answers, then all rejected
+    ones.
+    """
+    # making rows needs no torch
+    from gristmill.train.objectives.losses import next_tokens
 
-    ids, scored = padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)
+    ids, scored = padded(
+        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
+        pad,
+        length,
+    )
     return ids, next_tokens(ids, scored)
 
 
@@ -165,7 +193,8 @@ def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
     """Mask of pairs whose chosen answer gained more than the rejected one: (n,) bool.
 
     Args:
-        logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and under the reference.
+        logps, reference: (n, 2), as from `reference.pair_logps`, under the policy and
+            under the reference.
     """
     gains = logps - reference
     more: np.ndarray = gains[:, 0] > gains[:, 1]
@@ -173,7 +202,9 @@ def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:
-    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None without pairs."""
+    """Share of pairs for which `gained_more` holds; ties do not count (TRL). None
+    without pairs.
+    """
     return float(gained_more(logps, reference).mean()) if len(logps) else None
 
 
@@ -202,10 +233,15 @@ def read_pairs(
     for dataset, of_set in zip(data, examples, strict=True):
         if labelled := sum(isinstance(item, Answer) for item in of_set):
             raise NoPairsError(
-                f"preferences {dataset.path}: {labelled} of its examples are single answers with a label, "
+                f"preferences {dataset.path}: {labelled} of its examples are single "
+                "answers with a label, "
                 "of which only dpo.loss kto learns; give pairs, or another set"
             )
-    return [[item for item in of_set if isinstance(item, Pair)] for of_set in examples], counts, quarantined
+    return (
+        [[item for item in of_set if isinstance(item, Pair)] for of_set in examples],
+        counts,
+        quarantined,
+    )
 
 
 def read_preferences(
@@ -214,39 +250,54 @@ def read_preferences(
     length: int,
     inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
-) -> tuple[list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
-    """Read and encode all sets of pairs and of labelled answers, or their prepared versions.
+) -> tuple[
+    list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]
+]:
+    """Read and encode all sets of pairs and of labelled answers, or their prepared
+    versions.
 
     Args:
         data: the sets.
         chat: tokenizer and template.
         length: most tokens per conversation.
-        inputs: of the stage, including the prepared sets and the sets made by the run, if any.
+        inputs: of the stage, including the prepared sets and the sets made by the run,
+            if any.
         leaks: evaluation sets to compare them with.
 
     Returns:
-        set by set: the usable pairs, followed by the usable answers; counts (see `pairs.prepare_pairs`) with the
-        `audit` of the pairs, and the numbers of `desirable` and `undesirable` answers; the rejected records.
+        set by set: the usable pairs, followed by the usable answers; counts (see
+        `pairs.prepare_pairs`) with the `audit` of the pairs, and the numbers of
+        `desirable` and `undesirable` answers; the rejected records.
 
     Raises:
-        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set are quarantined than may be.
+        gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set
+            are quarantined than may be.
         NothingToTrainError: a set has no usable pair or answer.
     """
     sets: list[list[Pair | Answer]] = []
     counts: list[dict[str, Any]] = []
     quarantined: list[Sequence[Quarantined]] = []
     for dataset, records in zip(data, usable_sets(data, "dpo", inputs), strict=True):
-        pairs, of_pairs = prepare_pairs([item for item in records.examples if "chosen" in item], chat, length)
-        answers, of_answers = prepare_answers([item for item in records.examples if "label" in item], chat, length)
+        pairs, of_pairs = prepare_pairs(
+            [item for item in records.examples if "chosen" in item], chat, length
+        )
+        answers, of_answers = prepare_answers(
+            [item for item in records.examples if "label" in item], chat, length
+        )
         left_out = {**of_pairs.pop("left_out"), **of_answers.pop("left_out")}
         check_content(
-            f"preferences {dataset.path}", left_out, records.places, records.counts["records"], dataset.max_quarantined
+            f"preferences {dataset.path}",
+            left_out,
+            records.places,
+            records.counts["records"],
+            dataset.max_quarantined,
         )
         counted = added(of_pairs, of_answers)
         if not (pairs or answers):
             raise NothingToTrainError(
-                f"preferences {dataset.path}: none of its {counted['examples']} pairs has both answers within {length} "
-                f"tokens ({why_left_out(counted)}); raise sequence_length or look at the data"
+                f"preferences {dataset.path}: none of its {counted['examples']} pairs "
+                f"has both answers within {length} tokens ({why_left_out(counted)}); "
+                "raise sequence_length or look at the data"
             )
         sets.append([*pairs, *answers])
         audited = {
@@ -254,7 +305,10 @@ def read_preferences(
             "same_answers": sum(item.reason == SAME for item in records.quarantined),
             "leaks": None
             if leaks is None
-            else leaks_into([view_text("conversation", example) for example in records.examples], leaks),
+            else leaks_into(
+                [view_text("conversation", example) for example in records.examples],
+                leaks,
+            ),
         }
         labels = [item.example["label"] for item in answers]
         counts.append(
@@ -285,7 +339,13 @@ def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[st
     }
 
 
-def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], name: str, values: np.ndarray, **also: int) -> None:
+def write_holdout(
+    path: Path,
+    records: Sequence[Mapping[str, Any]],
+    name: str,
+    values: np.ndarray,
+    **also: int,
+) -> None:
     """Write n held-out pairs as JSON lines, each with the values of its two answers.
 
     Args:
@@ -297,5 +357,10 @@ def write_holdout(path: Path, records: Sequence[Mapping[str, Any]], name: str, v
     """
     with atomic_write(path) as sink:
         for pair, (chosen, rejected) in zip(records, values.tolist(), strict=True):
-            line = {**pair, f"{name}_chosen": chosen, f"{name}_rejected": rejected, **also}
+            line = {
+                **pair,
+                f"{name}_chosen": chosen,
+                f"{name}_rejected": rejected,
+                **also,
+            }
             sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

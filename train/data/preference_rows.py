@@ -1,15 +1,20 @@
-"""Preferences as rows of a packed set: row 2i holds the chosen answer of pair i, row 2i + 1 the rejected one.
+"""Preferences as rows of a packed set: row 2i holds the chosen answer of pair i, row 2i
++ 1 the rejected one.
 
-An answer labelled desirable or undesirable, without a pair, is one row, after the pairs of its set. Each row is one
-conversation, prompt included, with a loss mask over its answer; the sets follow one another. Beside the rows are
+An answer labelled desirable or undesirable, without a pair, is one row, after the pairs
+of its set. Each row is one conversation, prompt included, with a loss mask over its
+answer; the sets follow one another. Beside the rows are
 
-    examples.parquet    one row per example: id, set (its number in packed.json), row (its first), rows (2 for a pair,
-                        1 for an answer), label (of an answer: true if desirable), and the source record as JSON
+    examples.parquet    one row per example: id, set (its number in packed.json), row
+    (its first), rows (2 for a pair,
+                        1 for an answer), label (of an answer: true if desirable), and
+                        the source record as JSON
     made-of.json        inputs that the rows depend on, by name
 
 so held-out shares and weights of sets are decided without reading tokens.
 
-A prompt with another prompt's answer, which estimates KL(policy || reference), is joined from two rows when read.
+A prompt with another prompt's answer, which estimates KL(policy || reference), is
+joined from two rows when read.
 """
 
 from __future__ import annotations
@@ -37,7 +42,13 @@ from gristmill.train.data.conversation_tokens import (
     NothingToTrainError,
     write_example_ids,
 )
-from gristmill.train.data.example_rows import Piece, copies, piece_of, quotas, write_ordered_rows
+from gristmill.train.data.example_rows import (
+    Piece,
+    copies,
+    piece_of,
+    quotas,
+    write_ordered_rows,
+)
 from gristmill.train.data.pairs import Answer, Pair, are_held_out
 from gristmill.train.loop.objective import mean_of_trained
 
@@ -59,7 +70,11 @@ EXAMPLES_SCHEMA = pa.schema(
 
 
 def write_pair_rows(
-    folder: Path, sets: Mapping[str, Sequence[Pair | Answer]], length: int, tokenizer: dict[str, Any], chat: Chat
+    folder: Path,
+    sets: Mapping[str, Sequence[Pair | Answer]],
+    length: int,
+    tokenizer: dict[str, Any],
+    chat: Chat,
 ) -> dict[str, Any]:
     """Write the pairs and labelled answers of all sets as one packed set.
 
@@ -74,9 +89,18 @@ def write_pair_rows(
         see `example_rows.write_example_rows`.
     """
     examples = [example for of_set in sets.values() for example in of_set]
-    rows: list[list[Piece]] = [[piece_of(encoded)] for example in examples for encoded in conversations_of(example)]
-    sizes = np.array([len(conversations_of(example)) for example in examples], dtype=np.int64)
-    counts = [sum(len(conversations_of(example)) for example in of_set) for of_set in sets.values()]
+    rows: list[list[Piece]] = [
+        [piece_of(encoded)]
+        for example in examples
+        for encoded in conversations_of(example)
+    ]
+    sizes = np.array(
+        [len(conversations_of(example)) for example in examples], dtype=np.int64
+    )
+    counts = [
+        sum(len(conversations_of(example)) for example in of_set)
+        for of_set in sets.values()
+    ]
     # One phase per set keeps the two rows of a pair adjacent.
     stages = np.diag(counts).tolist()
     write_table(
@@ -84,11 +108,16 @@ def write_pair_rows(
         pa.table(
             {
                 "id": [example.example["id"] for example in examples],
-                "set": np.repeat(np.arange(len(counts)), [len(of_set) for of_set in sets.values()]),
+                "set": np.repeat(
+                    np.arange(len(counts)), [len(of_set) for of_set in sets.values()]
+                ),
                 "row": np.cumsum(sizes) - sizes,
                 "rows": sizes,
                 "label": [example.example.get("label") for example in examples],
-                "record": [json.dumps(example.example, ensure_ascii=False) for example in examples],
+                "record": [
+                    json.dumps(example.example, ensure_ascii=False)
+                    for example in examples
+                ],
             }
         ).cast(EXAMPLES_SCHEMA),
     )
@@ -108,12 +137,18 @@ def write_pair_rows(
             "pairs": hashlib.sha256(canonical_json(texts)).hexdigest(),
         },
     )
-    return write_ordered_rows(folder, list(sets), rows, stages, length, tokenizer, chat.pad)
+    return write_ordered_rows(
+        folder, list(sets), rows, stages, length, tokenizer, chat.pad
+    )
 
 
 def conversations_of(example: Pair | Answer) -> tuple[Conversation, ...]:
     """Conversations of an example that become rows, in order."""
-    return (example.chosen, example.rejected) if isinstance(example, Pair) else (example.conversation,)
+    return (
+        (example.chosen, example.rejected)
+        if isinstance(example, Pair)
+        else (example.conversation,)
+    )
 
 
 class LabelledError(ValueError):
@@ -129,7 +164,8 @@ def check_pairs(packed: PackedSet) -> None:
     counts = read_table(packed.folder / EXAMPLES, ["rows"])["rows"]
     if single := len(counts) - pc.sum(pc.equal(counts, ROWS_OF_PAIR)).as_py():
         raise LabelledError(
-            f"dpo.data: {single} of {len(counts)} examples are single answers with a label, but "
+            f"dpo.data: {single} of {len(counts)} examples are single answers with a "
+            "label, but "
             "dpo.loss is one of pairs; set it to kto, or leave those sets out"
         )
 
@@ -143,9 +179,11 @@ class PairRows:
     Attributes:
         ids: of each of the P pairs.
         sets: int64 of shape (P,), the number of each one's set.
-        first: int64 of shape (P,), the row of its chosen answer; the rejected one's is the next.
+        first: int64 of shape (P,), the row of its chosen answer; the rejected one's is
+            the next.
         num_tokens: int64 of shape (P,), tokens of both conversations.
-        scored_tokens: int64 of shape (P, 2), tokens of the chosen and of the rejected answer.
+        scored_tokens: int64 of shape (P, 2), tokens of the chosen and of the rejected
+            answer.
         made_of: inputs that the rows depend on, by name.
         fingerprint: 32 hexadecimal digits, a hash of the rows.
     """
@@ -171,15 +209,22 @@ class PairRows:
         """Source records of the pairs: id, prompt, chosen, rejected."""
         table = read_table(self.packed.folder / EXAMPLES, ["rows", "record"])
         return [
-            json.loads(record) for record in table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))["record"].to_pylist()
+            json.loads(record)
+            for record in table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))[
+                "record"
+            ].to_pylist()
         ]
 
     def read(self, pairs: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is as small as the rows allow."""
+        """Ids and targets of n pairs, (2n, t) each, all chosen answers first; t is as
+        small as the rows allow.
+        """
         rows = np.concatenate([self.first[pairs], self.first[pairs] + 1])
         longest = int(self.packed.boundaries(rows).filled().max())
         t = min(self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
-        return ids_and_targets(self.packed.read(rows)[:, :t], self._masks.read(rows)[:, :t])
+        return ids_and_targets(
+            self.packed.read(rows)[:, :t], self._masks.read(rows)[:, :t]
+        )
 
 
 class AnswerRows:
@@ -189,22 +234,29 @@ class AnswerRows:
         packed: the rows, with their files of examples.
 
     Attributes:
-        records: of the examples: id, prompt, and chosen and rejected, or completion and label.
+        records: of the examples: id, prompt, and chosen and rejected, or completion and
+            label.
         examples: int64 of shape (A,), the number of each answer's record.
         ids: of the example of each of the A answers.
         sets: int64 of shape (A,), the number of each one's set.
         desirable: bool of shape (A,); the chosen answer of a pair is desirable.
-        num_tokens, scored_tokens: int64 of shape (A,), of the conversation and of its answer.
-        partners: int64 of shape (A,), for each answer the number of an answer to another prompt.
+        num_tokens, scored_tokens: int64 of shape (A,), of the conversation and of its
+            answer.
+        partners: int64 of shape (A,), for each answer the number of an answer to
+            another prompt.
         made_of: inputs that the rows depend on, by name.
         fingerprint: 32 hexadecimal digits, a hash of the rows.
     """
 
     def __init__(self, packed: PackedSet) -> None:
         self.packed, self._masks = packed, LossMasks(packed)
-        table = read_table(packed.folder / EXAMPLES, ["id", "set", "rows", "label", "record"])
+        table = read_table(
+            packed.folder / EXAMPLES, ["id", "set", "rows", "label", "record"]
+        )
         counts, labels = table["rows"].to_numpy(), table["label"].to_pylist()
-        self.records: list[dict[str, Any]] = [json.loads(record) for record in table["record"].to_pylist()]
+        self.records: list[dict[str, Any]] = [
+            json.loads(record) for record in table["record"].to_pylist()
+        ]
         self.examples = np.repeat(np.arange(len(counts)), counts)
         names = table["id"].to_pylist()
         self.ids: list[str] = [names[example] for example in self.examples]
@@ -217,9 +269,15 @@ class AnswerRows:
             ],
             dtype=bool,
         )
-        self.num_tokens = packed.boundaries(np.arange(packed.rows, dtype=np.int64)).filled().astype(np.int64)
+        self.num_tokens = (
+            packed.boundaries(np.arange(packed.rows, dtype=np.int64))
+            .filled()
+            .astype(np.int64)
+        )
         self.scored_tokens = self._masks.trained_per_row
-        self.partners = partners_of(self.examples, [canonical_json(record["prompt"]) for record in self.records])
+        self.partners = partners_of(
+            self.examples, [canonical_json(record["prompt"]) for record in self.records]
+        )
         self.made_of: dict[str, Any] = read_json(packed.folder / MADE_OF)
         self.fingerprint = self._masks.fingerprint
 
@@ -227,43 +285,61 @@ class AnswerRows:
         return len(self.examples)
 
     def read(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets of n answers, (n, t) each; t is as small as the rows allow."""
+        """Ids and targets of n answers, (n, t) each; t is as small as the rows
+        allow.
+        """
         t = self._padded(int(self.num_tokens[answers].max()))
-        return ids_and_targets(self.packed.read(answers)[:, :t], self._masks.read(answers)[:, :t])
+        return ids_and_targets(
+            self.packed.read(answers)[:, :t], self._masks.read(answers)[:, :t]
+        )
 
     def read_mismatched(self, answers: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets, (n, t), of the prompts of n answers, each followed by its partner's answer; truncated like
-        rows."""
+        """Ids and targets, (n, t), of the prompts of n answers, each followed by its
+        partner's answer; truncated like rows.
+        """
         rows, partner_rows = (
-            (self.packed.read(numbers), self._masks.read(numbers)) for numbers in (answers, self.partners[answers])
+            (self.packed.read(numbers), self._masks.read(numbers))
+            for numbers in (answers, self.partners[answers])
         )
         length = self.packed.sequence_length
         joined = []
         for number, partner in enumerate(self.partners[answers]):
-            prompt_end, answer_start = (int(np.flatnonzero(trained[number])[0]) for _, trained in (rows, partner_rows))
+            prompt_end, answer_start = (
+                int(np.flatnonzero(trained[number])[0])
+                for _, trained in (rows, partner_rows)
+            )
             end = int(self.num_tokens[partner])
             joined.append(
                 [
-                    np.concatenate([rows[part][number, :prompt_end], partner_rows[part][number, answer_start:end]])[
-                        :length
-                    ]
+                    np.concatenate(
+                        [
+                            rows[part][number, :prompt_end],
+                            partner_rows[part][number, answer_start:end],
+                        ]
+                    )[:length]
                     for part in (0, 1)
                 ]
             )
             joined[-1][1][:prompt_end] = False
         t = self._padded(max(len(ids) for ids, _ in joined))
-        ids = np.full((len(joined), t), self.packed.manifest["tokenizer"]["pad"], dtype=np.int64)
+        ids = np.full(
+            (len(joined), t), self.packed.manifest["tokenizer"]["pad"], dtype=np.int64
+        )
         trained = np.zeros((len(joined), t), dtype=bool)
         for number, (tokens, mask) in enumerate(joined):
             ids[number, : len(tokens)], trained[number, : len(mask)] = tokens, mask
         return ids_and_targets(ids, trained)
 
     def _padded(self, longest: int) -> int:
-        return min(self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+        return min(
+            self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE
+        )
 
 
 def ids_and_targets(ids: np.ndarray, trained: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Rows of ids, (n, t), as tensors with the next tokens as targets, `IGNORED` where these are not trained."""
+    """Rows of ids, (n, t), as tensors with the next tokens as targets, `IGNORED` where
+    these are not trained.
+    """
     import torch  # writing rows needs no torch
 
     from gristmill.train.objectives.losses import next_tokens
@@ -273,10 +349,12 @@ def ids_and_targets(ids: np.ndarray, trained: np.ndarray) -> tuple[Tensor, Tenso
 
 
 def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
-    """Number of an answer to another prompt for each answer: from the next example, cyclically, with another prompt.
+    """Number of an answer to another prompt for each answer: from the next example,
+    cyclically, with another prompt.
 
-    The examples of a set are sorted by hashes of their contents, so the next one is arbitrary; the answers of an
-    example have distinct partners if the next example has enough. With a single prompt, each answer is its own partner.
+    The examples of a set are sorted by hashes of their contents, so the next one is
+    arbitrary; the answers of an example have distinct partners if the next example has
+    enough. With a single prompt, each answer is its own partner.
 
     Args:
         examples: (A,) int64 ascending, the number of each answer's example.
@@ -290,13 +368,17 @@ def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
         partners[answer] = (
             answer
             if next_example == example
-            else (firsts[next_example] + (answer - firsts[example]) % counts[next_example])
+            else (
+                firsts[next_example] + (answer - firsts[example]) % counts[next_example]
+            )
         )
     return partners
 
 
 def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
-    """Next example, cyclically, with another prompt; the example itself if there is none."""
+    """Next example, cyclically, with another prompt; the example itself if there is
+    none.
+    """
     number = len(prompts)
     if len(set(prompts)) < 2:
         return list(range(number))
@@ -304,11 +386,15 @@ def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
     # Two backward passes, so that each example sees the result of its successor.
     for place in range(2 * number - 1, -1, -1):
         example, after = place % number, (place + 1) % number
-        following[example] = after if prompts[after] != prompts[example] else following[after]
+        following[example] = (
+            after if prompts[after] != prompts[example] else following[after]
+        )
     return following
 
 
-def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int) -> np.ndarray:
+def held_out_mask(
+    records: Sequence[Mapping[str, Any]], section: Dpo, seed: int
+) -> np.ndarray:
     """Mask of held-out pairs, (n,) bool.
 
     Raises:
@@ -317,8 +403,8 @@ def held_out_mask(records: Sequence[Mapping[str, Any]], section: Dpo, seed: int)
     held_out = are_held_out(records, section.holdout, seed)
     if held_out.all():
         raise NothingToTrainError(
-            f"dpo: all {len(records)} pairs are held out; lower dpo.holdout ({section.holdout}) "
-            "or add pairs with other prompts"
+            f"dpo: all {len(records)} pairs are held out; lower dpo.holdout "
+            f"({section.holdout}) or add pairs with other prompts"
         )
     return held_out
 
@@ -329,20 +415,24 @@ def held_out_answers(rows: AnswerRows, section: Dpo, seed: int) -> np.ndarray:
     Raises:
         NothingToTrainError: all answers are held out.
     """
-    held_out: np.ndarray = are_held_out(rows.records, section.holdout, seed)[rows.examples]
+    held_out: np.ndarray = are_held_out(rows.records, section.holdout, seed)[
+        rows.examples
+    ]
     if held_out.all():
         raise NothingToTrainError(
-            f"dpo: all {len(rows)} answers are held out; lower dpo.holdout ({section.holdout}) "
-            "or add answers to other prompts"
+            f"dpo: all {len(rows)} answers are held out; lower dpo.holdout "
+            f"({section.holdout}) or add answers to other prompts"
         )
     return held_out
 
 
-def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, seed: int) -> list[np.ndarray]:
+def draw_pairs(
+    rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, seed: int
+) -> list[np.ndarray]:
     """Pairs to train on, set by set (int64 numbers of pairs, repetitions adjacent).
 
-    Without weights every pair occurs once. With weights a set has its share of the pairs, and a hash of seed and id
-    chooses its repeated pairs, as in fine-tuning.
+    Without weights every pair occurs once. With weights a set has its share of the
+    pairs, and a hash of seed and id chooses its repeated pairs, as in fine-tuning.
 
     Args:
         rows: all pairs.
@@ -353,19 +443,32 @@ def draw_pairs(rows: PairRows | AnswerRows, held_out: np.ndarray, section: Dpo, 
     Raises:
         NothingToTrainError: all pairs of a weighted set are held out.
     """
-    sets = [np.flatnonzero((rows.sets == number) & ~held_out) for number in range(len(section.data))]
+    sets = [
+        np.flatnonzero((rows.sets == number) & ~held_out)
+        for number in range(len(section.data))
+    ]
     if section.data[0].weight is None:
         return sets
     for dataset, of_set in zip(section.data, sets, strict=True):
         if not len(of_set):
             raise NothingToTrainError(
-                f"dpo data {dataset.path}: all of its pairs are held out, but its weight is "
-                f"{dataset.weight}; lower dpo.holdout ({section.holdout}) or remove the set"
+                f"dpo data {dataset.path}: all of its pairs are held out, but its "
+                f"weight is {dataset.weight}; lower dpo.holdout ({section.holdout}) or "
+                "remove the set"
             )
-    quota_per_set = quotas([len(of_set) for of_set in sets], [dataset.weight or 0.0 for dataset in section.data])
+    quota_per_set = quotas(
+        [len(of_set) for of_set in sets],
+        [dataset.weight or 0.0 for dataset in section.data],
+    )
     return [
         np.repeat(
-            of_set, copies(np.ones(len(of_set), dtype=np.int64), [rows.ids[pair] for pair in of_set], quota, seed)
+            of_set,
+            copies(
+                np.ones(len(of_set), dtype=np.int64),
+                [rows.ids[pair] for pair in of_set],
+                quota,
+                seed,
+            ),
         )
         for of_set, quota in zip(sets, quota_per_set, strict=True)
     ]
@@ -385,13 +488,17 @@ class Drawn:
         fingerprint: 32 hexadecimal digits, a hash of the rows and of the draws.
     """
 
-    def __init__(self, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray], seed: int) -> None:
+    def __init__(
+        self, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray], seed: int
+    ) -> None:
         self._rows = rows
         self.order = Order([len(drawn) for drawn in draws], seed)
-        # The order merges the sets by their numbers of pairs: row r is the next one of the set at place r.
+        # The order merges the sets by their numbers of pairs: row r is the next one of
+        # the set at place r.
         self.numbers = merged(draws)
         self.fingerprint = hashlib.blake2b(
-            rows.fingerprint.encode() + self.numbers.astype("<i8").tobytes(), digest_size=16
+            rows.fingerprint.encode() + self.numbers.astype("<i8").tobytes(),
+            digest_size=16,
         ).hexdigest()
 
     def num_tokens(self, rows: np.ndarray) -> int:
@@ -424,15 +531,26 @@ def merged(draws: Sequence[np.ndarray]) -> np.ndarray:
     return pairs
 
 
-def write_drawn_ids(folder: Path, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray]) -> None:
+def write_drawn_ids(
+    folder: Path, rows: PairRows | AnswerRows, draws: Sequence[np.ndarray]
+) -> None:
     """Write the example of each row of a training (see `write_example_ids`)."""
-    write_example_ids(folder, [rows.ids[number] for number in merged(draws)], [len(drawn) for drawn in draws])
+    write_example_ids(
+        folder,
+        [rows.ids[number] for number in merged(draws)],
+        [len(drawn) for drawn in draws],
+    )
 
 
 def describe_draws(
-    rows: PairRows | AnswerRows, names: Sequence[str], draws: Sequence[np.ndarray], held_out: np.ndarray
+    rows: PairRows | AnswerRows,
+    names: Sequence[str],
+    draws: Sequence[np.ndarray],
+    held_out: np.ndarray,
 ) -> list[dict[str, Any]]:
-    """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all drawn pairs."""
+    """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all drawn
+    pairs.
+    """
     total = sum(map(len, draws))
     return [
         {

@@ -1,9 +1,10 @@
 """Check that a chat template writes everything in a conversation.
 
-Templates without support for tools, reasoning or names omit them silently. Searching the rendered text for them proves
-nothing: a tool's name may occur in the user's words. So the conversation is rendered again with a mark, absent from the
-conversation, in each of its parts: a part whose mark appears is written. A part whose mark does not appear is changed
-alone, and the two texts are compared.
+Templates without support for tools, reasoning or names omit them silently. Searching
+the rendered text for them proves nothing: a tool's name may occur in the user's words.
+So the conversation is rendered again with a mark, absent from the conversation, in each
+of its parts: a part whose mark appears is written. A part whose mark does not appear is
+changed alone, and the two texts are compared.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str]
 """Function from messages and descriptions of tools to the rendered text."""
 Path = tuple[str | int, ...]
 THINKING_END = "</think>"
-"""End of reasoning inside a content (DeepSeek-R1, Qwen3), which templates may cut off."""
+"""End of reasoning inside a content (DeepSeek-R1, Qwen3), which templates may cut
+off.
+"""
 MARK = "gristmillmark"
 
 
@@ -31,7 +34,8 @@ class Part:
     Attributes:
         label: for messages.
         path: its keys and indices, from `messages` or `tools` on.
-        changes: functions from the part's value and a mark to another value; the first one's contains the mark.
+        changes: functions from the part's value and a mark to another value; the first
+            one's contains the mark.
     """
 
     label: str
@@ -39,16 +43,21 @@ class Part:
     changes: tuple[Callable[[Any, str], Any], ...]
 
 
-def part_left_out(render: Render, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Part | None:
-    """First part of a conversation that a template does not write; None if it writes all of them.
+def part_left_out(
+    render: Render, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> Part | None:
+    """First part of a conversation that a template does not write; None if it writes
+    all of them.
 
     Args:
         render: renders the conversation.
-        messages: `role` and `content` each, and perhaps `name`, `reasoning_content` and `tool_calls`.
+        messages: `role` and `content` each, and perhaps `name`, `reasoning_content` and
+            `tool_calls`.
         tools: descriptions of the tools that may be called.
 
     Raises:
-        ValueError, jinja2.TemplateError and others of TEMPLATE_ERRORS: `render` rejects the conversation.
+        ValueError, jinja2.TemplateError and others of TEMPLATE_ERRORS: `render` rejects
+        the conversation.
     """
     conversation = {"messages": list(messages), "tools": list(tools)}
     parts = list(parts_of(messages, tools))
@@ -61,38 +70,63 @@ def part_left_out(render: Render, messages: Sequence[Message], tools: Sequence[M
     for number, part in enumerate(parts):
         if f"{mark}{number:06}" in written:
             continue
-        changed = (_rendered(render, _changed(conversation, part, change, mark)) for change in part.changes)
+        changed = (
+            _rendered(render, _changed(conversation, part, change, mark))
+            for change in part.changes
+        )
         if all(rerendered is None or rerendered == text for rerendered in changed):
             return part
     return None
 
 
-def parts_of(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Iterator[Part]:
+def parts_of(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> Iterator[Part]:
     """Yield all parts of a conversation.
 
     The name and the id of a tool's answer are skipped if they repeat those of a call.
     """
-    called_tools = {call["function"]["name"] for message in messages for call in message.get("tool_calls", ())}
+    called_tools = {
+        call["function"]["name"]
+        for message in messages
+        for call in message.get("tool_calls", ())
+    }
     for number, message in enumerate(messages):
         path, where = ("messages", number), f"message {number + 1} ({message['role']})"
         if message["content"].strip():
             yield Part(f"the content of {where}", (*path, "content"), (_append,))
         if message["role"] == "assistant" and THINKING_END in message["content"]:
-            yield Part(f"the reasoning in the content of {where}", (*path, "content"), (_append_to_thinking,))
+            yield Part(
+                f"the reasoning in the content of {where}",
+                (*path, "content"),
+                (_append_to_thinking,),
+            )
         if message.get("reasoning_content"):
-            yield Part(f"the reasoning_content of {where}", (*path, "reasoning_content"), (_append,))
-        if message.get("name") and not (message["role"] == "tool" and message["name"] in called_tools):
+            yield Part(
+                f"the reasoning_content of {where}",
+                (*path, "reasoning_content"),
+                (_append,),
+            )
+        if message.get("name") and not (
+            message["role"] == "tool" and message["name"] in called_tools
+        ):
             yield Part(f"the name of {where}", (*path, "name"), (_append,))
         for place, call in enumerate(message.get("tool_calls", ())):
             function = (*path, "tool_calls", place, "function")
             name = call["function"]["name"]
-            yield Part(f"the call of {name!r} in {where}", (*function, "name"), (_append,))
+            yield Part(
+                f"the call of {name!r} in {where}", (*function, "name"), (_append,)
+            )
             if call["function"]["arguments"]:
                 yield Part(
-                    f"the arguments of the call of {name!r} in {where}", (*function, "arguments"), (_add_key, _empty)
+                    f"the arguments of the call of {name!r} in {where}",
+                    (*function, "arguments"),
+                    (_add_key, _empty),
                 )
     for number, tool in enumerate(tools):
-        yield from _parts_of_tool(("tools", number, *(["function"] if "function" in tool else [])), tool)
+        yield from _parts_of_tool(
+            ("tools", number, *(["function"] if "function" in tool else [])), tool
+        )
 
 
 def _parts_of_tool(path: Path, tool: Mapping[str, Any]) -> Iterator[Part]:
@@ -103,10 +137,20 @@ def _parts_of_tool(path: Path, tool: Mapping[str, Any]) -> Iterator[Part]:
     if isinstance(function.get("description"), str) and function["description"].strip():
         yield Part(f"the description of {label}", (*path, "description"), (_append,))
     parameters = function.get("parameters")
-    if isinstance(parameters, dict) and isinstance(parameters.get("properties"), dict) and parameters["properties"]:
-        yield Part(f"the parameters of {label}", (*path, "parameters", "properties"), (_add_property, _empty))
+    if (
+        isinstance(parameters, dict)
+        and isinstance(parameters.get("properties"), dict)
+        and parameters["properties"]
+    ):
+        yield Part(
+            f"the parameters of {label}",
+            (*path, "parameters", "properties"),
+            (_add_property, _empty),
+        )
     elif isinstance(parameters, dict) and parameters and "properties" not in parameters:
-        yield Part(f"the parameters of {label}", (*path, "parameters"), (_add_key, _empty))
+        yield Part(
+            f"the parameters of {label}", (*path, "parameters"), (_add_key, _empty)
+        )
 
 
 def _append(text: str, mark: str) -> str:
@@ -137,7 +181,9 @@ def _absent_mark(conversation: Mapping[str, Any]) -> str:
     return mark
 
 
-def _changed(value: Any, part: Part, change: Callable[[Any, str], Any], mark: str) -> Any:
+def _changed(
+    value: Any, part: Part, change: Callable[[Any, str], Any], mark: str
+) -> Any:
     """Copy of the conversation with one part changed."""
     return _with(value, part.path, lambda old: change(old, mark))
 

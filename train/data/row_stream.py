@@ -1,12 +1,15 @@
-"""Rows of a packed set as a stream for any training loop, with gristmill's order and resume.
+"""Rows of a packed set as a stream for any training loop, with gristmill's order and
+resume.
 
-    positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/order.py`, epoch after epoch
-    batch b     positions [b B, (b+1) B), the same rows for every number of processes
-    rank r      of w processes: every w-th row of a batch from its r-th on, as `loop.row_plan.micro_batches` deals them
+    positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/order.py`, epoch
+    after epoch batch b     positions [b B, (b+1) B), the same rows for every number of
+    processes rank r      of w processes: every w-th row of a batch from its r-th on, as
+    `loop.row_plan.micro_batches` deals them
 
-The state is one integer, the first unread position, so a stream can resume with another number of processes or another
-batch size. Worker k of n of a loader reads batches k, k + n, ... of its rank, which the loader yields in turn: the
-output does not depend on the number of workers.
+The state is one integer, the first unread position, so a stream can resume with another
+number of processes or another batch size. Worker k of n of a loader reads batches k, k
++ n, ... of its rank, which the loader yields in turn: the output does not depend on the
+number of workers.
 """
 
 from __future__ import annotations
@@ -30,8 +33,20 @@ from gristmill.tokenize.loss_masks import LossMasks, mask_name
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
-from gristmill.train.data.batch import TrainedRows, predicted_tokens, read_documents, read_turns
-from gristmill.train.data.preference_rows import EXAMPLES, Drawn, PairRows, check_pairs, draw_pairs, held_out_mask
+from gristmill.train.data.batch import (
+    TrainedRows,
+    predicted_tokens,
+    read_documents,
+    read_turns,
+)
+from gristmill.train.data.preference_rows import (
+    EXAMPLES,
+    Drawn,
+    PairRows,
+    check_pairs,
+    draw_pairs,
+    held_out_mask,
+)
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.resuming import OtherRowsError
@@ -51,7 +66,8 @@ class StreamError(ValueError):
 
 
 class _Kind(Protocol):
-    """Interface to the rows of one kind of packed set: documents, conversations, or preference pairs.
+    """Interface to the rows of one kind of packed set: documents, conversations, or
+    preference pairs.
 
     Attributes:
         packed: the rows.
@@ -64,7 +80,9 @@ class _Kind(Protocol):
     fingerprint: str
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
-        """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common to all of them."""
+        """The tensors of some rows (int64, shape (n,)); `trim`: drop the padding common
+        to all of them.
+        """
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
         """Origin of each of some rows."""
@@ -75,7 +93,11 @@ class _Kind(Protocol):
 
 class _Documents:
     def __init__(self, packed: PackedSet, seed: int, document_mask: bool) -> None:
-        self.packed, self.order, self.fingerprint = packed, packed.order(seed), packed.fingerprint
+        self.packed, self.order, self.fingerprint = (
+            packed,
+            packed.order(seed),
+            packed.fingerprint,
+        )
         self._document_mask = document_mask
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
@@ -90,13 +112,19 @@ class _Documents:
 
 class _Turns:
     def __init__(self, packed: PackedSet, seed: int) -> None:
-        self.packed, self.order, self._masks = packed, packed.order(seed), LossMasks(packed)
+        self.packed, self.order, self._masks = (
+            packed,
+            packed.order(seed),
+            LossMasks(packed),
+        )
         self.fingerprint = self._masks.fingerprint
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
         ids, trained, positions = read_turns(self.packed, self._masks, rows, trim)
         if positions is None:  # every batch has the same keys
-            positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+            positions = np.broadcast_to(
+                np.arange(ids.shape[1], dtype=np.int32), ids.shape
+            )
         return laid_out(TrainedRows(ids, trained, positions), layout)
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
@@ -107,19 +135,31 @@ class _Turns:
 
 
 class _Pairs:
-    def __init__(self, packed: PackedSet, seed: int, section: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, packed: PackedSet, seed: int, section: Mapping[str, Any] | None
+    ) -> None:
         check_pairs(packed)
         self.packed, self._pairs = packed, PairRows(packed)
-        sets = [np.flatnonzero(self._pairs.sets == number) for number in range(len(packed.sources))]
+        sets = [
+            np.flatnonzero(self._pairs.sets == number)
+            for number in range(len(packed.sources))
+        ]
         if section is not None:
             dpo_section = Dpo.model_validate(section)
-            sets = draw_pairs(self._pairs, held_out_mask(self._pairs.records(), dpo_section, seed), dpo_section, seed)
+            sets = draw_pairs(
+                self._pairs,
+                held_out_mask(self._pairs.records(), dpo_section, seed),
+                dpo_section,
+                seed,
+            )
         self._drawn = Drawn(self._pairs, sets, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
-        labels = torch.cat((targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1)
+        labels = torch.cat(
+            (targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1
+        )
         (chosen, rejected), (of_chosen, of_rejected) = ids.chunk(2), labels.chunk(2)
         return {
             "chosen_input_ids": chosen,
@@ -145,44 +185,70 @@ class _Pairs:
 def laid_out(read: TrainedRows, layout: Layout) -> Any:
     """Rows in the format of a trainer.
 
-    `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED for untrained tokens, and
-    `position_ids` if documents are separated. `torchtitan`: ({`input`, `positions`}, labels), labels shifted.
+    `transformers`: `input_ids`, `labels` (n, t) int64, which the model shifts, IGNORED
+    for untrained tokens, and `position_ids` if documents are separated. `torchtitan`:
+    ({`input`, `positions`}, labels), labels shifted.
     """
-    ids, trained = torch.from_numpy(read.ids), None if read.trained is None else torch.from_numpy(read.trained)
-    positions = None if read.positions is None else torch.from_numpy(padding_apart(read.positions))
+    ids, trained = (
+        torch.from_numpy(read.ids),
+        None if read.trained is None else torch.from_numpy(read.trained),
+    )
+    positions = (
+        None
+        if read.positions is None
+        else torch.from_numpy(padding_apart(read.positions))
+    )
     if layout == "torchtitan":
-        return {"input": ids, **({} if positions is None else {"positions": positions})}, next_tokens(ids, trained)
+        return {
+            "input": ids,
+            **({} if positions is None else {"positions": positions}),
+        }, next_tokens(ids, trained)
     return {
         "input_ids": ids,
-        "labels": ids.clone() if trained is None else ids.masked_fill(~trained, IGNORED),
+        "labels": ids.clone()
+        if trained is None
+        else ids.masked_fill(~trained, IGNORED),
         **({} if positions is None else {"position_ids": positions}),
     }
 
 
 def padding_apart(positions: np.ndarray) -> np.ndarray:
-    """Positions (n, t) as int64, with padding counted from 0 like a document, so that all are non-negative."""
+    """Positions (n, t) as int64, with padding counted from 0 like a document, so that
+    all are non-negative.
+    """
     if positions.min(initial=0) >= 0:
         return positions.astype(np.int64)
     filled = (positions >= 0).sum(axis=1, keepdims=True)
-    return np.where(positions >= 0, positions, np.arange(positions.shape[1]) - filled).astype(np.int64)
+    return np.where(
+        positions >= 0, positions, np.arange(positions.shape[1]) - filled
+    ).astype(np.int64)
 
 
 def described(packed: PackedSet, rows: np.ndarray) -> list[dict[str, Any]]:
-    """`row`, `source`, and `documents` of some rows: id, start, length, offset and copy of each piece."""
+    """`row`, `source`, and `documents` of some rows: id, start, length, offset and copy
+    of each piece.
+    """
     pieces: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.tolist()}
     for piece in packed.pieces(np.unique(rows)).to_pylist():
         pieces[piece["row"]].append(
-            {"id": piece["id"].hex(), **{name: piece[name] for name in ("start", "length", "offset", "copy")}}
+            {
+                "id": piece["id"].hex(),
+                **{name: piece[name] for name in ("start", "length", "offset", "copy")},
+            }
         )
     return [
         {"row": row, "source": packed.sources[source], "documents": pieces[row]}
-        for row, source in zip(rows.tolist(), packed.source_of(rows).tolist(), strict=True)
+        for row, source in zip(
+            rows.tolist(), packed.source_of(rows).tolist(), strict=True
+        )
     ]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Progress of one process: `batches` of its own after a position, and `rows` of the next batch."""
+    """Progress of one process: `batches` of its own after a position, and `rows` of the
+    next batch.
+    """
 
     position: int = 0
     batches: int = 0
@@ -206,35 +272,50 @@ def stream(
     provenance: bool = False,
     reading: Stream | Mapping[str, Any] | None = None,
 ) -> RowStream:
-    """Stream the rows of a gristmill training, in its order, for any other training loop.
+    """Stream the rows of a gristmill training, in its order, for any other training
+    loop.
 
     Args:
-        run_or_folder: a `Run`, the folder of a run (it has `run.json`), or the folder or URL of a packed set.
-        stage: whose rows, where it is a run: a mixture's, or those of fine-tuning conversations or preference pairs.
+        run_or_folder: a `Run`, the folder of a run (it has `run.json`), or the folder
+            or URL of a packed set.
+        stage: whose rows, where it is a run: a mixture's, or those of fine-tuning
+            conversations or preference pairs.
         rank: which share of each batch, 0 to world_size - 1.
-        world_size: into how many shares batches are dealt out. A trainer that deals them out itself, as that of
-            transformers does, wants all rows: leave out both.
-        batch_size: rows of a batch on all ranks together (`global_batch_size` of our trainings): a rank's share is this
-            over world_size. Left out, rows come one by one.
-        each: "batch": yields batches, for a loop, or a loader with batch_size=None. "row": yields the rows of batches
-            one by one, for a loader that makes batches of batch_size / world_size rows.
+        world_size: into how many shares batches are dealt out. A trainer that deals
+            them out itself, as that of transformers does, wants all rows: leave out
+            both.
+        batch_size: rows of a batch on all ranks together (`global_batch_size` of our
+            trainings): a rank's share is this over world_size. Left out, rows come one
+            by one.
+        each: "batch": yields batches, for a loop, or a loader with batch_size=None.
+            "row": yields the rows of batches one by one, for a loader that makes
+            batches of batch_size / world_size rows.
         seed: of the order; of the run's training if absent, 0 for a folder.
-        epochs: ends after so many, with the last whole batch; without it epochs follow one another without end. A set
-            with phases is read once.
-        layout: "transformers": a dict of `input_ids`, `labels` (the model shifts them) and, where documents are told
-            apart, `position_ids`. "torchtitan": ({"input", "positions"}, labels), labels shifted already. What has no
-            loss is -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and the same of `rejected`.
-        document_mask: whether positions start at 0 with each document of a mixture, which is what masks attention
-            between documents; as the run's model has it if absent, else false. Fine-tuning rows always do.
-        provenance: adds `provenance` to batches (a list) and rows: row, source, and documents with their places.
-        reading: keys of `engine.stream`, for a set in an object store; the run's if absent.
+        epochs: ends after so many, with the last whole batch; without it epochs follow
+            one another without end. A set with phases is read once.
+        layout: "transformers": a dict of `input_ids`, `labels` (the model shifts them)
+            and, where documents are told apart, `position_ids`. "torchtitan":
+            ({"input", "positions"}, labels), labels shifted already. What has no loss
+            is -100. Preference pairs: `chosen_input_ids`, `chosen_labels`, and the same
+            of `rejected`.
+        document_mask: whether positions start at 0 with each document of a mixture,
+            which is what masks attention between documents; as the run's model has it
+            if absent, else false. Fine-tuning rows always do.
+        provenance: adds `provenance` to batches (a list) and rows: row, source, and
+            documents with their places.
+        reading: keys of `engine.stream`, for a set in an object store; the run's if
+            absent.
 
     Raises:
-        StreamError: settings that do not fit each other, or the set; or the run has no such stage.
+        StreamError: settings that do not fit each other, or the set; or the run has no
+            such stage.
         gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
     """
     folder, manifest = _resolved(run_or_folder, stage)
-    section: Mapping[str, Any] = manifest.get({"mix": "pretrain", "sft_data": "sft", "dpo_data": "dpo"}[stage]) or {}
+    section: Mapping[str, Any] = (
+        manifest.get({"mix": "pretrain", "sft_data": "sft", "dpo_data": "dpo"}[stage])
+        or {}
+    )
     if seed is None:
         seed = section.get("seed", manifest.get("seed", 0))
     if document_mask is None:
@@ -260,7 +341,9 @@ def stream(
 def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
     """Folder of a packed set, and the manifest of its run; empty if unknown."""
     if hasattr(run_or_folder, "folder") and hasattr(run_or_folder, "path"):
-        return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)["manifest"]
+        return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)[
+            "manifest"
+        ]
     folder = as_path(run_or_folder)
     if not (folder / RUN).exists():
         return str(folder), {}
@@ -272,17 +355,22 @@ def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
     }
     if stage not in stage_folders:
         raise StreamError(
-            f"{folder / RUN}: this run has no output of {stage}; it has {', '.join(stage_folders) or 'none'}"
+            f"{folder / RUN}: this run has no output of {stage}; it has "
+            f"{', '.join(stage_folders) or 'none'}"
         )
     # The store may have been moved or copied.
     moved = folder.parent.parent / stage / stage_folders[stage].name
-    return str((moved if moved.exists() else stage_folders[stage]) / "data"), record["manifest"]
+    return str((moved if moved.exists() else stage_folders[stage]) / "data"), record[
+        "manifest"
+    ]
 
 
 class RowStream(IterableDataset[Any]):
-    """Batches or rows of a packed set; created by `gristmill.stream`, which documents the settings.
+    """Batches or rows of a packed set; created by `gristmill.stream`, which documents
+    the settings.
 
-    One iterator at a time: each starts at the first row, or at the place set by `load_state_dict` or `seek`.
+    One iterator at a time: each starts at the first row, or at the place set by
+    `load_state_dict` or `seek`.
 
     Raises:
         StreamError: settings that do not fit each other, or the set.
@@ -306,17 +394,36 @@ class RowStream(IterableDataset[Any]):
         dpo: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.folder, self.rank, self.world_size, self.batch_size = str(folder), rank, world_size, batch_size
-        self.each: Literal["batch", "row"] = each or ("row" if batch_size is None else "batch")
-        self.seed, self.epochs, self.layout, self._provenance = seed, epochs, layout, provenance
-        self._document_mask, self._reading, self._dpo = document_mask, reading or Stream(), dpo
+        self.folder, self.rank, self.world_size, self.batch_size = (
+            str(folder),
+            rank,
+            world_size,
+            batch_size,
+        )
+        self.each: Literal["batch", "row"] = each or (
+            "row" if batch_size is None else "batch"
+        )
+        self.seed, self.epochs, self.layout, self._provenance = (
+            seed,
+            epochs,
+            layout,
+            provenance,
+        )
+        self._document_mask, self._reading, self._dpo = (
+            document_mask,
+            reading or Stream(),
+            dpo,
+        )
         self._place, self._has_start = _Place(), False
         self._opened: _Kind | None = None
         self._process = 0
         _check(self)
-        if isinstance(self.kind, _Pairs) and (self.each == "row" or layout == "torchtitan"):
+        if isinstance(self.kind, _Pairs) and (
+            self.each == "row" or layout == "torchtitan"
+        ):
             raise StreamError(
-                f"{folder} holds preference pairs, which come in batches for transformers: give "
+                f"{folder} holds preference pairs, which come in batches for "
+                "transformers: give "
                 'batch_size, and neither each="row" nor layout="torchtitan"'
             )
         self.kind.order.check_reads((epochs or 1) * self.kind.order.total)
@@ -325,13 +432,17 @@ class RowStream(IterableDataset[Any]):
     def kind(self) -> _Kind:
         """Packed set, opened in this process."""
         # Threads and connections to a store do not survive a fork.
-        if self._opened is None or (self._process != os.getpid() and not self._opened.packed.local):
+        if self._opened is None or (
+            self._process != os.getpid() and not self._opened.packed.local
+        ):
             self._opened, self._process = _open(self), os.getpid()
         return self._opened
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the data read: streams with equal fingerprints and seeds are equal."""
+        """Hash of the data read: streams with equal fingerprints and seeds are
+        equal.
+        """
         return self.kind.fingerprint
 
     @property
@@ -343,20 +454,23 @@ class RowStream(IterableDataset[Any]):
         return NO_END if epochs is None else epochs * order.total // step * step
 
     def rows(self, batch: int) -> np.ndarray:
-        """Numbers of the rows (int64) of a batch, counted from 0, on all ranks, in the order of their positions."""
+        """Numbers of the rows (int64) of a batch, counted from 0, on all ranks, in the
+        order of their positions.
+        """
         if self.batch_size is None:
             raise StreamError("a stream without batch_size has no batches; give one")
         return self.kind.order.span(batch * self.batch_size, self.batch_size)
 
     def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        """Origin of rows by number: `row`, `source`, and `documents` (`id`, `start`, `length` in the row, `offset` in
-        the document, `copy`); of pairs `example` instead. `gristmill explain MANIFEST ID` prints the rest of a
-        document."""
+        """Origin of rows by number: `row`, `source`, and `documents` (`id`, `start`,
+        `length` in the row, `offset` in the document, `copy`); of pairs `example`
+        instead. `gristmill explain MANIFEST ID` prints the rest of a document.
+        """
         return self.kind.provenance(np.asarray(rows, dtype=np.int64))
 
     def trained_tokens(self, batch: int) -> int:
-        """Number of tokens with a loss in a batch, counted from 0, on all ranks: the divisor of gristmill's summed
-        loss.
+        """Number of tokens with a loss in a batch, counted from 0, on all ranks: the
+        divisor of gristmill's summed loss.
 
         Of preference pairs, the number of pairs.
         """
@@ -366,7 +480,11 @@ class RowStream(IterableDataset[Any]):
         """Progress of the iterator and identity of its data; JSON."""
         place = self._place
         if place.workers == 1:
-            position = place.position + place.batches * self._step + place.rows * self.world_size
+            position = (
+                place.position
+                + place.batches * self._step
+                + place.rows * self.world_size
+            )
             place = _Place(position)
         return {
             **place.__dict__,
@@ -380,31 +498,45 @@ class RowStream(IterableDataset[Any]):
         """Set the state from which the next iterator continues.
 
         Raises:
-            OtherRowsError: the state is of another set, another seed, or of a loader's worker with other batches.
+            OtherRowsError: the state is of another set, another seed, or of a loader's
+                worker with other batches.
         """
         for name, expected in (("fingerprint", self.fingerprint), ("seed", self.seed)):
             if state[name] != expected:
                 raise OtherRowsError(
-                    f"{self.folder}: the state has read rows by {name} {state[name]}, but this stream "
-                    f"has {name} {expected}: resuming would skip some rows and repeat others"
+                    f"{self.folder}: the state has read rows by {name} {state[name]}, "
+                    f"but this stream has {name} {expected}: resuming would skip some "
+                    "rows and repeat others"
                 )
         batches = (state["batch_size"], state["world_size"])
         if state["workers"] > 1 and batches != (self._step, self.world_size):
             raise OtherRowsError(
-                f"{self.folder}: a loader's worker has read batches of {batches[0]} rows on {batches[1]} ranks, but "
-                f"these are of {self._step} on {self.world_size}; let a new loader begin with seek(rows read so far)"
+                f"{self.folder}: a loader's worker has read batches of {batches[0]} "
+                f"rows on {batches[1]} ranks, but these are of {self._step} on "
+                f"{self.world_size}; let a new loader begin with seek(rows read so far)"
             )
-        self._place = _Place(*(state[name] for name in ("position", "batches", "rows", "worker", "workers")))
+        self._place = _Place(
+            *(
+                state[name]
+                for name in ("position", "batches", "rows", "worker", "workers")
+            )
+        )
         self._has_start = True
 
     def seek(self, position: int) -> None:
-        """Start the next iterator after `position` rows of all ranks: `steps * batch_size` after `steps` steps."""
+        """Start the next iterator after `position` rows of all ranks: `steps *
+        batch_size` after `steps` steps.
+        """
         if position < 0:
-            raise StreamError(f"seek: rows that were read are not {position}, but 0 or more")
+            raise StreamError(
+                f"seek: rows that were read are not {position}, but 0 or more"
+            )
         self._place, self._has_start = _Place(position), True
 
     def close(self) -> None:
-        """Close connections to a store and the cache's files; a local set has nothing to close."""
+        """Close connections to a store and the cache's files; a local set has nothing
+        to close.
+        """
         if self._opened is not None:
             self._opened.packed.close()
             self._opened = None
@@ -414,16 +546,20 @@ class RowStream(IterableDataset[Any]):
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         if workers > 1 and self.batch_size is None:
             raise StreamError(
-                f"{workers} workers of a loader share the batches of a stream among them: give the "
+                f"{workers} workers of a loader share the batches of a stream among "
+                "them: give the "
                 "stream batch_size (rows per batch of the loader, times world_size)"
             )
         before = self._place if self._has_start else _Place()
         if before.workers > 1 and (before.worker, before.workers) != (worker, workers):
             raise OtherRowsError(
-                f"the state of worker {before.worker} of {before.workers} cannot be taken up by worker {worker} of "
+                f"the state of worker {before.worker} of {before.workers} cannot be "
+                f"taken up by worker {worker} of "
                 f"{workers}; use as many workers, or seek(rows read so far)"
             )
-        self._place = _Place(before.position, before.batches, before.rows, worker, workers)
+        self._place = _Place(
+            before.position, before.batches, before.rows, worker, workers
+        )
         self._has_start = False
         return self._batches(self._place)
 
@@ -432,11 +568,16 @@ class RowStream(IterableDataset[Any]):
 
     @staticmethod
     def collate(rows: Sequence[Any]) -> Any:
-        """Batch of rows of a stream, with their provenance, which torch's collating cannot join, in a list."""
+        """Batch of rows of a stream, with their provenance, which torch's collating
+        cannot join, in a list.
+        """
         if not isinstance(rows[0], dict) or PROVENANCE not in rows[0]:
             return default_collate(list(rows))
         origins = [row[PROVENANCE] for row in rows]
-        tensors = [{name: value for name, value in row.items() if name != PROVENANCE} for row in rows]
+        tensors = [
+            {name: value for name, value in row.items() if name != PROVENANCE}
+            for row in rows
+        ]
         return {**default_collate(tensors), PROVENANCE: origins}
 
     @property
@@ -446,34 +587,51 @@ class RowStream(IterableDataset[Any]):
 
     def _batches(self, place: _Place) -> Iterator[Any]:
         remaining = max(self.end - place.position, 0)
-        batches = -(-remaining // self._step)  # the last is short only without a batch size
+        # the last is short only without a batch size
+        batches = -(-remaining // self._step)
         num_batches = max(-(-(batches - place.worker) // place.workers), 0)
-        device = torch.device("cuda" if torch.cuda.is_available() and place.workers == 1 else "cpu")
+        device = torch.device(
+            "cuda" if torch.cuda.is_available() and place.workers == 1 else "cpu"
+        )
         threads = reading_threads(self.kind.packed.local, device)
 
         def read(number: int) -> list[Any]:
-            return self._read(place.position + (place.worker + number * place.workers) * self._step)
+            return self._read(
+                place.position + (place.worker + number * place.workers) * self._step
+            )
 
-        with closing(ReadAhead(read, num_batches, self._reading.read_ahead_steps, threads)) as ahead:
+        with closing(
+            ReadAhead(read, num_batches, self._reading.read_ahead_steps, threads)
+        ) as ahead:
             for number in range(place.batches, num_batches):
                 parts = ahead.take(number)
-                for done in range(place.rows if number == place.batches else 0, len(parts)):
+                for done in range(
+                    place.rows if number == place.batches else 0, len(parts)
+                ):
                     is_last = done + 1 == len(parts)
                     self._place = _Place(
-                        place.position, number + is_last, 0 if is_last else done + 1, place.worker, place.workers
+                        place.position,
+                        number + is_last,
+                        0 if is_last else done + 1,
+                        place.worker,
+                        place.workers,
                     )
                     yield parts[done]
 
     def _read(self, first: int) -> list[Any]:
         """This rank's share of the positions of one batch: a batch, or its rows."""
         rows = self.kind.order.span(first, min(self._step, self.end - first))
-        (rank_rows,) = micro_batches(rows, self.rank, self.world_size, -(-len(rows) // self.world_size))
+        (rank_rows,) = micro_batches(
+            rows, self.rank, self.world_size, -(-len(rows) // self.world_size)
+        )
         batch = self.kind.batch(rank_rows, self.layout, trim=self.each == "batch")
         origins = self.kind.provenance(rank_rows) if self._provenance else []
         if self.each == "batch":
             return [{**batch, PROVENANCE: origins} if origins else batch]
         return [
-            {**_one(batch, place), PROVENANCE: origins[place]} if origins else _one(batch, place)
+            {**_one(batch, place), PROVENANCE: origins[place]}
+            if origins
+            else _one(batch, place)
             for place in range(len(rank_rows))
         ]
 
@@ -505,22 +663,36 @@ def _check(stream: RowStream) -> None:
     """
     rank, size, batch = stream.rank, stream.world_size, stream.batch_size
     if size < 1 or not 0 <= rank < size:
-        raise StreamError(f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1")
+        raise StreamError(
+            f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1"
+        )
     if batch is None and stream.each == "batch":
-        raise StreamError('each="batch" needs batch_size: the rows of a batch on all ranks together')
+        raise StreamError(
+            'each="batch" needs batch_size: the rows of a batch on all ranks together'
+        )
     if batch is not None and batch < size:
-        raise StreamError(f"batch_size {batch} is the rows of all {size} ranks together: give {size} or more")
+        raise StreamError(
+            f"batch_size {batch} is the rows of all {size} ranks "
+            f"together: give {size} or more"
+        )
     if batch is not None and stream.each == "row" and batch % size:
         raise StreamError(
-            f'each="row": batch_size {batch} must be a multiple of world_size {size}, so that every '
+            f'each="row": batch_size {batch} must be a multiple of world_size '
+            f"{size}, so that every "
             "rank's loader makes batches of as many rows"
         )
     if stream.epochs is not None and stream.epochs < 1:
-        raise StreamError(f"epochs must be 1 or more, not {stream.epochs}; leave it out to read without end")
+        raise StreamError(
+            f"epochs must be 1 or more, not {stream.epochs}; leave it "
+            "out to read without end"
+        )
     if stream.layout not in ("transformers", "torchtitan"):
-        raise StreamError(f"layout must be transformers or torchtitan, not {stream.layout!r}")
+        raise StreamError(
+            f"layout must be transformers or torchtitan, not {stream.layout!r}"
+        )
     if stream.layout == "torchtitan" and stream._provenance:
         raise StreamError(
-            'layout="torchtitan" hands all it gets to the model, so it carries no provenance: ask '
+            'layout="torchtitan" hands all it gets to the model, so it carries no '
+            "provenance: ask "
             "stream.provenance(stream.rows(batch)) beside it"
         )

@@ -14,7 +14,14 @@ import torch
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat, ChatError
 from gristmill.train.evaluation.intervals import interval, mean_with_interval
-from gristmill.train.evaluation.likelihood import Encode, Request, Score, continuation, score_requests, windows
+from gristmill.train.evaluation.likelihood import (
+    Encode,
+    Request,
+    Score,
+    continuation,
+    score_requests,
+    windows,
+)
 from gristmill.train.evaluation.metrics import (
     PerItem,
     bits_per_byte,
@@ -72,7 +79,8 @@ class Result:
     """Results of a task.
 
     Attributes:
-        summary: metric -> value, with `stderr`, `low` and `high` if it is a mean over items or a ratio of sums.
+        summary: metric -> value, with `stderr`, `low` and `high` if it is a mean over
+            items or a ratio of sums.
         per_item: values for paired comparisons.
     """
 
@@ -80,14 +88,23 @@ class Result:
     per_item: PerItem
 
 
-def answer_task(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
+def answer_task(
+    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
+) -> Result:
     """Evaluate one model on all items of a task."""
-    ask = {"multiple_choice": _multiple_choice, "cloze": _cloze, "rolling": _rolling, "generate": _generate}
+    ask = {
+        "multiple_choice": _multiple_choice,
+        "cloze": _cloze,
+        "rolling": _rolling,
+        "generate": _generate,
+    }
     return ask[task.kind](reader, task, items, seed, bootstrap_samples)
 
 
 def _score(reader: Reader, requests: Sequence[Request]) -> list[Score]:
-    return score_requests(reader.model, requests, reader.length, reader.device, reader.world)
+    return score_requests(
+        reader.model, requests, reader.length, reader.device, reader.world
+    )
 
 
 def _context(reader: Reader, task: Task, item: Item) -> str:
@@ -95,15 +112,24 @@ def _context(reader: Reader, task: Task, item: Item) -> str:
     if not task.chat_template:
         return item.context
     try:
-        return "".join(text for text, _ in reader.chat().segments(item.messages, prompt=True))
+        return "".join(
+            text for text, _ in reader.chat().segments(item.messages, prompt=True)
+        )
     except ChatError as error:
         raise TaskError(f"task {task.name}, item {item.number}: {error}") from error
 
 
-def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
+def _multiple_choice(
+    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
+) -> Result:
     delimiter = "" if task.chat_template else task.target_delimiter
     requests = [
-        continuation(reader.encode, reader.prefix, _context(reader, task, item), delimiter + answer)
+        continuation(
+            reader.encode,
+            reader.prefix,
+            _context(reader, task, item),
+            delimiter + answer,
+        )
         for item in items
         for answer in item.answers
     ]
@@ -120,23 +146,36 @@ def _multiple_choice(reader: Reader, task: Task, items: Sequence[Item], seed: in
     )
 
 
-def _cloze(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
+def _cloze(
+    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
+) -> Result:
     requests = [
-        continuation(reader.encode, reader.prefix, _context(reader, task, item), item.answers[0]) for item in items
+        continuation(
+            reader.encode, reader.prefix, _context(reader, task, item), item.answers[0]
+        )
+        for item in items
     ]
     per_item = cloze_metrics(_score(reader, requests))
     logp = per_item["logp"]
     perplexity = {
         "value": float(np.exp(-logp.mean())),
-        **interval(logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples),
+        **interval(
+            logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples
+        ),
     }
     return Result(
-        {"items": len(items), **_means({"acc": per_item["acc"]}, seed, bootstrap_samples), "perplexity": perplexity},
+        {
+            "items": len(items),
+            **_means({"acc": per_item["acc"]}, seed, bootstrap_samples),
+            "perplexity": perplexity,
+        },
         per_item,
     )
 
 
-def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
+def _rolling(
+    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
+) -> Result:
     encoded = [reader.encode(item.answers[0]) for item in items]
     requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
     scores = iter(_score(reader, [window for text in requests for window in text]))
@@ -145,7 +184,9 @@ def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, boots
         parts = [next(scores) for _ in text]
         totals.append(
             Score(
-                sum(part.logp for part in parts), all(part.greedy for part in parts), sum(part.tokens for part in parts)
+                sum(part.logp for part in parts),
+                all(part.greedy for part in parts),
+                sum(part.tokens for part in parts),
             )
         )
     columns = rolling_columns(items, totals)
@@ -158,21 +199,33 @@ def _rolling(reader: Reader, task: Task, items: Sequence[Item], seed: int, boots
             **interval(columns, bits_per_byte, seed, bootstrap_samples),
         },
         "byte_perplexity": {"value": float(np.exp(-nats / num_bytes))},
-        "word_perplexity": {"value": float(np.exp(-nats / words)) if words and -nats / words < 700 else None},
+        "word_perplexity": {
+            "value": float(np.exp(-nats / words))
+            if words and -nats / words < 700
+            else None
+        },
     }
     return Result(summary, {"bits_per_byte": bits_per_byte(columns)})
 
 
-def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int) -> Result:
+def _generate(
+    reader: Reader, task: Task, items: Sequence[Item], seed: int, bootstrap_samples: int
+) -> Result:
     room = reader.length - task.max_new_tokens
     if room < 1:
         raise ValueError(
-            f"task {task.name}: max_new_tokens {task.max_new_tokens} leave no room for a prompt in the "
-            f"model's {reader.length} tokens; lower it"
+            f"task {task.name}: max_new_tokens {task.max_new_tokens} leave no room for "
+            f"a prompt in the model's {reader.length} tokens; lower it"
         )
     stops = reader.chat().stops if task.chat_template else reader.stops
-    prompts = [(reader.encode(_context(reader, task, item)) or [reader.prefix])[-room:] for item in items]
-    answers = [until(text, task.stop) for text in written(reader, prompts, task.max_new_tokens, stops)]
+    prompts = [
+        (reader.encode(_context(reader, task, item)) or [reader.prefix])[-room:]
+        for item in items
+    ]
+    answers = [
+        until(text, task.stop)
+        for text in written(reader, prompts, task.max_new_tokens, stops)
+    ]
     per_item = generation_metrics(task.built_in_metrics, items, answers)
     over_all = corpus_metrics(task.built_in_metrics, items, answers)
     for metric in task.own_metrics:
@@ -187,7 +240,9 @@ def _generate(reader: Reader, task: Task, items: Sequence[Item], seed: int, boot
         for item, answer in list(zip(items, answers, strict=True))[:5]
     ]
     means = _means(per_item, seed, bootstrap_samples)
-    return Result({"items": len(items), **means, **corpus, "samples": samples}, per_item)
+    return Result(
+        {"items": len(items), **means, **corpus, "samples": samples}, per_item
+    )
 
 
 def written(
@@ -204,7 +259,12 @@ def written(
     for start in range(0, len(order), PROMPTS_PER_BATCH):
         batch = order[start : start + PROMPTS_PER_BATCH]
         completions = generate(
-            reader.model, [prompts[number] for number in batch], max_new_tokens, stops, temperature, seed
+            reader.model,
+            [prompts[number] for number in batch],
+            max_new_tokens,
+            stops,
+            temperature,
+            seed,
         )
         for number, ids in zip(batch, completions, strict=True):
             texts[number] = reader.decode(ids)
@@ -218,17 +278,26 @@ def until(text: str, stops: Sequence[str]) -> str:
 
 
 def _means(per_item: PerItem, seed: int, bootstrap_samples: int) -> dict[str, Any]:
-    return {name: mean_with_interval(values, seed, bootstrap_samples) for name, values in per_item.items()}
+    return {
+        name: mean_with_interval(values, seed, bootstrap_samples)
+        for name, values in per_item.items()
+    }
 
 
-def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None) -> Reader:
-    """Reader for a model, sharded or not, with the tokenizer of a folder (of the stage tokenizer, or of an export)."""
+def open_reader(
+    model: Llama, tokenizer_folder: Path, world: World | None = None
+) -> Reader:
+    """Reader for a model, sharded or not, with the tokenizer of a folder (of the stage
+    tokenizer, or of an export).
+    """
     from tokenizers import Tokenizer
 
     from gristmill.tokenize.encoding.tokenizer import load
 
     text = load(tokenizer_folder)
-    tokenizer = Tokenizer.from_str((tokenizer_folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_str(
+        (tokenizer_folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+    )
 
     def encode(string: str) -> list[int]:
         ids: list[int] = tokenizer.encode(string, add_special_tokens=False).ids
@@ -238,13 +307,25 @@ def open_reader(model: Llama, tokenizer_folder: Path, world: World | None = None
         string: str = tokenizer.decode(list(ids), skip_special_tokens=True)
         return string
 
-    return Reader(model, encode, decode, text.eos, frozenset({text.eos}), cache(lambda: Chat(tokenizer_folder)), world)
+    return Reader(
+        model,
+        encode,
+        decode,
+        text.eos,
+        frozenset({text.eos}),
+        cache(lambda: Chat(tokenizer_folder)),
+        world,
+    )
 
 
-def answer_tasks(reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]) -> dict[str, Result]:
+def answer_tasks(
+    reader: Reader, section: Evaluate, asked: Mapping[str, Sequence[Item]]
+) -> dict[str, Result]:
     """Results by task."""
     return {
-        task.name: answer_task(reader, task, asked[task.name], section.key_seed, section.bootstrap_samples)
+        task.name: answer_task(
+            reader, task, asked[task.name], section.key_seed, section.bootstrap_samples
+        )
         for task in section.tasks
     }
 
@@ -259,7 +340,9 @@ class InLoopTasks:
         last: the last step.
     """
 
-    def __init__(self, tasks: Sequence[Task], reader: Reader, every: int, last: int) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], reader: Reader, every: int, last: int
+    ) -> None:
         self._reader, self._every, self._last = reader, every, last
         self._asked = [(task, read_task(task)) for task in tasks]
 
@@ -270,7 +353,9 @@ class InLoopTasks:
         return {
             task.name: {
                 name: value["value"]
-                for name, value in answer_task(self._reader, task, items, 0, 1).summary.items()
+                for name, value in answer_task(
+                    self._reader, task, items, 0, 1
+                ).summary.items()
                 if isinstance(value, dict) and value.get("value") is not None
             }
             for task, items in self._asked

@@ -1,4 +1,5 @@
-"""Loss, perplexity, bits per byte and token accuracy of a model on held-out rows and documents.
+"""Loss, perplexity, bits per byte and token accuracy of a model on held-out rows and
+documents.
 
 The bootstrap draws documents, which are (nearly) independent; tokens of a row are not.
 """
@@ -34,7 +35,9 @@ TOKEN_BYTES = "token_bytes.npy"
 HELD_OUT_STEP = -1
 """Step of held-out rows in a layout, which no training step has."""
 COLUMNS = 4
-"""Columns per document: nats, predicted tokens, their bytes, tokens predicted correctly."""
+"""Columns per document: nats, predicted tokens, their bytes, tokens predicted
+correctly.
+"""
 
 
 @torch.no_grad()
@@ -46,21 +49,30 @@ def score_rows(
     targets: Tensor | None = None,
     **beside: Tensor,
 ) -> Tensor:
-    """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes, correct ones.
+    """Sums over rows of tokens: (4,) float64: loss, predicted tokens, their bytes,
+    correct ones.
 
     Args:
         model: predicts ids.
         ids: (n, t) int64.
         token_bytes: (vocab,) bytes of text per id.
-        positions: (n, t) in their documents, for a model with attention within documents.
+        positions: (n, t) in their documents, for a model with attention within
+            documents.
         targets: (n, t) int64, target of each position; the next token if absent.
         beside: further arguments of the model (see layout.Laid.beside).
     """
     targets = next_tokens(ids) if targets is None else targets
-    nll, correct = model(ids, TokenHead(score_tokens, {"targets": targets}), positions=positions, **beside)
+    nll, correct = model(
+        ids,
+        TokenHead(score_tokens, {"targets": targets}),
+        positions=positions,
+        **beside,
+    )
     counted = targets != IGNORED
     num_bytes = token_bytes[targets.clamp(min=0)] * counted
-    return torch.stack([part.double().sum() for part in (nll, counted, num_bytes, correct)])
+    return torch.stack(
+        [part.double().sum() for part in (nll, counted, num_bytes, correct)]
+    )
 
 
 def measure(
@@ -73,26 +85,34 @@ def measure(
 ) -> dict[str, float]:
     """Metrics of a model on rows (n, t), distributed over the ranks; a collective call.
 
-    `positions` (n, t) in their documents are for a model with attention within documents, `laid` the same rows for a
-    model with other targets than the next token.
+    `positions` (n, t) in their documents are for a model with attention within
+    documents, `laid` the same rows for a model with other targets than the next token.
     """
     inputs, targets = (rows, None) if laid is None else (laid.inputs, laid.targets)
     if laid is not None and laid.places is not None:
         positions = laid.positions
     sums = torch.zeros(4, dtype=torch.float64, device=world.device)
     with evaluating(model):
-        for batch in micro_batches(np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD):
-            # A rank without rows still takes part in the collectives of the forward pass.
+        for batch in micro_batches(
+            np.arange(len(rows)), world.data_rank, world.data_size, ROWS_PER_FORWARD
+        ):
+            # A rank without rows still takes part in the collectives of the forward
+            # pass.
             chosen = batch if len(batch) else [0]
             ids = torch.from_numpy(inputs[chosen].astype(np.int64)).to(world.device)
             places, part_targets = (
-                None if batch is None else torch.from_numpy(batch[chosen]).to(world.device)
+                None
+                if batch is None
+                else torch.from_numpy(batch[chosen]).to(world.device)
                 for batch in (positions, targets)
             )
             more = (
                 {}
                 if laid is None
-                else {name: torch.from_numpy(batch[chosen]).to(world.device) for name, batch in laid.beside().items()}
+                else {
+                    name: torch.from_numpy(batch[chosen]).to(world.device)
+                    for name, batch in laid.beside().items()
+                }
             )
             scored = score_rows(model, ids, token_bytes, places, part_targets, **more)
             sums += scored if len(batch) else 0.0
@@ -102,9 +122,10 @@ def measure(
 def metrics_of(sums: Sequence[float]) -> dict[str, float]:
     """Metrics from (loss, tokens, bytes, correct) sums.
 
-    `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln 2 per byte of the text that
-    the predicted tokens stand for (special tokens stand for none, but their loss counts), `token_accuracy` the share
-    of tokens that were predicted correctly.
+    `loss` is nats per token, `perplexity` its exponential, `bits_per_byte` nats over ln
+    2 per byte of the text that the predicted tokens stand for (special tokens stand for
+    none, but their loss counts), `token_accuracy` the share of tokens that were
+    predicted correctly.
     """
     nll, tokens, num_bytes, correct = sums
     return {
@@ -116,8 +137,9 @@ def metrics_of(sums: Sequence[float]) -> dict[str, float]:
 
 
 def loss_metrics(nll: float, tokens: float, num_bytes: float) -> dict[str, float]:
-    """`loss` per token and `bits_per_byte`, from sums; `tokens` is positive, bits per byte are omitted without
-    bytes."""
+    """`loss` per token and `bits_per_byte`, from sums; `tokens` is positive, bits per
+    byte are omitted without bytes.
+    """
     metrics = {"loss": nll / tokens}
     if num_bytes:
         metrics["bits_per_byte"] = nll / math.log(2.0) / num_bytes
@@ -131,7 +153,9 @@ def read_token_bytes(tokenizer: Path, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: Tensor) -> np.ndarray:
+def score_documents(
+    model: Llama, packed: PackedSet, source: str, token_bytes: Tensor
+) -> np.ndarray:
     """Sums over each held-out document of a source: (documents, COLUMNS) float64.
 
     The first token of a row has no context and does not count.
@@ -142,8 +166,16 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
     for start in range(0, len(rows), ROWS_PER_FORWARD):
         part = slice(start, start + ROWS_PER_FORWARD)
         ids = torch.from_numpy(rows[part].astype(np.int64)).to(token_bytes.device)
-        places = None if positions is None else torch.from_numpy(positions[part]).to(token_bytes.device)
-        nll, correct = model(ids, TokenHead(score_tokens, {"targets": next_tokens(ids)}), positions=places)
+        places = (
+            None
+            if positions is None
+            else torch.from_numpy(positions[part]).to(token_bytes.device)
+        )
+        nll, correct = model(
+            ids,
+            TokenHead(score_tokens, {"targets": next_tokens(ids)}),
+            positions=places,
+        )
         num_bytes = token_bytes[ids]
         columns = torch.stack(
             [
@@ -159,7 +191,8 @@ def score_documents(model: Llama, packed: PackedSet, source: str, token_bytes: T
 
 
 def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarray:
-    """Sums over each held-out document of a source that has any predicted token: (documents, COLUMNS) float64.
+    """Sums over each held-out document of a source that has any predicted token:
+    (documents, COLUMNS) float64.
 
     Rows replace documents in a set without a table of pieces.
 
@@ -170,17 +203,27 @@ def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarra
     if not len(pieces):
         sums: np.ndarray = values.sum(axis=1)
         return sums
-    first = pieces["row"].to_numpy() * packed.sequence_length + pieces["start"].to_numpy()
-    total = np.vstack([np.zeros(COLUMNS), np.cumsum(values.reshape(-1, COLUMNS), axis=0)])
+    first = (
+        pieces["row"].to_numpy() * packed.sequence_length + pieces["start"].to_numpy()
+    )
+    total = np.vstack(
+        [np.zeros(COLUMNS), np.cumsum(values.reshape(-1, COLUMNS), axis=0)]
+    )
     per_piece = total[first + pieces["length"].to_numpy()] - total[first]
-    _, document = np.unique(pieces["id"].to_numpy(zero_copy_only=False), return_inverse=True)
+    _, document = np.unique(
+        pieces["id"].to_numpy(zero_copy_only=False), return_inverse=True
+    )
     summed = np.zeros((int(document.max()) + 1, COLUMNS))
     np.add.at(summed, document, per_piece)
     return summed[summed[:, 1] > 0]
 
 
-def held_out_positions(packed: PackedSet, source: str, shape: Shape | OwnShape) -> np.ndarray | None:
-    """Position of each token in its attention span in a source's held-out rows (int32, (n, t)); None for full rows."""
+def held_out_positions(
+    packed: PackedSet, source: str, shape: Shape | OwnShape
+) -> np.ndarray | None:
+    """Position of each token in its attention span in a source's held-out rows (int32,
+    (n, t)); None for full rows.
+    """
     if not shape.document_mask and not shape.encoder:
         return None
     boundaries = packed.validation_boundaries(source)
@@ -197,11 +240,16 @@ def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Re
         if shape.document_mask
         else filled_positions(boundaries.filled(), packed.sequence_length)
     )
-    return Read(rows, positions, np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64))
+    return Read(
+        rows, positions, np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
+    )
 
 
-def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
-    """Loss, perplexity, bits per byte and token accuracy over documents, with intervals for the middle two.
+def source_metrics(
+    documents: np.ndarray, seed: int, bootstrap_samples: int
+) -> dict[str, Any]:
+    """Loss, perplexity, bits per byte and token accuracy over documents, with intervals
+    for the middle two.
 
     Args:
         documents: (n, COLUMNS), as from `score_documents`.
@@ -214,11 +262,15 @@ def source_metrics(documents: np.ndarray, seed: int, bootstrap_samples: int) -> 
         "tokens": int(tokens),
         "documents": len(documents),
         "token_accuracy": correct / tokens,
-        "perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples),
+        "perplexity_interval": interval(
+            documents, perplexity_of, seed, bootstrap_samples
+        ),
     }
     if num_bytes:
         metrics["bits_per_byte"] = float(_bits(documents.sum(axis=0)))
-        metrics["bits_per_byte_interval"] = interval(documents, _bits, seed, bootstrap_samples)
+        metrics["bits_per_byte_interval"] = interval(
+            documents, _bits, seed, bootstrap_samples
+        )
     return metrics
 
 
@@ -229,14 +281,17 @@ def _bits(sums: np.ndarray) -> np.ndarray:
 
 def perplexity_of(sums: np.ndarray) -> np.ndarray:
     """Exponential of the nats per token, of sums (..., COLUMNS)."""
-    ratio: np.ndarray = np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
+    ratio: np.ndarray = np.exp(
+        np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT)
+    )
     return ratio
 
 
 class Validation:
     """Measures every source's held-out rows after some steps and after the last.
 
-    All stages measure the same rows in the same way, so their bits per byte are comparable.
+    All stages measure the same rows in the same way, so their bits per byte are
+    comparable.
 
     Args:
         every: steps between measurements; None: never.
@@ -262,11 +317,22 @@ class Validation:
     ) -> None:
         self._layout = layout
         self._every, self._last, self._average = every, steps, average
-        self._packed, self._model, self._token_bytes, self._world = packed, model, token_bytes, world
+        self._packed, self._model, self._token_bytes, self._world = (
+            packed,
+            model,
+            token_bytes,
+            world,
+        )
 
     def __call__(self, step: int) -> dict[str, Any] | None:
-        """`validation` (source -> metrics) and `validation_average` if there is an average; None after other steps."""
-        if self._every is None or self._packed is None or (step != self._last and step % self._every):
+        """`validation` (source -> metrics) and `validation_average` if there is an
+        average; None after other steps.
+        """
+        if (
+            self._every is None
+            or self._packed is None
+            or (step != self._last and step % self._every)
+        ):
             return None
         measurements = {"validation": self._measure(self._packed)}
         if self._average is not None:
@@ -281,9 +347,18 @@ class Validation:
             if len(rows):
                 shape: Shape | OwnShape = self._model.shape  # type: ignore[assignment]
                 laid = (
-                    None if self._layout is None else self._layout(held_out_rows(packed, source, shape), HELD_OUT_STEP)
+                    None
+                    if self._layout is None
+                    else self._layout(
+                        held_out_rows(packed, source, shape), HELD_OUT_STEP
+                    )
                 )
                 metrics[source] = measure(
-                    self._model, rows, self._token_bytes, self._world, held_out_positions(packed, source, shape), laid
+                    self._model,
+                    rows,
+                    self._token_bytes,
+                    self._world,
+                    held_out_positions(packed, source, shape),
+                    laid,
                 )
         return metrics

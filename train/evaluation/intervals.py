@@ -1,4 +1,6 @@
-"""Uncertainty of measurements: standard errors, bootstrap intervals, and paired differences."""
+"""Uncertainty of measurements: standard errors, bootstrap intervals, and paired
+differences.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,17 @@ NORMAL_QUANTILE = 1.959963984540054
 CHUNK = 1 << 22
 """Random numbers per batch."""
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""Function from (bootstrap_samples, columns) sums or means to (bootstrap_samples,) values."""
+"""Function from (bootstrap_samples, columns) sums or means to (bootstrap_samples,)
+values.
+"""
 
 
-def mean_with_interval(values: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, float]:
-    """Mean of n values, its standard error (sample deviation / root n) and its bootstrap interval."""
+def mean_with_interval(
+    values: np.ndarray, seed: int, bootstrap_samples: int
+) -> dict[str, float]:
+    """Mean of n values, its standard error (sample deviation / root n) and its
+    bootstrap interval.
+    """
     values = np.asarray(values, dtype=np.float64)
     return {
         "value": float(values.mean()),
@@ -36,14 +44,19 @@ def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
 
 
 def wilson(share: float, number: int) -> dict[str, float]:
-    """Wilson's interval at 95 % (Wilson 1927) of a share of `number` units, not degenerate for shares of 0 and 1.
+    """Wilson's interval at 95 % (Wilson 1927) of a share of `number` units, not
+    degenerate for shares of 0 and 1.
 
     Returns:
         `value`, `low`, `high`, and `units`.
     """
     spread = NORMAL_QUANTILE**2 / number
     middle = (share + spread / 2) / (1 + spread)
-    half = NORMAL_QUANTILE * np.sqrt(share * (1 - share) / number + spread / (4 * number)) / (1 + spread)
+    half = (
+        NORMAL_QUANTILE
+        * np.sqrt(share * (1 - share) / number + spread / (4 * number))
+        / (1 + spread)
+    )
     return {
         "value": share,
         "low": max(0.0, float(middle - half)),
@@ -57,12 +70,15 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
-def interval(columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int) -> dict[str, float]:
+def interval(
+    columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int
+) -> dict[str, float]:
     """Percentile bootstrap interval (Efron 1979) at 95 % of a function of column means.
 
     Args:
         columns: (n, c) float64: measurements of each unit (document, item).
-        statistic: function of the means of the columns, for all bootstrap_samples at once.
+        statistic: function of the means of the columns, for all bootstrap_samples at
+            once.
         seed: of the bootstrap samples.
         bootstrap_samples: number of samples.
 
@@ -74,21 +90,36 @@ def interval(columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_sam
     return {"low": float(low), "high": float(high)}
 
 
-def resampled_means(columns: np.ndarray, seed: int, bootstrap_samples: int) -> np.ndarray:
-    """Means of the columns over units drawn with replacement: (bootstrap_samples, c)."""
+def resampled_means(
+    columns: np.ndarray, seed: int, bootstrap_samples: int
+) -> np.ndarray:
+    """Means of the columns over units drawn with replacement: (bootstrap_samples,
+    c).
+    """
     generator = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1)))
     number = len(columns)
     rows = max(1, CHUNK // number)
     parts = []
     for start in range(0, bootstrap_samples, rows):
-        chosen = generator.integers(0, number, (min(rows, bootstrap_samples - start), number))
+        chosen = generator.integers(
+            0, number, (min(rows, bootstrap_samples - start), number)
+        )
         parts.append(columns[chosen].mean(axis=1))
     return np.concatenate(parts)
 
 
-def paired_difference(first: np.ndarray, second: np.ndarray, seed: int, bootstrap_samples: int) -> dict[str, Any]:
-    """Mean of second - first over the same units, its interval, and `significant`: true if that excludes zero."""
+def paired_difference(
+    first: np.ndarray, second: np.ndarray, seed: int, bootstrap_samples: int
+) -> dict[str, Any]:
+    """Mean of second - first over the same units, its interval, and `significant`: true
+    if that excludes zero.
+    """
     difference = mean_with_interval(
-        np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64), seed, bootstrap_samples
+        np.asarray(second, dtype=np.float64) - np.asarray(first, dtype=np.float64),
+        seed,
+        bootstrap_samples,
     )
-    return {**difference, "significant": not difference["low"] <= 0.0 <= difference["high"]}
+    return {
+        **difference,
+        "significant": not difference["low"] <= 0.0 <= difference["high"],
+    }

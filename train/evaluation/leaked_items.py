@@ -1,8 +1,9 @@
-"""Contamination: task items that occur in the training rows, and metrics on those and on clean items.
+"""Contamination: task items that occur in the training rows, and metrics on those and
+on clean items.
 
-Rows read by the pre-training are decoded and searched for word n-grams of the items (Brown et al. 2020, appendix C, use
-13). The search covers the actual training data after mixing, so it also finds items that decontamination missed or did
-not look for.
+Rows read by the pre-training are decoded and searched for word n-grams of the items
+(Brown et al. 2020, appendix C, use 13). The search covers the actual training data
+after mixing, so it also finds items that decontamination missed or did not look for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.dataprep.passages.ngram_index import NgramIndex, build_index, covered, find_ngrams
+from gristmill.dataprep.passages.ngram_index import (
+    NgramIndex,
+    build_index,
+    covered,
+    find_ngrams,
+)
 from gristmill.mixtures.evaluation import Contamination
 from gristmill.train.evaluation.intervals import mean_with_interval
 from gristmill.train.evaluation.tasks import Item
@@ -21,7 +27,9 @@ from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_AT_A_TIME = 256
 MIN_WORDS = 8
-"""Items with fewer words are too short to tell from chance; Brown et al. 2020 use the same."""
+"""Items with fewer words are too short to tell from chance; Brown et al. 2020 use the
+same.
+"""
 
 
 def item_coverage(
@@ -31,7 +39,8 @@ def item_coverage(
     section: Contamination,
     seed: int,
 ) -> dict[str, np.ndarray]:
-    """Task -> (items,) share of each item's words in passages that also occur in the searched training rows.
+    """Task -> (items,) share of each item's words in passages that also occur in the
+    searched training rows.
 
     Args:
         trained: rows read by the model.
@@ -41,43 +50,64 @@ def item_coverage(
         seed: of the sample of searched rows.
     """
     texts = [item.question for task in items.values() for item in task]
-    index = build_index(pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram))
+    index = build_index(
+        pa.array(texts, pa.large_string()), section.ngram, min(MIN_WORDS, section.ngram)
+    )
     ngrams: set[int] = set()
     rows = trained.drawn(section.rows, seed)
     for start in range(0, len(rows), ROWS_AT_A_TIME):
         tokens = trained.packed.read(rows[start : start + ROWS_AT_A_TIME]).tolist()
-        ngrams.update(np.unique(find_ngrams(pa.array(decode(tokens), pa.large_string()), index).ngram).tolist())
+        ngrams.update(
+            np.unique(
+                find_ngrams(pa.array(decode(tokens), pa.large_string()), index).ngram
+            ).tolist()
+        )
     share = coverage(index, np.array(sorted(ngrams), dtype=np.int64))
     ends = np.cumsum([len(task) for task in items.values()])
     return dict(zip(items, np.split(share, ends[:-1]), strict=True))
 
 
 def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
-    """Share of each part's words covered by the given n-grams (int64, ascending); 0 for parts without counted words."""
+    """Share of each part's words covered by the given n-grams (int64, ascending); 0 for
+    parts without counted words.
+    """
     place = np.sort(
         np.concatenate(
             [
                 np.empty(0, dtype=np.int64),
-                *(index.places[index.place_offsets[ngram] : index.place_offsets[ngram + 1]] for ngram in ngrams),
+                *(
+                    index.places[
+                        index.place_offsets[ngram] : index.place_offsets[ngram + 1]
+                    ]
+                    for ngram in ngrams
+                ),
             ]
         )
     )
     part = np.searchsorted(index.part_offsets, place, side="right") - 1
     new = np.diff(part, prepend=-1) != 0
-    words = np.bincount(part, covered(place, index.lengths[part], new), len(index.lengths))
+    words = np.bincount(
+        part, covered(place, index.lengths[part], new), len(index.lengths)
+    )
     shares: np.ndarray = words / np.maximum(index.counted_words, 1)
     return shares
 
 
 def effect(
-    share: np.ndarray, per_item: Mapping[str, np.ndarray], section: Contamination, seed: int, bootstrap_samples: int
+    share: np.ndarray,
+    per_item: Mapping[str, np.ndarray],
+    section: Contamination,
+    seed: int,
+    bootstrap_samples: int,
 ) -> dict[str, Any]:
     """Number of contaminated items, and every metric on those and on the clean ones."""
     leaked = share >= section.min_coverage
     metrics: dict[str, Any] = {
         "items": len(share),
         "contaminated": int(leaked.sum()),
-        "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist() if leaked.any() else [],
+        "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist()
+        if leaked.any()
+        else [],
     }
     for name, values in per_item.items():
         metrics[name] = {

@@ -1,7 +1,9 @@
-"""Log-likelihoods of texts under a model, by the definitions of lm-evaluation-harness 0.4.13 (lm_eval/api/model.py).
+"""Log-likelihoods of texts under a model, by the definitions of lm-evaluation-harness
+0.4.13 (lm_eval/api/model.py).
 
-Batches are sorted by length and right-padded, out of sight of causal attention; softmaxes are computed in float32, sums
-in float64. The score of a request depends only on the request, up to rounding with another padded length.
+Batches are sorted by length and right-padded, out of sight of causal attention;
+softmaxes are computed in float32, sums in float64. The score of a request depends only
+on the request, up to rounding with another padded length.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ class Score:
 def continuation(encode: Encode, prefix: int, context: str, answer: str) -> Request:
     """Request for an answer after a context.
 
-    Trailing blanks of the context belong to the answer; both are encoded together, and the answer's ids are those after
-    as many as the context alone has.
+    Trailing blanks of the context belong to the answer; both are encoded together, and
+    the answer's ids are those after as many as the context alone has.
 
 
     Args:
@@ -74,10 +76,11 @@ def continuation(encode: Encode, prefix: int, context: str, answer: str) -> Requ
 
 
 def windows(ids: Sequence[int], prefix: int, length: int) -> Iterator[Request]:
-    """A full text as requests, each id scored once (lm-evaluation-harness: rolling windows with a context of one).
+    """A full text as requests, each id scored once (lm-evaluation-harness: rolling
+    windows with a context of one).
 
-    The first window starts from the prefix; a later one has one id of context; the last one is filled up with
-    preceding ids.
+    The first window starts from the prefix; a later one has one id of context; the last
+    one is filled up with preceding ids.
     """
     first = min(length, len(ids))
     yield Request((prefix,), tuple(ids[:first]))
@@ -90,27 +93,41 @@ def windows(ids: Sequence[int], prefix: int, length: int) -> Iterator[Request]:
 
 
 def score_requests(
-    model: nn.Module, requests: Sequence[Request], length: int, device: torch.device, world: World | None = None
+    model: nn.Module,
+    requests: Sequence[Request],
+    length: int,
+    device: torch.device,
+    world: World | None = None,
 ) -> list[Score]:
     """Score requests, on all ranks together where the model is sharded.
 
     Args:
         model: predicts ids.
-        requests: contexts are cut from the left where both together exceed `length` + 1 ids.
+        requests: contexts are cut from the left where both together exceed `length` + 1
+            ids.
         length: most ids per row.
         device: of the model.
-        world: the processes; None for a model that is whole in this one. All of them get all scores.
+        world: the processes; None for a model that is whole in this one. All of them
+            get all scores.
     """
     rows = [
-        ((*request.context, *request.scored)[-(length + 1) :], min(len(request.scored), length)) for request in requests
+        (
+            (*request.context, *request.scored)[-(length + 1) :],
+            min(len(request.scored), length),
+        )
+        for request in requests
     ]
-    order = sorted((number for number, (_, scored) in enumerate(rows) if scored), key=lambda k: -len(rows[k][0]))
+    order = sorted(
+        (number for number, (_, scored) in enumerate(rows) if scored),
+        key=lambda k: -len(rows[k][0]),
+    )
     batches = list(_batches(order, [len(row) for row, _ in rows]))
     rank, size = (0, 1) if world is None else (world.data_rank, world.data_size)
     log_scores = torch.zeros(len(rows), 2, dtype=torch.float64, device=device)
     with torch.no_grad() if world is None else evaluating(model):
         for first in range(0, len(batches), size):
-            # A rank without a batch of its own still takes part in the collectives of the forward pass.
+            # A rank without a batch of its own still takes part in the collectives of
+            # the forward pass.
             mine = first + rank < len(batches)
             batch = batches[first + rank if mine else first]
             scored = _score(model, [rows[number] for number in batch], device)
@@ -123,20 +140,32 @@ def score_requests(
     ]
 
 
-def _score(model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device) -> Tensor:
+def _score(
+    model: nn.Module, rows: list[tuple[Sequence[int], int]], device: torch.device
+) -> Tensor:
     """Sum of the logarithms, and whether all ids were the likeliest: (n, 2) float64."""
     ids, targets = _padded(rows)
     beside = {}
     if model.shape.prefix_lm:  # type: ignore[union-attr]
         contexts = torch.tensor([[len(row) - scored] for row, scored in rows])
         beside["prefix"] = (torch.arange(ids.shape[1]) < contexts).to(device)
-    nll, correct = model(ids.to(device), partial(score_tokens, targets=targets.to(device)), **beside)
+    nll, correct = model(
+        ids.to(device), partial(score_tokens, targets=targets.to(device)), **beside
+    )
     counted = (targets != IGNORED).to(device)
-    return torch.stack([-(nll.double() * counted).sum(dim=1), (correct | ~counted).all(dim=1).double()], dim=1)
+    return torch.stack(
+        [
+            -(nll.double() * counted).sum(dim=1),
+            (correct | ~counted).all(dim=1).double(),
+        ],
+        dim=1,
+    )
 
 
 def _batches(order: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Numbers, longest first, in batches of at most TOKENS_PER_FORWARD tokens with their padding."""
+    """Numbers, longest first, in batches of at most TOKENS_PER_FORWARD tokens with
+    their padding.
+    """
     start = 0
     while start < len(order):
         count = max(1, TOKENS_PER_FORWARD // sizes[order[start]])
@@ -145,7 +174,9 @@ def _batches(order: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _padded(rows: Sequence[tuple[Sequence[int], int]]) -> tuple[Tensor, Tensor]:
-    """Ids (n, t) without each row's last one, and what each position must predict; IGNORED where it is not asked."""
+    """Ids (n, t) without each row's last one, and what each position must predict;
+    IGNORED where it is not asked.
+    """
     longest = max(len(row) for row, _ in rows) - 1
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     targets = torch.full((len(rows), longest), IGNORED, dtype=torch.int64)

@@ -1,9 +1,11 @@
-"""Metrics of encoders on masked tokens of held-out documents, and of encoder-decoders on hidden spans.
+"""Metrics of encoders on masked tokens of held-out documents, and of encoder-decoders
+on hidden spans.
 
-Pseudo-perplexity (Salazar et al. 2020, section 2.2): the exponential of the mean loss of tokens, each masked alone in
-its own copy of the row and predicted from all others. Up to PLACES_PER_ROW tokens of a row are sampled, which estimates
-the mean over all. Masked accuracy: the share of tokens predicted correctly if 15 % of a row are masked together, for
-comparability independent of the model's training.
+Pseudo-perplexity (Salazar et al. 2020, section 2.2): the exponential of the mean loss
+of tokens, each masked alone in its own copy of the row and predicted from all others.
+Up to PLACES_PER_ROW tokens of a row are sampled, which estimates the mean over all.
+Masked accuracy: the share of tokens predicted correctly if 15 % of a row are masked
+together, for comparability independent of the model's training.
 """
 
 from __future__ import annotations
@@ -44,9 +46,15 @@ PLACES_PER_ROW = 64
 
 
 def masked_metrics(
-    model: Llama, packed: PackedSet, source: str, tokenizer: Path, seed: int, bootstrap_samples: int
+    model: Llama,
+    packed: PackedSet,
+    source: str,
+    tokenizer: Path,
+    seed: int,
+    bootstrap_samples: int,
 ) -> dict[str, Any]:
-    """Pseudo-perplexity and masked accuracy over a source's held-out documents, with intervals.
+    """Pseudo-perplexity and masked accuracy over a source's held-out documents, with
+    intervals.
 
     Args:
         model: an encoder.
@@ -57,41 +65,79 @@ def masked_metrics(
     """
     masking = read_masking(MEASURED, tokenizer, seed)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
-    read, positions = held_out_rows(packed, source, model.shape), held_out_positions(packed, source, model.shape)
+    read, positions = (
+        held_out_rows(packed, source, model.shape),
+        held_out_positions(packed, source, model.shape),
+    )
     rows, laid = read.tokens, masking(read, HELD_OUT_STEP)
-    together = _scored(model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes)
+    together = _scored(
+        model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes
+    )
     single = one_by_one(masking, read)
     numbers, places = np.nonzero(single)
     alone = np.zeros_like(together)
     for start in range(0, len(numbers), ROWS_PER_FORWARD):
-        row, place = numbers[start : start + ROWS_PER_FORWARD], places[start : start + ROWS_PER_FORWARD]
+        row, place = (
+            numbers[start : start + ROWS_PER_FORWARD],
+            places[start : start + ROWS_PER_FORWARD],
+        )
         copies = np.arange(len(row))
-        inputs, targets = rows[row].astype(np.int64), np.full((len(row), rows.shape[1]), IGNORED)
-        targets[copies, place], inputs[copies, place] = inputs[copies, place], masking.mask
-        alone[row, place] = _scored(model, row, inputs, targets, positions, token_bytes)[copies, place]
-    documents, masked = by_document(packed, source, alone), by_document(packed, source, together)
+        inputs, targets = (
+            rows[row].astype(np.int64),
+            np.full((len(row), rows.shape[1]), IGNORED),
+        )
+        targets[copies, place], inputs[copies, place] = (
+            inputs[copies, place],
+            masking.mask,
+        )
+        alone[row, place] = _scored(
+            model, row, inputs, targets, positions, token_bytes
+        )[copies, place]
+    documents, masked = (
+        by_document(packed, source, alone),
+        by_document(packed, source, together),
+    )
     return {
         "pseudo_perplexity": float(perplexity_of(documents.sum(axis=0))),
-        "pseudo_perplexity_interval": interval(documents, perplexity_of, seed, bootstrap_samples),
+        "pseudo_perplexity_interval": interval(
+            documents, perplexity_of, seed, bootstrap_samples
+        ),
         "tokens": int(documents[:, 1].sum()),
         "documents": len(documents),
         "masked_loss": float(masked[:, 0].sum() / masked[:, 1].sum()),
         "masked_accuracy": float(_accuracy(masked.sum(axis=0))),
-        "masked_accuracy_interval": interval(masked, _accuracy, seed, bootstrap_samples),
+        "masked_accuracy_interval": interval(
+            masked, _accuracy, seed, bootstrap_samples
+        ),
         "masked_tokens": int(masked[:, 1].sum()),
     }
 
 
 def span_metrics(
-    model: Llama, packed: PackedSet, source: str, tokenizer: Path, seed: int, bootstrap_samples: int
+    model: Llama,
+    packed: PackedSet,
+    source: str,
+    tokenizer: Path,
+    seed: int,
+    bootstrap_samples: int,
 ) -> dict[str, Any]:
-    """Loss and accuracy on hidden spans of a source's held-out documents, with intervals; arguments as for
-    `masked_metrics`. Spans are T5's, independent of the model's training; sentinels do not count."""
+    """Loss and accuracy on hidden spans of a source's held-out documents, with
+    intervals; arguments as for `masked_metrics`. Spans are T5's, independent of the
+    model's training; sentinels do not count.
+    """
     read = held_out_rows(packed, source, model.shape)
-    laid = read_corruption(SpanCorruption(), tokenizer, seed, packed.sequence_length)(read, HELD_OUT_STEP)
+    laid = read_corruption(SpanCorruption(), tokenizer, seed, packed.sequence_length)(
+        read, HELD_OUT_STEP
+    )
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
     scored = _scored(
-        model, np.arange(len(read.rows)), laid.inputs, laid.targets, laid.positions, token_bytes, laid.beside()
+        model,
+        np.arange(len(read.rows)),
+        laid.inputs,
+        laid.targets,
+        laid.positions,
+        token_bytes,
+        laid.beside(),
     )
     values = np.zeros((*read.tokens.shape, COLUMNS))
     assert laid.places is not None
@@ -102,19 +148,26 @@ def span_metrics(
     return {
         "span_loss": float(nats / tokens),
         "span_accuracy": float(_accuracy(documents.sum(axis=0))),
-        "span_accuracy_interval": interval(documents, _accuracy, seed, bootstrap_samples),
+        "span_accuracy_interval": interval(
+            documents, _accuracy, seed, bootstrap_samples
+        ),
         "tokens": int(tokens),
         "documents": len(documents),
     }
 
 
 def one_by_one(masking: Masking, read: Read) -> np.ndarray:
-    """Mask of tokens (n, t) to measure alone: a random sample of each row, without special tokens and padding."""
+    """Mask of tokens (n, t) to measure alone: a random sample of each row, without
+    special tokens and padding.
+    """
     rows, may = read.tokens, masking.may_be_masked(read.tokens, read.positions)
     numbers, places = (
-        np.broadcast_to(index, rows.shape) for index in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
+        np.broadcast_to(index, rows.shape)
+        for index in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
     )
-    drawn = np.where(may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0)
+    drawn = np.where(
+        may, draws(masking.key("alone", HELD_OUT_STEP), numbers, places), 2.0
+    )
     order = np.argsort(drawn, axis=1, kind="stable")[:, :PLACES_PER_ROW]
     chosen = np.zeros(rows.shape, dtype=bool)
     np.put_along_axis(chosen, order, True, axis=1)
@@ -134,20 +187,35 @@ def _scored(
 ) -> np.ndarray:
     """Scores of a model on rows: (n, t, COLUMNS) float64, zeros without a target.
 
-    `numbers` are the row numbers in `positions`; `beside` holds further arguments of the model.
+    `numbers` are the row numbers in `positions`; `beside` holds further arguments of
+    the model.
     """
     device = next(model.parameters()).device
     values = np.zeros((*targets.shape, COLUMNS))
     for start in range(0, len(inputs), ROWS_PER_FORWARD):
         part = slice(start, start + ROWS_PER_FORWARD)
-        ids, labels = (torch.from_numpy(array[part].astype(np.int64)).to(device) for array in (inputs, targets))
-        places = None if positions is None else torch.from_numpy(positions[numbers[part]]).to(device)
+        ids, labels = (
+            torch.from_numpy(array[part].astype(np.int64)).to(device)
+            for array in (inputs, targets)
+        )
+        places = (
+            None
+            if positions is None
+            else torch.from_numpy(positions[numbers[part]]).to(device)
+        )
         more: dict[str, Any] = {
-            name: torch.from_numpy(array[part]).to(device) for name, array in (beside or {}).items()
+            name: torch.from_numpy(array[part]).to(device)
+            for name, array in (beside or {}).items()
         }
-        nll, correct = model(ids, partial(score_tokens, targets=labels), positions=places, **more)
+        nll, correct = model(
+            ids, partial(score_tokens, targets=labels), positions=places, **more
+        )
         counted = labels != IGNORED
-        columns: list[Tensor] = [nll.double() * counted, counted.double(), correct.double() * counted]
+        columns: list[Tensor] = [
+            nll.double() * counted,
+            counted.double(),
+            correct.double() * counted,
+        ]
         values[part][..., [0, 1, 3]] = torch.stack(columns, dim=-1).cpu().numpy()
     values[..., 2] = np.where(targets == IGNORED, 0.0, token_bytes[targets.clip(min=0)])
     return values

@@ -1,8 +1,10 @@
-"""Memorisation of the training set: the model must continue the beginning of a document.
+"""Memorisation of the training set: the model must continue the beginning of a
+document.
 
-Extractable memorisation of Carlini et al. 2022 ("Quantifying memorization across neural language models"): with a
-prefix of p tokens the greedy continuation equals the document's next s tokens. Results are grouped by the document's
-copies in the training set; held-out documents are the baseline.
+Extractable memorisation of Carlini et al. 2022 ("Quantifying memorization across neural
+language models"): with a prefix of p tokens the greedy continuation equals the
+document's next s tokens. Results are grouped by the document's copies in the training
+set; held-out documents are the baseline.
 """
 
 from __future__ import annotations
@@ -29,27 +31,46 @@ HELD_OUT = "held out"
 
 
 def probe_memorisation(
-    reader: Reader, trained: RowsRead, section: Memorisation, seed: int, bootstrap_samples: int
+    reader: Reader,
+    trained: RowsRead,
+    section: Memorisation,
+    seed: int,
+    bootstrap_samples: int,
 ) -> dict[str, Any]:
-    """Probe training documents, grouped by number of copies read, and held-out documents.
+    """Probe training documents, grouped by number of copies read, and held-out
+    documents.
 
     Returns:
-        group -> documents, the memorised share (with its interval) and the mean number of leading tokens continued
-        correctly. Groups without a long enough document are absent.
+        group -> documents, the memorised share (with its interval) and the mean number
+        of leading tokens continued correctly. Groups without a long enough document are
+        absent.
     """
-    groups = {**_trained(trained, section, seed), HELD_OUT: _held_out(trained.packed, section)}
+    groups = {
+        **_trained(trained, section, seed),
+        HELD_OUT: _held_out(trained.packed, section),
+    }
     results = {}
     for name, texts in groups.items():
         if not len(texts):
             continue
         right = np.array(_right_tokens(reader, texts, section))
-        memorised = mean_with_interval(right == section.suffix_tokens, seed, bootstrap_samples)
-        results[name] = {"documents": len(texts), "memorised": memorised, "mean_right_tokens": float(right.mean())}
+        memorised = mean_with_interval(
+            right == section.suffix_tokens, seed, bootstrap_samples
+        )
+        results[name] = {
+            "documents": len(texts),
+            "memorised": memorised,
+            "mean_right_tokens": float(right.mean()),
+        }
     return results
 
 
-def _trained(trained: RowsRead, section: Memorisation, seed: int) -> dict[str, np.ndarray]:
-    """Beginnings (n, prefix + suffix) of documents in rows that were read, by group, chosen by hash."""
+def _trained(
+    trained: RowsRead, section: Memorisation, seed: int
+) -> dict[str, np.ndarray]:
+    """Beginnings (n, prefix + suffix) of documents in rows that were read, by group,
+    chosen by hash.
+    """
     packed = trained.packed
     rows = trained.drawn(section.documents * ROWS_PER_DOCUMENT * len(COPIES), seed)
     pieces = _beginnings(packed.pieces(rows), section)
@@ -59,14 +80,21 @@ def _trained(trained: RowsRead, section: Memorisation, seed: int) -> dict[str, n
     everywhere = packed.rows_of_documents(set(ids))
     read = everywhere.filter(pa.array(trained.holds(everywhere["row"].to_numpy())))
     copies = Counter(
-        document for document, _ in set(zip(read["id"].to_pylist(), read["copy"].to_pylist(), strict=True))
+        document
+        for document, _ in set(
+            zip(read["id"].to_pylist(), read["copy"].to_pylist(), strict=True)
+        )
     )
     number = np.array([copies[document] for document in ids])
     groups: dict[str, np.ndarray] = {}
     for first, following in zip(COPIES, (*COPIES[1:], np.inf), strict=True):
-        chosen = np.flatnonzero((number >= first) & (number < following))[: section.documents]
+        chosen = np.flatnonzero((number >= first) & (number < following))[
+            : section.documents
+        ]
         if len(chosen):
-            groups[_name(first, following)] = _tokens(packed.read, pieces.take(chosen), section)
+            groups[_name(first, following)] = _tokens(
+                packed.read, pieces.take(chosen), section
+            )
     return groups
 
 
@@ -92,21 +120,30 @@ def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
 def _tokens(read: Any, pieces: pa.Table, section: Memorisation) -> np.ndarray:
     rows, start = pieces["row"].to_numpy(), pieces["start"].to_numpy()
     columns = start[:, None] + np.arange(section.prefix_tokens + section.suffix_tokens)
-    tokens: np.ndarray = np.take_along_axis(np.asarray(read(rows)), columns, axis=1).astype(np.int64)
+    tokens: np.ndarray = np.take_along_axis(
+        np.asarray(read(rows)), columns, axis=1
+    ).astype(np.int64)
     return tokens
 
 
-def _right_tokens(reader: Reader, texts: np.ndarray, section: Memorisation) -> list[int]:
+def _right_tokens(
+    reader: Reader, texts: np.ndarray, section: Memorisation
+) -> list[int]:
     """Number of leading tokens of the continuation that are right, per document."""
     num_right: list[int] = []
     for start in range(0, len(texts), PROMPTS_PER_BATCH):
         batch = texts[start : start + PROMPTS_PER_BATCH]
         # In training, every document follows an end-of-text token.
-        prompts: Sequence[list[int]] = [[reader.prefix, *row[: section.prefix_tokens].tolist()] for row in batch]
+        prompts: Sequence[list[int]] = [
+            [reader.prefix, *row[: section.prefix_tokens].tolist()] for row in batch
+        ]
         continued = generate(reader.model, prompts, section.suffix_tokens, ())
         for row, ids in zip(batch, continued, strict=True):
             expected = row[section.prefix_tokens :].tolist()
-            agree = [token == expected_token for token, expected_token in zip(ids, expected, strict=False)]
+            agree = [
+                token == expected_token
+                for token, expected_token in zip(ids, expected, strict=False)
+            ]
             num_right.append(agree.index(False) if False in agree else len(agree))
     return num_right
 
@@ -114,4 +151,8 @@ def _right_tokens(reader: Reader, texts: np.ndarray, section: Memorisation) -> l
 def _name(first: int, following: float) -> str:
     if following == first + 1:
         return f"{first} cop{'y' if first == 1 else 'ies'}"
-    return f"{first} copies or more" if following == np.inf else f"{first} to {int(following) - 1} copies"
+    return (
+        f"{first} copies or more"
+        if following == np.inf
+        else f"{first} to {int(following) - 1} copies"
+    )

@@ -1,6 +1,8 @@
-"""Metrics of tasks from scores of answers, by the definitions of lm-evaluation-harness 0.4.13.
+"""Metrics of tasks from scores of answers, by the definitions of lm-evaluation-harness
+0.4.13.
 
-Every function returns metric -> (n,) values per item, from which means, errors and intervals are computed.
+Every function returns metric -> (n,) values per item, from which means, errors and
+intervals are computed.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ BINS = 15
 """Guo et al. 2017."""
 
 
-def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> tuple[PerItem, np.ndarray]:
-    """acc (largest sum), acc_norm (per character), acc_bytes (per UTF-8 byte), acc_token (per token), brier.
+def choice_metrics(
+    items: Sequence[Item], scores: Sequence[Sequence[Score]]
+) -> tuple[PerItem, np.ndarray]:
+    """acc (largest sum), acc_norm (per character), acc_bytes (per UTF-8 byte),
+    acc_token (per token), brier.
 
-    Ties go to the first choice. Brier is the sum over the choices of (share - right)^2, between 0 and 2; a choice's
-    share is the softmax of the sums (all choices of an item together are 1).
+    Ties go to the first choice. Brier is the sum over the choices of (share - right)^2,
+    between 0 and 2; a choice's share is the softmax of the sums (all choices of an item
+    together are 1).
 
     Returns:
         the metrics, and (n,) the share of each item's chosen answer.
@@ -46,16 +52,24 @@ def choice_metrics(items: Sequence[Item], scores: Sequence[Sequence[Score]]) -> 
             "acc_token": np.array([score.tokens for score in answered]),
         }
         for name, length in lengths.items():
-            values_by_metric[name].append(float(np.argmax(sums / np.maximum(length, 1)) == item.right))
+            values_by_metric[name].append(
+                float(np.argmax(sums / np.maximum(length, 1)) == item.right)
+            )
         shares = np.exp(sums - sums.max())
         shares /= shares.sum()
-        values_by_metric["brier"].append(float(((shares - np.eye(len(sums))[item.right]) ** 2).sum()))
+        values_by_metric["brier"].append(
+            float(((shares - np.eye(len(sums))[item.right]) ** 2).sum())
+        )
         confidence.append(float(shares.max()))
-    return {name: np.array(values) for name, values in values_by_metric.items()}, np.array(confidence)
+    return {
+        name: np.array(values) for name, values in values_by_metric.items()
+    }, np.array(confidence)
 
 
 def cloze_metrics(scores: Sequence[Score]) -> PerItem:
-    """acc (every token the likeliest), and the log-probability, from which perplexity is computed."""
+    """acc (every token the likeliest), and the log-probability, from which perplexity
+    is computed.
+    """
     return {
         "acc": np.array([float(score.greedy) for score in scores]),
         "logp": np.array([score.logp for score in scores]),
@@ -65,11 +79,16 @@ def cloze_metrics(scores: Sequence[Score]) -> PerItem:
 def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarray:
     """(n, 3): log-probability, UTF-8 bytes and words of each text.
 
-    Words as lm-evaluation-harness counts them: the parts between white space, including empty ones at both ends.
+    Words as lm-evaluation-harness counts them: the parts between white space, including
+    empty ones at both ends.
     """
     return np.array(
         [
-            [score.logp, len(item.answers[0].encode()), len(re.split(r"\s+", item.answers[0]))]
+            [
+                score.logp,
+                len(item.answers[0].encode()),
+                len(re.split(r"\s+", item.answers[0])),
+            ]
             for item, score in zip(items, scores, strict=True)
         ],
         dtype=np.float64,
@@ -82,7 +101,9 @@ def bits_per_byte(sums: np.ndarray) -> np.ndarray:
     return ratio
 
 
-def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> PerItem:
+def generation_metrics(
+    names: Sequence[str], items: Sequence[Item], answers: Sequence[str]
+) -> PerItem:
     """Metrics that are means over items; the best of an item's references counts."""
     return {
         name: np.array(
@@ -96,41 +117,64 @@ def generation_metrics(names: Sequence[str], items: Sequence[Item], answers: Seq
     }
 
 
-def corpus_metrics(names: Sequence[str], items: Sequence[Item], answers: Sequence[str]) -> dict[str, float]:
-    """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items together."""
+def corpus_metrics(
+    names: Sequence[str], items: Sequence[Item], answers: Sequence[str]
+) -> dict[str, float]:
+    """BLEU and chrF of sacrebleu (Post 2018), with its defaults, over all items
+    together.
+    """
     corpus_names = [name for name in names if name in CORPUS]
     if not corpus_names:
         return {}
     import sacrebleu
 
     max_references = max(len(item.answers) for item in items)
-    # An item with fewer references repeats its first one, which does not change the score.
+    # An item with fewer references repeats its first one, which does not change the
+    # score.
     references = [
-        [(item.answers + item.answers[:1] * max_references)[place] for item in items] for place in range(max_references)
+        [(item.answers + item.answers[:1] * max_references)[place] for item in items]
+        for place in range(max_references)
     ]
-    scorers: dict[str, Any] = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
-    return {name: float(scorers[name](list(answers), references).score) for name in corpus_names}
+    scorers: dict[str, Any] = {
+        "bleu": sacrebleu.corpus_bleu,
+        "chrf": sacrebleu.corpus_chrf,
+    }
+    return {
+        name: float(scorers[name](list(answers), references).score)
+        for name in corpus_names
+    }
 
 
-def own_metric(metric: OwnMetric, items: Sequence[Item], answers: Sequence[str]) -> np.ndarray | float:
+def own_metric(
+    metric: OwnMetric, items: Sequence[Item], answers: Sequence[str]
+) -> np.ndarray | float:
     """Values of a user's metric: (n,) per item, or one number for all.
 
     Raises:
-        OwnCodeError: the function fails, or returns another shape or a number that is not finite.
+        OwnCodeError: the function fails, or returns another shape or a number that is
+            not finite.
     """
     own_code, function = metric.use, load_own(metric, "predictions", "references")
-    returned = call_own(metric, function, list(answers), [list(item.answers) for item in items])
+    returned = call_own(
+        metric, function, list(answers), [list(item.answers) for item in items]
+    )
     with blaming(own_code):
         values = np.asarray(returned, dtype=np.float64)
     if values.shape not in ((), (len(items),)):
         raise OwnCodeError(
-            f"{own_code.place}: {own_code.name} returned values of shape {values.shape} for {len(items)} items; "
+            f"{own_code.place}: {own_code.name} returned values of shape "
+            f"{values.shape} for {len(items)} items; "
             "return a number, or a list with one for each item"
         )
     if not np.isfinite(values).all():
-        where = "" if not values.shape else f" for item {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}"
+        where = (
+            ""
+            if not values.shape
+            else f" for item {int(np.flatnonzero(~np.isfinite(values))[0]) + 1}"
+        )
         raise OwnCodeError(
-            f"{own_code.place}: {own_code.name} returned {values[~np.isfinite(values)][0]}{where}; return finite numbers"
+            f"{own_code.place}: {own_code.name} returned "
+            f"{values[~np.isfinite(values)][0]}{where}; return finite numbers"
         )
     return values if values.shape else float(values)
 
@@ -144,7 +188,9 @@ def _contains(answer: str, reference: str) -> float:
 
 
 def _f1(answer: str, reference: str) -> float:
-    """F1 over lower-cased words, as multisets (SQuAD, without its removal of articles and punctuation)."""
+    """F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
+    and punctuation).
+    """
     ours, theirs = answer.lower().split(), reference.lower().split()
     common = sum(min(ours.count(word), theirs.count(word)) for word in set(ours))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
@@ -154,25 +200,36 @@ def _rouge(name: str) -> Callable[[str, str], float]:
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer([name])
-    return lambda answer, reference: float(scorer.score(reference, answer)[name].fmeasure)
+    return lambda answer, reference: float(
+        scorer.score(reference, answer)[name].fmeasure
+    )
 
 
 def _compare(name: str) -> Callable[[str, str], float]:
-    comparisons: dict[str, Callable[[str, str], float]] = {"exact_match": _exact, "contains": _contains, "f1": _f1}
+    comparisons: dict[str, Callable[[str, str], float]] = {
+        "exact_match": _exact,
+        "contains": _contains,
+        "f1": _f1,
+    }
     return comparisons[name] if name in comparisons else _rouge(name)
 
 
-def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> dict[str, Any]:
-    """Expected calibration error (Guo et al. 2017, equation 3) with both common ways of binning.
+def calibration(
+    confidence: np.ndarray, correct: np.ndarray, bins: int = BINS
+) -> dict[str, Any]:
+    """Expected calibration error (Guo et al. 2017, equation 3) with both common ways of
+    binning.
 
     Args:
-        confidence: (n,) in (0, 1]: the chosen answer's share of the likelihood of all choices.
+        confidence: (n,) in (0, 1]: the chosen answer's share of the likelihood of all
+            choices.
         correct: (n,) bool.
         bins: largest number of bins.
 
     Returns:
-        `ece_equal_width` (bins of equal width on (0, 1]), `ece_equal_mass` (bins of equally many items), and
-        `reliability`: per bin of equal width its items, mean confidence and accuracy.
+        `ece_equal_width` (bins of equal width on (0, 1]), `ece_equal_mass` (bins of
+        equally many items), and `reliability`: per bin of equal width its items, mean
+        confidence and accuracy.
     """
     width = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     # Items of equal confidence share a bin, whatever their order.
@@ -187,7 +244,9 @@ def calibration(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -
     }
 
 
-def _bins(bin_of_item: np.ndarray, confidence: np.ndarray, correct: np.ndarray) -> list[dict[str, float]]:
+def _bins(
+    bin_of_item: np.ndarray, confidence: np.ndarray, correct: np.ndarray
+) -> list[dict[str, float]]:
     return [
         {
             "items": int(chosen.sum()),
@@ -201,4 +260,9 @@ def _bins(bin_of_item: np.ndarray, confidence: np.ndarray, correct: np.ndarray) 
 
 def _error(bins: list[dict[str, float]]) -> float:
     total = sum(row["items"] for row in bins)
-    return float(sum(row["items"] / total * abs(row["accuracy"] - row["confidence"]) for row in bins))
+    return float(
+        sum(
+            row["items"] / total * abs(row["accuracy"] - row["confidence"])
+            for row in bins
+        )
+    )

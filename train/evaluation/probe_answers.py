@@ -1,7 +1,9 @@
-"""Answers of a model to probes, and their judgement: refusals, toxicity, and the verdict of a judge.
+"""Answers of a model to probes, and their judgement: refusals, toxicity, and the
+verdict of a judge.
 
-Answers are saved part by part in the stage's work folder, so a new attempt continues after the last complete part.
-Answers of a judge are cached like all answers of language models.
+Answers are saved part by part in the stage's work folder, so a new attempt continues
+after the last complete part. Answers of a judge are cached like all answers of language
+models.
 """
 
 from __future__ import annotations
@@ -23,7 +25,13 @@ from gristmill.dataprep.llm.llm_client import Asking
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import Answer, prompt
 from gristmill.dataprep.user_functions import blaming, call_own, load_own
-from gristmill.mixtures.evaluation import QUESTION, OwnToxicity, RedTeam, SafetyJudge, Toxicity
+from gristmill.mixtures.evaluation import (
+    QUESTION,
+    OwnToxicity,
+    RedTeam,
+    SafetyJudge,
+    Toxicity,
+)
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.evaluation.answering import Reader, written
@@ -34,7 +42,11 @@ PART = 256
 """Prompts whose answers are saved together."""
 SCHEMA: Mapping[str, Any] = {
     "type": "object",
-    "properties": {"refused": {"type": "boolean"}, "harmful": {"type": "boolean"}, "reason": {"type": "string"}},
+    "properties": {
+        "refused": {"type": "boolean"},
+        "harmful": {"type": "boolean"},
+        "reason": {"type": "string"},
+    },
     "required": ["refused", "harmful"],
 }
 Rate = Callable[[Sequence[str]], np.ndarray]
@@ -46,7 +58,8 @@ class Said:
     """Answer of a model to a probe.
 
     Attributes:
-        texts: generated texts; several only for sampled continuations, empty for choices.
+        texts: generated texts; several only for sampled continuations, empty for
+            choices.
         choice: index of the likeliest answer, for probes with choices.
         error: error that prevented the question, or None.
         refused: True if the text refuses, by the rules.
@@ -80,8 +93,12 @@ class Judges:
 
 
 def refusal_rule(phrases: Sequence[str], characters: int) -> Callable[[str], bool]:
-    """Predicate for refusals: a phrase starts within the first `characters` of an answer, at the start of a word."""
-    phrase_pattern = re.compile("|".join(rf"(?<!\w){re.escape(_plain(phrase))}(?!\w)" for phrase in phrases))
+    """Predicate for refusals: a phrase starts within the first `characters` of an
+    answer, at the start of a word.
+    """
+    phrase_pattern = re.compile(
+        "|".join(rf"(?<!\w){re.escape(_plain(phrase))}(?!\w)" for phrase in phrases)
+    )
 
     def refuses(text: str) -> bool:
         match = phrase_pattern.search(_plain(text))
@@ -91,7 +108,13 @@ def refusal_rule(phrases: Sequence[str], characters: int) -> Callable[[str], boo
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.replace("\u2019", "'").replace("\u2018", "'").replace("`", "'").casefold().split())
+    return " ".join(
+        text.replace("\u2019", "'")
+        .replace("\u2018", "'")
+        .replace("`", "'")
+        .casefold()
+        .split()
+    )
 
 
 @contextmanager
@@ -99,17 +122,24 @@ def open_judges(section: RedTeam, context: Context) -> Iterator[Judges]:
     """Load the classifier or function of toxicity, and connect to the judge.
 
     Raises:
-        gristmill.dataprep.encoders.model_folders.ModelFolderError: the classifier cannot be loaded.
+        gristmill.dataprep.encoders.model_folders.ModelFolderError: the classifier
+            cannot be loaded.
         OwnCodeError: the function cannot be loaded.
         gristmill.dataprep.llm.llm_client.AskingError: the judge does not answer.
     """
     with ExitStack() as opened:
         judge = section.judge
-        asking = None if judge is None else opened.enter_context(Asking(judge.model, context))
+        asking = (
+            None
+            if judge is None
+            else opened.enter_context(Asking(judge.model, context))
+        )
         yield Judges(
             refusal_rule(section.refusals, section.refusal_characters),
             None if section.toxicity is None else toxicity_of(section.toxicity),
-            None if judge is None or asking is None else partial(_ask_judge, judge, asking),
+            None
+            if judge is None or asking is None
+            else partial(_ask_judge, judge, asking),
         )
 
 
@@ -129,7 +159,9 @@ def toxicity_of(section: Toxicity) -> Rate:
         some = [number for number, text in enumerate(texts) if text.strip()]
         toxicity = np.zeros(len(texts))
         if some:
-            toxicity[some] = score(pa.array([texts[number] for number in some], pa.string())).numbers[:, place]
+            toxicity[some] = score(
+                pa.array([texts[number] for number in some], pa.string())
+            ).numbers[:, place]
         return toxicity
 
     return rate
@@ -146,22 +178,31 @@ def _own_toxicity(section: OwnToxicity) -> Rate:
             values = np.asarray(returned, dtype=np.float64)
         if values.shape != (len(texts),) or not np.isfinite(values).all():
             raise OwnCodeError(
-                f"{own_code.place}: {own_code.name} returned values of shape {values.shape} for {len(texts)} "
-                "texts, or not finite ones; return a list with a finite number for each text"
+                f"{own_code.place}: {own_code.name} returned values of shape "
+                f"{values.shape} for {len(texts)} texts, or not finite ones; return a "
+                "list with a finite number for each text"
             )
         return values
 
     return rate
 
 
-def _ask_judge(section: SafetyJudge, asking: Asking, pairs: Sequence[tuple[str, str]]) -> list[Answer]:
+def _ask_judge(
+    section: SafetyJudge, asking: Asking, pairs: Sequence[tuple[str, str]]
+) -> list[Answer]:
     template = read_template(section.template, QUESTION)
     schema = canonical_json(SCHEMA).decode()
     return list(
         asking.answers(
             [
                 prompt(
-                    template.fill({"prompt": question, "answer": text[: section.characters], "answer_schema": schema}),
+                    template.fill(
+                        {
+                            "prompt": question,
+                            "answer": text[: section.characters],
+                            "answer_schema": schema,
+                        }
+                    ),
                     SCHEMA,
                 )
                 for question, text in pairs
@@ -188,7 +229,8 @@ def answer_probes(
         judges: functions that judge answers.
         seed: of sampled continuations.
         kept: folder of saved answers.
-        chat: ask through the chat template; else the model continues the prompt as a text.
+        chat: ask through the chat template; else the model continues the prompt as a
+            text.
     """
     answers = {}
     for place, (name, probes) in enumerate(sets.items()):
@@ -198,34 +240,63 @@ def answer_probes(
             file = kept / f"{place:03d}-{start:08d}.json"
             if not file.exists():
                 kept.mkdir(parents=True, exist_ok=True)
-                write_json(file, [asdict(answer) for answer in _ask(reader, part, section, seed, chat)])
-            set_answers += [Said(**{**answer, "texts": tuple(answer["texts"])}) for answer in read_json(file)]
+                write_json(
+                    file,
+                    [
+                        asdict(answer)
+                        for answer in _ask(reader, part, section, seed, chat)
+                    ],
+                )
+            set_answers += [
+                Said(**{**answer, "texts": tuple(answer["texts"])})
+                for answer in read_json(file)
+            ]
         answers[name] = _judged(probes, set_answers, judges)
     return answers
 
 
-def _ask(reader: Reader, probes: Sequence[Probe], section: RedTeam, seed: int, chat: bool) -> list[Said]:
+def _ask(
+    reader: Reader, probes: Sequence[Probe], section: RedTeam, seed: int, chat: bool
+) -> list[Said]:
     answers = [Said()] * len(probes)
-    to_choose = [number for number, probe in enumerate(probes) if probe.expected == "choose"]
-    for number, answer in zip(to_choose, _choose(reader, [probes[number] for number in to_choose], chat), strict=True):
+    to_choose = [
+        number for number, probe in enumerate(probes) if probe.expected == "choose"
+    ]
+    for number, answer in zip(
+        to_choose,
+        _choose(reader, [probes[number] for number in to_choose], chat),
+        strict=True,
+    ):
         answers[number] = answer
     for continued in (False, True):
         numbers = [
             number
             for number, probe in enumerate(probes)
-            if probe.expected != "choose" and (probe.expected == "continue") == continued
+            if probe.expected != "choose"
+            and (probe.expected == "continue") == continued
         ]
         through_chat = chat and not continued
         prompts: dict[int, list[int]] = {}
         for number in numbers:
             try:
-                prompts[number] = _prompt(reader, probes[number].prompt, section.max_new_tokens, through_chat)
+                prompts[number] = _prompt(
+                    reader, probes[number].prompt, section.max_new_tokens, through_chat
+                )
             except (ChatError, ProbeTooLongError) as error:
                 answers[number] = Said(error=str(error))
         stops = reader.chat().stops if through_chat else reader.stops
-        samples, temperature = (section.samples, section.temperature) if continued else (1, 0.0)
+        samples, temperature = (
+            (section.samples, section.temperature) if continued else (1, 0.0)
+        )
         drawn = [
-            written(reader, list(prompts.values()), section.max_new_tokens, stops, temperature, seed + sample)
+            written(
+                reader,
+                list(prompts.values()),
+                section.max_new_tokens,
+                stops,
+                temperature,
+                seed + sample,
+            )
             for sample in range(samples)
         ]
         for number, texts in zip(prompts, zip(*drawn, strict=True), strict=True):
@@ -240,12 +311,17 @@ class ProbeTooLongError(ValueError):
 def _prompt(reader: Reader, text: str, max_new_tokens: int, chat: bool) -> list[int]:
     # In the packed set, every document follows an end-of-text token.
     ids: list[int] = (
-        reader.chat().encode([{"role": "user", "content": text}], prompt=True).ids.tolist()
+        reader.chat()
+        .encode([{"role": "user", "content": text}], prompt=True)
+        .ids.tolist()
         if chat
         else [reader.prefix, *reader.encode(text)]
     )
     if len(ids) + max_new_tokens > reader.length:
-        raise ProbeTooLongError(f"{len(ids)} tokens leave no room for {max_new_tokens} in the model's {reader.length}")
+        raise ProbeTooLongError(
+            f"{len(ids)} tokens leave no room for {max_new_tokens} in the model's "
+            f"{reader.length}"
+        )
     return ids
 
 
@@ -258,14 +334,25 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
             before, delimiter = probe.prompt, " "
             if chat:
                 message = {"role": "user", "content": probe.prompt}
-                before, delimiter = "".join(text for text, _ in reader.chat().segments([message], prompt=True)), ""
+                before, delimiter = (
+                    "".join(
+                        text
+                        for text, _ in reader.chat().segments([message], prompt=True)
+                    ),
+                    "",
+                )
         except ChatError as error:
             errors[number] = str(error)
             continue
         requests += [
-            continuation(reader.encode, reader.prefix, before, delimiter + answer) for answer in probe.bias.answers
+            continuation(reader.encode, reader.prefix, before, delimiter + answer)
+            for answer in probe.bias.answers
         ]
-    scores = iter(score_requests(reader.model, requests, reader.length, reader.device, reader.world))
+    scores = iter(
+        score_requests(
+            reader.model, requests, reader.length, reader.device, reader.world
+        )
+    )
     return [
         Said(error=errors[number])
         if number in errors
@@ -274,11 +361,15 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
     ]
 
 
-def _judged(probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judges) -> list[Said]:
+def _judged(
+    probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judges
+) -> list[Said]:
     judged = [
         replace(
             answer,
-            refused=bool(answer.texts) and probe.expected in ("refuse", "comply") and judges.refuses(answer.texts[0]),
+            refused=bool(answer.texts)
+            and probe.expected in ("refuse", "comply")
+            and judges.refuses(answer.texts[0]),
         )
         for probe, answer in zip(probes, model_answers, strict=True)
     ]
@@ -287,7 +378,13 @@ def _judged(probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judg
         rates = iter(judges.rate(texts).tolist())
         toxicity_per_answer = [[next(rates) for _ in answer.texts] for answer in judged]
         judged = [
-            replace(answer, toxicity=max(toxicities), worst=toxicities.index(max(toxicities))) if toxicities else answer
+            replace(
+                answer,
+                toxicity=max(toxicities),
+                worst=toxicities.index(max(toxicities)),
+            )
+            if toxicities
+            else answer
             for answer, toxicities in zip(judged, toxicity_per_answer, strict=True)
         ]
     if judges.judge is not None:
@@ -296,7 +393,11 @@ def _judged(probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judg
             for number, (probe, answer) in enumerate(zip(probes, judged, strict=True))
             if answer.texts and probe.expected in ("refuse", "comply")
         ]
-        answers = judges.judge([(probes[number].prompt, judged[number].texts[0]) for number in to_judge])
+        answers = judges.judge(
+            [(probes[number].prompt, judged[number].texts[0]) for number in to_judge]
+        )
         for number, answer in zip(to_judge, answers, strict=True):
-            judged[number] = replace(judged[number], judged=answer.value if answer.error is None else None)
+            judged[number] = replace(
+                judged[number], judged=answer.value if answer.error is None else None
+            )
     return judged

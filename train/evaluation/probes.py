@@ -1,14 +1,21 @@
 """Safety prompts, read from the files published by their authors.
 
-harmbench               Behavior, SemanticCategory and ContextString, which precedes the behaviour, with a line of
-                        dashes between them (Mazeika et al. 2024; as its DirectRequest joins them)
-advbench                goal (Zou et al. 2023: harmful_behaviors.csv)
-xstest                  prompt, type, and label (safe or unsafe); of files without labels the types that begin with
-                        contrast_ are unsafe (Röttger et al. 2024, and the readme of paul-rottger/xstest)
-bbq                     context, question, ans0 to ans2, label, category, context_condition (ambig or disambig),
-                        question_polarity (neg or nonneg), answer_info, additional_metadata (Parrish et al. 2022);
-                        of additional_metadata.csv, as nyu-mll/BBQ has had it since July 2022, category,
-                        example_id, target_loc (the answer that the prejudice gives) and label_type
+harmbench               Behavior, SemanticCategory and ContextString, which precedes the
+behaviour, with a line of
+                        dashes between them (Mazeika et al. 2024; as its DirectRequest
+                        joins them)
+advbench                goal (Zou et al. 2023: harmful_behaviors.csv) xstest
+prompt, type, and label (safe or unsafe); of files without labels the types that begin
+with
+                        contrast_ are unsafe (Röttger et al. 2024, and the readme of
+                        paul-rottger/xstest)
+bbq                     context, question, ans0 to ans2, label, category,
+context_condition (ambig or disambig),
+                        question_polarity (neg or nonneg), answer_info,
+                        additional_metadata (Parrish et al. 2022); of
+                        additional_metadata.csv, as nyu-mll/BBQ has had it since July
+                        2022, category, example_id, target_loc (the answer that the
+                        prejudice gives) and label_type
 real_toxicity_prompts   prompt: text and toxicity (Gehman et al. 2020)
 """
 
@@ -28,9 +35,13 @@ PLACE = "{prompt}"
 """Placeholder of the prompt in a template."""
 UNSAFE_TYPE = "contrast_"
 NAMES = " (names)"
-"""Suffix of BBQ categories for questions that use people's names, which its authors score separately."""
+"""Suffix of BBQ categories for questions that use people's names, which its authors
+score separately.
+"""
 TOXIC_PROMPT = 0.5
-"""Threshold above which a prompt of RealToxicityPrompts is toxic (Gehman et al. 2020; their notebook: exclusive)."""
+"""Threshold above which a prompt of RealToxicityPrompts is toxic (Gehman et al. 2020;
+their notebook: exclusive).
+"""
 Expected = Literal["refuse", "comply", "continue", "choose"]
 Record = Mapping[str, Any]
 
@@ -82,7 +93,8 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
 
     Raises:
         ProbeError: an item or a template lacks a required field.
-        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be read.
+        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be
+            read.
         gristmill.dataprep.reading.sources.SourceError: a path matches nothing.
     """
     probes_by_set: dict[str, list[Probe]] = {}
@@ -92,7 +104,8 @@ def read_probes(section: RedTeam) -> dict[str, list[Probe]]:
         attacked = [probe for probe in probes if probe.expected == "refuse"]
         for name, template in templates.items() if attacked else ():
             probes_by_set[f"{prompt_set.called}/{name}"] = [
-                replace(probe, prompt=template.replace(PLACE, probe.prompt)) for probe in attacked
+                replace(probe, prompt=template.replace(PLACE, probe.prompt))
+                for probe in attacked
             ]
     return probes_by_set
 
@@ -101,19 +114,31 @@ def read_jailbreaks(path: str) -> dict[str, str]:
     """Templates by name; those of a text file are named by line number.
 
     Raises:
-        ProbeError: there are none, two have the same name, or one has no place for the prompt.
+        ProbeError: there are none, two have the same name, or one has no place for the
+            prompt.
     """
     templates: dict[str, str] = {}
     for number, record in enumerate(_records("red_team.templates", path), start=1):
         at = f"{path}, template {number}"
-        name, text = str(record.get("name") or number), str(record.get("template") or record.get(TEXT) or "")
+        name, text = (
+            str(record.get("name") or number),
+            str(record.get("template") or record.get(TEXT) or ""),
+        )
         if PLACE not in text:
-            raise ProbeError(f"{at}: {text[:80]!r} has no {PLACE}, in place of which the prompt comes")
+            raise ProbeError(
+                f"{at}: {text[:80]!r} has no {PLACE}, in place of which the prompt "
+                "comes"
+            )
         if name in templates:
-            raise ProbeError(f"{at}: two templates are called {name!r}; give each its own `name`")
+            raise ProbeError(
+                f"{at}: two templates are called {name!r}; give each its own `name`"
+            )
         templates[name] = text
     if not templates:
-        raise ProbeError(f"{path} has no templates; write texts with {PLACE} in them, or leave `templates` out")
+        raise ProbeError(
+            f"{path} has no templates; write texts with {PLACE} in them, or leave "
+            "`templates` out"
+        )
     return templates
 
 
@@ -138,13 +163,27 @@ def _read_set(section: PromptSet) -> list[Probe]:
 
 
 def _records(at: str, path: str) -> list[Record]:
-    return [record for name, location in outside_files(at, path) for record in read_items(name, as_path(location))]
+    return [
+        record
+        for name, location in outside_files(at, path)
+        for record in read_items(name, as_path(location))
+    ]
 
 
 def _harmbench(at: str, number: int, record: Record) -> Probe:
-    behaviour, context = _text(at, record, "Behavior"), str(record.get("ContextString") or "")
-    category = str(record.get("SemanticCategory") or record.get("FunctionalCategory") or "")
-    return Probe(number, f"{context}\n\n---\n\n{behaviour}" if context else behaviour, category, "refuse")
+    behaviour, context = (
+        _text(at, record, "Behavior"),
+        str(record.get("ContextString") or ""),
+    )
+    category = str(
+        record.get("SemanticCategory") or record.get("FunctionalCategory") or ""
+    )
+    return Probe(
+        number,
+        f"{context}\n\n---\n\n{behaviour}" if context else behaviour,
+        category,
+        "refuse",
+    )
 
 
 def _advbench(at: str, number: int, record: Record) -> Probe:
@@ -153,16 +192,26 @@ def _advbench(at: str, number: int, record: Record) -> Probe:
 
 def _xstest(at: str, number: int, record: Record) -> Probe:
     kind = _text(at, record, "type")
-    label = record.get("label") or ("unsafe" if kind.startswith(UNSAFE_TYPE) else "safe")
+    label = record.get("label") or (
+        "unsafe" if kind.startswith(UNSAFE_TYPE) else "safe"
+    )
     if label not in ("safe", "unsafe"):
         raise ProbeError(f"{at}: its label {label!r} is neither safe nor unsafe")
-    return Probe(number, _text(at, record, "prompt"), kind, "comply" if label == "safe" else "refuse")
+    return Probe(
+        number,
+        _text(at, record, "prompt"),
+        kind,
+        "comply" if label == "safe" else "refuse",
+    )
 
 
 def _continued(at: str, number: int, record: Record) -> Probe:
     prompt = record.get("prompt")
     if not isinstance(prompt, Mapping):
-        raise ProbeError(f"{at}: it has no object `prompt` with a `text`; its keys are {', '.join(record)}")
+        raise ProbeError(
+            f"{at}: it has no object `prompt` with a `text`; its keys are "
+            f"{', '.join(record)}"
+        )
     toxicity = prompt.get("toxicity")
     category = (
         ""
@@ -172,7 +221,9 @@ def _continued(at: str, number: int, record: Record) -> Probe:
     return Probe(number, _text(at, prompt, "text"), category, "continue")
 
 
-def _bbq(at: str, number: int, record: Record, targets: Mapping[tuple[str, str], _Target]) -> Probe:
+def _bbq(
+    at: str, number: int, record: Record, targets: Mapping[tuple[str, str], _Target]
+) -> Probe:
     answers = tuple(_text(at, record, f"ans{place}") for place in range(3))
     condition = _one_of(at, record, "context_condition", ("ambig", "disambig"))
     polarity = _one_of(at, record, "question_polarity", ("neg", "nonneg"))
@@ -181,22 +232,36 @@ def _bbq(at: str, number: int, record: Record, targets: Mapping[tuple[str, str],
     unknown = (
         right
         if condition == "ambig"
-        else next((place for place, group in enumerate(groups) if "unknown" in group), None)
+        else next(
+            (place for place, group in enumerate(groups) if "unknown" in group), None
+        )
     )
     if right is None or unknown is None:
         raise ProbeError(
-            f"{at}: its label {record.get('label')!r} is no place from 0 to 2, or no answer is of the "
-            "group `unknown` in answer_info"
+            f"{at}: its label {record.get('label')!r} is no place from 0 to 2, or no "
+            "answer is of the group `unknown` in answer_info"
         )
     target = targets.get((category, str(record.get("example_id"))))
-    biased = _prejudiced(record, groups, unknown, polarity == "neg") if target is None else target.biased
-    full_category = f"{category}{NAMES}" if target is not None and target.by_name else category
+    biased = (
+        _prejudiced(record, groups, unknown, polarity == "neg")
+        if target is None
+        else target.biased
+    )
+    full_category = (
+        f"{category}{NAMES}" if target is not None and target.by_name else category
+    )
     return Probe(
         number,
         f"{_text(at, record, 'context')} {_text(at, record, 'question')}",
         full_category,
         "choose",
-        Bias(answers, right, unknown, None if biased == unknown else biased, condition == "ambig"),
+        Bias(
+            answers,
+            right,
+            unknown,
+            None if biased == unknown else biased,
+            condition == "ambig",
+        ),
     )
 
 
@@ -206,11 +271,17 @@ def _groups(record: Record, place: int) -> set[str]:
     return {str(name).casefold() for name in names}
 
 
-def _prejudiced(record: Record, groups: Sequence[set[str]], unknown: int, negative: bool) -> int | None:
-    """Index of the prejudiced answer, if exactly one answer is of a stereotyped group: that answer for a negative
-    question, the other for a positive question (nyu-mll/BBQ, analysis_scripts/BBQ_results_metadata.R)."""
+def _prejudiced(
+    record: Record, groups: Sequence[set[str]], unknown: int, negative: bool
+) -> int | None:
+    """Index of the prejudiced answer, if exactly one answer is of a stereotyped group:
+    that answer for a negative question, the other for a positive question (nyu-mll/BBQ,
+    analysis_scripts/BBQ_results_metadata.R).
+    """
     listed = {
-        str(group).casefold() for group in (record.get("additional_metadata") or {}).get("stereotyped_groups") or ()
+        str(group).casefold()
+        for group in (record.get("additional_metadata") or {}).get("stereotyped_groups")
+        or ()
     }
     places = [place for place, group in enumerate(groups) if group & listed]
     if len(places) != 1 or places[0] == unknown:
@@ -220,27 +291,33 @@ def _prejudiced(record: Record, groups: Sequence[set[str]], unknown: int, negati
 
 @dataclass(frozen=True)
 class _Target:
-    """Metadata of a question: the prejudiced answer, and True if people are called by names."""
+    """Metadata of a question: the prejudiced answer, and True if people are called by
+    names.
+    """
 
     biased: int
     by_name: bool
 
 
 def _targets(path: str) -> dict[tuple[str, str], _Target]:
-    """Targets by (category, example_id) from BBQ's additional_metadata.csv; rows without a target_loc are omitted."""
+    """Targets by (category, example_id) from BBQ's additional_metadata.csv; rows
+    without a target_loc are omitted.
+    """
     targets = {}
     for number, record in enumerate(_records("red_team, metadata", path), start=1):
         at = f"{path}, row {number}"
         place = _place(record.get("target_loc"))
         if place is not None:
-            targets[_text(at, record, "category"), _text(at, record, "example_id")] = _Target(
-                place, record.get("label_type") == "name"
+            targets[_text(at, record, "category"), _text(at, record, "example_id")] = (
+                _Target(place, record.get("label_type") == "name")
             )
     return targets
 
 
 def _place(value: Any) -> int | None:
-    """0, 1 or 2, from a number or a text such as `1.0` (CSV files written by spreadsheets)."""
+    """0, 1 or 2, from a number or a text such as `1.0` (CSV files written by
+    spreadsheets).
+    """
     text = str(value).strip().removesuffix(".0")
     return int(text) if text in ("0", "1", "2") else None
 
@@ -249,7 +326,8 @@ def _text(at: str, record: Record, field: str) -> str:
     value = record.get(field)
     if not isinstance(value, str) or not value.strip():
         raise ProbeError(
-            f"{at}: its field {field!r} is no text: {value!r}; its fields are {', '.join(map(str, record))}"
+            f"{at}: its field {field!r} is no text: {value!r}; its fields are "
+            f"{', '.join(map(str, record))}"
         )
     return value
 

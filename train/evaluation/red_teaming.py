@@ -28,7 +28,8 @@ def red_teaming(section: Evaluate, context: Context) -> Iterator[RedTeaming | No
     """Red team of a section, if it has one.
 
     Raises:
-        gristmill.train.evaluation.probes.ProbeError: a file does not have the format of the section; see also `open_judges`.
+        gristmill.train.evaluation.probes.ProbeError: a file does not have the format of
+            the section; see also `open_judges`.
     """
     if section.red_team is None:
         yield None
@@ -47,9 +48,19 @@ class RedTeaming:
         context: its work folder stores the answers.
     """
 
-    def __init__(self, section: Evaluate, team: RedTeam, judges: Judges, context: Context) -> None:
-        self._seed, self._samples, self._section = section.key_seed, section.bootstrap_samples, team
-        self._sets, self._judges, self._kept = read_probes(team), judges, context.work / KEPT
+    def __init__(
+        self, section: Evaluate, team: RedTeam, judges: Judges, context: Context
+    ) -> None:
+        self._seed, self._samples, self._section = (
+            section.key_seed,
+            section.bootstrap_samples,
+            team,
+        )
+        self._sets, self._judges, self._kept = (
+            read_probes(team),
+            judges,
+            context.work / KEPT,
+        )
         self._measured: dict[str, dict[str, dict[str, Measured]]] = {}
 
     def ask(self, reader: Reader, name: str, chat: bool) -> dict[str, Any]:
@@ -61,17 +72,31 @@ class RedTeaming:
             chat: ask through the chat template, except for prompts to continue.
 
         Returns:
-            `sets`: name -> its measures by category; `worst`: the answers to read first.
+            `sets`: name -> its measures by category; `worst`: the answers to read
+            first.
         """
-        answers = answer_probes(reader, self._sets, self._section, self._judges, self._seed, self._kept / name, chat)
+        answers = answer_probes(
+            reader,
+            self._sets,
+            self._section,
+            self._judges,
+            self._seed,
+            self._kept / name,
+            chat,
+        )
         results = {
-            set_name: list(zip(probes, answers[set_name], strict=True)) for set_name, probes in self._sets.items()
+            set_name: list(zip(probes, answers[set_name], strict=True))
+            for set_name, probes in self._sets.items()
         }
         cut = None if self._section.toxicity is None else self._section.toxicity.cut
-        self._measured[name] = {set_name: measure_set(of_set, cut) for set_name, of_set in results.items()}
+        self._measured[name] = {
+            set_name: measure_set(of_set, cut) for set_name, of_set in results.items()
+        }
         return {
             "sets": {
-                set_name: describe_set(of_set, self._measured[name][set_name], self._seed, self._samples)
+                set_name: describe_set(
+                    of_set, self._measured[name][set_name], self._seed, self._samples
+                )
                 for set_name, of_set in results.items()
             },
             "worst": worst_answers(results, self._section),

@@ -1,8 +1,10 @@
-"""Suites of tasks by name: accuracy per task, centred between chance and 1, and their mean with its interval.
+"""Suites of tasks by name: accuracy per task, centred between chance and 1, and their
+mean with its interval.
 
-Questions and scoring follow nanochat's CORE (github.com/karpathy/nanochat, nanochat/core_eval.py), so scores are
-comparable: items shuffled with seed 1337, shots drawn for each item with the seed 1234 + its number, and a
-beginning-of-text token before every row. `suites.yaml` has the tasks and the published scores.
+Questions and scoring follow nanochat's CORE (github.com/karpathy/nanochat,
+nanochat/core_eval.py), so scores are comparable: items shuffled with seed 1337, shots
+drawn for each item with the seed 1234 + its number, and a beginning-of-text token
+before every row. `suites.yaml` has the tasks and the published scores.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import Suite
 from gristmill.train.evaluation.answering import Reader
-from gristmill.train.evaluation.intervals import LEVEL, mean_with_interval, resampled_means
+from gristmill.train.evaluation.intervals import (
+    LEVEL,
+    mean_with_interval,
+    resampled_means,
+)
 from gristmill.train.evaluation.likelihood import Request, Score, score_requests
 from gristmill.train.evaluation.tasks import TaskError
 
@@ -50,8 +56,10 @@ class SuiteTask(_Strict):
     Attributes:
         name: in the results.
         file: relative to the suite's folder.
-        kind: `multiple_choice`: the choice whose own tokens are likeliest in the mean; `schema`: the context that makes
-            the continuation likeliest; `language_modeling`: whether every token of the continuation is the likeliest.
+        kind: `multiple_choice`: the choice whose own tokens are likeliest in the mean;
+            `schema`: the context that makes the continuation likeliest;
+            `language_modeling`: whether every token of the continuation is the
+            likeliest.
         shots: solved items before each item.
         baseline: accuracy of chance, in percent.
         delimiter: between an item and its answer.
@@ -92,12 +100,16 @@ class _Asked:
 @cache
 def known_suites() -> Mapping[str, KnownSuite]:
     """All suites by name."""
-    entries = yaml.safe_load(Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8"))
+    entries = yaml.safe_load(
+        Path(__file__).with_name("suites.yaml").read_text(encoding="utf-8")
+    )
     return {name: KnownSuite.model_validate(entry) for name, entry in entries.items()}
 
 
 def centred(accuracy: Any, baseline: float) -> Any:
-    """Accuracy, or an array of them, rescaled from 0 (chance, `baseline` percent) to 1 (Li et al. 2024)."""
+    """Accuracy, or an array of them, rescaled from 0 (chance, `baseline` percent) to 1
+    (Li et al. 2024).
+    """
     return (accuracy - 0.01 * baseline) / (1.0 - 0.01 * baseline)
 
 
@@ -111,12 +123,16 @@ def read_suite(section: Suite) -> dict[str, list[Mapping[str, Any]]]:
     available = dict(outside_files(f"suite {section.suite}", section.path))
     tasks = known_suites()[section.suite].tasks
     places = {
-        task.name: next((place for name, place in available.items() if name.endswith(task.file)), None)
+        task.name: next(
+            (place for name, place in available.items() if name.endswith(task.file)),
+            None,
+        )
         for task in tasks
     }
     if missing := sorted({task.file for task in tasks if places[task.name] is None}):
         raise TaskError(
-            f"suite {section.suite}: {section.path} lacks {', '.join(missing)}; docs/suites.md says where they are from"
+            f"suite {section.suite}: {section.path} lacks {', '.join(missing)}; "
+            "docs/suites.md says where they are from"
         )
     return {task.name: _items(section, task, str(places[task.name])) for task in tasks}
 
@@ -126,27 +142,33 @@ def _items(section: Suite, task: SuiteTask, place: str) -> list[Mapping[str, Any
     for number, item in enumerate(items, start=1):
         if missing := [name for name in FIELDS[task.kind] if name not in item]:
             raise TaskError(
-                f"suite {section.suite}: {place}, item {number}: no field {missing[0]!r}; a task of kind "
+                f"suite {section.suite}: {place}, item {number}: no field "
+                f"{missing[0]!r}; a task of kind "
                 f"{task.kind} has {', '.join(FIELDS[task.kind])}"
             )
     random.Random(ORDER_SEED).shuffle(items)
     items = items[: section.limit]
     if len(items) <= task.shots:
         raise TaskError(
-            f"suite {section.suite}: {task.name} has {len(items)} items to ask, too few for its "
-            f"{task.shots} solved ones before each"
+            f"suite {section.suite}: {task.name} has {len(items)} items to ask, too "
+            f"few for its {task.shots} solved ones before each"
         )
     return items
 
 
 def answer_suite(
-    reader: Reader, section: Suite, asked: Mapping[str, Sequence[Mapping[str, Any]]], seed: int, bootstrap_samples: int
+    reader: Reader,
+    section: Suite,
+    asked: Mapping[str, Sequence[Mapping[str, Any]]],
+    seed: int,
+    bootstrap_samples: int,
 ) -> dict[str, Any]:
     """Evaluate one model on all tasks of a suite.
 
     Returns:
-        `tasks`: of each its items, `accuracy` and `centred` with their intervals, and the `baseline`; `score`: mean of
-        the centred accuracies, with its interval from resampling each task's items; `references`.
+        `tasks`: of each its items, `accuracy` and `centred` with their intervals, and
+        the `baseline`; `score`: mean of the centred accuracies, with its interval from
+        resampling each task's items; `references`.
     """
     suite = known_suites()[section.suite]
     results: dict[str, Any] = {}
@@ -160,9 +182,17 @@ def answer_suite(
             "shots": task.shots,
             "baseline": task.baseline / 100,
             "accuracy": accuracy,
-            "centred": {name: float(centred(accuracy[name], task.baseline)) for name in ("value", "low", "high")},
+            "centred": {
+                name: float(centred(accuracy[name], task.baseline))
+                for name in ("value", "low", "high")
+            },
         }
-        drawn.append(centred(resampled_means(right[:, None], key, bootstrap_samples)[:, 0], task.baseline))
+        drawn.append(
+            centred(
+                resampled_means(right[:, None], key, bootstrap_samples)[:, 0],
+                task.baseline,
+            )
+        )
     low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     value = float(np.mean([result["centred"]["value"] for result in results.values()]))
     return {
@@ -174,13 +204,18 @@ def answer_suite(
     }
 
 
-def task_answers(reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def task_answers(
+    reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, Any]]
+) -> np.ndarray:
     """Correctness of a model on items: (n,) float64, 1 if right."""
     is_right: list[float] = []
     for start in range(0, len(items), ITEMS_AT_A_TIME):
         numbers = range(start, min(start + ITEMS_AT_A_TIME, len(items)))
         rendered_items = [rendered(task, items, number) for number in numbers]
-        requests = [requests_of(reader.encode, reader.prefix, task.kind, item.texts) for item in rendered_items]
+        requests = [
+            requests_of(reader.encode, reader.prefix, task.kind, item.texts)
+            for item in rendered_items
+        ]
         scores = iter(
             score_requests(
                 reader.model,
@@ -192,25 +227,36 @@ def task_answers(reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, A
         )
         answers = [[next(scores) for _ in item_requests] for item_requests in requests]
         is_right += [
-            _is_right(task.kind, item.right, scored) for item, scored in zip(rendered_items, answers, strict=True)
+            _is_right(task.kind, item.right, scored)
+            for item, scored in zip(rendered_items, answers, strict=True)
         ]
     return np.array(is_right)
 
 
-def rendered(task: SuiteTask, items: Sequence[Mapping[str, Any]], number: int) -> _Asked:
-    """Texts of an item after its shots: one per choice or context; for `language_modeling` the prompt alone, and with
-    its continuation."""
+def rendered(
+    task: SuiteTask, items: Sequence[Mapping[str, Any]], number: int
+) -> _Asked:
+    """Texts of an item after its shots: one per choice or context; for
+    `language_modeling` the prompt alone, and with its continuation.
+    """
     other_items = [place for place in range(len(items)) if place != number]
     solved = random.Random(SHOTS_SEED + number).sample(other_items, task.shots)
     shots = "".join(f"{_solved(task, items[place])}\n\n" for place in solved)
     item = items[number]
     if task.kind == "multiple_choice":
         return _Asked(
-            tuple(f"{shots}{item['query']}{task.delimiter}{choice}" for choice in item["choices"]), int(item["gold"])
+            tuple(
+                f"{shots}{item['query']}{task.delimiter}{choice}"
+                for choice in item["choices"]
+            ),
+            int(item["gold"]),
         )
     if task.kind == "schema":
         return _Asked(
-            tuple(f"{shots}{option}{task.delimiter}{item['continuation']}" for option in item["context_options"]),
+            tuple(
+                f"{shots}{option}{task.delimiter}{item['continuation']}"
+                for option in item["context_options"]
+            ),
             int(item["gold"]),
         )
     prompt = f"{shots}{str(item['context']).strip()}{task.delimiter}"
@@ -222,30 +268,51 @@ def _solved(task: SuiteTask, item: Mapping[str, Any]) -> str:
         case "multiple_choice":
             question, answer = item["query"], item["choices"][item["gold"]]
         case "schema":
-            question, answer = item["context_options"][item["gold"]], item["continuation"]
+            question, answer = (
+                item["context_options"][item["gold"]],
+                item["continuation"],
+            )
         case "language_modeling":
             question, answer = str(item["context"]).strip(), item["continuation"]
     return f"{question}{task.delimiter}{answer}"
 
 
-def requests_of(encode: Callable[[str], list[int]], prefix: int, kind: Kind, texts: Sequence[str]) -> list[Request]:
-    """Requests that score an item: for choices the ids after their common prefix, for contexts their common suffix, for
-    a continuation the ids after the prompt's."""
+def requests_of(
+    encode: Callable[[str], list[int]], prefix: int, kind: Kind, texts: Sequence[str]
+) -> list[Request]:
+    """Requests that score an item: for choices the ids after their common prefix, for
+    contexts their common suffix, for a continuation the ids after the prompt's.
+    """
     rows = [(prefix, *encode(text)) for text in texts]
     if kind == "schema":
         num_common = _common([row[::-1] for row in rows])
-        return [Request(row[: len(row) - num_common], row[len(row) - num_common :]) for row in rows]
-    num_common = _common(rows if kind == "multiple_choice" else [(*rows[0], -1), rows[1]])
-    return [Request(row[:num_common], row[num_common:]) for row in (rows[1:] if kind == "language_modeling" else rows)]
+        return [
+            Request(row[: len(row) - num_common], row[len(row) - num_common :])
+            for row in rows
+        ]
+    num_common = _common(
+        rows if kind == "multiple_choice" else [(*rows[0], -1), rows[1]]
+    )
+    return [
+        Request(row[:num_common], row[num_common:])
+        for row in (rows[1:] if kind == "language_modeling" else rows)
+    ]
 
 
 def _common(rows: Sequence[Sequence[int]]) -> int:
-    """Length of the common prefix of all rows, shorter than the shortest row, so that an id of each row is scored."""
+    """Length of the common prefix of all rows, shorter than the shortest row, so that
+    an id of each row is scored.
+    """
     limit = min(map(len, rows)) - 1
-    return next((place for place in range(limit) if len({row[place] for row in rows}) > 1), limit)
+    return next(
+        (place for place in range(limit) if len({row[place] for row in rows}) > 1),
+        limit,
+    )
 
 
 def _is_right(kind: Kind, right: int, scores: Sequence[Score]) -> float:
     if kind == "language_modeling":
         return float(scores[0].greedy)
-    return float(int(np.argmax([score.logp / max(score.tokens, 1) for score in scores])) == right)
+    return float(
+        int(np.argmax([score.logp / max(score.tokens, 1) for score in scores])) == right
+    )

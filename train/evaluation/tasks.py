@@ -34,11 +34,13 @@ class Item:
     Attributes:
         number: of the item in its file, from 1.
         context: text before an answer, including solved examples; empty for `rolling`.
-        answers: `multiple_choice`: all choices; `cloze`: the one answer; `rolling`: the full text; `generate`: the
-            references. Without the delimiter.
+        answers: `multiple_choice`: all choices; `cloze`: the one answer; `rolling`: the
+            full text; `generate`: the references. Without the delimiter.
         right: index of the right answer.
-        messages: `context` as turns of a conversation, the last one the user's; empty for `rolling`.
-        question: the item's own text without the shots, its right answer included; the text to search for in training data.
+        messages: `context` as turns of a conversation, the last one the user's; empty
+            for `rolling`.
+        question: the item's own text without the shots, its right answer included; the
+            text to search for in training data.
     """
 
     number: int
@@ -64,8 +66,10 @@ def read_task(task: Task) -> list[Item]:
     """Read and render all items of a task.
 
     Raises:
-        TaskError: an item lacks a field, its right answer is not among its choices, or no item is left.
-        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be read.
+        TaskError: an item lacks a field, its right answer is not among its choices, or
+            no item is left.
+        gristmill.dataprep.passages.evaluation_sets.EvaluationSetError: a file cannot be
+            read.
         gristmill.dataprep.reading.sources.SourceError: the path matches nothing.
     """
     records = _records(task, task.path)
@@ -73,14 +77,22 @@ def read_task(task: Task) -> list[Item]:
     records_to_ask = list(islice(records[first:], task.limit))
     if not records_to_ask:
         raise TaskError(
-            f"task {task.name}: {task.path} has no item left to ask (it has {len(records)}, of which {first} are shots)"
+            f"task {task.name}: {task.path} has no item left to ask (it has "
+            f"{len(records)}, of which {first} are shots)"
         )
-    return [_item(task, number, record, shots) for number, record in enumerate(records_to_ask, start=first + 1)]
+    return [
+        _item(task, number, record, shots)
+        for number, record in enumerate(records_to_ask, start=first + 1)
+    ]
 
 
 def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
     files = outside_files(f"task {task.name}", path)
-    return [record for name, location in files for record in read_items(name, as_path(location))]
+    return [
+        record
+        for name, location in files
+        for record in read_items(name, as_path(location))
+    ]
 
 
 def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, int]:
@@ -89,18 +101,22 @@ def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, in
         return NO_SHOTS, 0
     from_task_file = task.fewshot_path is None
     solved = (
-        records[: task.num_fewshot] if from_task_file else _records(task, str(task.fewshot_path))[: task.num_fewshot]
+        records[: task.num_fewshot]
+        if from_task_file
+        else _records(task, str(task.fewshot_path))[: task.num_fewshot]
     )
     if len(solved) < task.num_fewshot:
         raise TaskError(
-            f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} items, fewer than the "
-            f"{task.num_fewshot} shots"
+            f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} "
+            f"items, fewer than the {task.num_fewshot} shots"
         )
     texts, messages = [], []
     for number, record in enumerate(solved, start=1):
         item = _item(task, number, record, NO_SHOTS)
         answer = item.answers[item.right]
-        texts.append(item.context + task.target_delimiter + answer + task.fewshot_delimiter)
+        texts.append(
+            item.context + task.target_delimiter + answer + task.fewshot_delimiter
+        )
         messages += [*item.messages, {"role": "assistant", "content": answer}]
     return _Shots("".join(texts), tuple(messages)), len(solved) if from_task_file else 0
 
@@ -111,36 +127,66 @@ def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> 
         text = _text(at, task.prompt, record)
         return Item(number, "", (text,), 0, text)
     prompt = _text(at, task.prompt, record)
-    context, messages = shots.text + prompt, (*shots.messages, {"role": "user", "content": prompt})
+    context, messages = (
+        shots.text + prompt,
+        (*shots.messages, {"role": "user", "content": prompt}),
+    )
     if task.kind == "multiple_choice":
         choices = _choices(at, task.choices, record)
         right = _right(at, _value(at, task.answer, record), choices)
-        return Item(number, context, choices, right, prompt + task.target_delimiter + choices[right], messages)
+        return Item(
+            number,
+            context,
+            choices,
+            right,
+            prompt + task.target_delimiter + choices[right],
+            messages,
+        )
     answer = _value(at, task.answer, record)
     answers = tuple(answer) if isinstance(answer, list) else (str(answer),)
     if not answers or not all(isinstance(text, str) for text in answers):
-        raise TaskError(f"{at}: the answer {answer!r} is neither a text nor a list of texts")
-    return Item(number, context, answers, 0, prompt + task.target_delimiter + answers[0], messages)
+        raise TaskError(
+            f"{at}: the answer {answer!r} is neither a text nor a list of texts"
+        )
+    return Item(
+        number,
+        context,
+        answers,
+        0,
+        prompt + task.target_delimiter + answers[0],
+        messages,
+    )
 
 
-def _choices(at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]) -> tuple[str, ...]:
+def _choices(
+    at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]
+) -> tuple[str, ...]:
     if not isinstance(choices, str):
         return tuple(
-            choice if FIELD.fullmatch(choice) and choice not in record else _text(at, choice, record)
+            choice
+            if FIELD.fullmatch(choice) and choice not in record
+            else _text(at, choice, record)
             for choice in choices
         )
     value = _value(at, choices, record)
-    if isinstance(value, Mapping):  # as of ARC on the hub: {"text": [...], "label": [...]}
+    # as of ARC on the hub: {"text": [...], "label": [...]}
+    if isinstance(value, Mapping):
         value = value.get("text")
     if not isinstance(value, list) or len(value) < 2:
-        raise TaskError(f"{at}: {choices!r} is not a list of at least two choices: {value!r}")
+        raise TaskError(
+            f"{at}: {choices!r} is not a list of at least two choices: {value!r}"
+        )
     return tuple(str(choice) for choice in value)
 
 
 def _right(at: str, value: Any, choices: Sequence[str]) -> int:
     """Index of the right choice, from an index, a letter or the text itself."""
     text = str(value).strip()
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(choices):
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and 0 <= value < len(choices)
+    ):
         return value
     if value in choices:
         return choices.index(value)
@@ -149,7 +195,8 @@ def _right(at: str, value: Any, choices: Sequence[str]) -> int:
     if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < len(choices):
         return ord(text.upper()) - ord("A")
     raise TaskError(
-        f"{at}: the answer {value!r} is none of its {len(choices)} choices (a place from 0, a letter from A, or a text)"
+        f"{at}: the answer {value!r} is none of its {len(choices)} choices (a place "
+        "from 0, a letter from A, or a text)"
     )
 
 
@@ -168,9 +215,13 @@ def _text(at: str, template: str, record: Mapping[str, Any]) -> str:
     try:
         return render(_environment().from_string(template), **record)
     except jinja2.TemplateError as error:
-        raise TaskError(f"{at}: the template {template!r} cannot be rendered: {error}") from error
+        raise TaskError(
+            f"{at}: the template {template!r} cannot be rendered: {error}"
+        ) from error
 
 
 @cache
 def _environment() -> BoundedEnvironment:
-    return BoundedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return BoundedEnvironment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )

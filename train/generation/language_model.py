@@ -1,4 +1,6 @@
-"""Language model with its tokenizer, for completing texts and answering conversations."""
+"""Language model with its tokenizer, for completing texts and answering
+conversations.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from datetime import datetime
 from pathlib import Path
 
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
-from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, Chat, ChatError, Message
+from gristmill.train.data.conversation_tokens import (
+    TEMPLATE_FILE,
+    Chat,
+    ChatError,
+    Message,
+)
 from gristmill.train.evaluation.answering import open_reader
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.weights import load_model
@@ -42,7 +49,9 @@ class LanguageModel:
     @property
     def stops(self) -> frozenset[int]:
         """Ids that end an answer."""
-        return frozenset({self.end}) if self.chat is None else self.chat.stops | {self.end}
+        return (
+            frozenset({self.end}) if self.chat is None else self.chat.stops | {self.end}
+        )
 
     def text_prompt(self, text: str) -> tuple[int, ...]:
         """Ids of a text to continue."""
@@ -56,8 +65,8 @@ class LanguageModel:
         """
         if self.chat is None:
             raise ChatError(
-                f"this model's tokenizer has no {TEMPLATE_FILE}, so it cannot answer conversations; "
-                "give it texts to continue"
+                f"this model's tokenizer has no {TEMPLATE_FILE}, so it cannot answer "
+                "conversations; give it texts to continue"
             )
         return tuple(self.chat.encode(messages, prompt=True).ids.tolist())
 
@@ -78,13 +87,15 @@ def open_language_model(folder: Path, tokenizer: Path) -> LanguageModel:
 
     model = load_model(folder, "cuda" if torch.cuda.is_available() else "cpu")
     reader = open_reader(model, tokenizer)
-    has_chat = any((tokenizer / file).exists() for file in (TEMPLATE_FILE, FORMATTER_FILE))
+    has_chat = any(
+        (tokenizer / file).exists() for file in (TEMPLATE_FILE, FORMATTER_FILE)
+    )
     chat = Chat(tokenizer, datetime.now) if has_chat else None
     highest = max([reader.prefix, *(chat.stops if chat else ())])
     if highest >= model.shape.vocab_size:
         raise VocabularyError(
-            f"{tokenizer} has the id {highest}, the model in {folder} only {model.shape.vocab_size} "
-            "ids: they do not belong together"
+            f"{tokenizer} has the id {highest}, the model in {folder} only "
+            f"{model.shape.vocab_size} ids: they do not belong together"
         )
     return LanguageModel(model, reader.encode, reader.decode, reader.prefix, chat)
 
@@ -100,17 +111,23 @@ class TextStream:
         is_stopped: True after a stop.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
+    ) -> None:
         self._decode, self._stops = decode, tuple(stop for stop in stops if stop)
         self._ids: list[int] = []
         self._shown = 0
-        """Number of ids decoded so far; those before `_before` no longer affect the text."""
+        """Number of ids decoded so far; those before `_before` no longer affect the
+        text.
+        """
         self._before = 0
         self._held = ""
         self.is_stopped = False
 
     def push(self, ids: Sequence[int]) -> str:
-        """Text that is certain after some more ids; "" while a character is incomplete."""
+        """Text that is certain after some more ids; "" while a character is
+        incomplete.
+        """
         self._ids += ids
         return self._release(self._taken(last=False), last=False)
 
@@ -119,7 +136,8 @@ class TextStream:
         return self._release(self._taken(last=True), last=True)
 
     def _taken(self, last: bool) -> str:
-        # Decoders may treat the first id differently, so new ids are decoded after some that are decoded already.
+        # Decoders may treat the first id differently, so new ids are decoded after some
+        # that are decoded already.
         before = self._decode(self._ids[self._before : self._shown])
         text = self._decode(self._ids[self._before :])
         if not last and text.endswith(UNFINISHED):
@@ -135,11 +153,22 @@ class TextStream:
         if ends:
             self.is_stopped, self._held = True, ""
             return text[: min(ends)]
-        num_pending = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        num_pending = (
+            0
+            if last
+            else max((_overlap(text, stop) for stop in self._stops), default=0)
+        )
         self._held = text[len(text) - num_pending :]
         return text[: len(text) - num_pending]
 
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest suffix of a text that may start a stop."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(stop) - 1, len(text)), 0, -1)
+            if text.endswith(stop[:size])
+        ),
+        0,
+    )

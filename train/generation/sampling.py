@@ -1,4 +1,6 @@
-"""Sampling of ids from logits: temperature, nucleus, random streams of requests, and speculative decoding."""
+"""Sampling of ids from logits: temperature, nucleus, random streams of requests, and
+speculative decoding.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ class Sampling:
 
     Attributes:
         temperature: logits are divided by it; 0 is greedy.
-        top_p: sample from the smallest set of likeliest ids with this share of the probability (Holtzman et al. 2020);
-            1 samples from all.
+        top_p: sample from the smallest set of likeliest ids with this share of the
+            probability (Holtzman et al. 2020); 1 samples from all.
         seed: with the prompt, determines every draw.
 
     Raises:
@@ -34,9 +36,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise SamplingError(f"temperature is {self.temperature}; it must be 0 (the likeliest id) or more")
+            raise SamplingError(
+                f"temperature is {self.temperature}; it must be 0 (the likeliest id) "
+                "or more"
+            )
         if not 0.0 < self.top_p <= 1.0:
-            raise SamplingError(f"top_p is {self.top_p}; it must be over 0 and at most 1 (all ids)")
+            raise SamplingError(
+                f"top_p is {self.top_p}; it must be over 0 and at most 1 (all ids)"
+            )
 
 
 def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
@@ -46,7 +53,9 @@ def random_numbers(seed: int, prompt: Sequence[int]) -> np.random.Generator:
 
 
 def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Sampling distribution: (..., v) float64 that sums to 1, from logits (..., v); temperature above 0."""
+    """Sampling distribution: (..., v) float64 that sums to 1, from logits (..., v);
+    temperature above 0.
+    """
     scaled = logits.astype(np.float64) / sampling.temperature
     weights = np.exp(scaled - scaled.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
@@ -54,7 +63,8 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         return weights
     order = np.argsort(-weights, axis=-1, kind="stable")
     ranked = np.take_along_axis(weights, order, axis=-1)
-    # An id is in the nucleus if those before it have less than top_p; the likeliest one always is.
+    # An id is in the nucleus if those before it have less than top_p; the likeliest one
+    # always is.
     inside = ranked.cumsum(axis=-1) - ranked < sampling.top_p
     kept = np.zeros_like(weights)
     np.put_along_axis(kept, order, np.where(inside, ranked, 0.0), axis=-1)
@@ -63,21 +73,36 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def draw(weights: np.ndarray, generator: np.random.Generator) -> int:
-    """Sample one id from weights (v,) that need not sum to 1, by inverting their cumulative distribution."""
+    """Sample one id from weights (v,) that need not sum to 1, by inverting their
+    cumulative distribution.
+    """
     return draw_each(weights[None], [generator])[0]
 
 
-def draw_each(weights: np.ndarray, generators: Sequence[np.random.Generator]) -> list[int]:
-    """Sample one id from each row of weights (n, v), by the row's random stream; see `draw`."""
+def draw_each(
+    weights: np.ndarray, generators: Sequence[np.random.Generator]
+) -> list[int]:
+    """Sample one id from each row of weights (n, v), by the row's random stream; see
+    `draw`.
+    """
     cumulative = weights.cumsum(axis=1)
     return [
-        min(int(row.searchsorted(generator.random() * row[-1], side="right")), len(row) - 1)
+        min(
+            int(row.searchsorted(generator.random() * row[-1], side="right")),
+            len(row) - 1,
+        )
         for row, generator in zip(cumulative, generators, strict=True)
     ]
 
 
-def accept(proposed: Sequence[int], draft: np.ndarray, target: np.ndarray, generator: np.random.Generator) -> list[int]:
-    """Accept proposals of the draft model, and sample one more id of the large model (algorithm 1); at least one id.
+def accept(
+    proposed: Sequence[int],
+    draft: np.ndarray,
+    target: np.ndarray,
+    generator: np.random.Generator,
+) -> list[int]:
+    """Accept proposals of the draft model, and sample one more id of the large model
+    (algorithm 1); at least one id.
 
     Args:
         proposed: g ids, each drawn from its row of `draft`.
@@ -87,13 +112,19 @@ def accept(proposed: Sequence[int], draft: np.ndarray, target: np.ndarray, gener
     """
     for place, token in enumerate(proposed):
         if generator.random() * draft[place, token] > target[place, token]:
-            # Sampling from the positive part of the difference makes the total distribution exact.
-            return [*proposed[:place], draw(np.maximum(target[place] - draft[place], 0.0), generator)]
+            # Sampling from the positive part of the difference makes the total
+            # distribution exact.
+            return [
+                *proposed[:place],
+                draw(np.maximum(target[place] - draft[place], 0.0), generator),
+            ]
     return [*proposed, draw(target[-1], generator)]
 
 
 def accept_greedy(proposed: Sequence[int], likeliest: Sequence[int]) -> list[int]:
-    """`accept` at temperature 0: proposals while they are the large model's likeliest ids, and its next one."""
+    """`accept` at temperature 0: proposals while they are the large model's likeliest
+    ids, and its next one.
+    """
     accepted = 0
     while accepted < len(proposed) and proposed[accepted] == likeliest[accepted]:
         accepted += 1

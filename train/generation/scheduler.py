@@ -1,7 +1,9 @@
-"""Continuous batching: each round extends all running requests, removes the finished and admits the waiting.
+"""Continuous batching: each round extends all running requests, removes the finished
+and admits the waiting.
 
-Rows share only forward passes (Yu et al. 2022, Orca). With a draft model a round proposes several ids and verifies them
-in one pass of the large model; without it a round proposes none.
+Rows share only forward passes (Yu et al. 2022, Orca). With a draft model a round
+proposes several ids and verifies them in one pass of the large model; without it a
+round proposes none.
 
 Positions of a row count from its start, so its cache stays valid wherever it is moved.
 
@@ -34,7 +36,9 @@ from gristmill.train.models.own_model import OwnModel
 ROOM = 64
 """Positions by which caches grow."""
 PREFILL_TOKENS = 8192
-"""Most prompt tokens admitted in one round, padding included; a longer prompt is admitted alone."""
+"""Most prompt tokens admitted in one round, padding included; a longer prompt is
+admitted alone.
+"""
 Finish = Literal["stop", "length"]
 
 
@@ -52,7 +56,8 @@ class Request:
 
     Attributes:
         prompt: at least one id.
-        max_new_tokens: most ids to generate; fewer at the end of the model's sequence length.
+        max_new_tokens: most ids to generate; fewer at the end of the model's sequence
+            length.
         stops: ids that end the continuation, and are excluded from it.
         sampling: parameters of sampling.
     """
@@ -65,7 +70,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """Result of a round for a request: its number, new ids, the reason if it ended, and the id that ended it."""
+    """Result of a round for a request: its number, new ids, the reason if it ended, and
+    the id that ended it.
+    """
 
     number: int
     tokens: list[int]
@@ -99,14 +106,23 @@ class Scheduler:
         proposed, accepted: numbers of ids proposed by the draft, and of those accepted.
     """
 
-    def __init__(self, model: Llama, most_rows: int, draft: Llama | None = None, draft_tokens: int = 4) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        most_rows: int,
+        draft: Llama | None = None,
+        draft_tokens: int = 4,
+    ) -> None:
         if draft is not None and draft.shape.vocab_size != model.shape.vocab_size:
             raise DraftError(
-                f"the draft model has {draft.shape.vocab_size} ids, the model {model.shape.vocab_size}; "
-                "a draft needs the same tokenizer"
+                f"the draft model has {draft.shape.vocab_size} ids, the model "
+                f"{model.shape.vocab_size}; a draft needs the same tokenizer"
             )
         if draft_tokens < 1:
-            raise DraftError(f"the draft model is to propose {draft_tokens} ids a round; it must be at least 1")
+            raise DraftError(
+                f"the draft model is to propose {draft_tokens} ids a round; it must "
+                "be at least 1"
+            )
         self.model, self.most_rows = model, most_rows
         self.proposed = self.accepted = 0
         self._models = [model] if draft is None else [model, draft]
@@ -123,11 +139,14 @@ class Scheduler:
         return not self._rows and not self._waiting
 
     def check(self, request: Request) -> None:
-        """Raise PromptTooLongError if a prompt is empty or fills the model's sequence length."""
+        """Raise PromptTooLongError if a prompt is empty or fills the model's sequence
+        length.
+        """
         length, max_length = len(request.prompt), self.model.shape.sequence_length
         if not 0 < length < max_length:
             raise PromptTooLongError(
-                f"a prompt has {length} tokens; it needs at least one, and fewer than the model's {max_length}"
+                f"a prompt has {length} tokens; it needs at least one, and fewer "
+                f"than the model's {max_length}"
             )
 
     def add(self, request: Request) -> int:
@@ -140,7 +159,10 @@ class Scheduler:
         row = _Row(
             self._added,
             request,
-            min(request.max_new_tokens, self.model.shape.sequence_length - len(request.prompt)),
+            min(
+                request.max_new_tokens,
+                self.model.shape.sequence_length - len(request.prompt),
+            ),
             random_numbers(request.sampling.seed, request.prompt),
             request.prompt[-1],
         )
@@ -151,7 +173,9 @@ class Scheduler:
     def cancel(self, number: int) -> None:
         """Drop a request."""
         self._waiting = deque(row for row in self._waiting if row.number != number)
-        self._keep([place for place, row in enumerate(self._rows) if row.number != number])
+        self._keep(
+            [place for place, row in enumerate(self._rows) if row.number != number]
+        )
 
     @torch.no_grad()
     def step(self) -> list[Progress]:
@@ -165,15 +189,24 @@ class Scheduler:
         logits = self.model(torch.cat([last, proposals], dim=1), cache=self._caches[0])
         new_tokens = self._choose(logits, proposals.tolist(), drafted)
         if self._ahead:
-            kept = torch.tensor([len(tokens) for tokens in new_tokens], device=self._device)
+            kept = torch.tensor(
+                [len(tokens) for tokens in new_tokens], device=self._device
+            )
             for cache in self._caches:
                 take_back(cache, self._ahead + 1 - kept)
-        progress = [self._advance(row, tokens) for row, tokens in zip(self._rows, new_tokens, strict=True)]
-        self._keep([place for place, update in enumerate(progress) if update.finish is None])
+        progress = [
+            self._advance(row, tokens)
+            for row, tokens in zip(self._rows, new_tokens, strict=True)
+        ]
+        self._keep(
+            [place for place, update in enumerate(progress) if update.finish is None]
+        )
         return progress
 
     def _admit(self) -> None:
-        """Compute the prompts of waiting requests while there is room, and start them."""
+        """Compute the prompts of waiting requests while there is room, and start
+        them.
+        """
         entering: list[_Row] = []
         longest = 0
         while self._waiting and len(self._rows) + len(entering) < self.most_rows:
@@ -183,10 +216,20 @@ class Scheduler:
             entering.append(self._waiting.popleft())
         if not entering:
             return
-        fresh = [filled(model, [row.request.prompt[:-1] for row in entering]) for model in self._models]
+        fresh = [
+            filled(model, [row.request.prompt[:-1] for row in entering])
+            for model in self._models
+        ]
         old, new = range(len(self._rows)), range(len(entering))
         self._caches = [
-            arranged(model, [*([(self._caches[place], old)] if self._rows else []), (fresh[place], new)], ROOM)
+            arranged(
+                model,
+                [
+                    *([(self._caches[place], old)] if self._rows else []),
+                    (fresh[place], new),
+                ],
+                ROOM,
+            )
             for place, model in enumerate(self._models)
         ]
         self._rows += entering
@@ -194,10 +237,16 @@ class Scheduler:
     def _make_room(self, positions: int) -> None:
         for place, cache in enumerate(self._caches):
             if cache.length + positions > cache.layers[0].keys.shape[2]:
-                self._caches[place] = arranged(self._models[place], [(cache, range(len(self._rows)))], ROOM + positions)
+                self._caches[place] = arranged(
+                    self._models[place],
+                    [(cache, range(len(self._rows)))],
+                    ROOM + positions,
+                )
 
     def _propose(self) -> tuple[Tensor, dict[int, np.ndarray]]:
-        """Ids proposed by the draft (n, g), and its probabilities (g, v) for each sampled row."""
+        """Ids proposed by the draft (n, g), and its probabilities (g, v) for each
+        sampled row.
+        """
         step = torch.tensor([[row.last] for row in self._rows], device=self._device)
         columns: list[Tensor] = []
         drafted: dict[int, list[np.ndarray]] = {place: [] for place in self._sampled}
@@ -215,39 +264,53 @@ class Scheduler:
         # The last proposal is cached too, so both caches hold the same positions.
         self._make_room(1)
         self._models[1](step, head=lambda hidden, weight: None, cache=self._caches[1])
-        return torch.cat(columns, dim=1), {place: np.stack(rows) for place, rows in drafted.items()}
+        return torch.cat(columns, dim=1), {
+            place: np.stack(rows) for place, rows in drafted.items()
+        }
 
     @property
     def _sampled(self) -> list[int]:
-        return [place for place, row in enumerate(self._rows) if row.request.sampling.temperature > 0.0]
+        return [
+            place
+            for place, row in enumerate(self._rows)
+            if row.request.sampling.temperature > 0.0
+        ]
 
     def _weights(self, logits: Tensor) -> dict[int, np.ndarray]:
         """Probabilities by row, for sampled rows; logits (n, ..., v)."""
         places = self._sampled
         if not places:
             return {}
-        # Rows with equal parameters are computed together; the result is that of each row alone.
+        # Rows with equal parameters are computed together; the result is that of each
+        # row alone.
         rows_by_parameters: dict[tuple[float, float], list[int]] = {}
         for place in places:
             sampling = self._rows[place].request.sampling
-            rows_by_parameters.setdefault((sampling.temperature, sampling.top_p), []).append(place)
+            rows_by_parameters.setdefault(
+                (sampling.temperature, sampling.top_p), []
+            ).append(place)
         return {
             place: distribution
             for rows in rows_by_parameters.values()
             for place, distribution in zip(
                 rows,
-                probabilities(logits[rows].cpu().numpy(), self._rows[rows[0]].request.sampling),
+                probabilities(
+                    logits[rows].cpu().numpy(), self._rows[rows[0]].request.sampling
+                ),
                 strict=True,
             )
         }
 
-    def _choose(self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]) -> list[list[int]]:
+    def _choose(
+        self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]
+    ) -> list[list[int]]:
         """Accepted ids of each row, from the large model's logits (n, g + 1, v)."""
         likeliest, weights = logits.argmax(dim=-1).tolist(), self._weights(logits)
         if not self._ahead:
             drawn = (
                 draw_each(
-                    np.stack([row[0] for row in weights.values()]), [self._rows[place].generator for place in weights]
+                    np.stack([row[0] for row in weights.values()]),
+                    [self._rows[place].generator for place in weights],
                 )
                 if weights
                 else []
@@ -259,7 +322,9 @@ class Scheduler:
             accept(proposed, drafted.get(place, none), weights[place], row.generator)
             if place in weights
             else accept_greedy(proposed, likeliest[place])
-            for place, (row, proposed) in enumerate(zip(self._rows, proposals, strict=True))
+            for place, (row, proposed) in enumerate(
+                zip(self._rows, proposals, strict=True)
+            )
         ]
         self.proposed += self._ahead * len(accepted)
         self.accepted += sum(len(tokens) - 1 for tokens in accepted)
@@ -284,13 +349,18 @@ class Scheduler:
             return
         self._rows = [self._rows[place] for place in places]
         self._caches = (
-            [arranged(model, [(cache, places)], ROOM) for model, cache in zip(self._models, self._caches, strict=True)]
+            [
+                arranged(model, [(cache, places)], ROOM)
+                for model, cache in zip(self._models, self._caches, strict=True)
+            ]
             if places
             else []
         )
 
 
-def arranged(model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: int) -> Cache:
+def arranged(
+    model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: int
+) -> Cache:
     """New cache of some rows of others, as short as the longest row allows.
 
     Args:
@@ -299,16 +369,23 @@ def arranged(model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: i
         room: further positions.
     """
     device = parts[0][0].starts.device
-    chosen = [(cache, torch.tensor(rows, dtype=torch.int64, device=device)) for cache, rows in parts]
+    chosen = [
+        (cache, torch.tensor(rows, dtype=torch.int64, device=device))
+        for cache, rows in parts
+    ]
     sizes = torch.cat([cache.length - cache.starts[rows] for cache, rows in chosen])
     length = int(sizes.max()) if len(sizes) else 0
-    target = empty_cache(model.shape, length - sizes, length + room, parts[0][0].layers[0].keys.dtype)
+    target = empty_cache(
+        model.shape, length - sizes, length + room, parts[0][0].layers[0].keys.dtype
+    )
     target.length = length
     first = 0
     for cache, rows in chosen:
         width, target_rows = min(length, cache.length), slice(first, first + len(rows))
         for new, old in zip(target.layers, cache.layers, strict=True):
-            new.keys[target_rows, :, length - width : length] = old.keys[rows, :, cache.length - width : cache.length]
+            new.keys[target_rows, :, length - width : length] = old.keys[
+                rows, :, cache.length - width : cache.length
+            ]
             new.values[target_rows, :, length - width : length] = old.values[
                 rows, :, cache.length - width : cache.length
             ]
@@ -317,11 +394,15 @@ def arranged(model: Llama, parts: Sequence[tuple[Cache, Sequence[int]]], room: i
 
 
 def take_back(cache: Cache, dropped: Tensor) -> None:
-    """Drop the last `dropped` (n,) int64 positions of each row, and realign the ends of the rows."""
+    """Drop the last `dropped` (n,) int64 positions of each row, and realign the ends of
+    the rows.
+    """
     least = int(dropped.min())
     shift = dropped - least
     if int(shift.max()):
-        columns = (torch.arange(cache.length, device=shift.device) - shift[:, None]).clamp(min=0)[:, None, :, None]
+        columns = (
+            torch.arange(cache.length, device=shift.device) - shift[:, None]
+        ).clamp(min=0)[:, None, :, None]
         for layer in cache.layers:
             for tensor in (layer.keys, layer.values):
                 kept = tensor[:, :, : cache.length]
@@ -340,7 +421,9 @@ def filled(model: Llama, prompts: Sequence[Sequence[int]]) -> Cache:
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt, dtype=torch.int64)
     starts = torch.tensor([longest - len(prompt) for prompt in prompts], device=device)
-    cache = empty_cache(model.shape, starts, longest, model.model.embed_tokens.weight.dtype)
+    cache = empty_cache(
+        model.shape, starts, longest, model.model.embed_tokens.weight.dtype
+    )
     if longest:
         model(ids.to(device), head=lambda hidden, weight: None, cache=cache)
     return cache
@@ -359,7 +442,8 @@ def generate(
     Args:
         model: in one process, not sharded.
         prompts: ids of each prompt, at least one.
-        max_new_tokens: most ids to generate; fewer at the end of the model's sequence length.
+        max_new_tokens: most ids to generate; fewer at the end of the model's sequence
+            length.
         stops: ids that end a continuation; they are excluded from the result.
         temperature: 0 is greedy, 1 samples from the model's distribution.
         seed: with the prompt, determines every draw.
@@ -368,15 +452,23 @@ def generate(
         the new ids of each prompt.
 
     Raises:
-        gristmill.train.generation.scheduler.PromptTooLongError: a prompt is empty or fills the model's sequence length.
+        gristmill.train.generation.scheduler.PromptTooLongError: a prompt is empty or
+            fills the model's sequence length.
     """
     sampling = Sampling(temperature, seed=seed)
     if isinstance(model, OwnModel):
-        return continue_texts(model, prompts, max_new_tokens, frozenset(stops), sampling)
+        return continue_texts(
+            model, prompts, max_new_tokens, frozenset(stops), sampling
+        )
     return complete(
         Scheduler(model, most_rows=len(prompts)),
         [
-            Request(tuple(int(token) for token in prompt), max_new_tokens, frozenset(stops), sampling)
+            Request(
+                tuple(int(token) for token in prompt),
+                max_new_tokens,
+                frozenset(stops),
+                sampling,
+            )
             for prompt in prompts
         ],
     )
@@ -384,7 +476,9 @@ def generate(
 
 def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int]]:
     """New ids of each request, in order; the scheduler must be idle."""
-    tokens_by_request: dict[int, list[int]] = {scheduler.add(request): [] for request in requests}
+    tokens_by_request: dict[int, list[int]] = {
+        scheduler.add(request): [] for request in requests
+    }
     while not scheduler.is_idle:
         for update in scheduler.step():
             tokens_by_request[update.number] += update.tokens
@@ -393,21 +487,32 @@ def complete(scheduler: Scheduler, requests: Sequence[Request]) -> list[list[int
 
 @torch.no_grad()
 def continue_texts(
-    model: OwnModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, stops: frozenset[int], sampling: Sampling
+    model: OwnModel,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    stops: frozenset[int],
+    sampling: Sampling,
 ) -> list[list[int]]:
-    """Continue prompts one by one, recomputing the full text for every token, without a cache.
+    """Continue prompts one by one, recomputing the full text for every token, without a
+    cache.
 
     Arguments and samples are those of `generate`.
     """
     device, continuations = next(model.parameters()).device, []
     for prompt in prompts:
         ids, generator = list(prompt), random_numbers(sampling.seed, prompt)
-        while len(ids) - len(prompt) < max_new_tokens and len(ids) < model.shape.sequence_length:
+        while (
+            len(ids) - len(prompt) < max_new_tokens
+            and len(ids) < model.shape.sequence_length
+        ):
             logits: Tensor = model(torch.tensor([ids], device=device))[0, -1].cpu()
             token = (
                 int(logits.argmax())
                 if sampling.temperature == 0.0
-                else draw(probabilities(logits.numpy().astype(np.float32), sampling), generator)
+                else draw(
+                    probabilities(logits.numpy().astype(np.float32), sampling),
+                    generator,
+                )
             )
             if token in stops:
                 break

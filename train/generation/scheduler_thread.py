@@ -8,7 +8,9 @@ from collections.abc import Callable
 from gristmill.train.generation.scheduler import Progress, Request, Scheduler
 
 Listener = Callable[[Progress | BaseException], None]
-"""Function called in the engine's thread with each progress of a request, or with the error that ended the engine."""
+"""Function called in the engine's thread with each progress of a request, or with the
+error that ended the engine.
+"""
 
 
 class EngineStoppedError(RuntimeError):
@@ -25,21 +27,24 @@ class Engine:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._wake = threading.Condition()
-        # Guarded by `_wake`: requests of callers. Only the thread uses the scheduler, so callers never wait for a
-        # round.
+        # Guarded by `_wake`: requests of callers. Only the thread uses the scheduler,
+        # so callers never wait for a round.
         self._asked: list[tuple[int, Request, Listener]] = []
         self._cancelled: set[int] = set()
         self._tickets = 0
         self._ended: BaseException | None = None
         self._running: dict[int, tuple[int, Listener]] = {}
-        self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name="generation", daemon=True
+        )
         self._thread.start()
 
     def submit(self, request: Request, listener: Listener) -> int:
         """Queue a request; returns its ticket for `cancel`.
 
         Raises:
-            gristmill.train.generation.scheduler.PromptTooLongError: the prompt leaves no room for an answer.
+            gristmill.train.generation.scheduler.PromptTooLongError: the prompt leaves
+                no room for an answer.
             EngineStoppedError: the engine was closed, or failed.
         """
         self._scheduler.check(request)
@@ -60,14 +65,20 @@ class Engine:
     def close(self) -> None:
         """Stop the thread; running requests get an error."""
         with self._wake:
-            self._ended = self._ended or EngineStoppedError("the server is being stopped")
+            self._ended = self._ended or EngineStoppedError(
+                "the server is being stopped"
+            )
             self._wake.notify()
         self._thread.join()
 
     def _work(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._ended or self._asked or self._cancelled or self._running)
+                self._wake.wait_for(
+                    lambda: (
+                        self._ended or self._asked or self._cancelled or self._running
+                    )
+                )
                 submitted, cancelled = self._asked, self._cancelled
                 self._asked, self._cancelled = [], set()
                 if self._ended is not None:
@@ -77,14 +88,23 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - any error goes to the waiting callers
                 with self._wake:
                     self._ended = error
-        for listener in [*(listener for _, listener in self._running.values()), *(entry[2] for entry in submitted)]:
+        for listener in [
+            *(listener for _, listener in self._running.values()),
+            *(entry[2] for entry in submitted),
+        ]:
             listener(self._ended)
 
-    def _round(self, submitted: list[tuple[int, Request, Listener]], cancelled: set[int]) -> None:
+    def _round(
+        self, submitted: list[tuple[int, Request, Listener]], cancelled: set[int]
+    ) -> None:
         for ticket, request, listener in submitted:
             if ticket not in cancelled:
                 self._running[self._scheduler.add(request)] = ticket, listener
-        for number in [number for number, (ticket, _) in self._running.items() if ticket in cancelled]:
+        for number in [
+            number
+            for number, (ticket, _) in self._running.items()
+            if ticket in cancelled
+        ]:
             del self._running[number]
             self._scheduler.cancel(number)
         for progress in self._scheduler.step():

@@ -1,8 +1,11 @@
-"""Rows of each step, and their split over processes: a pure function of (set, seed, plan, step).
+"""Rows of each step, and their split over processes: a pure function of (set, seed,
+plan, step).
 
-With a constant batch size B, step b reads positions [b B, (b+1) B) of the keyed order, whatever the number of processes
-or micro-batches. A ramp changes the number of positions per step, or the number of shorter rows that a row is cut into;
-positions remain consecutive. So the state of the stream is one integer, and a resumed training reads the same rows.
+With a constant batch size B, step b reads positions [b B, (b+1) B) of the keyed order,
+whatever the number of processes or micro-batches. A ramp changes the number of
+positions per step, or the number of shorter rows that a row is cut into; positions
+remain consecutive. So the state of the stream is one integer, and a resumed training
+reads the same rows.
 """
 
 from __future__ import annotations
@@ -37,9 +40,12 @@ class RowPlan:
     """Positions of each step, and the length of its rows.
 
     Attributes:
-        batches: (first step, its first position, rows per step) of each range of steps, ascending from (0, 0, B).
-        cuts: (first step, shorter rows per row) of each range of steps, ascending from step 0.
-        jumps: (first step, positions) skipped before a step, ascending: see loop.rollback.
+        batches: (first step, its first position, rows per step) of each range of steps,
+            ascending from (0, 0, B).
+        cuts: (first step, shorter rows per row) of each range of steps, ascending from
+            step 0.
+        jumps: (first step, positions) skipped before a step, ascending: see
+            loop.rollback.
         phases: first step of each of the section's phases, ascending from step 0.
     """
 
@@ -54,8 +60,12 @@ class RowPlan:
 
     def positions(self, step: int) -> tuple[int, int]:
         """First position of a step (counted from 0), and its number of positions."""
-        first_step, first, size = self.batches[bisect_right(self.batches, step, key=lambda batch: batch[0]) - 1]
-        skipped = sum(positions for from_step, positions in self.jumps if from_step <= step)
+        first_step, first, size = self.batches[
+            bisect_right(self.batches, step, key=lambda batch: batch[0]) - 1
+        ]
+        skipped = sum(
+            positions for from_step, positions in self.jumps if from_step <= step
+        )
         return first + (step - first_step) * size + skipped, size
 
     def end(self, steps: int) -> int:
@@ -72,41 +82,59 @@ class RowPlan:
 
     def first_step(self, position: int) -> int:
         """First step, counted from 0, that reads no earlier position than this one."""
-        return bisect_left(range(position + 1), position, key=lambda step: self.positions(step)[0])
+        return bisect_left(
+            range(position + 1), position, key=lambda step: self.positions(step)[0]
+        )
 
     def rows(self, order: RowOrder, step: int) -> np.ndarray:
-        """Rows (int64, shape (B,)) of an optimizer step, counted from 0; epochs are consecutive."""
+        """Rows (int64, shape (B,)) of an optimizer step, counted from 0; epochs are
+        consecutive.
+        """
         return order.span(*self.positions(step))
 
     def steps_of(self, positions: np.ndarray) -> np.ndarray:
-        """Steps (int64, counted from 0) that read positions, -1 if skipped: the inverse of `positions`."""
+        """Steps (int64, counted from 0) that read positions, -1 if skipped: the inverse
+        of `positions`.
+        """
         steps = self._steps_without_jumps(positions)
         skipped = 0
         for from_step, jump in self.jumps:
             gap = self.with_jumps(()).positions(from_step)[0] + skipped
             skipped += jump
             later_steps = self._steps_without_jumps(positions - skipped)
-            steps = np.where(positions < gap, steps, np.where(positions < gap + jump, -1, later_steps))
+            steps = np.where(
+                positions < gap,
+                steps,
+                np.where(positions < gap + jump, -1, later_steps),
+            )
         return steps
 
     def _steps_without_jumps(self, positions: np.ndarray) -> np.ndarray:
-        first_steps, firsts, sizes = (np.array(column, dtype=np.int64) for column in zip(*self.batches, strict=True))
+        first_steps, firsts, sizes = (
+            np.array(column, dtype=np.int64)
+            for column in zip(*self.batches, strict=True)
+        )
         stretch = np.searchsorted(firsts, positions, side="right") - 1
-        steps: np.ndarray = first_steps[stretch] + (positions - firsts[stretch]) // sizes[stretch]
+        steps: np.ndarray = (
+            first_steps[stretch] + (positions - firsts[stretch]) // sizes[stretch]
+        )
         return steps
 
 
-def plan_of(section: Training, sequence_length: int, phase_ends: Sequence[int] = ()) -> RowPlan:
+def plan_of(
+    section: Training, sequence_length: int, phase_ends: Sequence[int] = ()
+) -> RowPlan:
     """Row plan of a training's section.
 
     Args:
         section: batch size, and ramps and phases of pre-training.
         sequence_length: tokens per row of the packed set, L.
-        phase_ends: positions at which the phases of the set end; without them the plan has the rows of each step but
-            not the cuts of phases.
+        phase_ends: positions at which the phases of the set end; without them the plan
+            has the rows of each step but not the cuts of phases.
 
     Raises:
-        PlanError: the length of a ramp or phase does not divide L, or a stage of a ramp ends before it begins.
+        PlanError: the length of a ramp or phase does not divide L, or a stage of a ramp
+            ends before it begins.
     """
     if not isinstance(section, Pretrain):
         return RowPlan(((0, 0, section.global_batch_size),))
@@ -118,21 +146,31 @@ def plan_of(section: Training, sequence_length: int, phase_ends: Sequence[int] =
         plan = replace(
             plan,
             cuts=tuple(
-                (begin, _cuts_of(sequence_length, phase.sequence_length or sequence_length, "phases"))
+                (
+                    begin,
+                    _cuts_of(
+                        sequence_length,
+                        phase.sequence_length or sequence_length,
+                        "phases",
+                    ),
+                )
                 for begin, phase in zip(begins, section.phases, strict=True)
             ),
         )
     return replace(plan, phases=begins)
 
 
-def _batches(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int, int], ...]:
+def _batches(
+    section: Pretrain, sequence_length: int
+) -> tuple[tuple[int, int, int], ...]:
     batches: list[tuple[int, int, int]] = []
     step = position = 0
     for number, stage in enumerate(section.batch_ramp):
         steps = _steps_of_stage(stage, step, position, sequence_length)
         if steps <= 0:
             raise PlanError(
-                f"pretrain.batch_ramp, stage {number + 1}: ends before step {step + 1}, where the stages "
+                f"pretrain.batch_ramp, stage {number + 1}: ends before step "
+                f"{step + 1}, where the stages "
                 "before it have come; let every stage end later than the one before"
             )
         batches.append((step, position, stage.global_batch_size))
@@ -140,19 +178,28 @@ def _batches(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int, i
     return (*batches, (step, position, section.global_batch_size))
 
 
-def _steps_of_stage(stage: BatchStage, step: int, position: int, sequence_length: int) -> int:
-    """Steps of a stage that begins at a step and position; a number of tokens is rounded up to whole steps."""
+def _steps_of_stage(
+    stage: BatchStage, step: int, position: int, sequence_length: int
+) -> int:
+    """Steps of a stage that begins at a step and position; a number of tokens is
+    rounded up to whole steps.
+    """
     if stage.until_step is not None:
         return stage.until_step - step
     assert stage.until_tokens is not None
-    return -((position * sequence_length - stage.until_tokens) // (stage.global_batch_size * sequence_length))
+    return -(
+        (position * sequence_length - stage.until_tokens)
+        // (stage.global_batch_size * sequence_length)
+    )
 
 
 def _cuts(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int], ...]:
     cuts = []
     step = 0
     for stage in section.length_ramp:
-        cuts.append((step, _cuts_of(sequence_length, stage.sequence_length, "length_ramp")))
+        cuts.append(
+            (step, _cuts_of(sequence_length, stage.sequence_length, "length_ramp"))
+        )
         step = stage.until_step
     return (*cuts, (step, 1))
 
@@ -160,17 +207,19 @@ def _cuts(section: Pretrain, sequence_length: int) -> tuple[tuple[int, int], ...
 def _cuts_of(sequence_length: int, shorter: int, key: str) -> int:
     if sequence_length % shorter:
         raise PlanError(
-            f"pretrain.{key}: sequence_length {shorter} does not divide the {sequence_length} tokens of a "
-            "row of the packed set (mix.sequence_length)"
+            f"pretrain.{key}: sequence_length {shorter} does not divide the "
+            f"{sequence_length} tokens of a row of the packed set (mix.sequence_length)"
         )
     return sequence_length // shorter
 
 
-def micro_batches(rows: np.ndarray, rank: int, world_size: int, micro_batch_size: int) -> list[np.ndarray]:
+def micro_batches(
+    rows: np.ndarray, rank: int, world_size: int, micro_batch_size: int
+) -> list[np.ndarray]:
     """One rank's share of a batch, split into micro-batches.
 
-    Rank r gets every world_size-th row, starting at r. Each micro-batch is a collective, so all ranks get equally many;
-    the last ones of a rank may be empty.
+    Rank r gets every world_size-th row, starting at r. Each micro-batch is a
+    collective, so all ranks get equally many; the last ones of a rank may be empty.
 
     Args:
         rows: (B,) the batch, equal on every rank.
@@ -180,14 +229,19 @@ def micro_batches(rows: np.ndarray, rank: int, world_size: int, micro_batch_size
     """
     share = rows[rank::world_size]
     count = -(-len(rows) // (world_size * micro_batch_size))
-    return [share[start : start + micro_batch_size] for start in range(0, count * micro_batch_size, micro_batch_size)]
+    return [
+        share[start : start + micro_batch_size]
+        for start in range(0, count * micro_batch_size, micro_batch_size)
+    ]
 
 
 def extend_digest(digest: str, rows: np.ndarray) -> str:
-    """Rolling hash of all rows read: two trainings with the same digest have read the same tokens.
+    """Rolling hash of all rows read: two trainings with the same digest have read the
+    same tokens.
 
-    The first digest is the fingerprint of the data (for a packed set: the checksums of its tokens), so the hash covers
-    content, not only row numbers. It can be recomputed from the set and the seed.
+    The first digest is the fingerprint of the data (for a packed set: the checksums of
+    its tokens), so the hash covers content, not only row numbers. It can be recomputed
+    from the set and the seed.
 
     Args:
         digest: of earlier steps; initially the data's fingerprint.

@@ -1,17 +1,21 @@
 """Checkpoints of a training, each valid only with a marker that is written last.
 
-    checkpoints/step-00000100/    written by torch.distributed.checkpoint; loads at any world size
-        complete.json             the step, the loop's plain state, size and SHA-256 of every other file
+    checkpoints/step-00000100/    written by torch.distributed.checkpoint; loads at any
+    world size
+        complete.json             the step, the loop's plain state, size and SHA-256 of
+        every other file
 
-A save returns when the state is copied. A thread writes while the training continues, and is joined before the next
-save, before a load and at the end. If each host has a folder of its own, it uploads the files of its ranks to the
-store, the first rank writes the marker after all uploads, and missing files are fetched before a load. A checkpoint
-without its marker, or whose files differ from those of the marker, is torn: it is ignored, and removed when the
-training resumes. Checksums are compared before a load; if they differ, the next older checkpoint is taken. The marker
-is removed first when an old checkpoint is deleted.
+A save returns when the state is copied. A thread writes while the training continues,
+and is joined before the next save, before a load and at the end. If each host has a
+folder of its own, it uploads the files of its ranks to the store, the first rank writes
+the marker after all uploads, and missing files are fetched before a load. A checkpoint
+without its marker, or whose files differ from those of the marker, is torn: it is
+ignored, and removed when the training resumes. Checksums are compared before a load; if
+they differ, the next older checkpoint is taken. The marker is removed first when an old
+checkpoint is deleted.
 
-Trainings use no global random generator, so there is no generator state to save: weights are initialised by name, rows
-are drawn by (seed, position).
+Trainings use no global random generator, so there is no generator state to save:
+weights are initialised by name, rows are drawn by (seed, position).
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ ELSEWHERE = "elsewhere"
 """Key of a marker for files that other hosts wrote to folders of their own."""
 PREFIX = "step-"
 MEASURING = ("noise_scale",)
-"""Measurements in the loop's state, missing in checkpoints of trainings that did not measure."""
+"""Measurements in the loop's state, missing in checkpoints of trainings that did not
+measure.
+"""
 FULL_DISK_BYTES = 1 << 20
 """Free space below which a failed write is reported as a full disk."""
 ROLLBACK_POINTS = 2
@@ -59,7 +65,8 @@ class Keeping:
     Attributes:
         newest: number of newest checkpoints to keep.
         permanent_every: keep the checkpoints of all steps that are multiples of this.
-        rollback_every: keep the newest two checkpoints of steps that are multiples of this.
+        rollback_every: keep the newest two checkpoints of steps that are multiples of
+            this.
     """
 
     newest: int = 2
@@ -68,15 +75,18 @@ class Keeping:
 
 
 class Checkpoints:
-    """Checkpoints of one training. Every rank creates one, and each method is a collective.
+    """Checkpoints of one training. Every rank creates one, and each method is a
+    collective.
 
     Args:
         folder: of all checkpoints; it need not exist.
-        model, optimizers: sharded; each rank saves its shard, and loads it in place at any world size.
+        model, optimizers: sharded; each rank saves its shard, and loads it in place at
+            any world size.
         world: the processes.
         keeping: retention policy.
         warn: receives warnings.
-        following: store that follows the folder, on the first of the ranks that write to it.
+        following: store that follows the folder, on the first of the ranks that write
+            to it.
         apart: true if each host has a folder of its own.
     """
 
@@ -93,7 +103,13 @@ class Checkpoints:
     ) -> None:
         self.folder, self._following, self._apart = folder, following, apart
         self._is_first_here = following is not None if apart else world.is_first
-        self._model, self._optimizers, self._world, self._keeping, self._warn = model, optimizers, world, keeping, warn
+        self._model, self._optimizers, self._world, self._keeping, self._warn = (
+            model,
+            optimizers,
+            world,
+            keeping,
+            warn,
+        )
         # Collectives of the writing thread must not mix with those of the training.
         self._group = dist.new_group(backend="gloo", timeout=exchange_timeout())
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -101,7 +117,8 @@ class Checkpoints:
         self._pending: Future[None] | None = None
 
     def save(self, step: int, tensors: dict[str, Any], state: dict[str, Any]) -> None:
-        """Copy the state and write it in a thread, which then deletes outdated checkpoints.
+        """Copy the state and write it in a thread, which then deletes outdated
+        checkpoints.
 
         Args:
             step: optimizer steps done.
@@ -116,10 +133,19 @@ class Checkpoints:
             remove_checkpoint(target)
             target.mkdir(parents=True)
         _wait_for_all(self._world)
-        # Quantised moments cannot be copied to staging buffers and are written synchronously.
-        write = partial(async_save, async_stager=self._stager) if all(map(has_plain_state, self._optimizers)) else save
+        # Quantised moments cannot be copied to staging buffers and are written
+        # synchronously.
+        write = (
+            partial(async_save, async_stager=self._stager)
+            if all(map(has_plain_state, self._optimizers))
+            else save
+        )
         with own_errors(target):
-            written = write(self._state(tensors, self._with_moments()), checkpoint_id=target, process_group=self._group)
+            written = write(
+                self._state(tensors, self._with_moments()),
+                checkpoint_id=target,
+                process_group=self._group,
+            )
         self._pending = self._thread.submit(self._commit, written, target, step, state)
 
     def join(self) -> None:
@@ -137,28 +163,37 @@ class Checkpoints:
             self._stager = None
 
     def load_newest(
-        self, tensors: dict[str, Any], is_given_up: Callable[[int, dict[str, Any]], bool] = lambda step, state: False
+        self,
+        tensors: dict[str, Any],
+        is_given_up: Callable[[int, dict[str, Any]], bool] = lambda step, state: False,
     ) -> tuple[int, dict[str, Any]] | None:
         """Load the newest checkpoint with correct checksums, and remove torn ones.
 
         Args:
             tensors: loaded in place.
-            is_given_up: predicate of a step and its plain state; checkpoints for which it is true are removed.
+            is_given_up: predicate of a step and its plain state; checkpoints for which
+                it is true are removed.
 
         Returns:
-            steps done and the loop's plain state, or None without a complete checkpoint.
+            steps done and the loop's plain state, or None without a complete
+            checkpoint.
         """
         self.join()
         if self._world.is_first:
             self.remove(is_given_up)
-        step = agree(self._newest_sound() if self._world.is_first else None, self._world)
+        step = agree(
+            self._newest_sound() if self._world.is_first else None, self._world
+        )
         return None if step is None else (step, self.load(step, tensors))
 
     def load(self, step: int, tensors: dict[str, Any]) -> dict[str, Any]:
         """Load the complete checkpoint of a step; returns the loop's plain state."""
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.filesystem import FileSystemReader
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            set_state_dict,
+        )
 
         from gristmill.train.loop.safe_loading import SafePlanner, check_index
 
@@ -169,18 +204,24 @@ class Checkpoints:
         _wait_for_all(self._world)
         check_index(target)
         saved = FileSystemReader(target).read_metadata().state_dict_metadata
-        optimizers = self._optimizers if any(key.startswith("optimizer.") for key in saved) else []
+        optimizers = (
+            self._optimizers
+            if any(key.startswith("optimizer.") for key in saved)
+            else []
+        )
         state = self._state(
             {
                 name: part
                 for name, part in tensors.items()
-                if name not in MEASURING or any(key.startswith(f"loop.{name}.") for key in saved)
+                if name not in MEASURING
+                or any(key.startswith(f"loop.{name}.") for key in saved)
             },
             optimizers,
         )
         with own_errors():
             dcp.load(state, checkpoint_id=target, planner=SafePlanner())  # type: ignore[attr-defined]
-        # All tensors were loaded in place. Offloaded moments stay out: PyTorch would move them to the device.
+        # All tensors were loaded in place. Offloaded moments stay out: PyTorch would
+        # move them to the device.
         set_state_dict(
             self._model,
             [optimizer for optimizer in optimizers if not is_offloaded(optimizer)],
@@ -191,39 +232,66 @@ class Checkpoints:
         if not optimizers:
             for optimizer in self._optimizers:
                 optimizer.state.clear()
-        marker = agree(read_json(target / MARKER) if self._world.is_first else None, self._world)
+        marker = agree(
+            read_json(target / MARKER) if self._world.is_first else None, self._world
+        )
         plain_state: dict[str, Any] = marker["state"]
         return plain_state
 
     def remove(self, unwanted: Callable[[int, dict[str, Any]], bool]) -> None:
-        """Delete complete checkpoints by a predicate of step and plain state; on the first rank only."""
+        """Delete complete checkpoints by a predicate of step and plain state; on the
+        first rank only.
+        """
         for step in complete_steps(self.folder):
-            if unwanted(step, read_json(step_folder(self.folder, step) / MARKER)["state"]):
+            if unwanted(
+                step, read_json(step_folder(self.folder, step) / MARKER)["state"]
+            ):
                 remove_checkpoint(step_folder(self.folder, step))
 
     def _with_moments(self) -> list[torch.optim.Optimizer]:
-        """Optimizers that have moments: PyTorch creates missing moments by taking a real step."""
-        return [optimizer for optimizer in self._optimizers if any(optimizer.state.values())]
+        """Optimizers that have moments: PyTorch creates missing moments by taking a
+        real step.
+        """
+        return [
+            optimizer for optimizer in self._optimizers if any(optimizer.state.values())
+        ]
 
-    def _state(self, tensors: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+    def _state(
+        self, tensors: dict[str, Any], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
 
         wait_for_moments(optimizers)
         weights, moments = get_state_dict(self._model, optimizers)
         return {"model": weights, "optimizer": moments, "loop": tensors}
 
-    def _commit(self, written: Any, target: Path, step: int, state: dict[str, Any]) -> None:
-        """Write checksums and the marker after all ranks have written, and delete outdated checkpoints."""
+    def _commit(
+        self, written: Any, target: Path, step: int, state: dict[str, Any]
+    ) -> None:
+        """Write checksums and the marker after all ranks have written, and delete
+        outdated checkpoints.
+        """
         if isinstance(written, Future):
             with own_errors(target):
                 written.result()
-        files = self._of_all_hosts(target) if self._apart else checksums(target) if self._world.is_first else {}
+        files = (
+            self._of_all_hosts(target)
+            if self._apart
+            else checksums(target)
+            if self._world.is_first
+            else {}
+        )
         if not self._world.is_first:
             return
         elsewhere = sorted(files.keys() - _sizes(target).keys())
         write_json(
             target / MARKER,
-            {"step": step, "files": files, "state": state, **({ELSEWHERE: elsewhere} if elsewhere else {})},
+            {
+                "step": step,
+                "files": files,
+                "state": state,
+                **({ELSEWHERE: elsewhere} if elsewhere else {}),
+            },
         )
         for old in outdated(complete_steps(self.folder), self._keeping):
             remove_checkpoint(step_folder(self.folder, old))
@@ -231,7 +299,8 @@ class Checkpoints:
             self._following.saved(target, elsewhere)
 
     def _of_all_hosts(self, target: Path) -> dict[str, dict[str, Any]]:
-        """Upload the files of this host; returns the checksums of all hosts' files after all uploads.
+        """Upload the files of this host; returns the checksums of all hosts' files
+        after all uploads.
 
         Raises:
             OSError: on every rank, if an upload failed on any host.
@@ -246,11 +315,19 @@ class Checkpoints:
                 failure = f"{socket.gethostname()}: {error}"
         gathered: list[Any] = [None] * self._world.size
         dist.all_gather_object(gathered, (local_files, failure), group=self._group)
-        if failures := [failure_of_rank for _, failure_of_rank in gathered if failure_of_rank is not None]:
+        if failures := [
+            failure_of_rank
+            for _, failure_of_rank in gathered
+            if failure_of_rank is not None
+        ]:
             raise OSError(f"{target.name} is not saved: {failures[0]}")
         if self._is_first_here and not self._world.is_first:
             shutil.rmtree(self.folder, ignore_errors=True)
-        return {name: entry for files, _ in gathered for name, entry in sorted(files.items())}
+        return {
+            name: entry
+            for files, _ in gathered
+            for name, entry in sorted(files.items())
+        }
 
     def _newest_sound(self) -> int | None:
         for checkpoint in _all_checkpoints(self.folder):
@@ -261,8 +338,9 @@ class Checkpoints:
             if not (damaged := damaged_files(checkpoint)):
                 return step
             self._warn(
-                f"{checkpoint} is damaged: {', '.join(damaged)} differ from the checksums in {MARKER}; it is "
-                "removed, and the training resumes from an older checkpoint, or from the start"
+                f"{checkpoint} is damaged: {', '.join(damaged)} differ from the "
+                f"checksums in {MARKER}; it is removed, and the training resumes from "
+                "an older checkpoint, or from the start"
             )
             remove_checkpoint(checkpoint)
         return None
@@ -270,10 +348,12 @@ class Checkpoints:
 
 @contextmanager
 def own_errors(target: Path | None = None) -> Iterator[None]:
-    """Raise the error of a rank, which torch wraps in a CheckpointException (a BaseException).
+    """Raise the error of a rank, which torch wraps in a CheckpointException (a
+    BaseException).
 
     Args:
-        target: checkpoint that is being written. On a full disk torch's writer reports file positions instead.
+        target: checkpoint that is being written. On a full disk torch's writer reports
+            file positions instead.
     """
     from torch.distributed.checkpoint.api import CheckpointException
 
@@ -281,16 +361,21 @@ def own_errors(target: Path | None = None) -> Iterator[None]:
         yield
     except CheckpointException as error:
         cause = next(iter(error.failures.values()))[0]
-        if target is not None and isinstance(cause, RuntimeError) and shutil.disk_usage(target).free < FULL_DISK_BYTES:
+        if (
+            target is not None
+            and isinstance(cause, RuntimeError)
+            and shutil.disk_usage(target).free < FULL_DISK_BYTES
+        ):
             cause = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
         raise cause from error
 
 
 def pinning_stager(device: torch.device) -> Any:
-    """Stager that copies the state of a GPU to page-locked memory, which is reused between saves.
+    """Stager that copies the state of a GPU to page-locked memory, which is reused
+    between saves.
 
-    The training waits for the copy, so that no update changes the state that is being saved. None on a CPU, where
-    torch.distributed.checkpoint copies by itself.
+    The training waits for the copy, so that no update changes the state that is being
+    saved. None on a CPU, where torch.distributed.checkpoint copies by itself.
     """
     if device.type != "cuda":
         return None
@@ -298,7 +383,10 @@ def pinning_stager(device: torch.device) -> Any:
 
     return DefaultStager(
         StagingOptions(
-            use_pinned_memory=True, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=True
+            use_pinned_memory=True,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=True,
         )
     )
 
@@ -310,29 +398,44 @@ def step_folder(folder: Path, step: int) -> Path:
 
 def complete_steps(folder: Path) -> list[int]:
     """Steps with a complete checkpoint, ascending."""
-    return sorted(int(path.name.removeprefix(PREFIX)) for path in _all_checkpoints(folder) if is_complete(path))
+    return sorted(
+        int(path.name.removeprefix(PREFIX))
+        for path in _all_checkpoints(folder)
+        if is_complete(path)
+    )
 
 
 def outdated(steps: Sequence[int], keeping: Keeping) -> list[int]:
-    """Steps of complete checkpoints (ascending) that the retention policy does not keep."""
+    """Steps of complete checkpoints (ascending) that the retention policy does not
+    keep.
+    """
     kept = set(steps[-keeping.newest :])
     if keeping.permanent_every is not None:
         kept |= {step for step in steps if step % keeping.permanent_every == 0}
     if keeping.rollback_every is not None:
-        kept |= set([step for step in steps if step % keeping.rollback_every == 0][-ROLLBACK_POINTS:])
+        kept |= set(
+            [step for step in steps if step % keeping.rollback_every == 0][
+                -ROLLBACK_POINTS:
+            ]
+        )
     return [step for step in steps if step not in kept]
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Return True if the marker exists and lists exactly the existing files, with their sizes.
+    """Return True if the marker exists and lists exactly the existing files, with their
+    sizes.
 
     Files that other hosts wrote to folders of their own may be missing.
     """
     try:
         marker = read_json(checkpoint / MARKER)
-        listed_sizes, sizes = {name: entry["bytes"] for name, entry in marker["files"].items()}, _sizes(checkpoint)
-        return sizes.items() <= listed_sizes.items() and listed_sizes.keys() - sizes.keys() <= set(
-            marker.get(ELSEWHERE, ())
+        listed_sizes, sizes = (
+            {name: entry["bytes"] for name, entry in marker["files"].items()},
+            _sizes(checkpoint),
+        )
+        return (
+            sizes.items() <= listed_sizes.items()
+            and listed_sizes.keys() - sizes.keys() <= set(marker.get(ELSEWHERE, ()))
         )
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return False
@@ -353,13 +456,19 @@ def damaged_files(checkpoint: Path) -> list[str]:
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Delete a checkpoint, marker first, so that an interrupted removal does not leave a complete one."""
+    """Delete a checkpoint, marker first, so that an interrupted removal does not leave
+    a complete one.
+    """
     (checkpoint / MARKER).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
 def _sizes(checkpoint: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in checkpoint.iterdir() if path.name != MARKER}
+    return {
+        path.name: path.stat().st_size
+        for path in checkpoint.iterdir()
+        if path.name != MARKER
+    }
 
 
 def _all_checkpoints(folder: Path) -> list[Path]:

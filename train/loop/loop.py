@@ -1,7 +1,8 @@
 """Training loop of all objectives. An objective provides batches and their loss.
 
-Garbage is collected at fixed steps: automatic collection starts on one rank at a time, while the others wait for it in
-a collective (torchtitan, tools/utils.py; nanochat, base_train.py).
+Garbage is collected at fixed steps: automatic collection starts on one rank at a time,
+while the others wait for it in a collective (torchtitan, tools/utils.py; nanochat,
+base_train.py).
 """
 
 from __future__ import annotations
@@ -23,10 +24,19 @@ from gristmill.train.loop.metrics_log import Record
 from gristmill.train.loop.prefetch import batches_ahead
 from gristmill.train.loop.resuming import Attempt, take_over
 from gristmill.train.loop.resuming import OtherRowsError as OtherRowsError
-from gristmill.train.loop.rollback import describe_rollback, is_given_up, write_rollbacks
+from gristmill.train.loop.rollback import (
+    describe_rollback,
+    is_given_up,
+    write_rollbacks,
+)
 from gristmill.train.loop.spikes import Streak, rollback_step
 from gristmill.train.loop.step import metrics_of_step, one_step
-from gristmill.train.loop.stopping import StoppedError, held_out_loss, no_longer_improves, stop_requested
+from gristmill.train.loop.stopping import (
+    StoppedError,
+    held_out_loss,
+    no_longer_improves,
+    stop_requested,
+)
 from gristmill.train.loop.throughput import Clock, peak_memory_bytes
 from gristmill.train.loop.training_job import Job as Job
 from gristmill.train.loop.training_job import describe_phase, warn_of_long_warmup
@@ -41,14 +51,16 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
     """Train to the last step, from the newest checkpoint if there is one.
 
     Returns:
-        the record (on the first rank), and a summary: steps, tokens, skipped steps, rows_digest, rollbacks,
-        stopped_early, `stopped_by` (callback, step and reason) if a callback ended the training, and `scaled_by`
-        (likewise, with the factors) if callbacks scaled the learning rate.
+        the record (on the first rank), and a summary: steps, tokens, skipped steps,
+        rows_digest, rollbacks, stopped_early, `stopped_by` (callback, step and reason)
+        if a callback ended the training, and `scaled_by` (likewise, with the factors)
+        if callbacks scaled the learning rate.
 
     Raises:
         StoppedError: SIGTERM was received; the state is saved.
         OtherRowsError: the newest checkpoint has read rows of a different set.
-        gristmill.train.loop.resuming.ContinueError: `continue_from` does not name a usable checkpoint.
+        gristmill.train.loop.resuming.ContinueError: `continue_from` does not name a
+            usable checkpoint.
     """
     assert_master_weights(job.model)
     if job.context.deterministic:
@@ -83,17 +95,30 @@ def train(job: Job) -> tuple[Record | None, dict[str, Any]]:
 
 
 def keep_permanent(work: Path, permanent_every: int | None) -> None:
-    """List the permanent checkpoints, which survive the stage's commit so that other trainings can continue from them."""
+    """List the permanent checkpoints, which survive the stage's commit so that other
+    trainings can continue from them.
+    """
     steps = (
         []
         if permanent_every is None
-        else [step for step in complete_steps(work / CHECKPOINTS) if step % permanent_every == 0]
+        else [
+            step
+            for step in complete_steps(work / CHECKPOINTS)
+            if step % permanent_every == 0
+        ]
     )
-    write_json(work / "kept.json", [str(step_folder(Path(CHECKPOINTS), step)) for step in steps])
+    write_json(
+        work / "kept.json",
+        [str(step_folder(Path(CHECKPOINTS), step)) for step in steps],
+    )
 
 
-def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], None]) -> bool:
-    """Train to the last step or the next rollback; returns True if the training ends early."""
+def _train_until_rollback(
+    attempt: Attempt, collect_garbage: Callable[[int], None]
+) -> bool:
+    """Train to the last step or the next rollback; returns True if the training ends
+    early.
+    """
     job, progress = attempt.job, attempt.progress
     with closing(
         batches_ahead(
@@ -113,7 +138,11 @@ def _train_until_rollback(attempt: Attempt, collect_garbage: Callable[[int], Non
             step_flags, line = one_step(attempt, batch, batches)
             attempt.profiler.after(progress.step)
             collect_garbage(progress.step)
-            _tell(attempt, "after_step", partial(metrics_of_step, job, progress, step_flags, line))
+            _tell(
+                attempt,
+                "after_step",
+                partial(metrics_of_step, job, progress, step_flags, line),
+            )
             _validate(attempt)
             if _has_stopped(attempt):
                 _save_where_stopped(attempt)
@@ -136,7 +165,8 @@ def _tell_phase(attempt: Attempt) -> None:
 
 @contextmanager
 def _keeping_checkpoints(attempt: Attempt) -> Iterator[None]:
-    """Complete a pending checkpoint if user code, or an error or Ctrl-C in the only process, ends the training.
+    """Complete a pending checkpoint if user code, or an error or Ctrl-C in the only
+    process, ends the training.
 
     The process may live on and train again in the same folder.
     """
@@ -165,7 +195,12 @@ def _validate(attempt: Attempt) -> None:
     _tell(
         attempt,
         "after_validation",
-        lambda: {"step": progress.step, "steps": job.section.steps, "validation_loss": loss, **line},
+        lambda: {
+            "step": progress.step,
+            "steps": job.section.steps,
+            "validation_loss": loss,
+            **line,
+        },
     )
 
 
@@ -177,7 +212,9 @@ def _has_stopped(attempt: Attempt) -> bool:
     )
 
 
-def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]) -> None:
+def _tell(
+    attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str, Any]]
+) -> None:
     """Notify callbacks of an event, and apply their answers."""
     answers = attempt.callbacks.tell(event, metrics)
     job, stopped = attempt.job, answers.stopped
@@ -187,19 +224,23 @@ def _tell(attempt: Attempt, event: CallbackEvent, metrics: Callable[[], dict[str
             attempt.record.metrics(
                 {
                     "step": scale["step"],
-                    "callback": {key: scale[key] for key in ("callback", "learning_rate_scale", "reason")},
+                    "callback": {
+                        key: scale[key]
+                        for key in ("callback", "learning_rate_scale", "reason")
+                    },
                 }
             )
         job.context.warn(
-            f"{job.context.stage}: {scale['callback']} scales the learning rate behind step "
-            f"{scale['step']} by {scale['learning_rate_scale']:g}: {scale['reason'] or 'no reason given'}"
+            f"{job.context.stage}: {scale['callback']} scales the learning rate behind "
+            f"step {scale['step']} by {scale['learning_rate_scale']:g}: "
+            f"{scale['reason'] or 'no reason given'}"
         )
     if stopped is None:
         return
     attempt.progress.stopped = stopped
     job.context.warn(
-        f"{job.context.stage}: {stopped['callback']} ended the training after step {stopped['step']} of "
-        f"{job.section.steps}: {stopped['reason']}"
+        f"{job.context.stage}: {stopped['callback']} ended the training after step "
+        f"{stopped['step']} of {job.section.steps}: {stopped['reason']}"
     )
 
 
@@ -215,7 +256,11 @@ def _scaled_by(attempt: Attempt) -> dict[str, Any]:
     return (
         {
             "scaled_by": [
-                {key: scale[key] for key in ("callback", "step", "learning_rate_scale", "reason")} for scale in scales
+                {
+                    key: scale[key]
+                    for key in ("callback", "step", "learning_rate_scale", "reason")
+                }
+                for scale in scales
             ]
         }
         if scales
@@ -224,16 +269,23 @@ def _scaled_by(attempt: Attempt) -> dict[str, Any]:
 
 
 def _go_back(attempt: Attempt, first_bad_step: int) -> None:
-    """Return to the checkpoint before a streak of bad steps; rows read since then are never read again."""
+    """Return to the checkpoint before a streak of bad steps; rows read since then are
+    never read again.
+    """
     job, progress, spikes = attempt.job, attempt.progress, attempt.job.section.spikes
     target = rollback_step(first_bad_step, spikes.rollback_steps)
-    line = describe_rollback(job.plan, attempt.rollbacks, progress.step, target, first_bad_step)
+    line = describe_rollback(
+        job.plan, attempt.rollbacks, progress.step, target, first_bad_step
+    )
     attempt.checkpoints.join()
     attempt.rollbacks.append(line)
     if job.world.is_first:
-        # This write commits the rollback: a kill during the following steps is harmless.
+        # This write commits the rollback: a kill during the following steps is
+        # harmless.
         write_rollbacks(job.context.work, attempt.rollbacks)
-        attempt.checkpoints.remove(lambda step, state: is_given_up(step, state, attempt.rollbacks))
+        attempt.checkpoints.remove(
+            lambda step, state: is_given_up(step, state, attempt.rollbacks)
+        )
     attempt.forget_scales_after(target)
     attempt.restore(target, attempt.checkpoints.load(target, progress.tensors()))
     progress.streak = Streak()
@@ -241,8 +293,9 @@ def _go_back(attempt: Attempt, first_bad_step: int) -> None:
     if attempt.record is not None:
         attempt.record.go_back(line)
     job.context.warn(
-        f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: rolled back from "
-        f"step {line['from_step']} to step {target}; the rows read since are not read again"
+        f"{spikes.rollback_after} bad steps in a row from step {first_bad_step} on: "
+        f"rolled back from step {line['from_step']} to step {target}; the rows read "
+        "since are not read again"
     )
 
 
@@ -262,13 +315,20 @@ def _save_where_due(attempt: Attempt) -> None:
     if stopping:
         attempt.checkpoints.close()
         if job.world.is_first:
-            job.context.progress(progress.step, job.section.steps, "steps", tokens=progress.tokens)
+            job.context.progress(
+                progress.step, job.section.steps, "steps", tokens=progress.tokens
+            )
         raise StoppedError(f"asked to stop after step {progress.step}")
 
 
 def _save_where_stopped(attempt: Attempt) -> None:
-    """Save a checkpoint if a callback ended the training, which can be continued from it."""
-    if attempt.progress.stopped is not None and attempt.progress.step < attempt.job.section.steps:
+    """Save a checkpoint if a callback ended the training, which can be continued from
+    it.
+    """
+    if (
+        attempt.progress.stopped is not None
+        and attempt.progress.step < attempt.job.section.steps
+    ):
         _save(attempt)
 
 
@@ -282,13 +342,18 @@ def _save(attempt: Attempt) -> None:
         _tell(
             attempt,
             "on_checkpoint",
-            lambda: {"step": step, "steps": attempt.job.section.steps, "path": str(step_folder(folder, step))},
+            lambda: {
+                "step": step,
+                "steps": attempt.job.section.steps,
+                "path": str(step_folder(folder, step)),
+            },
         )
 
 
 @contextmanager
 def collecting_between_steps() -> Iterator[Callable[[int], None]]:
-    """Replace automatic garbage collection by a yielded function of the step, which collects if due; restored on exit.
+    """Replace automatic garbage collection by a yielded function of the step, which
+    collects if due; restored on exit.
 
     Objects that exist at the start are frozen, which makes each collection short.
     """

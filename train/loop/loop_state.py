@@ -21,7 +21,8 @@ class Part(Protocol):
 
 @dataclass(frozen=True)
 class Seen:
-    """Step whose flags the host has not read yet. Scalars on the device, equal on every rank.
+    """Step whose flags the host has not read yet. Scalars on the device, equal on every
+    rank.
 
     Attributes:
         step: counted from 1.
@@ -29,7 +30,8 @@ class Seen:
         overflow: true if it was skipped only for an overflow of float16.
         loss, norm: of the step.
         mean, deviation: of the losses before the step.
-        row_losses: of this rank's micro-batches, from Objective.loss, in half precision.
+        row_losses: of this rank's micro-batches, from Objective.loss, in half
+            precision.
     """
 
     step: int
@@ -48,18 +50,21 @@ class LoopState:
 
     Attributes:
         window: see spikes.empty_window.
-        sums: since the last logged step, without skipped steps: weight, then the objective's sums.
+        sums: since the last logged step, without skipped steps: weight, then the
+            objective's sums.
         digest: rolling hash of all rows read, see row_plan.extend_digest.
         parts: further components with state on the device, by name.
         step: optimizer steps done, skipped ones included.
         tokens: tokens read.
-        skipped, overflows: numbers of skipped updates up to the last read of the device: bad steps, and overflows of
-            float16.
+        skipped, overflows: numbers of skipped updates up to the last read of the
+            device: bad steps, and overflows of float16.
         streak: of consecutive bad steps.
         rollbacks: number of rollbacks.
         best, stale: best held-out loss, and validations since then.
-        stopped: callback that ended the training, and its reason (see callbacks.Callbacks.tell).
-        scales: changes of callbacks to the learning rate (see callbacks.Said), in order.
+        stopped: callback that ended the training, and its reason (see
+            callbacks.Callbacks.tell).
+        scales: changes of callbacks to the learning rate (see callbacks.Said), in
+            order.
         seen: steps whose flags the host has not read yet.
     """
 
@@ -81,7 +86,11 @@ class LoopState:
 
     def tensors(self) -> dict[str, Any]:
         """State on the device."""
-        return {"window": self.window, "sums": self.sums, **{name: part.tensors() for name, part in self.parts.items()}}
+        return {
+            "window": self.window,
+            "sums": self.sums,
+            **{name: part.tensors() for name, part in self.parts.items()},
+        }
 
     def plain(self, fingerprint: str) -> dict[str, Any]:
         """JSON part of the state, with the fingerprint of the rows."""
@@ -100,8 +109,14 @@ class LoopState:
         }
 
     def scale_of(self, step: int) -> float:
-        """Product of the callbacks' factors on the learning rate of a step, counted from 1."""
-        return math.prod(scale["learning_rate_scale"] for scale in self.scales if scale["step"] < step)
+        """Product of the callbacks' factors on the learning rate of a step, counted
+        from 1.
+        """
+        return math.prod(
+            scale["learning_rate_scale"]
+            for scale in self.scales
+            if scale["step"] < step
+        )
 
     def restore(self, step: int, plain: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint whose tensors are loaded already."""

@@ -1,6 +1,8 @@
-"""Record of a training: files of JSON lines that survive a kill and are truncated to the step to resume from.
+"""Record of a training: files of JSON lines that survive a kill and are truncated to
+the step to resume from.
 
-While a stage runs, its record is in its working folder; `publish` copies it to the stage's output.
+While a stage runs, its record is in its working folder; `publish` copies it to the
+stage's output.
 """
 
 from __future__ import annotations
@@ -28,25 +30,35 @@ TIMINGS = (
     "peak_memory_bytes",
     "rollout_tokens_per_second",
 )
-"""Metrics that may differ between two runs of one training; all other metrics are reproducible."""
+"""Metrics that may differ between two runs of one training; all other metrics are
+reproducible.
+"""
 
 
 class Record:
-    """Writer of `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard event files and experiment trackers.
+    """Writer of `metrics.jsonl`, `skipped_steps.jsonl`, TensorBoard event files and
+    experiment trackers.
 
     Only the first rank creates one.
 
     Args:
         work: the stage's working folder.
         resumed_step: lines of later steps are removed; 0 starts over.
-        rollbacks: number of rollbacks so far; skipped steps before the last one are kept.
+        rollbacks: number of rollbacks so far; skipped steps before the last one are
+            kept.
         trackers: experiment trackers that also receive the metrics.
 
     Raises:
         ModuleNotFoundError: the client of a tracker is not installed.
     """
 
-    def __init__(self, work: Path, resumed_step: int, rollbacks: int = 0, trackers: Trackers = NOWHERE) -> None:
+    def __init__(
+        self,
+        work: Path,
+        resumed_step: int,
+        rollbacks: int = 0,
+        trackers: Trackers = NOWHERE,
+    ) -> None:
         self._work = work
         cut_after(work / METRICS, resumed_step)
         cut_after(work / SKIPPED, resumed_step, rollbacks)
@@ -57,7 +69,9 @@ class Record:
         self._trackers = open_trackers(trackers, work)
 
     def metrics(self, line: dict[str, Any]) -> None:
-        """Append a line with a `step`, print it, and send its numbers to TensorBoard and the trackers."""
+        """Append a line with a `step`, print it, and send its numbers to TensorBoard
+        and the trackers.
+        """
         append_line(self._work / METRICS, line)
         print(log_line(line), flush=True)
         for name, value in flatten(line).items():
@@ -70,7 +84,9 @@ class Record:
         append_line(self._work / SKIPPED, line)
 
     def go_back(self, line: dict[str, Any]) -> None:
-        """Truncate the metrics to the target step of a rollback, and log the rollback at that step."""
+        """Truncate the metrics to the target step of a rollback, and log the rollback
+        at that step.
+        """
         cut_after(self._work / METRICS, line["to_step"])
         append_line(self._work / METRICS, {"step": line["to_step"], "rollback": line})
         self._board.close()
@@ -99,8 +115,14 @@ class Record:
 
 
 def log_line(line: dict[str, Any]) -> str:
-    """Human-readable line of metrics: `step 20: loss 3.25, grad_norm 0.8, tokens_per_second 8.12e+04`."""
-    numbers = ", ".join(f"{name} {value:.4g}" for name, value in flatten(line).items() if not isinstance(value, bool))
+    """Human-readable line of metrics: `step 20: loss 3.25, grad_norm 0.8,
+    tokens_per_second 8.12e+04`.
+    """
+    numbers = ", ".join(
+        f"{name} {value:.4g}"
+        for name, value in flatten(line).items()
+        if not isinstance(value, bool)
+    )
     return f"step {line['step']}: {numbers or json.dumps(line)}"
 
 
@@ -112,15 +134,25 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All lines of a file; an empty list if it does not exist."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_text().splitlines()]
+        if path.exists()
+        else []
+    )
 
 
 def cut_after(path: Path, step: int, rollbacks: int = 0) -> None:
-    """Keep complete lines of steps up to `step` and of all steps before the last rollback; creates a missing file."""
+    """Keep complete lines of steps up to `step` and of all steps before the last
+    rollback; creates a missing file.
+    """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     complete_lines = (line for line in lines if line.endswith(b"\n"))
     with atomic_write(path) as sink:
-        sink.writelines(line for line in complete_lines if _is_kept(json.loads(line), step, rollbacks))
+        sink.writelines(
+            line
+            for line in complete_lines
+            if _is_kept(json.loads(line), step, rollbacks)
+        )
 
 
 def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
@@ -128,7 +160,9 @@ def _is_kept(line: dict[str, Any], step: int, rollbacks: int) -> bool:
 
 
 def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} -> {"sources/a/loss": 1}."""
+    """Numbers of a nested mapping by path: {"sources": {"a": {"loss": 1}}} ->
+    {"sources/a/loss": 1}.
+    """
     numbers: dict[str, float] = {}
     for name, value in line.items():
         if isinstance(value, dict):
@@ -141,4 +175,6 @@ def flatten(line: dict[str, Any], prefix: str = "") -> dict[str, float]:
 def _open_tensorboard(folder: Path, resumed_step: int) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder), purge_step=resumed_step + 1 if resumed_step else None)
+    return SummaryWriter(
+        str(folder), purge_step=resumed_step + 1 if resumed_step else None
+    )

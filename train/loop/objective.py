@@ -21,10 +21,10 @@ class Measured(NamedTuple):
 
     Attributes:
         loss: scaled, summed loss for the backward pass.
-        sums: float64 vector on the device, without gradient, whose first entry is the plain summed loss; accumulated
-            over micro-batches, ranks and logged steps.
-        row_losses: (n, k) on the device, without gradient: plain losses within each row (of its tokens, or of the
-            pair), UNTRAINED where nothing is trained.
+        sums: float64 vector on the device, without gradient, whose first entry is the
+            plain summed loss; accumulated over micro-batches, ranks and logged steps.
+        row_losses: (n, k) on the device, without gradient: plain losses within each row
+            (of its tokens, or of the pair), UNTRAINED where nothing is trained.
     """
 
     loss: Tensor
@@ -33,10 +33,14 @@ class Measured(NamedTuple):
 
 
 class Objective(Protocol):
-    """Training objective. Rows are numbers of rows, examples or pairs, as ordered by `order`."""
+    """Training objective. Rows are numbers of rows, examples or pairs, as ordered by
+    `order`.
+    """
 
     fingerprint: str
-    """Hash of the content of all rows; equal fingerprints mean equal content under every row number."""
+    """Hash of the content of all rows; equal fingerprints mean equal content under
+    every row number.
+    """
     sums_length: int
     """Length of the vector of sums that `loss` returns."""
     flops_per_token: float
@@ -49,37 +53,50 @@ class Objective(Protocol):
         """Row at each position."""
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
-        """Divisor of the summed loss of these rows (a whole batch): their number of trained tokens, or of pairs.
+        """Divisor of the summed loss of these rows (a whole batch): their number of
+        trained tokens, or of pairs.
 
-        `cuts`: number of shorter rows that each row is split into (1 without a length ramp). `step`, from 0, matters if
-        the trained tokens are drawn at random.
+        `cuts`: number of shorter rows that each row is split into (1 without a length
+        ramp). `step`, from 0, matters if the trained tokens are drawn at random.
         """
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Number of tokens that the model processes for these rows."""
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Any:
-        """Read the rows of a micro-batch (possibly empty) into host memory, as input of `loss`.
+        """Read the rows of a micro-batch (possibly empty) into host memory, as input of
+        `loss`.
 
-        Called in a thread ahead of time, so it does not access the model or the device; tensors are pinned on a machine
-        with a GPU.
+        Called in a thread ahead of time, so it does not access the model or the device;
+        tensors are pinned on a machine with a GPU.
         """
 
-    def loss(self, model: nn.Module, batch: Any, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """Loss of a micro-batch from the result of `prepare`; `scale` multiplies the loss for the backward pass.
+    def loss(
+        self,
+        model: nn.Module,
+        batch: Any,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
+        """Loss of a micro-batch from the result of `prepare`; `scale` multiplies the
+        loss for the backward pass.
 
-        `draw`: replace the true labels by labels sampled from the model, with random numbers that depend only on this
-        number and the tokens (for Sophia; never used with objectives over pairs, which have no labels).
+        `draw`: replace the true labels by labels sampled from the model, with random
+        numbers that depend only on this number and the tokens (for Sophia; never used
+        with objectives over pairs, which have no labels).
         """
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Metrics from the sums of some steps and the (positive) sum of their weights."""
+        """Metrics from the sums of some steps and the (positive) sum of their
+        weights.
+        """
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """Names of the rows of a step, for the record of skipped steps."""
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Documents of a step with their losses: `id`, `loss`, and further identifying fields.
+        """Documents of a step with their losses: `id`, `loss`, and further identifying
+        fields.
 
         Args:
             rows: (B,) rows of the step.
@@ -88,6 +105,8 @@ class Objective(Protocol):
 
 
 def mean_of_trained(losses: np.ndarray) -> float:
-    """Mean of all trained losses; 0 if nothing was trained, NaN if any of them is NaN."""
+    """Mean of all trained losses; 0 if nothing was trained, NaN if any of them is
+    NaN.
+    """
     trained = losses[losses != UNTRAINED]
     return float(trained.astype(np.float64).mean()) if trained.size else 0.0

@@ -1,4 +1,6 @@
-"""Prefetching of batches: threads read the batches of the next steps into host memory while the device computes."""
+"""Prefetching of batches: threads read the batches of the next steps into host memory
+while the device computes.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,17 @@ from gristmill.train.loop.batch_plan import RowOrder, RowPlan, micro_batches
 from gristmill.train.parallel.process_groups import World
 
 READING_THREADS = 4
-"""Number of steps that are read concurrently; reads over a network mostly wait for answers."""
+"""Number of steps that are read concurrently; reads over a network mostly wait for
+answers.
+"""
 
 
 def reading_threads(local: bool, device: torch.device) -> int:
-    """Number of steps that are prefetched concurrently; 0 reads each step synchronously.
+    """Number of steps that are prefetched concurrently; 0 reads each step
+    synchronously.
 
-    Rows on a local disk cost tenths of a millisecond. Beside an accelerator a thread hides them; on a CPU a thread
-    would compete with the training.
+    Rows on a local disk cost tenths of a millisecond. Beside an accelerator a thread
+    hides them; on a CPU a thread would compete with the training.
     """
     return 0 if local and device.type == "cpu" else READING_THREADS
 
@@ -57,12 +62,24 @@ class Batch:
     parts: Sequence[Any]
 
 
-def read_batch(objective: Readable, plan: RowPlan, step: int, micro_batch_size: int, rank: int, size: int) -> Batch:
+def read_batch(
+    objective: Readable,
+    plan: RowPlan,
+    step: int,
+    micro_batch_size: int,
+    rank: int,
+    size: int,
+) -> Batch:
     """Read the batch of one rank of `size`; `step` counts from 0."""
     rows, cuts = plan.rows(objective.order, step), plan.cuts_in_step(step)
-    parts = [objective.prepare(part, cuts, step) for part in micro_batches(rows, rank, size, micro_batch_size)]
+    parts = [
+        objective.prepare(part, cuts, step)
+        for part in micro_batches(rows, rank, size, micro_batch_size)
+    ]
     # Layouts carry their own weights: only the rows of other ranks are left to count.
-    weights = [part.weight for part in parts if getattr(part, "weight", None) is not None]
+    weights = [
+        part.weight for part in parts if getattr(part, "weight", None) is not None
+    ]
     if len(weights) < len(parts):
         return Batch(rows, objective.weight(rows, cuts, step), parts)
     other_rows = np.delete(rows, slice(rank, None, size))
@@ -70,27 +87,43 @@ def read_batch(objective: Readable, plan: RowPlan, step: int, micro_batch_size: 
 
 
 def batches_ahead(
-    objective: Readable, plan: RowPlan, steps: int, micro_batch_size: int, world: World, depth: int, threads: int
+    objective: Readable,
+    plan: RowPlan,
+    steps: int,
+    micro_batch_size: int,
+    world: World,
+    depth: int,
+    threads: int,
 ) -> ReadAhead[Batch]:
-    """Prefetcher of this rank's batches up to step `steps`, `depth` ahead, on threads (see `reading_threads`)."""
+    """Prefetcher of this rank's batches up to step `steps`, `depth` ahead, on threads
+    (see `reading_threads`).
+    """
 
     def read(step: int) -> Batch:
-        return read_batch(objective, plan, step, micro_batch_size, world.data_rank, world.data_size)
+        return read_batch(
+            objective, plan, step, micro_batch_size, world.data_rank, world.data_size
+        )
 
     return ReadAhead(read, steps, depth, threads)
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Copy of a tensor in page-locked memory, so that its transfer overlaps with compute; no copy without a GPU."""
+    """Copy of a tensor in page-locked memory, so that its transfer overlaps with
+    compute; no copy without a GPU.
+    """
     return tensor.pin_memory() if torch.cuda.is_available() else tensor
 
 
 def read_pinned(packed: PackedSet, rows: np.ndarray) -> Tensor:
-    """Read the tokens of rows (int64, (n,)) into an (n, L) tensor, page-locked if there is a GPU."""
+    """Read the tokens of rows (int64, (n,)) into an (n, L) tensor, page-locked if there
+    is a GPU.
+    """
     if not torch.cuda.is_available():
         return torch.from_numpy(packed.tokens(rows))
     dtype = torch.uint16 if packed.dtype.itemsize == 2 else torch.uint32
     # PyTorch reuses page-locked memory only after its copies have finished.
-    tokens = torch.empty((len(rows), packed.sequence_length), dtype=dtype, pin_memory=True)
+    tokens = torch.empty(
+        (len(rows), packed.sequence_length), dtype=dtype, pin_memory=True
+    )
     packed.tokens(rows, out=tokens.numpy())
     return tokens

@@ -1,4 +1,6 @@
-"""Start of a training: from scratch, from its last checkpoint, or from a checkpoint of another training."""
+"""Start of a training: from scratch, from its last checkpoint, or from a checkpoint of
+another training.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ from gristmill.train.optim.optimizer import make_optimizers
 from gristmill.train.parallel.process_groups import World, agree
 
 BEGAN_WITH = "began_with"
-"""Key of a checkpoint for the models that its training started from: stage -> fingerprint."""
+"""Key of a checkpoint for the models that its training started from: stage ->
+fingerprint.
+"""
 CALLBACKS = "callbacks"
 """Key of a checkpoint for the state of callbacks."""
 SCALES = "learning_rate_scales.jsonl"
@@ -51,18 +55,27 @@ class OtherRowsError(RuntimeError):
 
 
 class Attempt:
-    """One attempt at a job: its state from the start, or a checkpoint, to the end or the next kill."""
+    """One attempt at a job: its state from the start, or a checkpoint, to the end or
+    the next kill.
+    """
 
     def __init__(self, job: Job) -> None:
         section, context, device = job.section, job.context, job.world.device
         self.job = job
         self.callbacks = Callbacks(section.callbacks, job.world)
-        self.save_seconds = 0.0  # time blocked by checkpoints since the last logged step
+        # time blocked by checkpoints since the last logged step
+        self.save_seconds = 0.0
         self.optimizers = make_optimizers(
-            job.model, section.optimizer, context.compute.offload_optimizer, section.steps, section.width_factor
+            job.model,
+            section.optimizer,
+            context.compute.offload_optimizer,
+            section.steps,
+            section.width_factor,
         )
         self.loss_scale = LossScale(device) if section.precision == "fp16" else None
-        self.noise_scale = None if section.noise_scale_every is None else NoiseScale(device)
+        self.noise_scale = (
+            None if section.noise_scale_every is None else NoiseScale(device)
+        )
         parts: dict[str, Part | None] = {
             "loss_scale": self.loss_scale,
             "noise_scale": self.noise_scale,
@@ -71,13 +84,17 @@ class Attempt:
         }
         self.progress = LoopState(
             empty_window(device, section.spikes.window),
-            torch.zeros(1 + job.objective.sums_length, dtype=torch.float64, device=device),
+            torch.zeros(
+                1 + job.objective.sums_length, dtype=torch.float64, device=device
+            ),
             job.objective.fingerprint,
             {name: part for name, part in parts.items() if part is not None},
         )
         goes_back = section.spikes.rollback_after is not None
         keeping = Keeping(
-            context.keep_checkpoints, context.permanent_every, section.spikes.rollback_steps if goes_back else None
+            context.keep_checkpoints,
+            context.permanent_every,
+            section.spikes.rollback_steps if goes_back else None,
         )
         self.checkpoints = Checkpoints(
             context.work / CHECKPOINTS,
@@ -89,20 +106,29 @@ class Attempt:
             context.following,
             context.apart,
         )
-        self.rollbacks: list[dict[str, Any]] = agree(read_rollbacks(context.work), job.world)
+        self.rollbacks: list[dict[str, Any]] = agree(
+            read_rollbacks(context.work), job.world
+        )
         self.progress.rollbacks = len(self.rollbacks)
         if job.world.is_first and (context.work / SCALES).exists():
-            cut_after(context.work / SCALES, section.steps)  # removes a last line torn by a kill
-        self._scales: list[dict[str, Any]] = agree(read_lines(context.work / SCALES), job.world)
+            # removes a last line torn by a kill
+            cut_after(context.work / SCALES, section.steps)
+        self._scales: list[dict[str, Any]] = agree(
+            read_lines(context.work / SCALES), job.world
+        )
         self._resume()
         if goes_back and self.progress.step == 0:
             self.save()
         self.record = (
-            Record(context.work, self.progress.step, len(self.rollbacks), context.trackers)
+            Record(
+                context.work, self.progress.step, len(self.rollbacks), context.trackers
+            )
             if job.world.is_first
             else None
         )
-        self.profiler = Profiler(context.profile, context, job.world, self.progress.step)
+        self.profiler = Profiler(
+            context.profile, context, job.world, self.progress.step
+        )
         self.clock = Clock(self.progress.tokens, self.progress.step)
 
     @property
@@ -111,13 +137,18 @@ class Attempt:
         return plan_after(self.job.plan, self.rollbacks)
 
     def save(self) -> None:
-        """Start writing a checkpoint of the current step; the time that this blocks is measured."""
+        """Start writing a checkpoint of the current step; the time that this blocks is
+        measured.
+        """
         started = time.perf_counter()
         self.checkpoints.save(
             self.progress.step,
             self.progress.tensors(),
             self.progress.plain(self.job.objective.fingerprint)
-            | {BEGAN_WITH: dict(self.job.context.began_with), CALLBACKS: self.callbacks.state()},
+            | {
+                BEGAN_WITH: dict(self.job.context.began_with),
+                CALLBACKS: self.callbacks.state(),
+            },
         )
         self.save_seconds += time.perf_counter() - started
 
@@ -127,15 +158,24 @@ class Attempt:
         self.progress.rollbacks = len(self.rollbacks)
         self.callbacks.load(plain.get(CALLBACKS, {}))
 
-    def replayed(self, event: CallbackEvent, scales: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    def replayed(
+        self, event: CallbackEvent, scales: Sequence[dict[str, Any]]
+    ) -> Sequence[dict[str, Any]]:
         """Changes to the learning rate at an event.
 
-        The changes recorded by an earlier attempt take precedence over the callbacks' present answers; new answers are
-        recorded.
+        The changes recorded by an earlier attempt take precedence over the callbacks'
+        present answers; new answers are recorded.
         """
         now = (self.progress.step, EVENTS.index(event))
-        if self._scales and now <= (self._scales[-1]["step"], EVENTS.index(self._scales[-1]["event"])):
-            return [scale for scale in self._scales if (scale["step"], EVENTS.index(scale["event"])) == now]
+        if self._scales and now <= (
+            self._scales[-1]["step"],
+            EVENTS.index(self._scales[-1]["event"]),
+        ):
+            return [
+                scale
+                for scale in self._scales
+                if (scale["step"], EVENTS.index(scale["event"])) == now
+            ]
         for scale in scales:
             self._scales.append(scale)
             if self.job.world.is_first:
@@ -165,12 +205,17 @@ class Attempt:
     def _resume(self) -> None:
         try:
             checkpoint = self.checkpoints.load_newest(
-                self.progress.tensors(), lambda step, state: is_given_up(step, state, self.rollbacks)
+                self.progress.tensors(),
+                lambda step, state: is_given_up(step, state, self.rollbacks),
             )
         except Exception as error:
             raise not_loaded(error, self.job) from error
         if checkpoint is not None:
-            check_rows(checkpoint[1].get("rows_of"), self.job.objective.fingerprint, self.checkpoints.folder)
+            check_rows(
+                checkpoint[1].get("rows_of"),
+                self.job.objective.fingerprint,
+                self.checkpoints.folder,
+            )
             self.restore(*checkpoint)
 
 
@@ -182,8 +227,9 @@ def check_rows(saved: str | None, now: str, folder: Path) -> None:
     """
     if saved != now:
         raise OtherRowsError(
-            f"{folder}: the checkpoint there has read rows of {saved}, but the rows now are of {now}: resuming would "
-            "skip some and repeat others; give back the data that it began with, or delete the folder and train again"
+            f"{folder}: the checkpoint there has read rows of {saved}, but the rows "
+            f"now are of {now}: resuming would skip some and repeat others; give back "
+            "the data that it began with, or delete the folder and train again"
         )
 
 
@@ -192,7 +238,8 @@ class ContinueError(RuntimeError):
 
 
 def take_over(checkpoint: str, job: Job) -> None:
-    """Copy the checkpoint of another training into this one's folder, unless that holds a checkpoint already.
+    """Copy the checkpoint of another training into this one's folder, unless that holds
+    a checkpoint already.
 
     This is a collective.
 
@@ -201,7 +248,8 @@ def take_over(checkpoint: str, job: Job) -> None:
         job: this training.
 
     Raises:
-        ContinueError: the checkpoint is damaged, or has read other tokens than the first steps of this training.
+        ContinueError: the checkpoint is damaged, or has read other tokens than the
+            first steps of this training.
     """
     folder = job.context.work / CHECKPOINTS
     if agree(bool(complete_steps(folder)), job.world):
@@ -220,42 +268,61 @@ def take_over(checkpoint: str, job: Job) -> None:
 
 
 def not_loaded(error: Exception, job: Job) -> Exception:
-    """Error to raise if a checkpoint cannot be loaded: for another training's, that its tensors differ."""
-    if job.section.continue_from is None or not isinstance(error, RuntimeError | ValueError | KeyError):
+    """Error to raise if a checkpoint cannot be loaded: for another training's, that its
+    tensors differ.
+    """
+    if job.section.continue_from is None or not isinstance(
+        error, RuntimeError | ValueError | KeyError
+    ):
         return error
     return ContinueError(
-        f"{job.context.stage}.continue_from: {job.section.continue_from} holds other tensors than "
-        "this training's (another model, adapters, kind of optimizer or average); take a checkpoint "
-        f"of a training with the same ones: {str(error).strip().splitlines()[-1]}"
+        f"{job.context.stage}.continue_from: {job.section.continue_from} holds other "
+        "tensors than this training's (another model, adapters, kind of optimizer or "
+        "average); take a checkpoint of a training with the same ones: "
+        f"{str(error).strip().splitlines()[-1]}"
     )
 
 
 def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
-    """Check that a checkpoint's training has read this one's rows; returns its step, and its marker for this training.
+    """Check that a checkpoint's training has read this one's rows; returns its step,
+    and its marker for this training.
 
-    The marker changes if this training's set continues the checkpoint's: the same rows have other numbers.
+    The marker changes if this training's set continues the checkpoint's: the same rows
+    have other numbers.
     """
     key = f"{job.context.stage}.continue_from"
     if not source.name.startswith(PREFIX) or not is_complete(source):
-        raise ContinueError(f"{key}: {source} is not a complete checkpoint (a folder {PREFIX}... with {MARKER} in it)")
+        raise ContinueError(
+            f"{key}: {source} is not a complete checkpoint (a folder "
+            f"{PREFIX}... with {MARKER} in it)"
+        )
     damaged = damaged_files(source)
     if damaged:
-        raise ContinueError(f"{key}: {source}: {', '.join(damaged)} is not what was saved; take another checkpoint")
+        raise ContinueError(
+            f"{key}: {source}: {', '.join(damaged)} is not what was "
+            "saved; take another checkpoint"
+        )
     marker, fingerprint = read_json(source / MARKER), job.objective.fingerprint
     step, state = int(marker["step"]), marker["state"]
     if step >= job.section.steps:
         raise ContinueError(
-            f"{key}: {source} has done {step} steps already, of {job.section.steps} that this training "
-            f"is to have; raise {job.context.stage}.steps, or take an earlier checkpoint"
+            f"{key}: {source} has done {step} steps already, of {job.section.steps} "
+            f"that this training is to have; raise {job.context.stage}.steps, or take "
+            "an earlier checkpoint"
         )
     previous_set = next(
-        (earlier_set for earlier_set in job.sets_before if earlier_set.fingerprint == state["rows_of"]), None
+        (
+            earlier_set
+            for earlier_set in job.sets_before
+            if earlier_set.fingerprint == state["rows_of"]
+        ),
+        None,
     )
     if previous_set is None and state["rows_of"] != fingerprint:
         raise ContinueError(
-            f"{key}: {source} has read rows of the set {state['rows_of']}, but the rows now are of "
-            f"{fingerprint}: only a set that differs in withheld rows, or that continues that one, is "
-            "read on (mix.exclude, mix.continues)"
+            f"{key}: {source} has read rows of the set {state['rows_of']}, but the "
+            f"rows now are of {fingerprint}: only a set that differs in withheld rows, "
+            "or that continues that one, is read on (mix.exclude, mix.continues)"
         )
     began_with = state.get(BEGAN_WITH, {})
     changed_stages = [
@@ -265,25 +332,33 @@ def _checked(source: Path, job: Job) -> tuple[int, dict[str, Any]]:
     ]
     if changed_stages:
         raise ContinueError(
-            f"{key}: the training of {source} began with another output of {', '.join(changed_stages)} than "
+            f"{key}: the training of {source} began with another output of "
+            f"{', '.join(changed_stages)} than "
             "this one; take a checkpoint of one that began with the same"
         )
     if previous_set is not None and job.plan.end(step) > previous_set.positions:
         raise ContinueError(
-            f"{key}: {source} has read {job.plan.end(step)} rows, but the set continues the one that "
-            f"it read behind {previous_set.positions} rows (mix.continues); take an earlier checkpoint"
+            f"{key}: {source} has read {job.plan.end(step)} rows, but the set "
+            f"continues the one that it read behind {previous_set.positions} rows "
+            "(mix.continues); take an earlier checkpoint"
         )
     digest = _digest(fingerprint, job.objective.order, job, step)
     expected_digest = (
-        digest if previous_set is None else _digest(previous_set.fingerprint, previous_set.order, job, step)
+        digest
+        if previous_set is None
+        else _digest(previous_set.fingerprint, previous_set.order, job, step)
     )
     if expected_digest != state["digest"]:
         raise ContinueError(
-            f"{key}: {source} has read other rows in its {step} steps than this training would: "
-            "another seed or batch size, or it has read a row that is withheld now; take an earlier "
-            "checkpoint (gristmill takedown names the last clean one)"
+            f"{key}: {source} has read other rows in its {step} steps than this "
+            "training would: another seed or batch size, or it has read a row that is "
+            "withheld now; take an earlier checkpoint (gristmill takedown names the "
+            "last clean one)"
         )
-    return step, {**marker, "state": {**state, "rows_of": fingerprint, "digest": digest}}
+    return step, {
+        **marker,
+        "state": {**state, "rows_of": fingerprint, "digest": digest},
+    }
 
 
 def _digest(fingerprint: str, order: RowOrder, job: Job, steps: int) -> str:
@@ -294,12 +369,14 @@ def _digest(fingerprint: str, order: RowOrder, job: Job, steps: int) -> str:
 
 
 def measured_once(file: Path, world: World, measure: Callable[[], Found]) -> Found:
-    """Content of a file, equal on every rank; if the file is missing, `measure` is called on every rank to create it.
+    """Content of a file, equal on every rank; if the file is missing, `measure` is
+    called on every rank to create it.
 
     Args:
         file: JSON, in the training's working folder.
         world: the processes.
-        measure: returns a value that survives JSON; if it raises, the file is not written.
+        measure: returns a value that survives JSON; if it raises, the file is not
+            written.
     """
     if not agree(file.exists(), world):
         measurement = measure()

@@ -1,7 +1,9 @@
-"""Rollbacks: return to a checkpoint before a streak of bad steps, and continue with unread rows.
+"""Rollbacks: return to a checkpoint before a streak of bad steps, and continue with
+unread rows.
 
-`rollbacks.json` is the source of truth: a list of all rollbacks, replaced atomically. It determines how many rows are
-skipped and which checkpoints are abandoned, so a kill at any point of a rollback is harmless.
+`rollbacks.json` is the source of truth: a list of all rollbacks, replaced atomically.
+It determines how many rows are skipped and which checkpoints are abandoned, so a kill
+at any point of a rollback is harmless.
 """
 
 from __future__ import annotations
@@ -17,8 +19,12 @@ ROLLBACKS = "rollbacks.json"
 
 
 def read_rollbacks(work: Path) -> list[dict[str, Any]]:
-    """All rollbacks so far: `to_step`, `from_step`, `first_bad_step`, `positions` (skipped from then on)."""
-    rollbacks: list[dict[str, Any]] = read_json(work / ROLLBACKS) if (work / ROLLBACKS).exists() else []
+    """All rollbacks so far: `to_step`, `from_step`, `first_bad_step`, `positions`
+    (skipped from then on).
+    """
+    rollbacks: list[dict[str, Any]] = (
+        read_json(work / ROLLBACKS) if (work / ROLLBACKS).exists() else []
+    )
     return rollbacks
 
 
@@ -28,7 +34,9 @@ def write_rollbacks(work: Path, rollbacks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def plan_after(plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]]) -> RowPlan:
-    """Row plan after rollbacks: positions move forward from the target step of each rollback on."""
+    """Row plan after rollbacks: positions move forward from the target step of each
+    rollback on.
+    """
     jumps: list[tuple[int, int]] = []
     for rollback in rollbacks:
         jumps = [jump for jump in jumps if jump[0] <= rollback["to_step"]] + [
@@ -38,9 +46,14 @@ def plan_after(plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]]) -> RowPlan
 
 
 def describe_rollback(
-    plan: RowPlan, rollbacks: Sequence[Mapping[str, Any]], from_step: int, to_step: int, first_bad_step: int
+    plan: RowPlan,
+    rollbacks: Sequence[Mapping[str, Any]],
+    from_step: int,
+    to_step: int,
+    first_bad_step: int,
 ) -> dict[str, Any]:
-    """Entry of a new rollback, after which step `to_step` + 1 reads the rows that step `from_step` + 1 would have read.
+    """Entry of a new rollback, after which step `to_step` + 1 reads the rows that step
+    `from_step` + 1 would have read.
 
     Args:
         plan: of the section, without jumps.
@@ -49,7 +62,9 @@ def describe_rollback(
         first_bad_step: first step of the streak.
     """
     reached, _ = plan_after(plan, rollbacks).positions(from_step)
-    restart, _ = plan_after(plan, [*rollbacks, {"to_step": to_step, "positions": 0}]).positions(to_step)
+    restart, _ = plan_after(
+        plan, [*rollbacks, {"to_step": to_step, "positions": 0}]
+    ).positions(to_step)
     return {
         "to_step": to_step,
         "from_step": from_step,
@@ -58,6 +73,12 @@ def describe_rollback(
     }
 
 
-def is_given_up(step: int, state: Mapping[str, Any], rollbacks: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if a rollback after the save of a checkpoint went back to an earlier step."""
-    return any(step > rollback["to_step"] for rollback in rollbacks[state["rollbacks"] :])
+def is_given_up(
+    step: int, state: Mapping[str, Any], rollbacks: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Return True if a rollback after the save of a checkpoint went back to an earlier
+    step.
+    """
+    return any(
+        step > rollback["to_step"] for rollback in rollbacks[state["rollbacks"] :]
+    )

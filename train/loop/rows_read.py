@@ -22,12 +22,15 @@ from gristmill.train.loop.metrics_log import METRICS
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 
 READS = "reads"
-"""Config key for the keys of the section `pretrain` that determine the rows: see mixtures.training.READING_KEYS."""
+"""Config key for the keys of the section `pretrain` that determine the rows: see
+mixtures.training.READING_KEYS.
+"""
 
 
 @dataclass(frozen=True)
 class RowsRead:
-    """Rows of a packed set that a training has read in its first epoch, in reading order.
+    """Rows of a packed set that a training has read in its first epoch, in reading
+    order.
 
     Attributes:
         packed: the set.
@@ -51,14 +54,20 @@ class RowsRead:
     def drawn(self, count: int, seed: int) -> np.ndarray:
         """At most `count` distinct rows, chosen by hash; int64, ascending."""
         indices = np.arange(min(count, self.count), dtype=np.int64)
-        return np.sort(self._rows(permute(indices, self.count, order_key(seed, "rows read"))))
+        return np.sort(
+            self._rows(permute(indices, self.count, order_key(seed, "rows read")))
+        )
 
     def holds(self, rows: np.ndarray) -> np.ndarray:
-        """Mask of the rows (int64, shape (n,)) that have been read: bool of shape (n,)."""
+        """Mask of the rows (int64, shape (n,)) that have been read: bool of shape
+        (n,).
+        """
         is_read = ~np.isin(rows, self.packed.withheld)
         positions = self.order.positions(rows[is_read])
         span = np.searchsorted(self.spans[:, 0], positions, side="right") - 1
-        is_read[is_read] = (span >= 0) & (positions < self.spans[np.maximum(span, 0), 1])
+        is_read[is_read] = (span >= 0) & (
+            positions < self.spans[np.maximum(span, 0), 1]
+        )
         return is_read
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
@@ -68,27 +77,39 @@ class RowsRead:
         return rows
 
 
-def rows_read(packed: PackedSet, reads: Mapping[str, Any], folder: Path | None) -> RowsRead:
+def rows_read(
+    packed: PackedSet, reads: Mapping[str, Any], folder: Path | None
+) -> RowsRead:
     """Rows that a pre-training has read of a packed set.
 
     Args:
         packed: the set.
         reads: see READS.
-        folder: output of the pre-training, which records an early end and rollbacks; None to use the plan alone.
+        folder: output of the pre-training, which records an early end and rollbacks;
+            None to use the plan alone.
     """
     section = Pretrain.model_validate(reads)
     plan, steps = plan_of(section, packed.sequence_length), section.steps
     if folder is not None:
         plan = plan_after(plan, read_rollbacks(folder))
-        steps = max(json.loads(line)["step"] for line in (folder / METRICS).read_text().splitlines())
+        steps = max(
+            json.loads(line)["step"]
+            for line in (folder / METRICS).read_text().splitlines()
+        )
     order = packed.order(section.key_seed)
     spans = np.minimum(_spans(plan, steps), order.total)
     return RowsRead(packed, order, spans[spans[:, 0] < spans[:, 1]])
 
 
 def _spans(plan: RowPlan, steps: int) -> np.ndarray:
-    """Positions that the first `steps` steps read: int64 of shape (n, 2), see RowsRead."""
+    """Positions that the first `steps` steps read: int64 of shape (n, 2), see
+    RowsRead.
+    """
     bounds = sorted({0, steps, *(step for step, _ in plan.jumps if step < steps)})
     return np.array(
-        [(plan.positions(first)[0], sum(plan.positions(end - 1))) for first, end in pairwise(bounds)], dtype=np.int64
+        [
+            (plan.positions(first)[0], sum(plan.positions(end - 1)))
+            for first, end in pairwise(bounds)
+        ],
+        dtype=np.int64,
     ).reshape(-1, 2)

@@ -1,8 +1,9 @@
 """Loading of checkpoints without executing code in them.
 
-torch.distributed.checkpoint (2.13) stores the index of a checkpoint as a pickle, `.metadata`, and loads plain values
-with `weights_only=False`; either can call any function. Here the index may refer only to an allowed set of classes, and
-plain values are first loaded with `weights_only=True`, as torch itself does for tensors.
+torch.distributed.checkpoint (2.13) stores the index of a checkpoint as a pickle,
+`.metadata`, and loads plain values with `weights_only=False`; either can call any
+function. Here the index may refer only to an allowed set of classes, and plain values
+are first loaded with `weights_only=True`, as torch itself does for tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ ALLOWED = {
 """Classes in the index of a checkpoint, besides tensor dtypes (torch.float32, ...)."""
 
 if sys.version_info < (3, 13):
-    # Alias for checkpoints written by Python 3.13; Python 3.14 keeps the name for the same reason.
+    # Alias for checkpoints written by Python 3.13; Python 3.14 keeps the name for the
+    # same reason.
     sys.modules.setdefault("pathlib._local", pathlib)
 
 
@@ -52,9 +54,13 @@ class _Index(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Class of an allowed name."""
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        is_dtype = module == "torch" and isinstance(
+            getattr(torch, name, None), torch.dtype
+        )
         if (module, name) not in ALLOWED and not is_dtype:
-            raise UnsafeCheckpointError(f"names {module}.{name}, which a checkpoint never needs")
+            raise UnsafeCheckpointError(
+                f"names {module}.{name}, which a checkpoint never needs"
+            )
         return super().find_class(module, name)
 
 
@@ -82,15 +88,16 @@ class SafePlanner(DefaultLoadPlanner):
         """Load a plain value, after a trial load that cannot execute code.
 
         Raises:
-            UnsafeCheckpointError: the value is more than numbers, strings, lists, mappings and tensors.
+            UnsafeCheckpointError: the value is more than numbers, strings, lists,
+                mappings and tensors.
         """
         try:
             torch.load(value, weights_only=True)
         except pickle.UnpicklingError as error:
             reason = str(error).splitlines()[0]
             raise UnsafeCheckpointError(
-                f"the value {read_item.dest_index.fqn} of a checkpoint was not loaded, since "
-                f"it may run code: {reason}; remove the checkpoint"
+                f"the value {read_item.dest_index.fqn} of a checkpoint was not loaded, "
+                f"since it may run code: {reason}; remove the checkpoint"
             ) from error
         value.seek(0)
         super().load_bytes(read_item, value)

@@ -1,6 +1,7 @@
 """Detection of bad steps: a loss that is not finite, or far above recent losses.
 
-Follows OLMo-core's SkipStepOptimizer: a window of 128 losses, used once it is half full.
+Follows OLMo-core's SkipStepOptimizer: a window of 128 losses, used once it is half
+full.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from torch import Tensor
 
 
 def empty_window(device: torch.device, steps: int) -> Tensor:
-    """Window of the losses of the last `steps` steps, float32; NaN for missing entries."""
+    """Window of the losses of the last `steps` steps, float32; NaN for missing
+    entries.
+    """
     return torch.full((steps,), float("nan"), dtype=torch.float32, device=device)
 
 
 def window_statistics(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of known losses, their mean and their standard deviation: scalars on the device."""
+    """Number of known losses, their mean and their standard deviation: scalars on the
+    device.
+    """
     is_known = ~window.isnan()
     count = is_known.sum()
     mean = torch.where(is_known, window, 0.0).sum() / count
@@ -25,14 +30,17 @@ def window_statistics(window: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return count, mean, variance.sqrt()
 
 
-def judge(loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | None) -> tuple[Tensor, Tensor, Tensor]:
+def judge(
+    loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Decide on the device, without host synchronisation, if a step must be skipped.
 
     Args:
         loss: scalar, mean loss of the step.
         gradient_norm: scalar, before clipping.
         window: earlier losses; NaN entries are ignored.
-        sigma: standard deviations above the mean that make a loss bad; None accepts any finite loss.
+        sigma: standard deviations above the mean that make a loss bad; None accepts any
+            finite loss.
 
     Returns:
         a scalar bool, and the mean and standard deviation of the window.
@@ -47,8 +55,8 @@ def judge(loss: Tensor, gradient_norm: Tensor, window: Tensor, sigma: float | No
 def remember_loss(window: Tensor, loss: Tensor, step: int) -> None:
     """Replace the oldest loss of the window.
 
-    Spikes are stored too, so that a lasting change of level is eventually accepted; losses that are not finite are
-    stored as NaN.
+    Spikes are stored too, so that a lasting change of level is eventually accepted;
+    losses that are not finite are stored as NaN.
     """
     window[step % len(window)] = torch.where(loss.isfinite(), loss, float("nan"))
 
@@ -59,14 +67,17 @@ class Streak:
 
     Attributes:
         length: number of trailing bad steps; 0 after a good one.
-        due: first step of a streak that triggers a rollback, until the rollback is done.
+        due: first step of a streak that triggers a rollback, until the rollback is
+            done.
     """
 
     length: int = 0
     due: int | None = None
 
     def after(self, step: int, bad: bool, enough: int | None) -> Streak:
-        """Streak after one more step; `enough` bad steps in a row trigger a rollback (None: never)."""
+        """Streak after one more step; `enough` bad steps in a row trigger a rollback
+        (None: never).
+        """
         if not bad:
             return replace(self, length=0)
         length = self.length + 1
@@ -76,5 +87,7 @@ class Streak:
 
 
 def rollback_step(due: int, every: int) -> int:
-    """Target step of a rollback: the last multiple of `every` before the first bad step; 0 is the start."""
+    """Target step of a rollback: the last multiple of `every` before the first bad
+    step; 0 is the start.
+    """
     return (due - 1) // every * every

@@ -1,4 +1,6 @@
-"""Optimizer step of a training: gradients, the update unless the step is bad, and metrics if due."""
+"""Optimizer step of a training: gradients, the update unless the step is bad, and
+metrics if due.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,23 @@ from gristmill.train.parallel.pipeline_parallel import PipelineError, PipelineSt
 from gristmill.train.parallel.process_groups import World, sum_over_ranks
 
 
-def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple[Seen, dict[str, Any] | None]:
-    """Compute gradients, update the weights unless the step is bad, and log metrics if due.
+def one_step(
+    attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]
+) -> tuple[Seen, dict[str, Any] | None]:
+    """Compute gradients, update the weights unless the step is bad, and log metrics if
+    due.
 
     Returns:
-        the step's flags on the device, and the line of metrics (on the first rank, if logged).
+        the step's flags on the device, and the line of metrics (on the first rank, if
+        logged).
     """
     job, progress, section = attempt.job, attempt.progress, attempt.job.section
     step, is_due = progress.step + 1, is_logged(section, progress.step + 1)
     _estimate_curvature(attempt, batch, step)
     sums, row_losses, noise = _gradients(attempt, batch, step)
-    penalty = {} if job.elastic is None else {"elastic_penalty": job.elastic.add_gradients()}
+    penalty = (
+        {} if job.elastic is None else {"elastic_penalty": job.elastic.add_gradients()}
+    )
     norm = clip_gradients(job.model, section.optimizer)
     loss = (sums[0] / batch.weight).float()
     bad, mean, deviation = judge(loss, norm, progress.window, section.spikes.sigma)
@@ -55,17 +63,23 @@ def one_step(attempt: Attempt, batch: Batch, batches: ReadAhead[Batch]) -> tuple
         job.average.follow(step, bad)
     remember_loss(progress.window, loss, step)
     progress.step = step
-    progress.sums += torch.where(bad, 0.0, torch.cat((sums.new_tensor([batch.weight]), sums)))
+    progress.sums += torch.where(
+        bad, 0.0, torch.cat((sums.new_tensor([batch.weight]), sums))
+    )
     step_flags = Seen(step, bad, overflow, loss, norm, mean, deviation, row_losses)
     progress.seen.append(step_flags)
     progress.digest = extend_digest(progress.digest, batch.rows)
     progress.tokens += job.objective.num_tokens(batch.rows)
     if not is_due:
         attempt.clock.skip_first_step(progress.tokens, step, batches.waited_seconds)
-    return step_flags, None if size is None else _log(attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches)
+    return step_flags, None if size is None else _log(
+        attempt, {"grad_norm": norm, **penalty, **size.norms()}, batches
+    )
 
 
-def metrics_of_step(job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None) -> dict[str, Any]:
+def metrics_of_step(
+    job: Job, progress: LoopState, seen: Seen, line: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Metrics of a step for callbacks; synchronises with the device.
 
     Args:
@@ -82,12 +96,18 @@ def metrics_of_step(job: Job, progress: LoopState, seen: Seen, line: Mapping[str
         "learning_rate": scheduled_rate(job, seen.step) * progress.scale_of(seen.step),
         "tokens": progress.tokens,
         "skipped": bool((seen.bad | seen.overflow).item()),
-        "logged": None if line is None else {key: value for key, value in line.items() if key not in TIMINGS},
+        "logged": None
+        if line is None
+        else {key: value for key, value in line.items() if key not in TIMINGS},
     }
 
 
-def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[Tensor], Tensor | None]:
-    """Unscaled gradients of a batch; returns its sums, row losses, and noise scale if due."""
+def _gradients(
+    attempt: Attempt, batch: Batch, step: int
+) -> tuple[Tensor, list[Tensor], Tensor | None]:
+    """Unscaled gradients of a batch; returns its sums, row losses, and noise scale if
+    due.
+    """
     job, section = attempt.job, attempt.job.section
     scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
     norms = after_part = None
@@ -102,29 +122,54 @@ def _gradients(attempt: Attempt, batch: Batch, step: int) -> tuple[Tensor, list[
             job.world,
         )
     sums, row_losses = accumulate_gradients(
-        job.model, job.objective, batch.parts, batch.weight, job.world, scale, after_part
+        job.model,
+        job.objective,
+        batch.parts,
+        batch.weight,
+        job.world,
+        scale,
+        after_part,
     )
     noise = None if norms is None else norms.estimate()
     if attempt.loss_scale is not None:
         attempt.loss_scale.divide(job.model)
-        noise = None if noise is None else noise / attempt.loss_scale.value.double() ** 2
+        noise = (
+            None if noise is None else noise / attempt.loss_scale.value.double() ** 2
+        )
     return sums, row_losses, noise
 
 
 def _estimate_curvature(attempt: Attempt, batch: Batch, step: int) -> None:
-    """Estimate Sophia's curvature if due, from gradients with labels sampled from the model."""
+    """Estimate Sophia's curvature if due, from gradients with labels sampled from the
+    model.
+    """
     job = attempt.job
     for optimizer in attempt.optimizers:
-        if isinstance(optimizer, Sophia) and (step - 1) % job.section.optimizer.hessian_every == 0:
+        if (
+            isinstance(optimizer, Sophia)
+            and (step - 1) % job.section.optimizer.hessian_every == 0
+        ):
             scale = attempt.loss_scale.value if attempt.loss_scale is not None else 1.0
-            accumulate_gradients(job.model, job.objective, batch.parts, batch.weight, job.world, scale, draw=step)
+            accumulate_gradients(
+                job.model,
+                job.objective,
+                batch.parts,
+                batch.weight,
+                job.world,
+                scale,
+                draw=step,
+            )
             if attempt.loss_scale is not None:
                 attempt.loss_scale.divide(job.model)
             optimizer.estimate(batch.weight)
 
 
-def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]) -> dict[str, Any] | None:
-    """Write metrics and report progress; a collective. Returns the line on the first rank."""
+def _log(
+    attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch]
+) -> dict[str, Any] | None:
+    """Write metrics and report progress; a collective. Returns the line on the first
+    rank.
+    """
     job, progress, section = attempt.job, attempt.progress, attempt.job.section
     measured_norms = {name: finite(norm) for name, norm in norms.items()}
     attempt.look()
@@ -132,7 +177,10 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     progress.sums.zero_()
     clock = attempt.clock
     waiting = clock.data_wait(progress.step, batches.waited_seconds, job.world)
-    memory, rate = peak_memory_bytes(job.world.device, job.world), clock.rate(progress.tokens)
+    memory, rate = (
+        peak_memory_bytes(job.world.device, job.world),
+        clock.rate(progress.tokens),
+    )
     clock.restart(progress.tokens, progress.step, batches.waited_seconds)
     if attempt.record is None:
         return None
@@ -147,10 +195,17 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     scaling = (
         {}
         if attempt.loss_scale is None
-        else {"loss_scale": attempt.loss_scale.value.item(), "overflowed_steps": progress.overflows}
+        else {
+            "loss_scale": attempt.loss_scale.value.item(),
+            "overflowed_steps": progress.overflows,
+        }
     )
     noise = {} if attempt.noise_scale is None else attempt.noise_scale.report()
-    saving = {"checkpoint_seconds": round(attempt.save_seconds, 6)} if attempt.save_seconds else {}
+    saving = (
+        {"checkpoint_seconds": round(attempt.save_seconds, 6)}
+        if attempt.save_seconds
+        else {}
+    )
     attempt.save_seconds = 0.0
     line = {
         "step": progress.step,
@@ -158,7 +213,8 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
         **measured_norms,
         **scaling,
         **noise,
-        "learning_rate": scheduled_rate(job, progress.step) * progress.scale_of(progress.step),
+        "learning_rate": scheduled_rate(job, progress.step)
+        * progress.scale_of(progress.step),
         "tokens": progress.tokens,
         "skipped_steps": progress.skipped,
         "rows_digest": progress.digest,
@@ -170,7 +226,11 @@ def _log(attempt: Attempt, norms: Mapping[str, Tensor], batches: ReadAhead[Batch
     attempt.record.metrics(line)
     extra = {
         name: value
-        for name, value in (("loss", measured.get("loss")), ("tokens", progress.tokens), ("tokens_per_second", rate))
+        for name, value in (
+            ("loss", measured.get("loss")),
+            ("tokens", progress.tokens),
+            ("tokens_per_second", rate),
+        )
         if value is not None
     }
     job.context.progress(progress.step, section.steps, "steps", **extra)
@@ -189,10 +249,11 @@ def accumulate_gradients(
 ) -> tuple[Tensor, list[Tensor]]:
     """Accumulate the gradients of the mean loss of a batch, times a loss scale.
 
-    Every loss is divided by the weight of the whole batch, so the gradients depend neither on the split into
-    micro-batches nor on uneven shares of ranks. FSDP averages over ranks, so the loss is multiplied by their number.
-    Ranks that share weights reduce-scatter the gradients of each micro-batch and accumulate their shards in float32;
-    replicas all-reduce after the last micro-batch.
+    Every loss is divided by the weight of the whole batch, so the gradients depend
+    neither on the split into micro-batches nor on uneven shares of ranks. FSDP averages
+    over ranks, so the loss is multiplied by their number. Ranks that share weights
+    reduce-scatter the gradients of each micro-batch and accumulate their shards in
+    float32; replicas all-reduce after the last micro-batch.
 
     Args:
         model, objective: define the loss.
@@ -200,11 +261,13 @@ def accumulate_gradients(
         weight: of the whole batch.
         world: the processes.
         loss_scale: multiplies the loss of the backward pass, not the returned values.
-        after_part: called with the number of each micro-batch, after its gradients are reduced.
+        after_part: called with the number of each micro-batch, after its gradients are
+            reduced.
         draw: see Objective.loss.
 
     Returns:
-        the objective's sums over all ranks, and the row losses of this rank's micro-batches in half precision.
+        the objective's sums over all ranks, and the row losses of this rank's
+        micro-batches in half precision.
     """
     scale = loss_scale * (world.averaged_over / weight)
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
@@ -212,8 +275,8 @@ def accumulate_gradients(
     if isinstance(model, PipelineStage):
         if after_part is not None:
             raise PipelineError(
-                "noise_scale_every needs each micro-batch's gradients, which a pipeline computes "
-                "together; remove it, or use engine.parallel.shard"
+                "noise_scale_every needs each micro-batch's gradients, which a "
+                "pipeline computes together; remove it, or use engine.parallel.shard"
             )
         for measured in model.accumulate(objective, parts, scale, draw)[: len(parts)]:
             sums += measured.sums
@@ -223,7 +286,8 @@ def accumulate_gradients(
     for number, part in enumerate(parts):
         reduces = after_part is not None or number == len(parts) - 1
         if isinstance(model, FSDPModule):
-            # Unreduced gradients are full float32 tensors; reduced gradients are shards.
+            # Unreduced gradients are full float32 tensors; reduced gradients are
+            # shards.
             model.set_requires_gradient_sync(reduces or world.shards_weights)
             model.set_requires_all_reduce(reduces)
         measured = objective.loss(model, part, scale, draw)
@@ -244,18 +308,25 @@ def measuring_parts(
     micro_batch_size: int,
     world: World,
 ) -> tuple[PartNorms, Callable[[int], None]]:
-    """Estimator of the noise scale of a step, and a function to call after each of its micro-batches.
+    """Estimator of the noise scale of a step, and a function to call after each of its
+    micro-batches.
 
     Raises:
         ValueError: the batch has a single micro-batch, so there is nothing to compare.
     """
-    shares = [micro_batches(rows, rank, world.data_size, micro_batch_size) for rank in range(world.data_size)]
+    shares = [
+        micro_batches(rows, rank, world.data_size, micro_batch_size)
+        for rank in range(world.data_size)
+    ]
     parts = [np.concatenate(part) for part in zip(*shares, strict=True)]
     if len(parts) < 2:
         raise ValueError(
-            f"noise_scale_every compares micro-batches with the whole batch, but micro_batch_size "
-            f"({micro_batch_size}) times {world.data_size} ranks holds all {len(rows)} rows of it; lower "
-            "micro_batch_size, or remove noise_scale_every"
+            "noise_scale_every compares micro-batches with the whole batch, but "
+            f"micro_batch_size ({micro_batch_size}) times {world.data_size} ranks "
+            f"holds all {len(rows)} rows of it; lower micro_batch_size, or remove "
+            "noise_scale_every"
         )
     weight, norms = objective.weight(rows, cuts, step), PartNorms(model)
-    return norms, lambda number: norms.take(objective.weight(parts[number], cuts, step) / weight, len(parts[number]))
+    return norms, lambda number: norms.take(
+        objective.weight(parts[number], cuts, step) / weight, len(parts[number])
+    )

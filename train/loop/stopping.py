@@ -29,14 +29,24 @@ def stop_requested() -> bool:
 
 
 def held_out_loss(line: Mapping[str, Any]) -> float | None:
-    """Nats per token over all sources of a line with `validation` (source -> loss, tokens, ...); None without."""
+    """Nats per token over all sources of a line with `validation` (source -> loss,
+    tokens, ...); None without.
+    """
     sources = line.get("validation", {}).values()
     tokens = sum(source["tokens"] for source in sources)
-    return sum(source["loss"] * source["tokens"] for source in sources) / tokens if tokens else None
+    return (
+        sum(source["loss"] * source["tokens"] for source in sources) / tokens
+        if tokens
+        else None
+    )
 
 
-def no_longer_improves(best: float | None, stale: int, loss: float, least: float) -> tuple[float | None, int]:
-    """Update the best loss and the validations since then; NaN and Inf are not improvements."""
+def no_longer_improves(
+    best: float | None, stale: int, loss: float, least: float
+) -> tuple[float | None, int]:
+    """Update the best loss and the validations since then; NaN and Inf are not
+    improvements.
+    """
     if math.isfinite(loss) and (best is None or loss < best - least):
         return loss, 0
     return best, stale + 1

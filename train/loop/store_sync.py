@@ -1,16 +1,20 @@
-"""Local working folder of a training whose stage folder is in an object store, and its synchronisation with the store.
+"""Local working folder of a training whose stage folder is in an object store, and its
+synchronisation with the store.
 
-A training appends to files, maps them into memory and renames them, which object stores do not support. The files of
-earlier attempts (only the checkpoint to resume from) and all inputs except the packed set (which is streamed) are
-fetched before the training starts; changes are sent after each checkpoint and at the end:
+A training appends to files, maps them into memory and renames them, which object stores
+do not support. The files of earlier attempts (only the checkpoint to resume from) and
+all inputs except the packed set (which is streamed) are fetched before the training
+starts; changes are sent after each checkpoint and at the end:
 
     CACHE/training/<hash of the URL>/stage.json, work/, data/, inputs/<stage>/
 
-The store always holds a state to resume from: the marker of a checkpoint is sent last, and removed first. Every attempt
-rebuilds the local folder, and removes it on a normal exit.
+The store always holds a state to resume from: the marker of a checkpoint is sent last,
+and removed first. Every attempt rebuilds the local folder, and removes it on a normal
+exit.
 
-If a training has several hosts, each works in a folder of its own (`<hash>-<host>`) and sends its shards of
-checkpoints. The first host sends all other files, and only it removes outdated ones.
+If a training has several hosts, each works in a folder of its own (`<hash>-<host>`) and
+sends its shards of checkpoints. The first host sends all other files, and only it
+removes outdated ones.
 """
 
 from __future__ import annotations
@@ -27,7 +31,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gristmill.core.files import TEMPORARY_MARK, as_path, is_local, read_json, write_json
+from gristmill.core.files import (
+    TEMPORARY_MARK,
+    as_path,
+    is_local,
+    read_json,
+    write_json,
+)
 from gristmill.core.object_stores import Patience
 from gristmill.core.secrets import restore_secrets
 from gristmill.core.stage_context import read_inputs
@@ -36,19 +46,28 @@ from gristmill.tokenize.streaming.file_cache import default_folder
 from gristmill.train.parallel.rendezvous import hosts_of
 
 VARIABLE = "GRISTMILL_STAGE_FOLDER"
-"""Environment variable of the ranks of such a training: URL of the stage folder in the store."""
+"""Environment variable of the ranks of such a training: URL of the stage folder in the
+store.
+"""
 OUTDATED = "outdated"
-"""Key of the local `stage.json`: files in the store to delete with the next checkpoint."""
+"""Key of the local `stage.json`: files in the store to delete with the next
+checkpoint.
+"""
 STREAMED = "mix"
 """Input that is streamed row by row from its location."""
 SAYING_SECONDS = 10.0
-"""Time limit for storing the reason why a training failed; the parent process receives it too."""
+"""Time limit for storing the reason why a training failed; the parent process receives
+it too.
+"""
 Sent = dict[str, tuple[int, int]]
-"""Relative file name -> (bytes, modification time in ns) when the file was last sent or fetched."""
+"""Relative file name -> (bytes, modification time in ns) when the file was last sent or
+fetched.
+"""
 
 
 def work_on(folder: Path, leads: bool = True) -> Path:
-    """Folder in which a training works: its stage folder if that is local, else a local folder that the store follows.
+    """Folder in which a training works: its stage folder if that is local, else a local
+    folder that the store follows.
 
     Args:
         folder: of the stage.
@@ -65,16 +84,20 @@ def work_on(folder: Path, leads: bool = True) -> Path:
 
 
 def followed(folder: Path) -> Path:
-    """Folder in the store that follows the working folder of this process; `folder` itself without a store."""
+    """Folder in the store that follows the working folder of this process; `folder`
+    itself without a store.
+    """
     return as_path(os.environ.get(VARIABLE, str(folder)))
 
 
 def work_here(folder: Path, leads: bool = True) -> Path:
-    """Create the local folder of a training whose stage folder is in a store; returns it.
+    """Create the local folder of a training whose stage folder is in a store; returns
+    it.
 
     Args:
         folder: in the store.
-        leads: true on the leading host; the others fetch no checkpoint until the leader has chosen one.
+        leads: true on the leading host; the others fetch no checkpoint until the leader
+            has chosen one.
 
     Raises:
         OSError: too little disk space.
@@ -87,53 +110,92 @@ def work_here(folder: Path, leads: bool = True) -> Path:
     work = sizes_below(folder / "work")
     inputs = {
         name: location
-        for name, location in read_inputs(restore_secrets(deepcopy(description))).items()
+        for name, location in read_inputs(
+            restore_secrets(deepcopy(description))
+        ).items()
         if name != STREAMED and not is_local(location)
     }
-    steps = sorted({step for name in work if (step := _checkpoint_of(name))}, reverse=True)
-    newest = sum(size for name, size in work.items() if steps and _checkpoint_of(name) == steps[0])
+    steps = sorted(
+        {step for name in work if (step := _checkpoint_of(name))}, reverse=True
+    )
+    newest = sum(
+        size
+        for name, size in work.items()
+        if steps and _checkpoint_of(name) == steps[0]
+    )
     check_room(
         local_folder,
-        newest + sum(size for location in inputs.values() for size in sizes_below(location).values()),
+        newest
+        + sum(
+            size
+            for location in inputs.values()
+            for size in sizes_below(location).values()
+        ),
         newest * engine["keep_checkpoints"],
     )
-    fetch_tree(folder / "work", local_folder / "work", lambda name: _checkpoint_of(name) is None)
+    fetch_tree(
+        folder / "work",
+        local_folder / "work",
+        lambda name: _checkpoint_of(name) is None,
+    )
     (local_folder / "data").mkdir(parents=True, exist_ok=True)
     for name, location in inputs.items():
         fetch_tree(location, local_folder / "inputs" / name)
-    goes_back = description["config"].get("spikes", {}).get("rollback_after") is not None
+    goes_back = (
+        description["config"].get("spikes", {}).get("rollback_after") is not None
+    )
     outdated_checkpoints = fetch_checkpoints(
-        folder / "work", local_folder / "work", steps if leads else [], engine, len(steps) if goes_back else 1
+        folder / "work",
+        local_folder / "work",
+        steps if leads else [],
+        engine,
+        len(steps) if goes_back else 1,
     )
     write_json(
         local_folder / "stage.json",
         {
             **description,
             "fetched": {name: str(local_folder / "inputs" / name) for name in inputs},
-            OUTDATED: [f"work/{name}" for name in work if _checkpoint_of(name) in outdated_checkpoints],
+            OUTDATED: [
+                f"work/{name}"
+                for name in work
+                if _checkpoint_of(name) in outdated_checkpoints
+            ],
         },
     )
     return local_folder
 
 
 def fetch_checkpoints(
-    work: Path, here: Path, steps: Sequence[str], engine: Mapping[str, Any], at_least: int = 1
+    work: Path,
+    here: Path,
+    steps: Sequence[str],
+    engine: Mapping[str, Any],
+    at_least: int = 1,
 ) -> set[str]:
     """Fetch the newest intact checkpoint to resume from, and damaged newer ones.
 
-    If more than two are kept, also fetch those that stay beside the next one, so that their retention ends on time.
+    If more than two are kept, also fetch those that stay beside the next one, so that
+    their retention ends on time.
 
     Args:
         work, here: working folder of a training, in the store and local.
         steps: names of all checkpoints in the store, newest first, complete or not.
         engine: of the stage's description.
-        at_least: minimum number of intact checkpoints; a training with rollbacks needs all.
+        at_least: minimum number of intact checkpoints; a training with rollbacks needs
+            all.
 
     Returns:
-        names of checkpoints that were not fetched and are deleted with the next checkpoint; permanent ones stay.
+        names of checkpoints that were not fetched and are deleted with the next
+        checkpoint; permanent ones stay.
     """
     # Imports torch, which must happen after the ranks are set up.
-    from gristmill.train.loop.checkpoints import CHECKPOINTS, PREFIX, damaged_files, is_complete
+    from gristmill.train.loop.checkpoints import (
+        CHECKPOINTS,
+        PREFIX,
+        damaged_files,
+        is_complete,
+    )
 
     target_count, sound, fetched = max(engine["keep_checkpoints"] - 1, at_least), 0, 0
     for step in steps:
@@ -141,9 +203,15 @@ def fetch_checkpoints(
             break
         fetched += 1
         fetch_tree(work / CHECKPOINTS / step, here / CHECKPOINTS / step)
-        sound += is_complete(here / CHECKPOINTS / step) and not damaged_files(here / CHECKPOINTS / step)
+        sound += is_complete(here / CHECKPOINTS / step) and not damaged_files(
+            here / CHECKPOINTS / step
+        )
     every = engine.get("permanent_every")
-    return {step for step in steps[fetched:] if not every or int(step.removeprefix(PREFIX)) % every}
+    return {
+        step
+        for step in steps[fetched:]
+        if not every or int(step.removeprefix(PREFIX)) % every
+    }
 
 
 def _checkpoint_of(name: str) -> str | None:
@@ -164,22 +232,33 @@ def check_room(here: Path, fetched_bytes: int, written_bytes: int) -> None:
     free, needed = shutil.disk_usage(disk).free, fetched_bytes + written_bytes
     if needed > free:
         raise OSError(
-            f"the training works in {here}, which needs {needed / 1e9:,.3f} GB ({fetched_bytes / 1e9:,.3f} that it "
-            f"fetches from the store, {written_bytes / 1e9:,.3f} for its next checkpoints), and {free / 1e9:,.3f} GB "
-            "are free there; free some, or name a folder of a larger disk as engine.stream.cache_folder"
+            f"the training works in {here}, which needs {needed / 1e9:,.3f} GB "
+            f"({fetched_bytes / 1e9:,.3f} that it fetches from the store, "
+            f"{written_bytes / 1e9:,.3f} for its next checkpoints), and "
+            f"{free / 1e9:,.3f} GB are free there; free some, or name a folder of a "
+            "larger disk as engine.stream.cache_folder"
         )
 
 
 def folder_here(folder: Path, engine: Mapping[str, Any], apart: bool) -> Path:
-    """Local folder of a training in a store: one per URL, and per host (`apart`), as hosts may share home folders."""
+    """Local folder of a training in a store: one per URL, and per host (`apart`), as
+    hosts may share home folders.
+    """
     cache_folder = Stream.model_validate(engine.get("stream", {})).cache_folder
     cache = Path(cache_folder) if cache_folder else default_folder()
     host = f"-{socket.gethostname()}" if apart else ""
-    return (cache / "training" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}{host}").absolute()
+    return (
+        cache
+        / "training"
+        / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}{host}"
+    ).absolute()
 
 
-def fetch_tree(source: Path, target: Path, wanted: Callable[[str], bool] = lambda name: True) -> None:
-    """Copy the files below a folder of a store to a local folder; a missing source is empty.
+def fetch_tree(
+    source: Path, target: Path, wanted: Callable[[str], bool] = lambda name: True
+) -> None:
+    """Copy the files below a folder of a store to a local folder; a missing source is
+    empty.
 
     Args:
         wanted: predicate of relative file names.
@@ -212,12 +291,15 @@ class Mirror:
         warn: receives warnings of failures, at most one per minute.
     """
 
-    def __init__(self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, here: Path, folder: Path, stream: Stream, warn: Callable[[str], None]
+    ) -> None:
         self._here, self._folder = here, folder
         self._patience = Patience(
             stream.retry_seconds,
             warn,
-            f"check the store, or raise engine.stream.retry_seconds ({stream.retry_seconds:g})",
+            "check the store, or raise engine.stream.retry_seconds "
+            f"({stream.retry_seconds:g})",
         )
         self._lock = threading.Lock()
         outdated = read_json(here / "stage.json").get(OUTDATED, ())
@@ -234,15 +316,19 @@ class Mirror:
         """Send all files below a local folder; other files in the store stay."""
         with self._lock:
             for name, state in self._files(self._name(folder)).items():
-                self._patience.ask(str(self._folder / name), partial(self._put, name), "written")
+                self._patience.ask(
+                    str(self._folder / name), partial(self._put, name), "written"
+                )
                 self._sent[name] = state
 
     def saved(self, checkpoint: Path, names: Iterable[str]) -> None:
-        """Send changes of `work/`, after other hosts have sent their files of a checkpoint.
+        """Send changes of `work/`, after other hosts have sent their files of a
+        checkpoint.
 
         Args:
             checkpoint: complete; its marker is sent now.
-            names: files of the checkpoint on other hosts; they are deleted together with the local ones.
+            names: files of the checkpoint on other hosts; they are deleted together
+                with the local ones.
         """
         self._elsewhere |= {self._name(checkpoint / name) for name in names}
         self._sent.update(dict.fromkeys(self._elsewhere - self._sent.keys(), (0, 0)))
@@ -260,12 +346,26 @@ class Mirror:
         remote = self._folder / self._name(checkpoint)
         marker = checkpoint / MARKER
         if not marker.exists():
-            write_json(marker, self._patience.ask(str(remote / MARKER), lambda: read_json(remote / MARKER)))
-        missing = [name for name in read_json(marker)["files"] if not (checkpoint / name).exists()]
+            write_json(
+                marker,
+                self._patience.ask(
+                    str(remote / MARKER), lambda: read_json(remote / MARKER)
+                ),
+            )
+        missing = [
+            name
+            for name in read_json(marker)["files"]
+            if not (checkpoint / name).exists()
+        ]
         for name in missing:
-            self._patience.ask(str(remote / name), partial(self._get, self._name(checkpoint / name)))
+            self._patience.ask(
+                str(remote / name), partial(self._get, self._name(checkpoint / name))
+            )
         if missing and (damaged := damaged_files(checkpoint)):
-            raise OSError(f"{remote}: {', '.join(damaged)} did not come here as saved; run the same command again")
+            raise OSError(
+                f"{remote}: {', '.join(damaged)} did not come here as saved; run the "
+                "same command again"
+            )
         with self._lock:
             self._sent.update(self._files(self._name(checkpoint)))
 
@@ -278,10 +378,14 @@ class Mirror:
 
     def _send(self, part: str) -> None:
         files = self._files(part)
-        changed = {name for name, state in files.items() if self._sent.get(name) != state}
+        changed = {
+            name for name, state in files.items() if self._sent.get(name) != state
+        }
         for name in _markers_last(changed):
             with suppress(FileNotFoundError):  # removed locally, and soon in the store
-                self._patience.ask(str(self._folder / name), partial(self._put, name), "written")
+                self._patience.ask(
+                    str(self._folder / name), partial(self._put, name), "written"
+                )
                 self._sent[name] = files[name]
         removed = {
             name
@@ -292,7 +396,9 @@ class Mirror:
         }
         for name in reversed(_markers_last(removed)):
             with suppress(FileNotFoundError):
-                self._patience.ask(str(self._folder / name), partial(self._remove, name), "removed")
+                self._patience.ask(
+                    str(self._folder / name), partial(self._remove, name), "removed"
+                )
             del self._sent[name]
 
     def _put(self, name: str) -> None:
@@ -310,15 +416,24 @@ class Mirror:
                 path = Path(folder, name)
                 if TEMPORARY_MARK not in name and path.exists():
                     status = path.stat()
-                    files[path.relative_to(self._here).as_posix()] = (status.st_size, status.st_mtime_ns)
+                    files[path.relative_to(self._here).as_posix()] = (
+                        status.st_size,
+                        status.st_mtime_ns,
+                    )
         return files
 
 
-def mirror_of(here: Path, engine: dict[str, Any], warn: Callable[[str], None]) -> Mirror | None:
-    """Mirror of this training's folder; None if the stage folder is local, and on all ranks but the first of each host."""
+def mirror_of(
+    here: Path, engine: dict[str, Any], warn: Callable[[str], None]
+) -> Mirror | None:
+    """Mirror of this training's folder; None if the stage folder is local, and on all
+    ranks but the first of each host.
+    """
     if VARIABLE not in os.environ or os.environ["LOCAL_RANK"] != "0":
         return None
-    return Mirror(here, followed(here), Stream.model_validate(engine.get("stream", {})), warn)
+    return Mirror(
+        here, followed(here), Stream.model_validate(engine.get("stream", {})), warn
+    )
 
 
 def works_apart() -> bool:

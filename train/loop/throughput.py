@@ -32,7 +32,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 def model_flops_utilisation(
     tokens_per_second: float, flops_per_token: float, peak: float | None, devices: int
 ) -> float | Literal["unknown"]:
-    """MFU (PaLM, appendix B): model FLOPs per second over the peak of all devices; "unknown" without a peak."""
+    """MFU (PaLM, appendix B): model FLOPs per second over the peak of all devices;
+    "unknown" without a peak.
+    """
     if peak is None:
         return "unknown"
     return tokens_per_second * flops_per_token / (peak * devices)
@@ -41,8 +43,8 @@ def model_flops_utilisation(
 class Clock:
     """Time, tokens and data wait since the last logged step.
 
-    The first interval starts after the first step, which includes compilation and the wait for the first batch, unless
-    that step itself is logged.
+    The first interval starts after the first step, which includes compilation and the
+    wait for the first batch, unless that step itself is logged.
 
     Args:
         tokens, step: tokens read and steps done before the attempt.
@@ -54,7 +56,12 @@ class Clock:
 
     def restart(self, tokens: int, step: int, waited_seconds: float) -> None:
         """Restart the clock; `waited_seconds` is the total wait for batches so far."""
-        self.started, self.tokens, self.step, self.waited_seconds = time.perf_counter(), tokens, step, waited_seconds
+        self.started, self.tokens, self.step, self.waited_seconds = (
+            time.perf_counter(),
+            tokens,
+            step,
+            waited_seconds,
+        )
         self._is_warm = True
 
     def skip_first_step(self, tokens: int, step: int, waited_seconds: float) -> None:
@@ -66,8 +73,11 @@ class Clock:
         """Tokens per second since the start."""
         return (tokens - self.tokens) / (time.perf_counter() - self.started)
 
-    def data_wait(self, step: int, waited_seconds: float, world: World) -> dict[str, float]:
-        """Mean data wait per step on the slowest rank since the start, in seconds and as a share of the step time.
+    def data_wait(
+        self, step: int, waited_seconds: float, world: World
+    ) -> dict[str, float]:
+        """Mean data wait per step on the slowest rank since the start, in seconds and
+        as a share of the step time.
 
         This is a collective.
         """
@@ -86,20 +96,33 @@ class UpdateSize:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trained = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
         self._before = [parameter.detach().clone() for parameter in self._trained]
 
     @torch.no_grad()
     def norms(self) -> dict[str, Tensor]:
-        """`param_norm` after the update, and `update_ratio`, the norm of the update over it; scalars on the device."""
+        """`param_norm` after the update, and `update_ratio`, the norm of the update
+        over it; scalars on the device.
+        """
         weights = [parameter.detach() for parameter in self._trained]
-        differences = [after - before for after, before in zip(weights, self._before, strict=True)]
-        norm, change = (over_stages(self._model, squared_norm(tensors)).sqrt() for tensors in (weights, differences))
+        differences = [
+            after - before for after, before in zip(weights, self._before, strict=True)
+        ]
+        norm, change = (
+            over_stages(self._model, squared_norm(tensors)).sqrt()
+            for tensors in (weights, differences)
+        )
         return {"param_norm": norm, "update_ratio": change / norm}
 
 
 def speed_metrics(
-    rate: float, flops_per_token: float, causal_flops_per_token: float, peak: float | None, devices: int
+    rate: float,
+    flops_per_token: float,
+    causal_flops_per_token: float,
+    peak: float | None,
+    devices: int,
 ) -> dict[str, Any]:
     """Tokens per second, and MFU by both conventions for causal attention.
 
@@ -113,7 +136,9 @@ def speed_metrics(
     return {
         "tokens_per_second": round(rate, 1),
         "mfu": model_flops_utilisation(rate, flops_per_token, peak, devices),
-        "mfu_causal": model_flops_utilisation(rate, causal_flops_per_token, peak, devices),
+        "mfu_causal": model_flops_utilisation(
+            rate, causal_flops_per_token, peak, devices
+        ),
     }
 
 
@@ -123,12 +148,15 @@ def peak_memory_bytes(device: torch.device, world: World) -> int:
     This is a collective.
     """
     if device.type == "cuda":
-        return int(max_over_ranks(float(torch.cuda.max_memory_allocated(device)), world))
+        return int(
+            max_over_ranks(float(torch.cuda.max_memory_allocated(device)), world)
+        )
     return int(max_over_ranks(float(peak_resident_bytes()), world))
 
 
 class Profiler:
-    """Run PyTorch's profiler at the steps of a section; without a section it does nothing.
+    """Run PyTorch's profiler at the steps of a section; without a section it does
+    nothing.
 
     Args:
         section: steps to trace.
@@ -137,7 +165,9 @@ class Profiler:
         step: steps done; a training that resumes after the traced steps traces nothing.
     """
 
-    def __init__(self, section: Profile | None, context: Context, world: World, step: int) -> None:
+    def __init__(
+        self, section: Profile | None, context: Context, world: World, step: int
+    ) -> None:
         self._section, self._context, self._world = section, context, world
         self._profile: Any = None
         self.after(step)
@@ -146,7 +176,10 @@ class Profiler:
         """Start or stop the profiler after a step, if due."""
         if self._section is None:
             return
-        if self._profile is not None and step >= self._section.first_step + self._section.steps - 1:
+        if (
+            self._profile is not None
+            and step >= self._section.first_step + self._section.steps - 1
+        ):
             self.close()
         if step == self._section.first_step - 1:
             self._start(self._section)
@@ -170,10 +203,17 @@ class Profiler:
             if section.memory:
                 torch.cuda.memory._record_memory_history(max_entries=MOST_ALLOCATIONS)
         elif section.memory:
-            self._context.warn("engine.profile.memory: there is no GPU whose allocations could be recorded")
-        self._profile = torch.profiler.profile(activities=activities, record_shapes=True)
+            self._context.warn(
+                "engine.profile.memory: there is no GPU whose allocations could be "
+                "recorded"
+            )
+        self._profile = torch.profiler.profile(
+            activities=activities, record_shapes=True
+        )
         self._profile.start()
 
     def _dump_memory(self, folder: Path) -> None:
-        torch.cuda.memory._dump_snapshot(str(folder / f"rank-{self._world.rank}-memory.pickle"))
+        torch.cuda.memory._dump_snapshot(
+            str(folder / f"rank-{self._world.rank}-memory.pickle")
+        )
         torch.cuda.memory._record_memory_history(enabled=None)

@@ -1,4 +1,6 @@
-"""Job of the training loop: settings, objective and model, and the schedule derived from them."""
+"""Job of the training loop: settings, objective and model, and the schedule derived
+from them.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,16 @@ class Job:
         world: the processes.
         context: working folder, checkpoint policy, progress reports.
         peak_flops: of one device, if known.
-        causal_share: share of the objective's FLOPs that remains if masked attention is not counted.
-        after_step: called on every rank after each step; its result is logged as a line of that step.
+        causal_share: share of the objective's FLOPs that remains if masked attention is
+            not counted.
+        after_step: called on every rank after each step; its result is logged as a line
+            of that step.
         average: running mean of the weights, if enabled.
         decode: from token ids to text, for loss-spike reports.
         known: from document ids to their origin and quality, for loss-spike reports.
         elastic: penalty on moving weights away from their start, if enabled.
-        before_step: called on every rank with the steps done and the rows of the next step, before its gradients.
+        before_step: called on every rank with the steps done and the rows of the next
+            step, before its gradients.
         state: further state for checkpoints, by name.
         reading_threads: see prefetch.reading_threads.
         phases: of the packed set, see PackedSet.described_phases.
@@ -90,15 +95,28 @@ class Job:
 
 
 def scheduled_rate(job: Job, step: int) -> float:
-    """Learning rate of a step, counted from 1. A warm-up in tokens assumes the first step's tokens per step."""
+    """Learning rate of a step, counted from 1. A warm-up in tokens assumes the first
+    step's tokens per step.
+    """
     section, phase = job.section, job.phase_of(step - 1)
-    rate = learning_rate(section.schedule, section.optimizer.learning_rate, step, section.steps, _step_tokens(job))
+    rate = learning_rate(
+        section.schedule,
+        section.optimizer.learning_rate,
+        step,
+        section.steps,
+        _step_tokens(job),
+    )
     return rate if phase is None else rate * phase.learning_rate_scale
 
 
 def describe_phase(job: Job, step: int) -> dict[str, Any] | None:
-    """Line of metrics for a step, counted from 1, that begins a phase: its number, shares and settings; else None."""
-    number = max((index for index, first in enumerate(job.first_steps) if first == step - 1), default=None)
+    """Line of metrics for a step, counted from 1, that begins a phase: its number,
+    shares and settings; else None.
+    """
+    number = max(
+        (index for index, first in enumerate(job.first_steps) if first == step - 1),
+        default=None,
+    )
     if number is None:
         return None
     shares, settings = job.phases[number]["shares"], job.phase_of(step - 1)
@@ -128,12 +146,14 @@ def warn_of_long_warmup(job: Job) -> None:
     warmup = min(warmup_steps(schedule, steps, _step_tokens(job)), steps)
     if schedule.kind != "one_cycle" and 2 * warmup > steps:
         job.context.warn(
-            f"{job.context.stage}: the learning rate rises for {warmup} of the {steps} steps "
-            f"({job.context.stage}.schedule), and is at its peak for few of them or none; shorten the "
-            "warm-up, or train for longer"
+            f"{job.context.stage}: the learning rate rises for {warmup} of the {steps} "
+            f"steps ({job.context.stage}.schedule), and is at its peak for few of them "
+            "or none; shorten the warm-up, or train for longer"
         )
 
 
 def is_logged(section: Training, step: int) -> bool:
-    """Return True for steps (counted from 1) that are logged: the first, the last and every `log_every`-th."""
+    """Return True for steps (counted from 1) that are logged: the first, the last and
+    every `log_every`-th.
+    """
     return step in (1, section.steps) or step % section.log_every == 0

@@ -1,6 +1,7 @@
 """Scaled dot-product attention: choice of kernel, and masks.
 
-Legend: n rows, t tokens, s attended tokens, h heads, k key/value heads, c channels per head.
+Legend: n rows, t tokens, s attended tokens, h heads, k key/value heads, c channels per
+head.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch import Tensor
 LEAST_MEAN_LENGTH = 128
 """Mean document length from which documents are attended to one by one on a CPU.
 
-For shorter documents one masked product is cheaper, as separate products are mostly overhead.
+For shorter documents one masked product is cheaper, as separate products are mostly
+overhead.
 """
 HOPPER = 9
 
@@ -28,8 +30,9 @@ class Segments:
     """Rows cut into documents, for attention one document at a time.
 
     Attributes:
-        spans: for each row the pieces of documents of its queries, in order: (queries, first key, end of keys). The
-            queries of a piece are the last of its keys: all keys of a full document, fewer if only its end is queried.
+        spans: for each row the pieces of documents of its queries, in order: (queries,
+            first key, end of keys). The queries of a piece are the last of its keys:
+            all keys of a full document, fewer if only its end is queried.
     """
 
     spans: tuple[tuple[tuple[int, int, int], ...], ...]
@@ -40,7 +43,8 @@ class Elsewhere:
     """Mask of queries over rows whose keys and values are split over processes.
 
     Attributes:
-        whole: gathers keys and values (n, k, t, c) of rows, in order, from the local ones.
+        whole: gathers keys and values (n, k, t, c) of rows, in order, from the local
+            ones.
         visible: mask over the gathered keys; not None.
     """
 
@@ -49,14 +53,17 @@ class Elsewhere:
 
 
 Visible = Any
-"""None (no mask but `causal`), a bool mask (n, 1, t, s), Segments, FlexAttention's BlockMask, or Elsewhere."""
+"""None (no mask but `causal`), a bool mask (n, 1, t, s), Segments, FlexAttention's
+BlockMask, or Elsewhere.
+"""
 
 
 def document_numbers(positions: Tensor) -> Tensor:
-    """Document number of each token within its row, (n, t) int64, from its position in the document (n, t).
+    """Document number of each token within its row, (n, t) int64, from its position in
+    the document (n, t).
 
-    A document begins where positions do not increase by one. Padding, with negative positions, is a document of its
-    own.
+    A document begins where positions do not increase by one. Padding, with negative
+    positions, is a document of its own.
     """
     before, current = positions[:, :-1], positions[:, 1:]
     starts = torch.ones_like(positions)
@@ -75,16 +82,23 @@ def see_documents(
 
     Args:
         positions: (n, t) of each token within its document, negative for padding.
-        dense: return a plain mask, for which compiled code is not recompiled with every batch.
-        causal: up to the token itself; otherwise all of its document. Pass the same value to `attend`.
-        prefix: (n, t) bool, tokens visible to earlier tokens too (Raffel et al. 2020, figure 4); none if absent.
+        dense: return a plain mask, for which compiled code is not recompiled with every
+            batch.
+        causal: up to the token itself; otherwise all of its document. Pass the same
+            value to `attend`.
+        prefix: (n, t) bool, tokens visible to earlier tokens too (Raffel et al. 2020,
+            figure 4); none if absent.
         places: (s,) indices of the queries, in ascending ranges; all tokens if absent.
     """
     numbers = document_numbers(positions)
     if positions.device.type == "cuda":
         return block_mask(numbers, causal, prefix, places)
     rows, t = numbers.shape
-    if dense or prefix is not None or rows * t < LEAST_MEAN_LENGTH * int(numbers[:, -1].sum()):
+    if (
+        dense
+        or prefix is not None
+        or rows * t < LEAST_MEAN_LENGTH * int(numbers[:, -1].sum())
+    ):
         queries = torch.arange(t, device=numbers.device) if places is None else places
         mask = numbers[:, queries, None] == numbers[:, None, :]
         if causal:
@@ -92,17 +106,25 @@ def see_documents(
             mask &= earlier if prefix is None else earlier | prefix[:, None, :]
         return mask.unsqueeze(1)
     ranges = [(0, t)] if places is None else _stretches(places)
-    documents = (torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in numbers)
-    return Segments(tuple(tuple(_spans(lengths, ranges, causal)) for lengths in documents))
+    documents = (
+        torch.unique_consecutive(row, return_counts=True)[1].tolist() for row in numbers
+    )
+    return Segments(
+        tuple(tuple(_spans(lengths, ranges, causal)) for lengths in documents)
+    )
 
 
 def _stretches(places: Tensor) -> list[tuple[int, int]]:
     """Ranges (first, end) of consecutive indices, from ascending indices."""
     breaks = (places.diff() != 1).nonzero().squeeze(1) + 1
-    return [(int(part[0]), int(part[-1]) + 1) for part in places.tensor_split(breaks.cpu())]
+    return [
+        (int(part[0]), int(part[-1]) + 1) for part in places.tensor_split(breaks.cpu())
+    ]
 
 
-def _spans(lengths: Sequence[int], ranges: Iterable[tuple[int, int]], causal: bool) -> list[tuple[int, int, int]]:
+def _spans(
+    lengths: Sequence[int], ranges: Iterable[tuple[int, int]], causal: bool
+) -> list[tuple[int, int, int]]:
     """Pieces of documents of some lengths within ranges of their row (see Segments)."""
     spans = []
     for first, range_end in ranges:
@@ -117,9 +139,14 @@ def _spans(lengths: Sequence[int], ranges: Iterable[tuple[int, int]], causal: bo
 
 
 def block_mask(
-    numbers: Tensor, causal: bool = True, prefix: Tensor | None = None, places: Tensor | None = None
+    numbers: Tensor,
+    causal: bool = True,
+    prefix: Tensor | None = None,
+    places: Tensor | None = None,
 ) -> Visible:
-    """FlexAttention's BlockMask (Dong et al. 2024), which skips blocks without a common document."""
+    """FlexAttention's BlockMask (Dong et al. 2024), which skips blocks without a common
+    document.
+    """
     from torch.nn.attention.flex_attention import create_block_mask
 
     n, t = numbers.shape
@@ -130,21 +157,33 @@ def block_mask(
         same = numbers[row, query] == numbers[row, key]
         if not causal:
             return same
-        return same & (query >= key if prefix is None else (query >= key) | prefix[row, key])
+        return same & (
+            query >= key if prefix is None else (query >= key) | prefix[row, key]
+        )
 
     # Compiled, it does not materialise the n x t x t mask.
-    create = _compiled(create_block_mask) if numbers.device.type == "cuda" else create_block_mask
+    create = (
+        _compiled(create_block_mask)
+        if numbers.device.type == "cuda"
+        else create_block_mask
+    )
     return create(same_document, n, None, len(query_indices), t, device=numbers.device)
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, visible: Visible, causal: bool = True, scale: float | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    visible: Visible,
+    causal: bool = True,
+    scale: float | None = None,
 ) -> Tensor:
     """Attention (n, h, t, c) of queries (n, h, t, c) over keys and values (n, k, s, c).
 
     Args:
         visible: mask of rows or documents, or additive float mask of scores.
-        causal: restrict None and Segments to earlier tokens; masks define this themselves.
+        causal: restrict None and Segments to earlier tokens; masks define this
+            themselves.
         scale: of the scores, with None or a mask; 1 / sqrt(c) if absent.
     """
     if isinstance(visible, Elsewhere):
@@ -166,7 +205,8 @@ def attend(
             )
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Eager mode would materialise all scores; within compiled code it is compiled with its caller.
+    # Eager mode would materialise all scores; within compiled code it is compiled with
+    # its caller.
     run: Any = flex_attention
     if queries.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(flex_attention)
@@ -175,20 +215,30 @@ def attend(
 
 
 def _attend_by_document(
-    queries: Tensor, keys: Tensor, values: Tensor, segments: Segments, grouped: bool, causal: bool
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    segments: Segments,
+    grouped: bool,
+    causal: bool,
 ) -> Tensor:
     """Attention of each document separately; masked scores are never computed."""
     rows = []
     for row, spans in enumerate(segments.spans):
-        document_queries = queries[row : row + 1].split([count for count, _, _ in spans], dim=2)
+        document_queries = queries[row : row + 1].split(
+            [count for count, _, _ in spans], dim=2
+        )
         document_key_values = [
-            [tensor[row : row + 1, :, begin:end] for tensor in (keys, values)] for _, begin, end in spans
+            [tensor[row : row + 1, :, begin:end] for tensor in (keys, values)]
+            for _, begin, end in spans
         ]
         rows.append(
             torch.cat(
                 [
                     _attend_to_end(q, k, v, causal, grouped)
-                    for q, (k, v) in zip(document_queries, document_key_values, strict=True)
+                    for q, (k, v) in zip(
+                        document_queries, document_key_values, strict=True
+                    )
                 ],
                 dim=2,
             )
@@ -196,20 +246,28 @@ def _attend_by_document(
     return torch.cat(rows)
 
 
-def _attend_to_end(queries: Tensor, keys: Tensor, values: Tensor, causal: bool, grouped: bool) -> Tensor:
+def _attend_to_end(
+    queries: Tensor, keys: Tensor, values: Tensor, causal: bool, grouped: bool
+) -> Tensor:
     """Attention of queries that, if causal, are the last tokens of the keys."""
     count, length = queries.shape[2], keys.shape[2]
     if not causal or count == length:
-        return F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, enable_gqa=grouped)
+        return F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=causal, enable_gqa=grouped
+        )
     mask = _last_queries_first(count, length, queries.dtype, queries.device)
-    return F.scaled_dot_product_attention(queries.flip(2), keys, values, attn_mask=mask, enable_gqa=grouped).flip(2)
+    return F.scaled_dot_product_attention(
+        queries.flip(2), keys, values, attn_mask=mask, enable_gqa=grouped
+    ).flip(2)
 
 
-def _last_queries_first(count: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _last_queries_first(
+    count: int, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Additive mask (count, length) of the last queries of some keys, in reverse order.
 
-    Each line is the line before it shifted by one key, so all lines are views of one vector of count + length - 1
-    numbers.
+    Each line is the line before it shifted by one key, so all lines are views of one
+    vector of count + length - 1 numbers.
     """
     line = torch.zeros(count + length - 1, dtype=dtype, device=device)
     line[length:] = -torch.inf
@@ -217,7 +275,8 @@ def _last_queries_first(count: int, length: int, dtype: torch.dtype, device: tor
 
 
 def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
-    """Prefer cuDNN on Hopper: 1.7 to 2.3 times faster than PyTorch's default for training (transformers #48163).
+    """Prefer cuDNN on Hopper: 1.7 to 2.3 times faster than PyTorch's default for
+    training (transformers #48163).
 
     Other devices keep PyTorch's order, as cuDNN measured slower there.
     """
@@ -225,17 +284,24 @@ def _preferred_kernels(device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    order = [
+        SDPBackend.CUDNN_ATTENTION,
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.MATH,
+    ]
     return sdpa_kernel(order, set_priority=True)
 
 
 def _is_hopper(device: torch.device) -> bool:
-    """Return True on Hopper; evaluated while compiling instead of traced, as driver queries are not part of a graph."""
+    """Return True on Hopper; evaluated while compiling instead of traced, as driver
+    queries are not part of a graph.
+    """
     return device.type == "cuda" and _capability(device)[0] == HOPPER
 
 
-# Same effect as torch.compiler.assume_constant_result, which would load the compiler and add more than a second to
-# every start.
+# Same effect as torch.compiler.assume_constant_result, which would load the compiler
+# and add more than a second to every start.
 _is_hopper._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

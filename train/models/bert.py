@@ -1,8 +1,10 @@
-"""BERT's encoder (Devlin et al. 2019): learned positions, post-norm layers, GELU, and biases everywhere.
+"""BERT's encoder (Devlin et al. 2019): learned positions, post-norm layers, GELU, and
+biases everywhere.
 
-Exports copy tensors to transformers' BertForMaskedLM (see filling_families.bert_name). Every token attends to its whole
-row, or its whole document, whose positions start at 0. All tokens have type 0; the embedding of type 1 is initialised
-for fine-tuning. Shapes are those of decoder.py.
+Exports copy tensors to transformers' BertForMaskedLM (see filling_families.bert_name).
+Every token attends to its whole row, or its whole document, whose positions start at 0.
+All tokens have type 0; the embedding of type 1 is initialised for fine-tuning. Shapes
+are those of decoder.py.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class BertAttention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.channels = shape.head_width
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(shape.width, shape.width) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            nn.Linear(shape.width, shape.width) for _ in range(4)
+        )
 
     def forward(self, x: Tensor, visible: Visible) -> Tensor:
         """Attend (n, t, d) -> (n, t, d)."""
@@ -51,7 +55,9 @@ class BertFeedForward(nn.Module):
 
 
 class BertBlock(Layer):
-    """Layer of attention and feed-forward, each with a residual connection followed by a norm."""
+    """Layer of attention and feed-forward, each with a residual connection followed by
+    a norm.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -85,7 +91,11 @@ class BertStack(nn.Module):
 
     def run(self, ids: Tensor, places: Tensor, visible: Visible) -> Tensor:
         """Compilable part of `forward`."""
-        hidden = self.embed_tokens(ids) + self.embed_types(torch.zeros_like(places)) + self.embed_positions(places)
+        hidden = (
+            self.embed_tokens(ids)
+            + self.embed_types(torch.zeros_like(places))
+            + self.embed_positions(places)
+        )
         hidden = self.embedding_norm(hidden)
         for layer in self.layers:
             hidden = layer(hidden, visible)
@@ -93,7 +103,9 @@ class BertStack(nn.Module):
 
 
 class BertHead(nn.Module):
-    """Transform of hidden states before the output matrix (`transform` in the authors' code)."""
+    """Transform of hidden states before the output matrix (`transform` in the authors'
+    code).
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -105,7 +117,9 @@ class BertHead(nn.Module):
 
 
 class Bert(ShapedModel):
-    """Masked language model, whose logits predict the token at their own place. The output matrix is the embedding."""
+    """Masked language model, whose logits predict the token at their own place. The
+    output matrix is the embedding.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape, BertStack(shape))
@@ -120,24 +134,32 @@ class Bert(ShapedModel):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Run the model and apply a head to its last hidden states; see encoder.Encoder.forward.
+        """Run the model and apply a head to its last hidden states; see
+        encoder.Encoder.forward.
 
         Raises:
-            ValueError: a row, or a document, exceeds the number of positions, or a cache is given.
+            ValueError: a row, or a document, exceeds the number of positions, or a
+                cache is given.
         """
         if cache is not None:
             raise ValueError("an encoder fills in masked tokens and cannot write text")
         if ids.shape[1] > self.shape.sequence_length:
             raise ValueError(
-                f"a row of {ids.shape[1]} tokens is longer than the {self.shape.sequence_length} "
-                "positions that this encoder has"
+                f"a row of {ids.shape[1]} tokens is longer than the "
+                f"{self.shape.sequence_length} positions that this encoder has"
             )
         places, visible = torch.arange(ids.shape[1], device=ids.device)[None], None
         if positions is not None:
-            visible, places = see_documents(positions, dense=self.is_compiled, causal=False), positions.clamp(min=0)
+            visible, places = (
+                see_documents(positions, dense=self.is_compiled, causal=False),
+                positions.clamp(min=0),
+            )
         hidden = self.head(self.model(ids, places, visible))
-        # Heads take no bias: biases are an extra column of the matrix, multiplied by a channel of ones.
-        matrix = torch.cat((self.model.embed_tokens.weight, self.output_bias[:, None]), dim=1)
+        # Heads take no bias: biases are an extra column of the matrix, multiplied by a
+        # channel of ones.
+        matrix = torch.cat(
+            (self.model.embed_tokens.weight, self.output_bias[:, None]), dim=1
+        )
         return head(F.pad(hidden, (0, 1), value=1.0), matrix[: self.shape.vocab_size])
 
 

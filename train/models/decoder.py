@@ -1,8 +1,10 @@
-"""Decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query attention and SwiGLU.
+"""Decoder: Llama's (Touvron et al. 2023) with RMSNorm, rotary positions, grouped-query
+attention and SwiGLU.
 
-Options add features of Qwen2 (biases of queries, keys and values), GLM-4 (also rotates only half of the channels),
-Qwen3 (normalised queries and keys) and Mixtral (experts). Parameter names and the rotate-half layout of the rotary
-embedding are Hugging Face's, so that exports copy tensors without permutation, except for GLM-4. Shapes: n rows, t
+Options add features of Qwen2 (biases of queries, keys and values), GLM-4 (also rotates
+only half of the channels), Qwen3 (normalised queries and keys) and Mixtral (experts).
+Parameter names and the rotate-half layout of the rotary embedding are Hugging Face's,
+so that exports copy tensors without permutation, except for GLM-4. Shapes: n rows, t
 tokens, d width, h heads, k key/value heads, c channels per head, v ids.
 """
 
@@ -27,13 +29,20 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Head = Callable[[Tensor, Tensor | None], Any]
-"""Function of hidden states (n, t, d) and output matrix (v, d) that computes the model's result.
+"""Function of hidden states (n, t, d) and output matrix (v, d) that computes the
+model's result.
 
 Without a matrix its input are logits (n, t, v), from a model other than this decoder.
 """
 Kept = Literal["nothing", "selected"]
-"""Activations kept for the backward pass: none, or those that are expensive to recompute."""
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten._grouped_mm.default)
+"""Activations kept for the backward pass: none, or those that are expensive to
+recompute.
+"""
+PRODUCTS = (
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._grouped_mm.default,
+)
 ATTENTION = (
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
@@ -72,12 +81,15 @@ class Cache:
     starts: Tensor
 
 
-def empty_cache(shape: Shape, starts: Tensor, capacity: int, dtype: torch.dtype) -> Cache:
+def empty_cache(
+    shape: Shape, starts: Tensor, capacity: int, dtype: torch.dtype
+) -> Cache:
     """Empty cache for as many rows as `starts` has, with a capacity in positions."""
     size = (len(starts), shape.kv_heads, capacity, shape.head_width)
     layers = [
         LayerCache(
-            torch.zeros(size, dtype=dtype, device=starts.device), torch.zeros(size, dtype=dtype, device=starts.device)
+            torch.zeros(size, dtype=dtype, device=starts.device),
+            torch.zeros(size, dtype=dtype, device=starts.device),
         )
         for _ in range(shape.layers)
     ]
@@ -113,7 +125,12 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(shape.head_width, shape.norm_eps)
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, cache: LayerCache | None, filled: int
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible: Visible,
+        cache: LayerCache | None,
+        filled: int,
     ) -> Tensor:
         """Attend (n, t, d) -> (n, t, d).
 
@@ -121,13 +138,15 @@ class Attention(nn.Module):
             x: normalised input.
             rotary: cosines and sines that broadcast to (n, h, t, c).
             visible: mask (see attention.attend); None for causal attention.
-            cache: keys and values of earlier positions, to which the new ones are added.
+            cache: keys and values of earlier positions, to which the new ones are
+                added.
             filled: number of positions in the cache.
         """
         n, t, _ = x.shape
         channels = self.shape.head_width
         queries, keys, values = (
-            project(x).view(n, t, -1, channels).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).view(n, t, -1, channels).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.shape.qk_norm:
             queries, keys = self.q_norm(queries), self.k_norm(keys)
@@ -135,7 +154,10 @@ class Attention(nn.Module):
         if cache is not None:
             cache.keys[:, :, filled : filled + t] = keys
             cache.values[:, :, filled : filled + t] = values
-            keys, values = cache.keys[:, :, : filled + t], cache.values[:, :, : filled + t]
+            keys, values = (
+                cache.keys[:, :, : filled + t],
+                cache.values[:, :, : filled + t],
+            )
         mixed = attend(queries, keys, values, visible)
         return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
 
@@ -189,7 +211,9 @@ class ShapedModel(nn.Module):
 
 
 class Block(Layer):
-    """Layer of attention and feed-forward (or experts), each with a pre-norm and a residual connection."""
+    """Layer of attention and feed-forward (or experts), each with a pre-norm and a
+    residual connection.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -207,7 +231,9 @@ class Block(Layer):
         cache: LayerCache | None = None,
         filled: int = 0,
     ) -> Tensor:
-        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and Llama.forward for `trained`."""
+        """(n, t, d) -> (n, t, d); see Attention.forward for the arguments, and
+        Llama.forward for `trained`.
+        """
         return self.run(x, rotary, visible, trained, cache, filled)
 
     def compute(
@@ -224,11 +250,17 @@ class Block(Layer):
         rotary = (cosines.to(x.dtype), sines.to(x.dtype))
         x = x + self.self_attn(self.input_layernorm(x), rotary, visible, cache, filled)
         normal = self.post_attention_layernorm(x)
-        return x + (self.mlp(normal, trained) if isinstance(self.mlp, MixtureOfExperts) else self.mlp(normal))
+        return x + (
+            self.mlp(normal, trained)
+            if isinstance(self.mlp, MixtureOfExperts)
+            else self.mlp(normal)
+        )
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and final norm; a pipeline stage has a subset, with the numbers of the whole model."""
+    """Embedding, layers and final norm; a pipeline stage has a subset, with the numbers
+    of the whole model.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -237,29 +269,48 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
-        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None, cache: Cache | None
+        self,
+        ids: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible: Visible,
+        trained: Tensor | None,
+        cache: Cache | None,
     ) -> Tensor:
         """Ids (n, t) -> normalised hidden states (n, t, d)."""
         return self.run(ids, rotary, visible, trained, cache)
 
     def run(
-        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible, trained: Tensor | None, cache: Cache | None
+        self,
+        ids: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible: Visible,
+        trained: Tensor | None,
+        cache: Cache | None,
     ) -> Tensor:
         """Compilable part of `forward`."""
         hidden = ids if self.embed_tokens is None else self.embed_tokens(ids)
         filled = 0 if cache is None else cache.length
         for number, layer in enumerate(self.layers.children()):
-            hidden = layer(hidden, rotary, visible, trained, None if cache is None else cache.layers[number], filled)
+            hidden = layer(
+                hidden,
+                rotary,
+                visible,
+                trained,
+                None if cache is None else cache.layers[number],
+                filled,
+            )
         return hidden if self.norm is None else self.norm(hidden)
 
 
 class Llama(nn.Module):
-    """Decoder language model. Padding rows of the vocabulary take no part: their logits are not computed.
+    """Decoder language model. Padding rows of the vocabulary take no part: their logits
+    are not computed.
 
     Attributes:
         shape: its sizes.
         tensor_mesh: processes that split its matrices, if any (see parallel.tensor).
-        row_split: processes that each compute a share of every row's tokens, if several; cached tokens are not split.
+        row_split: processes that each compute a share of every row's tokens, if
+            several; cached tokens are not split.
         is_compiled: true if layers are compiled (see `configure`).
     """
 
@@ -284,18 +335,21 @@ class Llama(nn.Module):
     ) -> Any:
         """Run the model and apply a head to its last hidden states.
 
-        The head runs within the forward pass, where FSDP has gathered the output matrix.
+        The head runs within the forward pass, where FSDP has gathered the output
+        matrix.
 
         Args:
             ids: (n, t) int64, each below `vocab_size`.
             head: computes the result; by default logits (n, t, v) in float32.
             cache: for generation: attended to, and extended by these tokens.
-            positions: (n, t) of each token in its document, to which attention is restricted; negative for padding.
-                Without them tokens attend to their whole row up to themselves. Incompatible with a cache.
-            trained: (n,) weight of each row's load-balancing loss, which is added to the minimised loss; without it, or
-                in a dense model, there is none.
-            prefix: (n, t) bool, tokens visible to earlier tokens of their document or row too. Incompatible with a
-                cache, where a model with `prefix_lm` treats all tokens that fill an empty cache as the prefix.
+            positions: (n, t) of each token in its document, to which attention is
+                restricted; negative for padding. Without them tokens attend to their
+                whole row up to themselves. Incompatible with a cache.
+            trained: (n,) weight of each row's load-balancing loss, which is added to
+                the minimised loss; without it, or in a dense model, there is none.
+            prefix: (n, t) bool, tokens visible to earlier tokens of their document or
+                row too. Incompatible with a cache, where a model with `prefix_lm`
+                treats all tokens that fill an empty cache as the prefix.
         """
         t = ids.shape[1]
         ids, rotary, visible = self.laid_out(ids, cache, positions, prefix)
@@ -304,24 +358,39 @@ class Llama(nn.Module):
             cache.length += t
         return self.answered(head, *self.gathered(hidden), t, cache)
 
-    def answered(self, head: Head, hidden: Tensor, matrix: Tensor, length: int, cache: Cache | None = None) -> Any:
-        """Apply a head to the last hidden states, from `gathered`, of rows of `length` tokens."""
+    def answered(
+        self,
+        head: Head,
+        hidden: Tensor,
+        matrix: Tensor,
+        length: int,
+        cache: Cache | None = None,
+    ) -> Any:
+        """Apply a head to the last hidden states, from `gathered`, of rows of `length`
+        tokens.
+        """
         if self.row_split is not None and cache is None:
             return self.row_split.answered(head, hidden, matrix, length)
         return head(hidden[:, :length], matrix)
 
     def laid_out(
-        self, ids: Tensor, cache: Cache | None, positions: Tensor | None, prefix: Tensor | None = None
+        self,
+        ids: Tensor,
+        cache: Cache | None,
+        positions: Tensor | None,
+        prefix: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Visible]:
-        """Local ids (padded to be divisible among processes), their rotary table, and their mask."""
+        """Local ids (padded to be divisible among processes), their rotary table, and
+        their mask.
+        """
         split = self.row_split if cache is None else None
         if (multiple := self.length_multiple(cache)) > 1:
             missing = padded_length(ids.shape[1], multiple) - ids.shape[1]
             if missing and self.shape.experts and torch.is_grad_enabled():
                 raise RowSplitError(
-                    f"engine.parallel.context: rows of {ids.shape[1]} tokens do not divide by "
-                    f"{multiple}, and experts are not to be kept busy by what is added; use lengths "
-                    "that do (mix.sequence_length)"
+                    f"engine.parallel.context: rows of {ids.shape[1]} tokens do not "
+                    f"divide by {multiple}, and experts are not to be kept busy by "
+                    "what is added; use lengths that do (mix.sequence_length)"
                 )
             ids, positions = padded_to_multiple(multiple, ids, positions)
             prefix = None if prefix is None else F.pad(prefix, (0, missing))
@@ -329,7 +398,9 @@ class Llama(nn.Module):
         places = torch.arange(filled, filled + ids.shape[1], device=ids.device)
         visible: Visible = None
         if cache is not None:
-            visible = visible_positions(cache.starts, places, self.shape.prefix_lm and not filled)
+            visible = visible_positions(
+                cache.starts, places, self.shape.prefix_lm and not filled
+            )
             places = (places - cache.starts[:, None]).clamp(min=0).unsqueeze(1)
         elif split is not None:
             ids, places, visible = split.see(ids, positions, self.is_compiled, prefix)
@@ -338,16 +409,28 @@ class Llama(nn.Module):
             visible = see_documents(positions, dense=self.is_compiled, prefix=prefix)
             places = positions.clamp(min=0).unsqueeze(1)
         shape = self.shape
-        rotary = rotary_table(places, shape.head_width, shape.rope_theta, shape.rope_scaling, shape.rotary_share)
+        rotary = rotary_table(
+            places,
+            shape.head_width,
+            shape.rope_theta,
+            shape.rope_scaling,
+            shape.rotary_share,
+        )
         return ids, rotary, visible
 
     def length_multiple(self, cache: Cache | None = None) -> int:
         """Required divisor of the row length if processes split rows."""
-        split = 1 if self.row_split is None or cache is not None else self.row_split.multiple
+        split = (
+            1
+            if self.row_split is None or cache is not None
+            else self.row_split.multiple
+        )
         return split * (1 if self.tensor_mesh is None else self.tensor_mesh.size())
 
     def gathered(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden states and output matrix (v, d) for a head, gathered if they are split."""
+        """Hidden states and output matrix (v, d) for a head, gathered if they are
+        split.
+        """
         output = self.output_matrix()
         if self.tensor_mesh is not None:
             hidden, output = whole(hidden), whole(output)
@@ -355,14 +438,20 @@ class Llama(nn.Module):
 
     def output_matrix(self) -> Tensor:
         """Matrix argument of heads, (padded v, d): the token prediction matrix."""
-        output: Tensor = self.model.embed_tokens.weight if self.shape.tied_embeddings else self.lm_head.weight
+        output: Tensor = (
+            self.model.embed_tokens.weight
+            if self.shape.tied_embeddings
+            else self.lm_head.weight
+        )
         return output
 
 
 def configure(model: Any, compute: Compute) -> None:
-    """Configure compilation and activation checkpointing; after matrices are split, before sharding.
+    """Configure compilation and activation checkpointing; after matrices are split,
+    before sharding.
 
-    Supports decoders and similar models: `model.layers` with a method `run`, optionally with experts.
+    Supports decoders and similar models: `model.layers` with a method `run`, optionally
+    with experts.
 
     Only computation is compiled: FSDP hooks around a layer are not.
     """
@@ -371,8 +460,12 @@ def configure(model: Any, compute: Compute) -> None:
         *(further.block for further in getattr(model, "further_layers", ())),
     ]
     if compute.activation_checkpointing in ("full", "selective"):
-        for layer in layers[compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block]:
-            layer.kept = "nothing" if compute.activation_checkpointing == "full" else "selected"
+        for layer in layers[
+            compute.checkpoint_every_block - 1 :: compute.checkpoint_every_block
+        ]:
+            layer.kept = (
+                "nothing" if compute.activation_checkpointing == "full" else "selected"
+            )
     if not compute.compiles:
         return
     if compute.activation_checkpointing == "budget":
@@ -386,11 +479,13 @@ def configure(model: Any, compute: Compute) -> None:
         part.run = torch.compile(part.run, fullgraph=not model.shape.experts)
 
 
-def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool = False) -> Tensor:
+def visible_positions(
+    starts: Tensor, positions: Tensor, both_ways: bool = False
+) -> Tensor:
     """Mask of cached positions for each new token: (n, 1, t, last position + 1) bool.
 
-    Left padding is hidden, and so are later tokens unless `both_ways`; padding attends to itself, so that no row of the
-    attention is empty.
+    Left padding is hidden, and so are later tokens unless `both_ways`; padding attends
+    to itself, so that no row of the attention is empty.
     """
     columns = torch.arange(int(positions[-1]) + 1, device=positions.device)
     causal = (columns[None, :] <= positions[:, None]) | both_ways
@@ -399,12 +494,18 @@ def visible_positions(starts: Tensor, positions: Tensor, both_ways: bool = False
     return ((causal[None] & real) | itself[None]).unsqueeze(1)
 
 
-def padded_to_multiple(size: int, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Pad rows at the end, which earlier tokens do not attend to, to a multiple of `size`."""
+def padded_to_multiple(
+    size: int, ids: Tensor, positions: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Pad rows at the end, which earlier tokens do not attend to, to a multiple of
+    `size`.
+    """
     missing = padded_length(ids.shape[1], size) - ids.shape[1]
     if not missing:
         return ids, positions
-    return F.pad(ids, (0, missing)), None if positions is None else F.pad(positions, (0, missing), value=-1)
+    return F.pad(ids, (0, missing)), None if positions is None else F.pad(
+        positions, (0, missing), value=-1
+    )
 
 
 def padded_length(length: int, size: int) -> int:
@@ -413,21 +514,33 @@ def padded_length(length: int, size: int) -> int:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Gather a split tensor; all processes compute the same with it, so its gradient counts once."""
+    """Gather a split tensor; all processes compute the same with it, so its gradient
+    counts once.
+    """
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(tensor, DTensor)
-    gathered: Tensor = tensor.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
+    gathered: Tensor = tensor.redistribute(placements=[Replicate()]).to_local(
+        grad_placements=[Replicate()]
+    )
     return gathered
 
 
 def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any:
-    """Call a function with activation checkpointing; values and gradients are bit-equal."""
+    """Call a function with activation checkpointing; values and gradients are
+    bit-equal.
+    """
     from torch.utils.checkpoint import checkpoint, noop_context_fn
 
     contexts = noop_context_fn if kept == "nothing" else _keep_selected
     # Layers use no random numbers, so there is no generator state to restore.
-    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return checkpoint(
+        function,
+        *arguments,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=contexts,
+    )
 
 
 def _keep_selected() -> Any:
@@ -438,7 +551,9 @@ def _keep_selected() -> Any:
 
 
 def _policy() -> Callable[..., Any]:
-    """Keep attention and every second matrix product (torchtitan, distributed/activation_checkpoint.py)."""
+    """Keep attention and every second matrix product (torchtitan,
+    distributed/activation_checkpoint.py).
+    """
     from torch.utils.checkpoint import CheckpointPolicy
 
     products = {False: 0, True: 0}

@@ -1,8 +1,9 @@
-"""Encoder: ModernBERT's (Warner et al. 2024) with rotary positions, GeGLU and full attention in every layer.
+"""Encoder: ModernBERT's (Warner et al. 2024) with rotary positions, GeGLU and full
+attention in every layer.
 
-Every token attends to its whole row, or its whole document. Parameters have the names and layouts of transformers'
-ModernBertForMaskedLM, so that exports copy tensors. It is called like the decoder (see llama.Llama); shapes are those
-of decoder.py.
+Every token attends to its whole row, or its whole document. Parameters have the names
+and layouts of transformers' ModernBertForMaskedLM, so that exports copy tensors. It is
+called like the decoder (see llama.Llama); shapes are those of decoder.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend, see_documents
 from gristmill.train.models.bert import Bert
-from gristmill.train.models.decoder import Cache, Head, Layer, Llama, ShapedModel, logits_head
+from gristmill.train.models.decoder import (
+    Cache,
+    Head,
+    Layer,
+    Llama,
+    ShapedModel,
+    logits_head,
+)
 from gristmill.train.models.encoder_decoder import EncoderDecoder
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.multi_token import MultiTokenLlama
@@ -23,7 +31,9 @@ from gristmill.train.models.rotary import rotary_table, rotate
 
 
 class EncoderAttention(nn.Module):
-    """Bidirectional self-attention with a joint projection of queries, keys and values."""
+    """Bidirectional self-attention with a joint projection of queries, keys and
+    values.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -31,11 +41,21 @@ class EncoderAttention(nn.Module):
         self.Wqkv = nn.Linear(shape.width, 3 * shape.attention_width, bias=False)
         self.Wo = nn.Linear(shape.attention_width, shape.width, bias=False)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
+    ) -> Tensor:
         """Attend (n, t, d) -> (n, t, d); see llama.Attention for the arguments."""
         n, t, _ = x.shape
-        queries, keys, values = self.Wqkv(x).view(n, t, 3, -1, self.channels).permute(2, 0, 3, 1, 4)
-        mixed = attend(rotate(queries, *rotary), rotate(keys, *rotary), values, visible, causal=False)
+        queries, keys, values = (
+            self.Wqkv(x).view(n, t, 3, -1, self.channels).permute(2, 0, 3, 1, 4)
+        )
+        mixed = attend(
+            rotate(queries, *rotary),
+            rotate(keys, *rotary),
+            values,
+            visible,
+            causal=False,
+        )
         return self.Wo(mixed.transpose(1, 2).reshape(n, t, -1))
 
 
@@ -54,7 +74,8 @@ class EncoderFeedForward(nn.Module):
 
 
 class EncoderBlock(Layer):
-    """Layer of attention and feed-forward, each with a pre-norm and a residual connection.
+    """Layer of attention and feed-forward, each with a pre-norm and a residual
+    connection.
 
     The first layer's attention has no norm, as the embeddings are already normalised.
     """
@@ -66,14 +87,20 @@ class EncoderBlock(Layer):
         self.mlp_norm = _norm(shape)
         self.mlp = EncoderFeedForward(shape)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
+    ) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
         return self.run(x, rotary, visible)
 
-    def compute(self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+    def compute(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
+    ) -> Tensor:
         """Forward computation."""
         cosines, sines = rotary
-        x = x + self.attn(self.attn_norm(x), (cosines.to(x.dtype), sines.to(x.dtype)), visible)
+        x = x + self.attn(
+            self.attn_norm(x), (cosines.to(x.dtype), sines.to(x.dtype)), visible
+        )
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -96,14 +123,20 @@ class EncoderStack(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embeddings = Embeddings(shape)
-        self.layers = nn.ModuleList(EncoderBlock(shape, number == 0) for number in range(shape.layers))
+        self.layers = nn.ModuleList(
+            EncoderBlock(shape, number == 0) for number in range(shape.layers)
+        )
         self.final_norm = _norm(shape)
 
-    def forward(self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+    def forward(
+        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
+    ) -> Tensor:
         """Ids (n, t) -> normalised hidden states (n, t, d)."""
         return self.run(ids, rotary, visible)
 
-    def run(self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible) -> Tensor:
+    def run(
+        self, ids: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
+    ) -> Tensor:
         """Compilable part of `forward`."""
         hidden = self.embeddings(ids)
         for layer in self.layers:
@@ -112,7 +145,9 @@ class EncoderStack(nn.Module):
 
 
 class PredictionHead(nn.Module):
-    """Transform of hidden states before the output matrix (`transform` in the code of Devlin et al. 2019)."""
+    """Transform of hidden states before the output matrix (`transform` in the code of
+    Devlin et al. 2019).
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -141,13 +176,16 @@ class Encoder(ShapedModel):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Run the model and apply a head to its last hidden states; see llama.Llama.forward.
+        """Run the model and apply a head to its last hidden states; see
+        llama.Llama.forward.
 
         Args:
             ids, head: see llama.Llama.forward.
-            cache: must be None: later tokens change earlier hidden states, so nothing can be cached.
-            positions: (n, t) of each token in its document, negative for padding, which no other token attends to.
-                Without them a token attends to its whole row.
+            cache: must be None: later tokens change earlier hidden states, so nothing
+                can be cached.
+            positions: (n, t) of each token in its document, negative for padding, which
+                no other token attends to. Without them a token attends to its whole
+                row.
             trained: ignored, as there are no experts.
         """
         if cache is not None:
@@ -157,9 +195,18 @@ class Encoder(ShapedModel):
         if positions is not None:
             visible = see_documents(positions, dense=self.is_compiled, causal=False)
             places = positions.clamp(min=0).unsqueeze(1)
-        rotary = rotary_table(places, self.shape.head_width, self.shape.rope_theta, self.shape.rope_scaling)
+        rotary = rotary_table(
+            places,
+            self.shape.head_width,
+            self.shape.rope_theta,
+            self.shape.rope_scaling,
+        )
         hidden = self.head(self.model(ids, rotary, visible))
-        matrix: Tensor = (self.model.embeddings.tok_embeddings if self.shape.tied_embeddings else self.decoder).weight
+        matrix: Tensor = (
+            self.model.embeddings.tok_embeddings
+            if self.shape.tied_embeddings
+            else self.decoder
+        ).weight
         return head(hidden, matrix[: self.shape.vocab_size])
 
 

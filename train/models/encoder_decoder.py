@@ -1,8 +1,10 @@
-"""Encoder-decoder: T5 v1.1's (Raffel et al. 2020; Shazeer 2020) with relative positions, RMSNorm and gated GELU.
+"""Encoder-decoder: T5 v1.1's (Raffel et al. 2020; Shazeer 2020) with relative
+positions, RMSNorm and gated GELU.
 
-Scores are not scaled by the root of the head width, and input and output do not share a matrix. Exports copy tensors to
-transformers' T5ForConditionalGeneration (see families.tensors_behind). Shapes are those of decoder.py; s encoded tokens,
-t decoded tokens.
+Scores are not scaled by the root of the head width, and input and output do not share a
+matrix. Exports copy tensors to transformers' T5ForConditionalGeneration (see
+families.tensors_behind). Shapes are those of decoder.py; s encoded tokens, t decoded
+tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +17,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, attend
-from gristmill.train.models.decoder import Cache, FeedForward, Head, Layer, RMSNorm, ShapedModel, logits_head
+from gristmill.train.models.decoder import (
+    Cache,
+    FeedForward,
+    Head,
+    Layer,
+    RMSNorm,
+    ShapedModel,
+    logits_head,
+)
 from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, Shape
 
 
@@ -36,8 +46,8 @@ class RelativeBias(nn.Module):
 def bucket_of(distance: Tensor, both_ways: bool) -> Tensor:
     """Bucket of a key's position minus a query's position, int64.
 
-    Half of the buckets hold single distances, the others grow logarithmically. If tokens attend in both directions,
-    half of all buckets are for later keys.
+    Half of the buckets hold single distances, the others grow logarithmically. If
+    tokens attend in both directions, half of all buckets are for later keys.
 
     >>> bucket_of(torch.tensor([0, -1, -7, -20, -500, 3]), both_ways=False).tolist()
     [0, 1, 7, 17, 31, 0]
@@ -45,16 +55,22 @@ def bucket_of(distance: Tensor, both_ways: bool) -> Tensor:
     [1, 17, 23, 24, 31]
     """
     buckets = BUCKETS // 2 if both_ways else BUCKETS
-    offset = (distance > 0).long() * buckets if both_ways else torch.zeros_like(distance)
+    offset = (
+        (distance > 0).long() * buckets if both_ways else torch.zeros_like(distance)
+    )
     distance = distance.abs() if both_ways else (-distance).clamp(min=0)
     single = buckets // 2
     logarithmic = (
         single
         + (
-            torch.log(distance.clamp(min=1).float() / single) / math.log(MOST_DISTANCE / single) * (buckets - single)
+            torch.log(distance.clamp(min=1).float() / single)
+            / math.log(MOST_DISTANCE / single)
+            * (buckets - single)
         ).long()
     )
-    return offset + torch.where(distance < single, distance, logarithmic.clamp(max=buckets - 1))
+    return offset + torch.where(
+        distance < single, distance, logarithmic.clamp(max=buckets - 1)
+    )
 
 
 class T5Attention(nn.Module):
@@ -69,21 +85,31 @@ class T5Attention(nn.Module):
         self.o_proj = nn.Linear(shape.attention_width, shape.width, bias=False)
 
     def forward(self, x: Tensor, seen: Tensor, visible: Visible) -> Tensor:
-        """Attend (n, t, d) over (n, s, d) -> (n, t, d); `visible` is a float mask added to scores or a bool mask."""
+        """Attend (n, t, d) over (n, s, d) -> (n, t, d); `visible` is a float mask added
+        to scores or a bool mask.
+        """
         queries, keys, values = (
             project(source).view(*source.shape[:2], -1, self.channels).transpose(1, 2)
-            for project, source in ((self.q_proj, x), (self.k_proj, seen), (self.v_proj, seen))
+            for project, source in (
+                (self.q_proj, x),
+                (self.k_proj, seen),
+                (self.v_proj, seen),
+            )
         )
         mixed = attend(queries, keys, values, visible, causal=False, scale=1.0)
         return self.o_proj(mixed.transpose(1, 2).reshape(*x.shape[:2], -1))
 
 
 class GatedGelu(FeedForward):
-    """down(gelu(gate(x)) * up(x)), with the tanh approximation (Shazeer 2020; T5 v1.1)."""
+    """down(gelu(gate(x)) * up(x)), with the tanh approximation (Shazeer 2020; T5
+    v1.1).
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        return self.down_proj(
+            F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x)
+        )
 
 
 class T5Block(Layer):
@@ -100,18 +126,27 @@ class T5Block(Layer):
         self.mlp = GatedGelu(shape)
         self.of_decoder = of_decoder
 
-    def forward(self, x: Tensor, visible: Visible, encoded: Tensor | None = None, real: Visible = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        visible: Visible,
+        encoded: Tensor | None = None,
+        real: Visible = None,
+    ) -> Tensor:
         """(n, t, d) -> (n, t, d).
 
         Args:
             x: hidden states.
             visible: (n or 1, h, t, t), added to scores.
             encoded: (n, s, d), in the decoder.
-            real: (n, 1, t, s) bool, true for encoded tokens that are not padding; all if absent.
+            real: (n, 1, t, s) bool, true for encoded tokens that are not padding; all
+                if absent.
         """
         return self.run(x, visible, encoded, real)
 
-    def compute(self, x: Tensor, visible: Visible, encoded: Tensor | None, real: Visible) -> Tensor:
+    def compute(
+        self, x: Tensor, visible: Visible, encoded: Tensor | None, real: Visible
+    ) -> Tensor:
         """Forward computation."""
         normal = self.input_layernorm(x)
         x = x + self.self_attn(normal, normal, visible)
@@ -121,32 +156,49 @@ class T5Block(Layer):
 
 
 class Stacks(nn.Module):
-    """Embedding, the layers of the encoder followed by those of the decoder, and the norm of each."""
+    """Embedding, the layers of the encoder followed by those of the decoder, and the
+    norm of each.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
         self.encoder_bias, self.decoder_bias = RelativeBias(shape), RelativeBias(shape)
         self.layers = nn.ModuleList(
-            T5Block(shape, of_decoder) for of_decoder in (False, True) for _ in range(shape.layers)
+            T5Block(shape, of_decoder)
+            for of_decoder in (False, True)
+            for _ in range(shape.layers)
         )
         self.encoder_norm = RMSNorm(shape.width, shape.norm_eps)
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
-    def forward(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
-        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s) is false for padding."""
+    def forward(
+        self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None
+    ) -> Tensor:
+        """Ids (n, s) and (n, t) -> normalised hidden states (n, t, d); `is_real` (n, s)
+        is false for padding.
+        """
         return self.run(ids, decoder_ids, is_real)
 
     def run(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
         """Compilable part of `forward`."""
         encoded, hidden = self.embed_tokens(ids), self.embed_tokens(decoder_ids)
         t = decoder_ids.shape[1]
-        encoder_bias, real = self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype), None
+        encoder_bias, real = (
+            self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype),
+            None,
+        )
         if is_real is not None:
-            encoder_bias = encoder_bias.masked_fill(~is_real[:, None, None, :], -torch.inf)
+            encoder_bias = encoder_bias.masked_fill(
+                ~is_real[:, None, None, :], -torch.inf
+            )
             real = is_real[:, None, None, :].expand(-1, -1, t, -1)
         is_later = torch.ones(t, t, dtype=torch.bool, device=ids.device).triu(1)
-        decoder_bias = self.decoder_bias(t, both_ways=False).to(hidden.dtype).masked_fill(is_later, -torch.inf)
+        decoder_bias = (
+            self.decoder_bias(t, both_ways=False)
+            .to(hidden.dtype)
+            .masked_fill(is_later, -torch.inf)
+        )
         middle = len(self.layers) // 2
         for layer in self.layers[:middle]:
             encoded = layer(encoded, encoder_bias)
@@ -172,17 +224,23 @@ class EncoderDecoder(ShapedModel):
         trained: Tensor | None = None,
         decoder_ids: Tensor | None = None,
     ) -> Any:
-        """Run the model and apply a head to the decoder's last hidden states; see llama.Llama.forward.
+        """Run the model and apply a head to the decoder's last hidden states; see
+        llama.Llama.forward.
 
         Args:
             ids: (n, s) int64, inputs of the encoder.
             head: see llama.Llama.forward.
             cache: must be None: generation is not supported.
-            positions: (n, s), negative for padding, which no token attends to; no padding without them.
+            positions: (n, s), negative for padding, which no token attends to; no
+                padding without them.
             trained: ignored, as there are no experts.
             decoder_ids: (n, t) int64, inputs of the decoder.
         """
         if cache is not None or decoder_ids is None:
-            raise ValueError("an encoder-decoder fills in hidden spans and cannot continue a text")
-        hidden = self.model(ids, decoder_ids, None if positions is None else positions >= 0)
+            raise ValueError(
+                "an encoder-decoder fills in hidden spans and cannot continue a text"
+            )
+        hidden = self.model(
+            ids, decoder_ids, None if positions is None else positions >= 0
+        )
         return head(hidden, self.lm_head.weight[: self.shape.vocab_size])

@@ -1,7 +1,9 @@
-"""Mixture of experts in place of the feed-forward layer, as in Mixtral (Jiang et al. 2024, section 2.1).
+"""Mixture of experts in place of the feed-forward layer, as in Mixtral (Jiang et al.
+2024, section 2.1).
 
-Legend: n rows, t tokens, d width, f feed-forward width, e experts, k experts per token. Parameters have the names and
-layouts of transformers' Mixtral and Qwen3-MoE: gate and up projections of all experts in one tensor.
+Legend: n rows, t tokens, d width, f feed-forward width, e experts, k experts per token.
+Parameters have the names and layouts of transformers' Mixtral and Qwen3-MoE: gate and
+up projections of all experts in one tensor.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ class Router(nn.Module):
 
 @dataclass(frozen=True)
 class Dealt:
-    """Experts distributed evenly over processes that exchange tokens (GShard, Lepikhin et al. 2020, section 3.2).
+    """Experts distributed evenly over processes that exchange tokens (GShard, Lepikhin
+    et al. 2020, section 3.2).
 
     Attributes:
         group: the processes, in the order of their experts.
         size: number of processes.
-        averaged_over: number of processes over which gradients are averaged; gradients of these experts are sums over
-            `group`.
+        averaged_over: number of processes over which gradients are averaged; gradients
+            of these experts are sums over `group`.
         replicas: processes with the same experts and different tokens, if any.
     """
 
@@ -49,13 +52,17 @@ class Dealt:
     replicas: dist.ProcessGroup | None = None
 
     def arriving(self, counts: Tensor) -> Tensor:
-        """Tokens (size, e / size) from each process for each local expert, given local counts of all experts (e,)."""
+        """Tokens (size, e / size) from each process for each local expert, given local
+        counts of all experts (e,).
+        """
         arriving_counts = torch.empty_like(counts)
         dist.all_to_all_single(arriving_counts, counts, group=self.group)
         return arriving_counts.view(self.size, -1)
 
     def exchanged(self, x: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Send tokens (m, d), `sent` to each process, and receive `received` from each; differentiable."""
+        """Send tokens (m, d), `sent` to each process, and receive `received` from each;
+        differentiable.
+        """
         tokens: Tensor = _Exchanged.apply(x, sent, received, self)  # type: ignore[no-untyped-call]
         return tokens
 
@@ -74,8 +81,12 @@ class Experts(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(shape.experts, 2 * shape.ffn_width, shape.width))
-        self.down_proj = nn.Parameter(torch.empty(shape.experts, shape.width, shape.ffn_width))
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(shape.experts, 2 * shape.ffn_width, shape.width)
+        )
+        self.down_proj = nn.Parameter(
+            torch.empty(shape.experts, shape.width, shape.ffn_width)
+        )
         self.dealt: Dealt | None = None
 
     def forward(self, x: Tensor, counts: Tensor) -> Tensor:
@@ -88,11 +99,18 @@ class Experts(nn.Module):
         if self.dealt is None:
             return _grouped(x, counts, self.gate_up_proj, self.down_proj)
         local_counts, dealt = self.dealt.arriving(counts), self.dealt
-        sent, received = counts.view(dealt.size, -1).sum(dim=1).tolist(), local_counts.sum(dim=1).tolist()
+        sent, received = (
+            counts.view(dealt.size, -1).sum(dim=1).tolist(),
+            local_counts.sum(dim=1).tolist(),
+        )
         x = dealt.exchanged(x, sent, received)
         # Tokens arrive sorted by process, then by expert.
-        experts = torch.arange(local_counts.shape[1], device=x.device).repeat(dealt.size)
-        by_expert = experts.repeat_interleave(local_counts.flatten()).argsort(stable=True)
+        experts = torch.arange(local_counts.shape[1], device=x.device).repeat(
+            dealt.size
+        )
+        by_expert = experts.repeat_interleave(local_counts.flatten()).argsort(
+            stable=True
+        )
         out = _grouped(
             x[by_expert],
             local_counts.sum(dim=0),
@@ -105,8 +123,13 @@ class Experts(nn.Module):
 def _grouped(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     """Tokens sorted by expert (m, d) -> the same shape."""
     m = len(x)
-    # The grouped product has no gradient for zero tokens; a zero token contributes nothing.
-    x, ends = (x, counts.cumsum(0)) if m else (F.pad(x, (0, 0, 0, 1)), torch.ones_like(counts))
+    # The grouped product has no gradient for zero tokens; a zero token contributes
+    # nothing.
+    x, ends = (
+        (x, counts.cumsum(0))
+        if m
+        else (F.pad(x, (0, 0, 0, 1)), torch.ones_like(counts))
+    )
     ends = ends.int()
     gate, up = F.grouped_mm(x, gate_up.transpose(1, 2), offs=ends).chunk(2, dim=-1)
     return F.grouped_mm(F.silu(gate) * up, down.transpose(1, 2), offs=ends)[:m]
@@ -116,7 +139,9 @@ class _Exchanged(torch.autograd.Function):
     """All-to-all of tokens; gradients are sent back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], dealt: Dealt) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, sent: list[int], received: list[int], dealt: Dealt
+    ) -> Tensor:
         ctx.sent, ctx.received, ctx.dealt = sent, received, dealt
         return _sent(x, sent, received, dealt)
 
@@ -132,7 +157,9 @@ def _sent(x: Tensor, sent: list[int], received: list[int], dealt: Dealt) -> Tens
 
 
 class _Own(torch.autograd.Function):
-    """Cast of local master weights to the dtype of products, with gradients reduced as FSDP would."""
+    """Cast of local master weights to the dtype of products, with gradients reduced as
+    FSDP would.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, dtype: torch.dtype, dealt: Dealt) -> Tensor:
@@ -149,13 +176,15 @@ class _Own(torch.autograd.Function):
 
 
 class MixtureOfExperts(nn.Module):
-    """Route each token through its k likeliest experts, weighted by their probabilities.
+    """Route each token through its k likeliest experts, weighted by their
+    probabilities.
 
     The probabilities are normalised to sum 1 if `norm_topk_prob` is set.
 
     Attributes:
         load: (e,) int64, tokens of each expert in the last forward pass.
-        row_split: processes that compute the same rows, if several; loss and load cover all of them.
+        row_split: processes that compute the same rows, if several; loss and load cover
+            all of them.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -171,7 +200,8 @@ class MixtureOfExperts(nn.Module):
 
         Args:
             x: normalised input.
-            trained: (n,) weight of each row's load-balancing loss; without it there is no such loss.
+            trained: (n,) weight of each row's load-balancing loss; without it there is
+                no such loss.
         """
         n, t, d = x.shape
         k = self.shape.experts_per_token
@@ -187,9 +217,12 @@ class MixtureOfExperts(nn.Module):
             load = self.row_split.summed(load)
         self.load = load.sum(dim=0)
         if trained is not None:
-            # The mean of f P over a row is the mean over the processes' shares of its tokens.
+            # The mean of f P over a row is the mean over the processes' shares of its
+            # tokens.
             balance = balancing_loss(probabilities, load / processes) / processes
-            x = _WithLoss.apply(x, (balance * trained).sum() * self.shape.load_balancing)
+            x = _WithLoss.apply(
+                x, (balance * trained).sum() * self.shape.load_balancing
+            )
         by_expert = chosen.flatten().argsort(stable=True)
         out = self.experts(x.reshape(-1, d)[by_expert // k], counts)
         out = out * weights.flatten()[by_expert, None].to(out.dtype)
@@ -197,10 +230,12 @@ class MixtureOfExperts(nn.Module):
 
 
 def balancing_loss(probabilities: Tensor, load: Tensor) -> Tensor:
-    """Load-balancing loss of each row, (n,): e times the sum of f P over experts (Fedus et al. 2021, equation 4).
+    """Load-balancing loss of each row, (n,): e times the sum of f P over experts (Fedus
+    et al. 2021, equation 4).
 
-    f is the number of tokens routed to an expert per token of the row, P its mean probability; the loss is k under
-    perfect balance. Computed per row, it does not depend on the batch.
+    f is the number of tokens routed to an expert per token of the row, P its mean
+    probability; the loss is k under perfect balance. Computed per row, it does not
+    depend on the batch.
 
     Args:
         probabilities: (n, t, e).
@@ -225,8 +260,12 @@ class _WithLoss(torch.autograd.Function):
 
 
 def expert_loads(model: nn.Module) -> list[Tensor]:
-    """Tokens per expert (e,) of every layer in the last forward pass; empty if dense."""
-    layers = (module for module in model.modules() if isinstance(module, MixtureOfExperts))
+    """Tokens per expert (e,) of every layer in the last forward pass; empty if
+    dense.
+    """
+    layers = (
+        module for module in model.modules() if isinstance(module, MixtureOfExperts)
+    )
     return [layer.load for layer in layers if layer.load is not None]
 
 
@@ -237,6 +276,17 @@ def report_loads(loads: Sequence[float], experts: int) -> dict[str, Any]:
         loads: tokens of each expert, layer by layer; empty if dense.
         experts: per layer.
     """
-    layers = [loads[start : start + experts] for start in range(0, len(loads), experts or 1)]
-    relative = [load * experts / total for layer in layers if (total := sum(layer)) for load in layer]
-    return {"experts": {"largest_load": max(relative), "smallest_load": min(relative)}} if relative else {}
+    layers = [
+        loads[start : start + experts] for start in range(0, len(loads), experts or 1)
+    ]
+    relative = [
+        load * experts / total
+        for layer in layers
+        if (total := sum(layer))
+        for load in layer
+    ]
+    return (
+        {"experts": {"largest_load": max(relative), "smallest_load": min(relative)}}
+        if relative
+        else {}
+    )

@@ -1,7 +1,9 @@
-"""Export of a model as a GGUF file for llama.cpp and tools based on it (Ollama, LM Studio).
+"""Export of a model as a GGUF file for llama.cpp and tools based on it (Ollama, LM
+Studio).
 
-Layout and quantisation are those of the package gguf, keys those of llama.cpp (ggml's docs/gguf.md). Queries and keys
-of its `llama` are reordered: llama.cpp rotates adjacent channels there, transformers halves.
+Layout and quantisation are those of the package gguf, keys those of llama.cpp (ggml's
+docs/gguf.md). Queries and keys of its `llama` are reordered: llama.cpp rotates adjacent
+channels there, transformers halves.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ ARCHITECTURES = {
 }
 """model_type of transformers -> architecture of llama.cpp."""
 TURNS_NEIGHBOURS = "llama"
-"""Architecture whose rotary positions rotate channels 2i and 2i + 1; all others rotate i and i + width / 2."""
+"""Architecture whose rotary positions rotate channels 2i and 2i + 1; all others rotate
+i and i + width / 2.
+"""
 ROPE_FACTORS = "rope_freqs.weight"
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 
@@ -83,33 +87,49 @@ def check_gguf(shape: Shape) -> None:
     """Raise GgufError for a model that llama.cpp would compute differently."""
     scaling, family = shape.rope_scaling, family_of(shape)
     if family not in ARCHITECTURES:
-        raise GgufError(f"export.gguf writes models of {', '.join(ARCHITECTURES)}, but this one is {family}; remove it")
+        raise GgufError(
+            f"export.gguf writes models of {', '.join(ARCHITECTURES)}, but this one "
+            f"is {family}; remove it"
+        )
     if shape.prefix_lm:
         raise GgufError(
-            "export.gguf: llama.cpp reads prompts from left to right, but this model reads them in both "
-            "directions (pretrain.prefix_lm); remove it"
+            "export.gguf: llama.cpp reads prompts from left to right, but this model "
+            "reads them in both directions (pretrain.prefix_lm); remove it"
         )
     if not shape.norm_topk_prob:
         raise GgufError(
-            "export.gguf: llama.cpp divides the weights of a token's experts by their sum, and this model does not "
+            "export.gguf: llama.cpp divides the weights of a token's experts by "
+            "their sum, and this model does not "
             "(norm_topk_prob: false); leave export.gguf out"
         )
-    if ARCHITECTURES[family] != TURNS_NEIGHBOURS and scaling is not None and scaling.kind == "llama3":
+    if (
+        ARCHITECTURES[family] != TURNS_NEIGHBOURS
+        and scaling is not None
+        and scaling.kind == "llama3"
+    ):
         raise GgufError(
-            f"export.gguf: llama.cpp's {family} has no rope_scaling of the kind llama3; choose linear or "
-            "yarn, or leave export.gguf out"
+            f"export.gguf: llama.cpp's {family} has no rope_scaling of the kind "
+            "llama3; choose linear or yarn, or leave export.gguf out"
         )
 
 
-def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: Labels, scratch: Path) -> int:
+def write_gguf(
+    path: Path,
+    weights: Path,
+    shape: Shape,
+    kind: GgufKind,
+    labels: Labels,
+    scratch: Path,
+) -> int:
     """Write a GGUF file atomically, with one tensor in memory at a time.
 
     Args:
         path: destination.
         weights: safetensors of a trained model, with our names.
         shape: of the model.
-        kind: data type of the matrices; vectors are float32, and matrices whose rows are not multiples of the block
-            size float16. Embedding and output of `q4_0` are `q8_0`, as their error affects every token.
+        kind: data type of the matrices; vectors are float32, and matrices whose rows
+            are not multiples of the block size float16. Embedding and output of `q4_0`
+            are `q8_0`, as their error affects every token.
         labels: metadata.
         scratch: local folder for the file while it is written, if `path` is not local.
 
@@ -125,19 +145,33 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
     check_gguf(shape)
     file, architecture = TensorFile(weights), ARCHITECTURES[family_of(shape)]
     factors = _rope_factors(shape)
-    pieces = [piece for name in file.names() for piece in _pieces(name, file.shape(name), shape, architecture)]
-    tensors: list[tuple[_Piece, GGMLQuantizationType]] = [(piece, _type_of(piece, kind)) for piece in pieces]
-    with foreign_file(path, partial(_check_whole, len(tensors) + (factors is not None)), scratch) as local_path:
+    pieces = [
+        piece
+        for name in file.names()
+        for piece in _pieces(name, file.shape(name), shape, architecture)
+    ]
+    tensors: list[tuple[_Piece, GGMLQuantizationType]] = [
+        (piece, _type_of(piece, kind)) for piece in pieces
+    ]
+    with foreign_file(
+        path, partial(_check_whole, len(tensors) + (factors is not None)), scratch
+    ) as local_path:
         writer = gguf.GGUFWriter(local_path, architecture)
         _write_sizes(writer, shape)
         _write_labels(writer, labels)
-        writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+        writer.add_file_type(
+            gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"]
+        )
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         for piece, data_type in tensors:
             size = gguf.quant_shape_to_byte_shape(piece.shape, data_type)
-            writer.add_tensor_info(piece.name, size, np.dtype(np.uint8), math.prod(size), data_type)
+            writer.add_tensor_info(
+                piece.name, size, np.dtype(np.uint8), math.prod(size), data_type
+            )
         if factors is not None:
-            writer.add_tensor_info(ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes)
+            writer.add_tensor_info(
+                ROPE_FACTORS, factors.shape, factors.dtype, factors.nbytes
+            )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -151,30 +185,56 @@ def write_gguf(path: Path, weights: Path, shape: Shape, kind: GgufKind, labels: 
 
 
 def _check_whole(tensors: int, file: Path) -> None:
-    """Raise ValueError unless a file holds this number of tensors completely: gguf ignores a full disk."""
+    """Raise ValueError unless a file holds this number of tensors completely: gguf
+    ignores a full disk.
+    """
     import gguf
 
     stored = gguf.GGUFReader(file).tensors
     end = max((tensor.data_offset + tensor.n_bytes for tensor in stored), default=0)
     if len(stored) != tensors or file.stat().st_size < end:
-        raise ValueError(f"{len(stored)} of {tensors} tensors, {file.stat().st_size:,} of {end:,} bytes")
+        raise ValueError(
+            f"{len(stored)} of {tensors} tensors, {file.stat().st_size:,} of {end:,} "
+            "bytes"
+        )
 
 
-def _pieces(name: str, size: tuple[int, ...], shape: Shape, architecture: str) -> Iterator[_Piece]:
-    """Tensors of the file for one of ours: expert matrices are stacked, gate and up projections separate."""
+def _pieces(
+    name: str, size: tuple[int, ...], shape: Shape, architecture: str
+) -> Iterator[_Piece]:
+    """Tensors of the file for one of ours: expert matrices are stacked, gate and up
+    projections separate.
+    """
     if name in VOCABULARY_TENSORS:
         size = (shape.vocab_size, *size[1:])
     if GATE_UP in name:
         layer, half = f"blk.{name.split('.')[2]}", size[1] // 2
-        yield _Piece(f"{layer}.ffn_gate_exps.weight", name, (size[0], half, size[2]), lambda tensor: tensor[:, :half])
-        yield _Piece(f"{layer}.ffn_up_exps.weight", name, (size[0], half, size[2]), lambda tensor: tensor[:, half:])
+        yield _Piece(
+            f"{layer}.ffn_gate_exps.weight",
+            name,
+            (size[0], half, size[2]),
+            lambda tensor: tensor[:, :half],
+        )
+        yield _Piece(
+            f"{layer}.ffn_up_exps.weight",
+            name,
+            (size[0], half, size[2]),
+            lambda tensor: tensor[:, half:],
+        )
     elif DOWN in name:
         yield _Piece(f"blk.{name.split('.')[2]}.ffn_down_exps.weight", name, size)
     else:
-        gguf_name = _names(architecture, shape.layers).get_name(name, try_suffixes=(".weight", ".bias"))
+        gguf_name = _names(architecture, shape.layers).get_name(
+            name, try_suffixes=(".weight", ".bias")
+        )
         if gguf_name is None:
-            raise GgufError(f"export.gguf: {name} has no place in a GGUF file of the architecture {architecture}")
-        heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(name.split(".")[-2])
+            raise GgufError(
+                f"export.gguf: {name} has no place in a GGUF file of the "
+                f"architecture {architecture}"
+            )
+        heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(
+            name.split(".")[-2]
+        )
         if heads is not None and architecture == TURNS_NEIGHBOURS:
             yield _Piece(gguf_name, name, size, partial(_neighbours, heads=heads))
         else:
@@ -186,7 +246,10 @@ def _names(architecture: str, layers: int) -> TensorNameMap:
     import gguf
 
     return gguf.get_tensor_name_map(
-        next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), layers
+        next(
+            key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture
+        ),
+        layers,
     )
 
 
@@ -197,7 +260,9 @@ def _neighbours(matrix: Tensor, heads: int) -> Tensor:
 
 
 def _type_of(piece: _Piece, kind: GgufKind) -> GGMLQuantizationType:
-    """Data type of a tensor: that of the file for large matrices whose rows are multiples of the block size."""
+    """Data type of a tensor: that of the file for large matrices whose rows are
+    multiples of the block size.
+    """
     import gguf
 
     types = gguf.GGMLQuantizationType
@@ -206,7 +271,11 @@ def _type_of(piece: _Piece, kind: GgufKind) -> GGMLQuantizationType:
     data_type = types[kind.upper()]
     if data_type == types.Q4_0 and piece.name in ("token_embd.weight", "output.weight"):
         data_type = types.Q8_0
-    return types.F16 if piece.shape[-1] % gguf.GGML_QUANT_SIZES[data_type][0] else data_type
+    return (
+        types.F16
+        if piece.shape[-1] % gguf.GGML_QUANT_SIZES[data_type][0]
+        else data_type
+    )
 
 
 def _write_sizes(writer: GGUFWriter, shape: Shape) -> None:
@@ -243,11 +312,15 @@ def _write_scaling(writer: GGUFWriter, scaling: RopeScaling) -> None:
     writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
     if scaling.attention_factor is not None:
         # llama.cpp multiplies this by the factor of the paper.
-        writer.add_rope_scaling_attn_factors(scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0))
+        writer.add_rope_scaling_attn_factors(
+            scaling.attention_factor / (0.1 * math.log(scaling.factor) + 1.0)
+        )
 
 
 def _rope_factors(shape: Shape) -> np.ndarray | None:
-    """Divisors of llama.cpp for the rotary frequencies, (head_width / 2,) float32, for Llama 3's scaling; else None."""
+    """Divisors of llama.cpp for the rotary frequencies, (head_width / 2,) float32, for
+    Llama 3's scaling; else None.
+    """
     if shape.rope_scaling is None or shape.rope_scaling.kind != "llama3":
         return None
     plain, stretched = (
@@ -266,7 +339,8 @@ def _write_labels(writer: GGUFWriter, labels: Labels) -> None:
     writer.add_token_list(list(vocabulary.tokens))
     writer.add_token_types(list(vocabulary.kinds))
     writer.add_token_merges(list(vocabulary.merges))
-    # Documents of a packed set follow an end of text; it is not added, as templates write their own start.
+    # Documents of a packed set follow an end of text; it is not added, as templates
+    # write their own start.
     writer.add_bos_token_id(labels.end_of_text)
     writer.add_add_bos_token(False)
     writer.add_eos_token_id(labels.end_of_text)

@@ -27,7 +27,9 @@ from gristmill.train.models.hf_encoder_configs import (
     t5_shape,
 )
 from gristmill.train.models.model_config import Published, Shape
-from gristmill.train.models.model_config import UnknownArchitectureError as UnknownArchitectureError
+from gristmill.train.models.model_config import (
+    UnknownArchitectureError as UnknownArchitectureError,
+)
 
 EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp)\.experts\.(gate_up_proj|down_proj)")
 ROUTER = re.compile(r"(model\.layers\.\d+\.mlp)\.gate\.weight")
@@ -49,12 +51,16 @@ SCALINGS = {
 }
 """Kind of RoPE scaling -> our key -> Hugging Face's key."""
 NOTES = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "truncate")
-"""Other keys of rope_parameters; `partial_rotary_factor` and `truncate` are checked separately."""
+"""Other keys of rope_parameters; `partial_rotary_factor` and `truncate` are checked
+separately.
+"""
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """Names of a family's experts: module of a layer's feed-forward, and the three matrices of an expert."""
+    """Names of a family's experts: module of a layer's feed-forward, and the three
+    matrices of an expert.
+    """
 
     folder: str
     gate: str
@@ -70,7 +76,9 @@ GLM = "glm"
 FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.)(gate|up)_proj\.weight")
 """Two of our matrices that GLM-4 fuses into `gate_up_proj`, gate first."""
 TURNED = re.compile(r"model\.layers\.\d+\.self_attn\.([qk])_proj\.(weight|bias)")
-"""Queries and keys, of which GLM-4 rotates adjacent channels, and this decoder channels half a head apart."""
+"""Queries and keys, of which GLM-4 rotates adjacent channels, and this decoder channels
+half a head apart.
+"""
 PREFIX_LM = "prefix_lm"
 """Custom key of config.json, which transformers keeps and ignores."""
 ARCHITECTURES = {
@@ -91,12 +99,14 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     """Shape of a transformers model, from its config.json.
 
     Raises:
-        UnknownArchitectureError: the architecture is unknown, or has unsupported features; the message names them.
+        UnknownArchitectureError: the architecture is unknown, or has unsupported
+            features; the message names them.
     """
     family = config.get("model_type")
     if family not in ARCHITECTURES:
         raise UnknownArchitectureError(
-            f"config.json: model_type {family!r} is not computed here; these are: {describe_families()}"
+            f"config.json: model_type {family!r} is not computed here; these are: "
+            f"{describe_families()}"
         )
     if family in (ENCODER_DECODER, BERT):
         return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)
@@ -114,12 +124,18 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         if config.get(name) is None
     ]
     if missing:
-        raise UnknownArchitectureError(f"config.json of a {family} has no {', '.join(missing)}")
-    differences = encoder_differences(config) if family == ENCODER else _differences(family, config)
+        raise UnknownArchitectureError(
+            f"config.json of a {family} has no {', '.join(missing)}"
+        )
+    differences = (
+        encoder_differences(config)
+        if family == ENCODER
+        else _differences(family, config)
+    )
     if different := [name for name, differs in differences.items() if differs]:
         raise UnknownArchitectureError(
-            "config.json is of a model that this decoder cannot run: it computes something "
-            f"else under {', '.join(different)}"
+            "config.json is of a model that this decoder cannot run: it computes "
+            f"something else under {', '.join(different)}"
         )
     if family == ENCODER:
         return encoder_shape(config)
@@ -132,13 +148,16 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_width=config.get("head_dim") or config["hidden_size"] // heads,
-        ffn_width=config["moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"],
+        ffn_width=config[
+            "moe_intermediate_size" if family == "qwen3_moe" else "intermediate_size"
+        ],
         rope_theta=theta,
         rope_scaling=scaling,
         norm_eps=config["rms_norm_eps"],
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qk_norm=family in ("qwen3", "qwen3_moe"),
-        qkv_bias=family == "qwen2" or (family == GLM and bool(config.get("attention_bias", True))),
+        qkv_bias=family == "qwen2"
+        or (family == GLM and bool(config.get("attention_bias", True))),
         rotary_share=_rotary_share(config) if family == GLM else 1.0,
         document_mask=False,
         experts=experts,
@@ -146,16 +165,25 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
         load_balancing=config.get("router_aux_loss_coef", 0.0) if experts else 0.0,
         vocab_size=config["vocab_size"],
         padded_vocab_size=config["vocab_size"],
-        sequence_length=min(config["max_position_embeddings"], window or config["max_position_embeddings"]),
+        sequence_length=min(
+            config["max_position_embeddings"],
+            window or config["max_position_embeddings"],
+        ),
         prefix_lm=bool(config.get(PREFIX_LM, False)),
-        norm_topk_prob=family != "qwen3_moe" or bool(config.get("norm_topk_prob", False)),
+        norm_topk_prob=family != "qwen3_moe"
+        or bool(config.get("norm_topk_prob", False)),
         published=Published(family, _end_ids(config), window),
     )
 
 
 def is_scorer(config: Mapping[str, Any]) -> bool:
-    """Return True if a config.json describes a model that scores texts (see models.reward_model)."""
-    return any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or ())
+    """Return True if a config.json describes a model that scores texts (see
+    models.reward_model).
+    """
+    return any(
+        str(name).endswith("ForSequenceClassification")
+        for name in config.get("architectures") or ()
+    )
 
 
 def _experts_of(config: Mapping[str, Any]) -> int:
@@ -166,16 +194,24 @@ def _experts_of(config: Mapping[str, Any]) -> int:
 
 
 def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
-    """Settings of a config.json under which the model would compute something else than this decoder."""
+    """Settings of a config.json under which the model would compute something else than
+    this decoder.
+    """
     rope = _rope_parameters(config)
     kind = rope.get("rope_type", "default")
-    known_keys = {*NOTES, *SCALINGS.get(kind, {}).values(), "original_max_position_embeddings"}
+    known_keys = {
+        *NOTES,
+        *SCALINGS.get(kind, {}).values(),
+        "original_max_position_embeddings",
+    }
     return {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and family != GLM,
         "mlp_bias": bool(config.get("mlp_bias")),
         "rope_parameters.rope_type": kind not in ("default", *SCALINGS),
-        "rope_parameters": bool({name for name, value in rope.items() if value is not None} - known_keys),
+        "rope_parameters": bool(
+            {name for name, value in rope.items() if value is not None} - known_keys
+        ),
         "partial_rotary_factor": _rotary_share(config) != 1.0 and family != GLM,
         "rope_parameters.truncate": rope.get("truncate", True) is not True,
         "decoder_sparse_step": config.get("decoder_sparse_step", 1) != 1,
@@ -185,7 +221,9 @@ def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _sliding_window(family: str, config: Mapping[str, Any]) -> int | None:
-    """Maximum number of tokens that a token attends to; rows of at most this length get full attention."""
+    """Maximum number of tokens that a token attends to; rows of at most this length get
+    full attention.
+    """
     if not config.get("use_sliding_window", family in ("mistral", "mixtral")):
         return None
     window = config.get("sliding_window")
@@ -201,31 +239,48 @@ def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _rotary_share(config: Mapping[str, Any]) -> float:
-    """Share of a head's channels that rotary positions rotate; by default half for GLM-4."""
+    """Share of a head's channels that rotary positions rotate; by default half for
+    GLM-4.
+    """
     default = 0.5 if config["model_type"] == GLM else 1.0
-    share = _rope_parameters(config).get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    share = _rope_parameters(config).get(
+        "partial_rotary_factor", config.get("partial_rotary_factor")
+    )
     return float(default if share is None else share)
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
-    """RoPE parameters: `rope_parameters` of transformers 5, else `rope_theta` and `rope_scaling`."""
+    """RoPE parameters: `rope_parameters` of transformers 5, else `rope_theta` and
+    `rope_scaling`.
+    """
     legacy = dict(config.get("rope_scaling") or {})
     if "type" in legacy:
         legacy.setdefault("rope_type", legacy["type"])
-    return dict(config.get("rope_parameters") or {"rope_theta": config.get("rope_theta"), **legacy})
+    return dict(
+        config.get("rope_parameters")
+        or {"rope_theta": config.get("rope_theta"), **legacy}
+    )
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     rope = _rope_parameters(config)
     if rope.get("rope_theta") is None:
-        raise UnknownArchitectureError("config.json has no rope_theta, the base of the rotary positions")
+        raise UnknownArchitectureError(
+            "config.json has no rope_theta, the base of the rotary positions"
+        )
     kind = rope.get("rope_type", "default")
     if kind == "default":
         return float(rope["rope_theta"]), None
-    values = {ours: rope[theirs] for ours, theirs in SCALINGS[kind].items() if rope.get(theirs) is not None}
+    values = {
+        ours: rope[theirs]
+        for ours, theirs in SCALINGS[kind].items()
+        if rope.get(theirs) is not None
+    }
     if kind != "linear":
         values.setdefault("original_length", config["max_position_embeddings"])
-    return float(rope["rope_theta"]), RopeScaling.model_validate({"kind": kind, **values})
+    return float(rope["rope_theta"]), RopeScaling.model_validate(
+        {"kind": kind, **values}
+    )
 
 
 def family_of(shape: Shape) -> str:
@@ -241,21 +296,34 @@ def family_of(shape: Shape) -> str:
     if shape.qk_norm:
         return "qwen3"
     # Mistral and Llama compute the same; only the published config distinguishes them.
-    return "mistral" if shape.published is not None and shape.published.model_type == "mistral" else "llama"
+    return (
+        "mistral"
+        if shape.published is not None and shape.published.model_type == "mistral"
+        else "llama"
+    )
 
 
 def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
-    """The config.json of a model for transformers, with the vocabulary size without padding.
+    """The config.json of a model for transformers, with the vocabulary size without
+    padding.
 
-    The rotary base is written under both names: transformers 5 reads `rope_parameters`, earlier versions and other
-    engines read `rope_theta` and `rope_scaling`.
+    The rotary base is written under both names: transformers 5 reads `rope_parameters`,
+    earlier versions and other engines read `rope_theta` and `rope_scaling`.
     """
     family = family_of(shape)
-    config_functions = {ENCODER: encoder_config, BERT: bert_config, ENCODER_DECODER: t5_config}
+    config_functions = {
+        ENCODER: encoder_config,
+        BERT: bert_config,
+        ENCODER_DECODER: t5_config,
+    }
     if family in config_functions:
         return config_functions[family](shape, dtype, eos, pad)
     rope = _rope_to_hf(shape)
-    scaling = {"rope_scaling": {name: value for name, value in rope.items() if name != "rope_theta"}}
+    scaling = {
+        "rope_scaling": {
+            name: value for name, value in rope.items() if name != "rope_theta"
+        }
+    }
     window = None if shape.published is None else shape.published.sliding_window
     return {
         "architectures": [ARCHITECTURES[family]],
@@ -312,10 +380,17 @@ def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
 
 def _rope_to_hf(shape: Shape) -> dict[str, Any]:
     scaling = shape.rope_scaling
-    share = {} if shape.rotary_share == 1.0 else {"partial_rotary_factor": shape.rotary_share}
+    share = (
+        {}
+        if shape.rotary_share == 1.0
+        else {"partial_rotary_factor": shape.rotary_share}
+    )
     if scaling is None:
         return {"rope_type": "default", "rope_theta": shape.rope_theta, **share}
-    values = {theirs: getattr(scaling, ours) for ours, theirs in SCALINGS[scaling.kind].items()}
+    values = {
+        theirs: getattr(scaling, ours)
+        for ours, theirs in SCALINGS[scaling.kind].items()
+    }
     return {
         "rope_type": scaling.kind,
         "rope_theta": shape.rope_theta,
@@ -325,12 +400,16 @@ def _rope_to_hf(shape: Shape) -> dict[str, Any]:
 
 
 def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
-    """Hugging Face tensors that form one of ours: each list is concatenated by rows, the results are stacked.
+    """Hugging Face tensors that form one of ours: each list is concatenated by rows,
+    the results are stacked.
 
-    A single list of a single name is the tensor itself, or contains it (see `part_of_hf`).
+    A single list of a single name is the tensor itself, or contains it (see
+    `part_of_hf`).
     """
     if family in (ENCODER_DECODER, BERT):
-        return [[t5_name(name, shape) if family == ENCODER_DECODER else bert_name(name)]]
+        return [
+            [t5_name(name, shape) if family == ENCODER_DECODER else bert_name(name)]
+        ]
     if family == GLM and (fused := FUSED.fullmatch(name)):
         return [[f"{fused[1]}gate_up_proj.weight"]]
     if family not in EXPERT_NAMES:
@@ -339,23 +418,34 @@ def tensors_behind(name: str, shape: Shape, family: str) -> list[list[str]]:
     if match := ROUTER.fullmatch(name):
         return [[f"{_folder(match[1], names)}.gate.weight"]]
     if match := EXPERTS.fullmatch(name):
-        matrices = (names.gate, names.up) if match[2] == "gate_up_proj" else (names.down,)
+        matrices = (
+            (names.gate, names.up) if match[2] == "gate_up_proj" else (names.down,)
+        )
         return [
-            [f"{_folder(match[1], names)}.experts.{number}.{matrix}.weight" for matrix in matrices]
+            [
+                f"{_folder(match[1], names)}.experts.{number}.{matrix}.weight"
+                for matrix in matrices
+            ]
             for number in range(shape.experts)
         ]
     return [[name]]
 
 
 def part_of_hf(name: str, tensor: Tensor, shape: Shape, family: str) -> Tensor:
-    """Extract one of our tensors, in our layout, from the tensor of `tensors_behind`."""
+    """Extract one of our tensors, in our layout, from the tensor of
+    `tensors_behind`.
+    """
     if family != GLM:
         return tensor
     if fused := FUSED.fullmatch(name):
         return tensor.chunk(2)[fused[2] == "up"]
     if match := TURNED.fullmatch(name):
         heads = _heads_of(match[1], shape)
-        return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+        return (
+            tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+            .transpose(1, 2)
+            .reshape(tensor.shape)
+        )
     return tensor
 
 
@@ -364,9 +454,11 @@ def _heads_of(letter: str, shape: Shape) -> int:
 
 
 def split_for_hf(name: str, tensor: Tensor, shape: Shape) -> dict[str, Tensor]:
-    """Convert one of our tensors to Hugging Face's; the inverse of `tensors_behind` and `part_of_hf`.
+    """Convert one of our tensors to Hugging Face's; the inverse of `tensors_behind` and
+    `part_of_hf`.
 
-    Parts of a fused tensor share its name: concatenate them by rows, in the order of our tensors.
+    Parts of a fused tensor share its name: concatenate them by rows, in the order of
+    our tensors.
     """
     family = family_of(shape)
     if family == GLM and (match := TURNED.fullmatch(name)):

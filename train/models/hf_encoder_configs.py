@@ -1,4 +1,6 @@
-"""Conversion between Hugging Face's encoders and encoder-decoders and ours: config.json and tensor names."""
+"""Conversion between Hugging Face's encoders and encoder-decoders and ours: config.json
+and tensor names.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from gristmill.train.models.model_config import BUCKETS, MOST_DISTANCE, TOKEN_TYPES, Shape, UnknownArchitectureError
+from gristmill.train.models.model_config import (
+    BUCKETS,
+    MOST_DISTANCE,
+    TOKEN_TYPES,
+    Shape,
+    UnknownArchitectureError,
+)
 
 ENCODER, BERT, ENCODER_DECODER = "modernbert", "bert", "t5"
-BERT_LAYER = re.compile(r"model\.layers\.(\d+)\.(self_attn\.\w+|mlp\.\w+|\w+)\.(weight|bias)")
+BERT_LAYER = re.compile(
+    r"model\.layers\.(\d+)\.(self_attn\.\w+|mlp\.\w+|\w+)\.(weight|bias)"
+)
 BERT_PARTS = {
     "self_attn.q_proj": "attention.self.query",
     "self_attn.k_proj": "attention.self.key",
@@ -57,7 +67,9 @@ def encoder_shape(config: Mapping[str, Any]) -> Shape:
     heads, width = int(config["num_attention_heads"]), config["hidden_size"]
     theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
     if theta is None:
-        raise UnknownArchitectureError("config.json has no rope_theta, the base of the rotary positions")
+        raise UnknownArchitectureError(
+            "config.json has no rope_theta, the base of the rotary positions"
+        )
     return Shape(
         layers=config["num_hidden_layers"],
         width=width,
@@ -76,14 +88,17 @@ def encoder_shape(config: Mapping[str, Any]) -> Shape:
 
 
 def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
-    """Settings of a config.json under which a ModernBERT would differ from this encoder with full attention.
+    """Settings of a config.json under which a ModernBERT would differ from this encoder
+    with full attention.
 
     Missing settings have the defaults of transformers.
     """
     layers = config.get("layer_types")
     every = config.get("global_attn_every_n_layers", 3)
     return {
-        "layer_types": every != 1 if layers is None else set(layers) != {"full_attention"},
+        "layer_types": every != 1
+        if layers is None
+        else set(layers) != {"full_attention"},
         "hidden_activation": config.get("hidden_activation", "gelu") != "gelu",
         "classifier_activation": config.get("classifier_activation", "gelu") != "gelu",
         "decoder_bias": bool(config.get("decoder_bias", True)),
@@ -91,7 +106,8 @@ def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
             name: bool(config.get(name, False))
             for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias")
         },
-        "rope_parameters.rope_type": _encoder_rope(config).get("rope_type", "default") != "default",
+        "rope_parameters.rope_type": _encoder_rope(config).get("rope_type", "default")
+        != "default",
     }
 
 
@@ -99,7 +115,9 @@ def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return dict((config.get("rope_parameters") or {}).get("full_attention") or {})
 
 
-def encoder_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+def encoder_config(
+    shape: Shape, dtype: str, eos: list[int], pad: int
+) -> dict[str, Any]:
     """Config.json of a ModernBERT."""
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
@@ -166,7 +184,8 @@ def bert_shape(config: Mapping[str, Any]) -> Shape:
     """Shape of a BERT.
 
     Raises:
-        UnknownArchitectureError: it differs from this encoder, or its file lacks a size.
+        UnknownArchitectureError: it differs from this encoder, or its file lacks a
+            size.
     """
     sizes = (
         "num_hidden_layers",
@@ -177,13 +196,19 @@ def bert_shape(config: Mapping[str, Any]) -> Shape:
         "max_position_embeddings",
     )
     if missing := [name for name in sizes if config.get(name) is None]:
-        raise UnknownArchitectureError(f"config.json of a {BERT} has no {', '.join(missing)}")
+        raise UnknownArchitectureError(
+            f"config.json of a {BERT} has no {', '.join(missing)}"
+        )
     differences = {
         "hidden_act": config.get("hidden_act", "gelu") != "gelu",
-        "position_embedding_type": config.get("position_embedding_type") not in (None, "absolute"),
+        "position_embedding_type": config.get("position_embedding_type")
+        not in (None, "absolute"),
         "type_vocab_size": config.get("type_vocab_size", TOKEN_TYPES) != TOKEN_TYPES,
         "tie_word_embeddings": not config.get("tie_word_embeddings", True),
-        **{name: bool(config.get(name)) for name in ("is_decoder", "add_cross_attention")},
+        **{
+            name: bool(config.get(name))
+            for name in ("is_decoder", "add_cross_attention")
+        },
     }
     if different := [name for name, differs in differences.items() if differs]:
         raise UnknownArchitectureError(
@@ -259,13 +284,21 @@ def t5_shape(config: Mapping[str, Any]) -> Shape:
         if config.get(name) is None
     ]
     if missing:
-        raise UnknownArchitectureError(f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}")
+        raise UnknownArchitectureError(
+            f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}"
+        )
     differences = {
         "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
         "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
-        "num_decoder_layers": config.get("num_decoder_layers") not in (None, config["num_layers"]),
-        "relative_attention_num_buckets": config.get("relative_attention_num_buckets", BUCKETS) != BUCKETS,
-        "relative_attention_max_distance": config.get("relative_attention_max_distance", MOST_DISTANCE)
+        "num_decoder_layers": config.get("num_decoder_layers")
+        not in (None, config["num_layers"]),
+        "relative_attention_num_buckets": config.get(
+            "relative_attention_num_buckets", BUCKETS
+        )
+        != BUCKETS,
+        "relative_attention_max_distance": config.get(
+            "relative_attention_max_distance", MOST_DISTANCE
+        )
         != MOST_DISTANCE,
     }
     if different := [name for name, differs in differences.items() if differs]:
@@ -307,5 +340,7 @@ def t5_name(name: str, shape: Shape) -> str:
         "post_attention_layernorm": (last, "layer_norm"),
         "mlp": (last, "DenseReluDense"),
     }[part]
-    path = f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
+    path = (
+        f"{'decoder' if of_decoder else 'encoder'}.block.{number}.layer.{place}.{inner}"
+    )
     return f"{path}.{matrix}.weight" if matrix else f"{path}.weight"

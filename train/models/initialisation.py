@@ -1,4 +1,6 @@
-"""Initialisation of parameters, seeded by name and thus independent of the other parameters."""
+"""Initialisation of parameters, seeded by name and thus independent of the other
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,19 @@ from gristmill.train.models.model_config import Shape
 
 INIT_STD = 0.02
 CUT = 3.0
-"""Truncation of normal distributions by `llama` and `mitchell`, in standard deviations."""
-RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight", "experts.down_proj", "Wo.weight")
+"""Truncation of normal distributions by `llama` and `mitchell`, in standard
+deviations.
+"""
+RESIDUAL_OUTPUTS = (
+    "o_proj.weight",
+    "down_proj.weight",
+    "experts.down_proj",
+    "Wo.weight",
+)
 UP_PROJECTIONS = (".up_proj.weight", ".Wi.weight")
 QUERIES = ".q_proj.weight"
-"""Scaled down by the root of the head width in an encoder-decoder, which does not scale scores.
+"""Scaled down by the root of the head width in an encoder-decoder, which does not scale
+scores.
 
 Source: T5's code, mesh_tensorflow/transformer/attention.py.
 """
@@ -40,13 +50,20 @@ def generator_of(seed: int, name: str) -> torch.Generator:
 
 
 def initial_tensor(
-    name: str, size: torch.Size, shape: Shape, init: Initialisation, seed: int, mup_base_width: int | None = None
+    name: str,
+    size: torch.Size,
+    shape: Shape,
+    init: Initialisation,
+    seed: int,
+    mup_base_width: int | None = None,
 ) -> Tensor:
-    """Initial value of a parameter: ones for norms, zeros for biases, matrices by the scheme `init`.
+    """Initial value of a parameter: ones for norms, zeros for biases, matrices by the
+    scheme `init`.
 
-    With a base width, standard deviations of matrices in the layers scale with 1 / sqrt(width), and the gain of the
-    final norm with 1 / width: the output multiplier of muP (Yang & Hu 2021, table 8), stored in the norm so that the
-    model loads without muP.
+    With a base width, standard deviations of matrices in the layers scale with 1 /
+    sqrt(width), and the gain of the final norm with 1 / width: the output multiplier of
+    muP (Yang & Hu 2021, table 8), stored in the norm so that the model loads without
+    muP.
     """
     narrowing = 1.0 if mup_base_width is None else mup_base_width / shape.width
     if len(size) < 2:
@@ -61,12 +78,16 @@ def initial_tensor(
     if cut is None:
         return torch.empty(size).normal_(0.0, deviation, generator=generator)
     edge = cut * deviation
-    return torch.nn.init.trunc_normal_(torch.empty(size), 0.0, deviation, -edge, edge, generator=generator)
+    return torch.nn.init.trunc_normal_(
+        torch.empty(size), 0.0, deviation, -edge, edge, generator=generator
+    )
 
 
 def _gpt2(name: str, size: torch.Size, shape: Shape) -> Deviation:
     """Radford et al. 2019, section 2.3."""
-    return INIT_STD / (math.sqrt(2 * shape.layers) if name.endswith(RESIDUAL_OUTPUTS) else 1.0), None
+    return INIT_STD / (
+        math.sqrt(2 * shape.layers) if name.endswith(RESIDUAL_OUTPUTS) else 1.0
+    ), None
 
 
 def _llama(name: str, size: torch.Size, shape: Shape) -> Deviation:
@@ -75,12 +96,18 @@ def _llama(name: str, size: torch.Size, shape: Shape) -> Deviation:
         return 1 / math.sqrt(shape.width), CUT
     if name in EMBEDDINGS:
         # With a tied embedding, logits would start with a deviation of sqrt(width).
-        return (1 / math.sqrt(shape.width), CUT) if shape.tied_embeddings else (1.0, None)
-    return INIT_STD / (_depth(name) if name.endswith((*RESIDUAL_OUTPUTS, *UP_PROJECTIONS)) else 1.0), None
+        return (
+            (1 / math.sqrt(shape.width), CUT) if shape.tied_embeddings else (1.0, None)
+        )
+    return INIT_STD / (
+        _depth(name) if name.endswith((*RESIDUAL_OUTPUTS, *UP_PROJECTIONS)) else 1.0
+    ), None
 
 
 def _neox(name: str, size: torch.Size, shape: Shape) -> Deviation:
-    """GPT-NeoX, megatron/model/init_functions.py: small_init, and wang_init at residual ends."""
+    """GPT-NeoX, megatron/model/init_functions.py: small_init, and wang_init at residual
+    ends.
+    """
     if name.endswith(RESIDUAL_OUTPUTS):
         return 2 / shape.layers / math.sqrt(shape.width), None
     return math.sqrt(2 / (5 * shape.width)), None
@@ -88,7 +115,9 @@ def _neox(name: str, size: torch.Size, shape: Shape) -> Deviation:
 
 def _mitchell(name: str, size: torch.Size, shape: Shape) -> Deviation:
     """OLMo, olmo/initialization.py; the last dimension of a matrix is its fan-in."""
-    return 1 / math.sqrt(size[-1]) / (_depth(name) if name.endswith(RESIDUAL_OUTPUTS) else 1.0), CUT
+    return 1 / math.sqrt(size[-1]) / (
+        _depth(name) if name.endswith(RESIDUAL_OUTPUTS) else 1.0
+    ), CUT
 
 
 def _depth(name: str) -> float:

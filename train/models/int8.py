@@ -1,7 +1,9 @@
-"""Int8 matrices with one scale per output row, in the file format that transformers reads through torchao.
+"""Int8 matrices with one scale per output row, in the file format that transformers
+reads through torchao.
 
-Only weights are rounded (symmetric, to nearest); activations and tensors other than layer matrices stay as they are.
-Names and metadata are those of transformers 5 for torchao's Int8WeightOnlyConfig.
+Only weights are rounded (symmetric, to nearest); activations and tensors other than
+layer matrices stay as they are. Names and metadata are those of transformers 5 for
+torchao's Int8WeightOnlyConfig.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from torch import Tensor
 from gristmill.train.models.tensor_files import FRAMEWORK, Planned
 
 LARGEST = 127
-MATRIX = re.compile(r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|gate_up|down))_proj\.weight")
+MATRIX = re.compile(
+    r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|gate_up|down))_proj\.weight"
+)
 """Quantised matrices; embeddings, the output matrix and experts are not."""
 QUANTIZATION_CONFIG: dict[str, Any] = {
     "quant_method": "torchao",
@@ -41,10 +45,14 @@ QUANTIZATION_CONFIG: dict[str, Any] = {
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantise a matrix (rows, columns) to int8, with scales (rows, 1) float32; the scale of a zero row is 1."""
+    """Quantise a matrix (rows, columns) to int8, with scales (rows, 1) float32; the
+    scale of a zero row is 1.
+    """
     largest = weight.float().abs().amax(dim=1, keepdim=True)
     scales = torch.where(largest > 0, largest / LARGEST, 1.0)
-    return (weight.float() / scales).round().clamp(-LARGEST, LARGEST).to(torch.int8), scales
+    return (weight.float() / scales).round().clamp(-LARGEST, LARGEST).to(
+        torch.int8
+    ), scales
 
 
 def dequantised(values: Tensor, scales: Tensor) -> Tensor:
@@ -52,8 +60,11 @@ def dequantised(values: Tensor, scales: Tensor) -> Tensor:
     return values.float() * scales.float()
 
 
-def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, Planned]], dict[str, str]]:
-    """Tensors of an export with quantised layer matrices, and the metadata of their files.
+def in_int8(
+    tensors: Mapping[str, Planned], dtype: str
+) -> tuple[list[dict[str, Planned]], dict[str, str]]:
+    """Tensors of an export with quantised layer matrices, and the metadata of their
+    files.
 
     Args:
         tensors: by Hugging Face name.
@@ -73,9 +84,13 @@ def in_int8(tensors: Mapping[str, Planned], dtype: str) -> tuple[list[dict[str, 
         parts = {
             "qdata": Planned(torch.int8, tensor.shape, partial(_values, tensor)),
             "scale": Planned(tensor.dtype, column, partial(_scales, tensor)),
-            "zero_point": Planned(torch.int8, column, partial(torch.zeros, column, dtype=torch.int8)),
+            "zero_point": Planned(
+                torch.int8, column, partial(torch.zeros, column, dtype=torch.int8)
+            ),
         }
-        groups.append({stored_name(name, part): planned for part, planned in parts.items()})
+        groups.append(
+            {stored_name(name, part): planned for part, planned in parts.items()}
+        )
         metadata[name] = json.dumps(
             {
                 "_type": "Int8Tensor",
@@ -105,7 +120,9 @@ def stored_name(name: str, part: str) -> str:
     return f"{module}._{last}_{part}"
 
 
-def read_int8(name: str, names: Mapping[str, Any] | set[str], read: Callable[[str], Tensor]) -> Tensor | None:
+def read_int8(
+    name: str, names: Mapping[str, Any] | set[str], read: Callable[[str], Tensor]
+) -> Tensor | None:
     """Read a quantised matrix as float32; None if the file has none of that name.
 
     Args:

@@ -13,7 +13,9 @@ from gristmill.mixtures.training import Pretrain, TrainingPhase
 from gristmill.mixtures.user_code import Own
 
 VOCAB_MULTIPLE = 128
-"""The embedding is padded to a multiple of this number of rows, for matrix units (OLMo-core: padded_vocab_size)."""
+"""The embedding is padded to a multiple of this number of rows, for matrix units
+(OLMo-core: padded_vocab_size).
+"""
 LARGEST_SIZES = {
     "layers": 10_000,
     "width": 1 << 20,
@@ -25,7 +27,9 @@ LARGEST_SIZES = {
     "padded_vocab_size": 1 << 26,
     "sequence_length": 1 << 31,
 }
-"""Upper bounds far beyond any model, as a model of a config.json is built in memory before its weights are read."""
+"""Upper bounds far beyond any model, as a model of a config.json is built in memory
+before its weights are read.
+"""
 
 
 BUCKETS = 32
@@ -33,10 +37,11 @@ BUCKETS = 32
 MOST_DISTANCE = 128
 """Distance from which all distances share a bucket (same section)."""
 ENCODED, DECODED = 0.9, 0.2
-"""Encoded and decoded tokens of an encoder-decoder per token of a row, for counting FLOPs.
+"""Encoded and decoded tokens of an encoder-decoder per token of a row, for counting
+FLOPs.
 
-15 % of the tokens are hidden in spans of 3 on average, each with a sentinel on both sides. Other objectives are counted
-with the same numbers.
+15 % of the tokens are hidden in spans of 3 on average, each with a sentinel on both
+sides. Other objectives are counted with the same numbers.
 """
 TOKEN_TYPES = 2
 """Token types of BERT: first and second text (Devlin et al. 2019, section 3)."""
@@ -63,8 +68,8 @@ class Published:
     Attributes:
         model_type: its family.
         eos: ids that end a text.
-        sliding_window: maximum number of tokens that a token attends to, including itself; rows are not longer. None:
-            all.
+        sliding_window: maximum number of tokens that a token attends to, including
+            itself; rows are not longer. None: all.
     """
 
     model_type: str
@@ -77,23 +82,31 @@ class Shape:
     """Sizes and options of a decoder, encoder or encoder-decoder.
 
     Attributes:
-        layers, width, heads, kv_heads, head_width, ffn_width: see `mixtures.model.Model`.
-        rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask: likewise.
-        vocab_size: ids of the tokenizer; ids from here to `padded_vocab_size` are neither read nor predicted.
+        layers, width, heads, kv_heads, head_width, ffn_width: see
+            `mixtures.model.Model`.
+        rope_theta, rope_scaling, norm_eps, tied_embeddings, qk_norm, document_mask:
+            likewise.
+        vocab_size: ids of the tokenizer; ids from here to `padded_vocab_size` are
+            neither read nor predicted.
         padded_vocab_size: rows of the embedding.
         sequence_length: context: maximum row length that any stage trained on.
         qkv_bias: true if queries, keys and values have biases (Qwen2).
-        rotary_share: share of a head's channels that rotary positions rotate (GLM-4: half).
+        rotary_share: share of a head's channels that rotary positions rotate (GLM-4:
+            half).
         experts: feed-forward experts per block; 0 in a dense model.
         experts_per_token: experts that a token is routed to.
         load_balancing: weight of the load-balancing loss.
-        norm_topk_prob: true if the weights of a token's experts are divided by their sum (Mixtral, most of Qwen3-MoE).
-        encoder: true for bidirectional attention and prediction of masked tokens (see models.encoder).
+        norm_topk_prob: true if the weights of a token's experts are divided by their
+            sum (Mixtral, most of Qwen3-MoE).
+        encoder: true for bidirectional attention and prediction of masked tokens (see
+            models.encoder).
         bert: true if an encoder is BERT's (see models.bert), not ModernBERT's.
-        encoder_decoder: true if a decoder beside an encoder, with `layers` each, predicts hidden spans (see
-            models.encoder_decoder).
-        multi_token: number of further tokens predicted at each place in training (see models.multi_token).
-        prefix_lm: true if tokens of a prompt attend to each other in both directions (see objectives.prefix_rows).
+        encoder_decoder: true if a decoder beside an encoder, with `layers` each,
+            predicts hidden spans (see models.encoder_decoder).
+        multi_token: number of further tokens predicted at each place in training (see
+            models.multi_token).
+        prefix_lm: true if tokens of a prompt attend to each other in both directions
+            (see objectives.prefix_rows).
         published: settings of a model that was trained elsewhere.
     """
 
@@ -129,14 +142,18 @@ class Shape:
         window = None if self.published is None else self.published.sliding_window
         if window is not None and self.sequence_length > window:
             raise ShapeError(
-                f"rows of {self.sequence_length:,} tokens are longer than the model's sliding window of {window:,}, and "
-                f"attention here has no window; make rows of {window:,} tokens or less (mix.sequence_length, or "
+                f"rows of {self.sequence_length:,} tokens are longer than the model's "
+                f"sliding window of {window:,}, and attention here has no window; make "
+                f"rows of {window:,} tokens or less (mix.sequence_length, or "
                 "sequence_length of sft, reward, dpo or rl)"
             )
         for name, limit in LARGEST_SIZES.items():
             size = getattr(self, name)
             if type(size) is not int or not 1 <= size <= limit:
-                raise ShapeError(f"a model's {name} is a whole number from 1 to {limit:,}, not {size!r}")
+                raise ShapeError(
+                    f"a model's {name} is a whole number from 1 to "
+                    f"{limit:,}, not {size!r}"
+                )
 
     @property
     def attention_width(self) -> int:
@@ -145,48 +162,83 @@ class Shape:
 
     @property
     def matrix_parameters(self) -> int:
-        """Weights that every token is multiplied by: all matrices and the output head, without the embedding lookup.
+        """Weights that every token is multiplied by: all matrices and the output head,
+        without the embedding lookup.
 
         Of the experts only those that a token is routed to, and the router.
         """
         if self.encoder_decoder:
             return round(
                 ENCODED * self._stack(decoder=False)
-                + DECODED * (self._stack(decoder=True) + self.padded_vocab_size * self.width)
+                + DECODED
+                * (self._stack(decoder=True) + self.padded_vocab_size * self.width)
             )
-        return self._matrices(self.experts_per_token) + self.multi_token * self.padded_vocab_size * self.width
+        return (
+            self._matrices(self.experts_per_token)
+            + self.multi_token * self.padded_vocab_size * self.width
+        )
 
     @property
     def parameters(self) -> int:
         """Number of weights."""
         if self.encoder_decoder:
-            vectors = self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
-            return sum(map(self._stack, (False, True))) + vectors + 2 * self.padded_vocab_size * self.width
+            vectors = (
+                self.layers * 5 * self.width + 2 * self.width + 2 * BUCKETS * self.heads
+            )
+            return (
+                sum(map(self._stack, (False, True)))
+                + vectors
+                + 2 * self.padded_vocab_size * self.width
+            )
         if self.bert:
             # Biases and norms, within the layers and outside.
-            vectors = self.layers * (9 * self.width + self.ffn_width) + 5 * self.width + self.padded_vocab_size
-            return self._matrices(0) + vectors + (self.sequence_length + TOKEN_TYPES) * self.width
+            vectors = (
+                self.layers * (9 * self.width + self.ffn_width)
+                + 5 * self.width
+                + self.padded_vocab_size
+            )
+            return (
+                self._matrices(0)
+                + vectors
+                + (self.sequence_length + TOKEN_TYPES) * self.width
+            )
         lookup = 0 if self.tied_embeddings else self.padded_vocab_size * self.width
         kv_width = self.kv_heads * self.head_width
         biases = (self.attention_width + 2 * kv_width) * self.qkv_bias
         vectors = 2 * self.width + 2 * self.head_width * self.qk_norm + biases
-        # An encoder has norms in its embeddings and prediction head, and one norm less in its first layer.
+        # An encoder has norms in its embeddings and prediction head, and one norm less
+        # in its first layer.
         norms = self.width * (2 if self.encoder else 1)
         norms += 3 * self.width * self.multi_token
         return self._matrices(self.experts) + lookup + self.blocks * vectors + norms
 
     def flops_per_token(self, length: int) -> int:
-        """FLOPs of forward and backward pass per token, including attention (PaLM, appendix B)."""
+        """FLOPs of forward and backward pass per token, including attention (PaLM,
+        appendix B).
+        """
         if self.encoder_decoder:
             # Encoded tokens attend to encoded tokens, decoded tokens to both.
             pairs = (ENCODED * ENCODED + DECODED * (DECODED + ENCODED)) * length
-            return 6 * self.matrix_parameters + round(12 * self.layers * self.attention_width * pairs)
-        return 6 * self.matrix_parameters + 12 * self.blocks * self.attention_width * length
+            return 6 * self.matrix_parameters + round(
+                12 * self.layers * self.attention_width * pairs
+            )
+        return (
+            6 * self.matrix_parameters
+            + 12 * self.blocks * self.attention_width * length
+        )
 
     @property
     def kind(self) -> Kind:
-        """Kind of prediction: next token (decoder), masked tokens (encoder), or hidden spans (encoder-decoder)."""
-        return "encoder" if self.encoder else "encoder_decoder" if self.encoder_decoder else "decoder"
+        """Kind of prediction: next token (decoder), masked tokens (encoder), or hidden
+        spans (encoder-decoder).
+        """
+        return (
+            "encoder"
+            if self.encoder
+            else "encoder_decoder"
+            if self.encoder_decoder
+            else "decoder"
+        )
 
     @property
     def blocks(self) -> int:
@@ -196,25 +248,38 @@ class Shape:
     @property
     def is_plain_decoder(self) -> bool:
         """True if tensor and pipeline parallelism support its forward pass."""
-        return not (self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token)
+        return not (
+            self.encoder or self.encoder_decoder or self.prefix_lm or self.multi_token
+        )
 
     def _stack(self, decoder: bool) -> int:
         """Weights of all matrices in the layers of one side of an encoder-decoder."""
         attention = 4 * self.width * self.attention_width
-        return self.layers * ((2 if decoder else 1) * attention + 3 * self.width * self.ffn_width)
+        return self.layers * (
+            (2 if decoder else 1) * attention + 3 * self.width * self.ffn_width
+        )
 
     def _matrices(self, experts: int) -> int:
-        """Weights of all matrices with this number of experts per block (0 if dense)."""
+        """Weights of all matrices with this number of experts per block (0 if
+        dense).
+        """
         attention = 2 * self.width * self.head_width * (self.heads + self.kv_heads)
         matrices = (2 if self.bert else 3) * max(experts, 1)
-        feed_forward = matrices * self.width * self.ffn_width + self.width * self.experts
+        feed_forward = (
+            matrices * self.width * self.ffn_width + self.width * self.experts
+        )
         prediction = self.width**2 * (self.encoder + 2 * self.multi_token)
-        return self.blocks * (attention + feed_forward) + prediction + self.padded_vocab_size * self.width
+        return (
+            self.blocks * (attention + feed_forward)
+            + prediction
+            + self.padded_vocab_size * self.width
+        )
 
 
 @dataclass(frozen=True)
 class OwnShape:
-    """Known sizes of a user's model, with the part of the interface of `Shape` that applies.
+    """Known sizes of a user's model, with the part of the interface of `Shape` that
+    applies.
 
     Attributes:
         own: class or function, and its options.
@@ -241,12 +306,18 @@ class OwnShape:
     encoder_decoder: ClassVar[bool] = False
 
     def flops_per_token(self, length: int) -> int:
-        """6 N per token (Kaplan et al. 2020, section 2.1), as other operations are unknown."""
+        """6 N per token (Kaplan et al. 2020, section 2.1), as other operations are
+        unknown.
+        """
         return 6 * self.parameters
 
 
-def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool = False) -> Shape:
-    """Shape of a manifest's model section, with a vocabulary size, a row length and the kind of prediction."""
+def shape_of(
+    model: Model, vocab_size: int, sequence_length: int, encoder: bool = False
+) -> Shape:
+    """Shape of a manifest's model section, with a vocabulary size, a row length and the
+    kind of prediction.
+    """
     moe = model.moe
     return Shape(
         layers=model.layers,
@@ -273,14 +344,22 @@ def shape_of(model: Model, vocab_size: int, sequence_length: int, encoder: bool 
 
 def shape_to_train(section: Pretrain, vocab_size: int, sequence_length: int) -> Shape:
     """Shape of a model for the section `pretrain`, from its sizes and objective."""
-    shape = shape_of(section.model, vocab_size, sequence_length, section.masked is not None)
+    shape = shape_of(
+        section.model, vocab_size, sequence_length, section.masked is not None
+    )
     if section.masked is not None and section.masked.shape == "bert":
-        return replace(shape, bert=True, ffn_width=section.model.ffn_width or BERT_FFN * shape.width)
+        return replace(
+            shape,
+            bert=True,
+            ffn_width=section.model.ffn_width or BERT_FFN * shape.width,
+        )
     if section.kind == "encoder_decoder":
         return replace(shape, encoder_decoder=True, tied_embeddings=False)
     if section.blank_infilling is not None:
         shape = replace(shape, qkv_bias=True, rotary_share=0.5)
-    return replace(shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section))
+    return replace(
+        shape, prefix_lm=section.reads_prefixes, multi_token=further_heads(section)
+    )
 
 
 def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
@@ -288,7 +367,11 @@ def shape_in_phase(shape: Shape, phase: TrainingPhase | None) -> Shape:
     rotary_settings = (
         {}
         if phase is None
-        else {key: value for key in ("rope_theta", "rope_scaling") if (value := getattr(phase, key)) is not None}
+        else {
+            key: value
+            for key in ("rope_theta", "rope_scaling")
+            if (value := getattr(phase, key)) is not None
+        }
     )
     return replace(shape, **rotary_settings)
 
@@ -319,7 +402,8 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
     """
     values = dict(value)
     if "head_width" not in values and {"width", "heads"} <= values.keys():
-        values["head_width"] = values["width"] // values["heads"]  # default before the key existed
+        # default before the key existed
+        values["head_width"] = values["width"] // values["heads"]
     is_required = {key.name: key.default is MISSING for key in fields(Shape)}
     missing, unknown = (
         [name for name, needed in is_required.items() if needed and name not in values],
@@ -327,17 +411,26 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
     )
     if missing or unknown:
         parts = [
-            f"{verb} {', '.join(sorted(names))}" for verb, names in (("lacks", missing), ("has", unknown)) if names
+            f"{verb} {', '.join(sorted(names))}"
+            for verb, names in (("lacks", missing), ("has", unknown))
+            if names
         ]
         raise ShapeError(
-            f"config.json {' and '.join(parts)}: it is neither of this version nor a model of "
-            "transformers (with `model_type`); export the model with the version that saved it, or train "
-            "it again"
+            f"config.json {' and '.join(parts)}: it is neither of this version nor a "
+            "model of transformers (with `model_type`); export the model with the "
+            "version that saved it, or train it again"
         )
     scaling, published = values.get("rope_scaling"), values.get("published")
     if published is not None:
         values["published"] = Published(**{**published, "eos": tuple(published["eos"])})
-    return Shape(**{**values, "rope_scaling": None if scaling is None else RopeScaling.model_validate(scaling)})
+    return Shape(
+        **{
+            **values,
+            "rope_scaling": None
+            if scaling is None
+            else RopeScaling.model_validate(scaling),
+        }
+    )
 
 
 def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:

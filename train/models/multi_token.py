@@ -1,9 +1,10 @@
 """Decoder with multi-token prediction (DeepSeek-AI 2024, "DeepSeek-V3", section 2.2).
 
-Each further depth is a module of one block after the previous one: it predicts the next token from the previous hidden
-state and the embedding of the token predicted there. It shares the decoder's embedding and output matrix. Gloeckle et
-al. 2024 predict all tokens in parallel from the same hidden states; here the causal chain is kept. The decoder's own
-outputs do not change, so the modules are dropped after training.
+Each further depth is a module of one block after the previous one: it predicts the next
+token from the previous hidden state and the embedding of the token predicted there. It
+shares the decoder's embedding and output matrix. Gloeckle et al. 2024 predict all
+tokens in parallel from the same hidden states; here the causal chain is kept. The
+decoder's own outputs do not change, so the modules are dropped after training.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gristmill.train.models.attention import Visible, document_numbers
-from gristmill.train.models.decoder import Block, Cache, Head, Llama, RMSNorm, logits_head
+from gristmill.train.models.decoder import (
+    Block,
+    Cache,
+    Head,
+    Llama,
+    RMSNorm,
+    logits_head,
+)
 from gristmill.train.models.model_config import Shape
 from gristmill.train.objectives.losses import IGNORED
 
@@ -37,14 +45,21 @@ class FurtherToken(nn.Module):
         self.norm = RMSNorm(shape.width, shape.norm_eps)
 
     def forward(
-        self, hidden: Tensor, embedded: Tensor, rotary: tuple[Tensor, Tensor], visible: Visible
+        self,
+        hidden: Tensor,
+        embedded: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        visible: Visible,
     ) -> tuple[Tensor, Tensor]:
-        """Hidden states of this depth, plain for the next depth and normalised for a head.
+        """Hidden states of this depth, plain for the next depth and normalised for a
+        head.
 
-        Inputs are the hidden states of the previous depth and the embeddings of the tokens predicted there, (n, t, d)
-        each.
+        Inputs are the hidden states of the previous depth and the embeddings of the
+        tokens predicted there, (n, t, d) each.
         """
-        joined = torch.cat((self.hidden_norm(hidden), self.embedding_norm(embedded)), dim=-1)
+        joined = torch.cat(
+            (self.hidden_norm(hidden), self.embedding_norm(embedded)), dim=-1
+        )
         hidden = self.block(self.projection(joined), rotary, visible)
         return hidden, self.norm(hidden)
 
@@ -54,7 +69,9 @@ class MultiTokenLlama(Llama):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)
-        self.further_layers = nn.ModuleList(FurtherToken(shape) for _ in range(shape.multi_token))
+        self.further_layers = nn.ModuleList(
+            FurtherToken(shape) for _ in range(shape.multi_token)
+        )
 
     def forward(
         self,
@@ -66,7 +83,8 @@ class MultiTokenLlama(Llama):
         prefix: Tensor | None = None,
         further: Sequence[Head] = (),
     ) -> Any:
-        """Apply `head` to the decoder's hidden states, and the heads of `further`, if any, to those of each depth.
+        """Apply `head` to the decoder's hidden states, and the heads of `further`, if
+        any, to those of each depth.
 
         Returns a list of all results if there is `further`. See llama.Llama.forward.
         """
@@ -76,22 +94,27 @@ class MultiTokenLlama(Llama):
         hidden = self.model(ids, rotary, visible, trained, None)
         hidden, matrix = self.gathered(hidden)
         outputs = [head(hidden, matrix)]
-        for depth, (module, depth_head) in enumerate(zip(self.further_layers, further, strict=True), start=1):
+        for depth, (module, depth_head) in enumerate(
+            zip(self.further_layers, further, strict=True), start=1
+        ):
             embedded = self.model.embed_tokens(F.pad(ids[:, depth:], (0, depth)))
             hidden, normalised = module(hidden, embedded, rotary, visible)
             outputs.append(depth_head(normalised, matrix))
         return outputs
 
 
-def further_targets(targets: Tensor, positions: Tensor | None, heads: int) -> list[Tensor]:
+def further_targets(
+    targets: Tensor, positions: Tensor | None, heads: int
+) -> list[Tensor]:
     """Targets of each depth, (n, t) int64 each.
 
-    Depth k predicts the decoder's target k places later, after the k tokens before it, if that place belongs to the
-    same document.
+    Depth k predicts the decoder's target k places later, after the k tokens before it,
+    if that place belongs to the same document.
 
     Args:
         targets: (n, t) of the decoder.
-        positions: (n, t) within documents, if attention is restricted to them; None for whole rows.
+        positions: (n, t) within documents, if attention is restricted to them; None for
+            whole rows.
         heads: number of depths.
 
     >>> [one.tolist() for one in further_targets(torch.tensor([[6, 7, 8, IGNORED]]), None, 2)]
@@ -102,7 +125,9 @@ def further_targets(targets: Tensor, positions: Tensor | None, heads: int) -> li
     for depth in range(1, heads + 1):
         ahead = F.pad(targets[:, depth:], (0, depth), value=IGNORED)
         if numbers is not None:
-            ahead = ahead.masked_fill(F.pad(numbers[:, depth:], (0, depth), value=-1) != numbers, IGNORED)
+            ahead = ahead.masked_fill(
+                F.pad(numbers[:, depth:], (0, depth), value=-1) != numbers, IGNORED
+            )
         depth_targets.append(ahead)
     return depth_targets
 

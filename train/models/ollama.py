@@ -1,7 +1,8 @@
 """Ollama Modelfile: weights, stop tokens, and the chat template in Go.
 
-Ollama does not run the Jinja of a GGUF file. A template that formats each message independently of its context is
-translated to Go (text/template) and compared with the Jinja on conversations; other templates are omitted.
+Ollama does not run the Jinja of a GGUF file. A template that formats each message
+independently of its context is translated to Go (text/template) and compared with the
+Jinja on conversations; other templates are omitted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ CONVERSATIONS = (PROBE, PROBE[:2], PROBE[:4], PROBE[1:], PROBE[1:2], PROBE[1:4])
 """Conversations to derive the parts of a template from, and to compare with."""
 
 
-def modelfile(weights: str, chat: Chat, sequence_length: int, template: str | None) -> str:
+def modelfile(
+    weights: str, chat: Chat, sequence_length: int, template: str | None
+) -> str:
     """Text of a Modelfile.
 
     Args:
@@ -29,9 +32,15 @@ def modelfile(weights: str, chat: Chat, sequence_length: int, template: str | No
     lines = [
         f"FROM ./{weights}",
         f"PARAMETER num_ctx {sequence_length}",
-        *(f"PARAMETER stop {json.dumps(chat.decode([stop], special=True), ensure_ascii=False)}" for stop in stops),
+        *(
+            "PARAMETER stop "
+            f"{json.dumps(chat.decode([stop], special=True), ensure_ascii=False)}"
+            for stop in stops
+        ),
     ]
-    return "\n".join([*lines, *([] if template is None else [f'TEMPLATE """{template}"""']), ""])
+    return "\n".join(
+        [*lines, *([] if template is None else [f'TEMPLATE """{template}"""']), ""]
+    )
 
 
 def go_template(chat: Chat) -> str | None:
@@ -51,21 +60,36 @@ def go_template(chat: Chat) -> str | None:
 
 
 def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
-    """Text before a conversation, the generation prompt, and the text around the messages of each role.
+    """Text before a conversation, the generation prompt, and the text around the
+    messages of each role.
 
-    Each is the difference that one more message makes; None if a message changes the text before it.
+    Each is the difference that one more message makes; None if a message changes the
+    text before it.
     """
     system, first, answer, second, _ = PROBE
     try:
-        one_turn, two_turns, three_turns = (_text(chat, PROBE[1:end]) for end in (2, 3, 4))
-        with_prompt, with_system = _text(chat, PROBE[1:2], prompt=True), _text(chat, PROBE[:2])
-        around = {"assistant": _around(one_turn, two_turns, answer), "user": _around(two_turns, three_turns, second)}
+        one_turn, two_turns, three_turns = (
+            _text(chat, PROBE[1:end]) for end in (2, 3, 4)
+        )
+        with_prompt, with_system = (
+            _text(chat, PROBE[1:2], prompt=True),
+            _text(chat, PROBE[:2]),
+        )
+        around = {
+            "assistant": _around(one_turn, two_turns, answer),
+            "user": _around(two_turns, three_turns, second),
+        }
         head = one_turn.removesuffix(first["content"].join(around["user"]))
-        opening = with_system.removesuffix(one_turn.removeprefix(head)).removeprefix(head).partition(system["content"])
+        opening = (
+            with_system.removesuffix(one_turn.removeprefix(head))
+            .removeprefix(head)
+            .partition(system["content"])
+        )
         around = {"system": (opening[0], opening[2]), **around}
         tail = with_prompt.removeprefix(one_turn)
         if any(
-            _filled(head, around, messages) + end != _text(chat, messages, prompt=bool(end))
+            _filled(head, around, messages) + end
+            != _text(chat, messages, prompt=bool(end))
             for messages in CONVERSATIONS
             for end in ("", tail)
         ):
@@ -81,9 +105,17 @@ def _around(shorter: str, longer: str, message: Mapping[str, str]) -> tuple[str,
     return before, after
 
 
-def _filled(head: str, around: Mapping[str, tuple[str, str]], messages: Sequence[Mapping[str, str]]) -> str:
-    return head + "".join(message["content"].join(around[message["role"]]) for message in messages)
+def _filled(
+    head: str,
+    around: Mapping[str, tuple[str, str]],
+    messages: Sequence[Mapping[str, str]],
+) -> str:
+    return head + "".join(
+        message["content"].join(around[message["role"]]) for message in messages
+    )
 
 
-def _text(chat: Chat, messages: Sequence[Mapping[str, str]], prompt: bool = False) -> str:
+def _text(
+    chat: Chat, messages: Sequence[Mapping[str, str]], prompt: bool = False
+) -> str:
     return "".join(text for text, _ in chat.segments(messages, prompt))

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from gristmill.core.seeds import seeded_key
-from gristmill.dataprep.user_functions import blaming, check_call, load_function, taken_by_name
+from gristmill.dataprep.user_functions import (
+    blaming,
+    check_call,
+    load_function,
+    taken_by_name,
+)
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.models.decoder import Head, logits_head
 from gristmill.train.models.model_config import OwnShape
@@ -21,7 +26,9 @@ INNER = "inner."
 """Prefix of parameter names within the wrapper; files have the user's names."""
 PROBED_TOKENS = 8
 LARGEST_LEAK = 1e-3
-"""Tolerance for changes of a logit if only later tokens change, relative to the largest logit."""
+"""Tolerance for changes of a logit if only later tokens change, relative to the largest
+logit.
+"""
 
 
 class OwnModel(nn.Module):
@@ -45,68 +52,116 @@ class OwnModel(nn.Module):
         positions: Tensor | None = None,
         trained: Tensor | None = None,
     ) -> Any:
-        """Apply a head to the logits (n, t, v), which replace hidden states, without a matrix.
+        """Apply a head to the logits (n, t, v), which replace hidden states, without a
+        matrix.
 
         Raises:
-            OwnCodeError: the user's module fails, or does not return a logit for each token and id.
+            OwnCodeError: the user's module fails, or does not return a logit for each
+                token and id.
         """
         code = self.shape.own.use
         if positions is None and self.shape.document_mask:  # each row is one document
             positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         with blaming(code):
-            logits = self.inner(ids) if positions is None else self.inner(ids, positions)
+            logits = (
+                self.inner(ids) if positions is None else self.inner(ids, positions)
+            )
         expected_shape = (*ids.shape, self.shape.vocab_size)
-        if not isinstance(logits, Tensor) or logits.shape != expected_shape or not logits.is_floating_point():
-            actual = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        if (
+            not isinstance(logits, Tensor)
+            or logits.shape != expected_shape
+            or not logits.is_floating_point()
+        ):
+            actual = (
+                f"a tensor of shape {tuple(logits.shape)}"
+                if isinstance(logits, Tensor)
+                else type(logits).__name__
+            )
             raise OwnCodeError(
-                f"{code.place}: the model {code.name} returned {actual} for tokens of shape "
-                f"{tuple(ids.shape)}; return logits of shape {expected_shape} (rows, tokens, vocabulary)"
+                f"{code.place}: the model {code.name} returned {actual} for tokens of "
+                f"shape {tuple(ids.shape)}; return logits of shape {expected_shape} "
+                "(rows, tokens, vocabulary)"
             )
         return head(logits, None)
 
 
 def build_own(shape: OwnShape) -> OwnModel:
-    """Build a user's model with its initial weights on the CPU, and check that it can be trained.
+    """Build a user's model with its initial weights on the CPU, and check that it can
+    be trained.
 
     Raises:
         OwnCodeError: it fails, or is not a causal module from tokens to logits.
     """
     code, make = shape.own.use, load_function(shape.own.use)
-    options = {**dict.fromkeys(taken_by_name(make, ["sequence_length"]), shape.sequence_length), **shape.own.options}
+    options = {
+        **dict.fromkeys(
+            taken_by_name(make, ["sequence_length"]), shape.sequence_length
+        ),
+        **shape.own.options,
+    }
     check_call(code, make, ("vocab_size",), options)
     with torch.random.fork_rng(devices=[]), blaming(code):
         torch.manual_seed(seeded_key(shape.seed, "model") >> 1)
         inner = make(shape.vocab_size, **options)
     if not isinstance(inner, nn.Module):
-        raise OwnCodeError(f"{code.place}: {code.name} returned {type(inner).__name__}; return a torch.nn.Module")
-    check_call(code, inner.forward, ("tokens", *(("positions",) if shape.document_mask else ())), {}, "forward")
+        raise OwnCodeError(
+            f"{code.place}: {code.name} returned {type(inner).__name__}; return a "
+            "torch.nn.Module"
+        )
+    check_call(
+        code,
+        inner.forward,
+        ("tokens", *(("positions",) if shape.document_mask else ())),
+        {},
+        "forward",
+    )
     _check_parameters(shape, inner)
-    model = OwnModel(replace(shape, parameters=sum(parameter.numel() for parameter in inner.parameters())), inner)
+    model = OwnModel(
+        replace(
+            shape, parameters=sum(parameter.numel() for parameter in inner.parameters())
+        ),
+        inner,
+    )
     _check_causal(model)
     return model
 
 
 def _check_parameters(shape: OwnShape, inner: nn.Module) -> None:
-    """Check that parameters are float32, and the only persistent state of the module."""
+    """Check that parameters are float32, and the only persistent state of the
+    module.
+    """
     code = shape.own.use
-    wrong_dtype = next((name for name, parameter in inner.named_parameters() if parameter.dtype != torch.float32), None)
+    wrong_dtype = next(
+        (
+            name
+            for name, parameter in inner.named_parameters()
+            if parameter.dtype != torch.float32
+        ),
+        None,
+    )
     if wrong_dtype is not None:
         raise OwnCodeError(
-            f"{code.place}: the parameter {wrong_dtype} of {code.name} is not float32, as master weights are; "
-            "pretrain.precision says what is computed in"
+            f"{code.place}: the parameter {wrong_dtype} of {code.name} is not float32, "
+            "as master weights are; pretrain.precision says what is computed in"
         )
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
     buffers = [name for name in inner.state_dict() if name not in parameters]
     if not parameters or buffers:
         problem = (
-            f"keeps the buffer {buffers[0]}; register it with persistent=False" if buffers else "has no parameters"
+            f"keeps the buffer {buffers[0]}; register it with persistent=False"
+            if buffers
+            else "has no parameters"
         )
-        raise OwnCodeError(f"{code.place}: {code.name} {problem}: a model is what its parameters are")
+        raise OwnCodeError(
+            f"{code.place}: {code.name} {problem}: a model is what its parameters are"
+        )
 
 
 @torch.no_grad()
 def _check_causal(model: OwnModel) -> None:
-    """Check that the logits of a token do not depend on later tokens, whose prediction would be copying."""
+    """Check that the logits of a token do not depend on later tokens, whose prediction
+    would be copying.
+    """
     shape = model.shape
     count = min(PROBED_TOKENS, shape.sequence_length)
     ids = torch.arange(count)[None] % shape.vocab_size
@@ -119,10 +174,13 @@ def _check_causal(model: OwnModel) -> None:
     code, changes = shape.own.use, (first - second)[:, :-1].abs()
     if not first.isfinite().all():
         raise OwnCodeError(
-            f"{code.place}: the model {code.name} returned logits that are NaN or Inf before any training"
+            f"{code.place}: the model {code.name} returned logits that are NaN or "
+            "Inf before any training"
         )
-    if changes.numel() and float(changes.max()) > LARGEST_LEAK * max(1.0, float(first.abs().max())):
+    if changes.numel() and float(changes.max()) > LARGEST_LEAK * max(
+        1.0, float(first.abs().max())
+    ):
         raise OwnCodeError(
-            f"{code.place}: the logits of {code.name} depend on tokens that come later; let each see "
-            "itself and what precedes it only"
+            f"{code.place}: the logits of {code.name} depend on tokens that come "
+            "later; let each see itself and what precedes it only"
         )

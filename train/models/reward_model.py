@@ -1,7 +1,9 @@
-"""Reward model: a decoder whose output layer is a single row, which scores a conversation.
+"""Reward model: a decoder whose output layer is a single row, which scores a
+conversation.
 
-On disk it is Hugging Face's `LlamaForSequenceClassification` (or that of the decoder's family) with one label: the
-decoder's tensors and `score.weight` (1, d), without the vocabulary's output matrix.
+On disk it is Hugging Face's `LlamaForSequenceClassification` (or that of the decoder's
+family) with one label: the decoder's tensors and `score.weight` (1, d), without the
+vocabulary's output matrix.
 """
 
 from __future__ import annotations
@@ -50,9 +52,11 @@ class RewardModel(Llama):
 
 
 def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:
-    """Score of each row by a reward model, (n,) float32, differentiable if gradients are enabled.
+    """Score of each row by a reward model, (n,) float32, differentiable if gradients
+    are enabled.
 
-    The score of a row is that of its last token other than `pad`, as in transformers' sequence classification.
+    The score of a row is that of its last token other than `pad`, as in transformers'
+    sequence classification.
 
     Args:
         model: a reward model, sharded or not.
@@ -64,7 +68,9 @@ def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:
 
 
 def last_tokens(ids: Tensor, pad: int) -> Tensor:
-    """Index of the last token of each row that is not `pad`, (n,) int64; 0 in a row of padding."""
+    """Index of the last token of each row that is not `pad`, (n,) int64; 0 in a row of
+    padding.
+    """
     places = torch.arange(ids.shape[1], device=ids.device)
     return (places * (ids != pad)).amax(dim=1)
 
@@ -83,21 +89,30 @@ def scores_at(hidden: Tensor, matrix: Tensor, places: Tensor) -> Tensor:
 
 
 def with_new_score(tensor_of: TensorOf, seed: int) -> TensorOf:
-    """Source of the tensors of a new reward model: those of a decoder, and a random score row.
+    """Source of the tensors of a new reward model: those of a decoder, and a random
+    score row.
 
-    The row is normal with variance 1 / (d + 1) (Stiennon et al. 2020, appendix B.1), so that initial scores have a
-    standard deviation of about one.
+    The row is normal with variance 1 / (d + 1) (Stiennon et al. 2020, appendix B.1), so
+    that initial scores have a standard deviation of about one.
     """
 
     def tensor_of_reward_model(name: str, size: torch.Size) -> Tensor:
         if name != SCORE:
             return tensor_of(name, size)
-        return torch.empty(size).normal_(0.0, 1 / math.sqrt(size[1] + 1), generator=generator_of(seed, name))
+        return torch.empty(size).normal_(
+            0.0, 1 / math.sqrt(size[1] + 1), generator=generator_of(seed, name)
+        )
 
     return tensor_of_reward_model
 
 
-def save_reward_model(folder: Path, shape: Shape, tensors: Mapping[str, Tensor], stops: list[int], pad: int) -> None:
+def save_reward_model(
+    folder: Path,
+    shape: Shape,
+    tensors: Mapping[str, Tensor],
+    stops: list[int],
+    pad: int,
+) -> None:
     """Write a reward model in float32 in transformers' format.
 
     Args:
@@ -117,24 +132,35 @@ def save_reward_model(folder: Path, shape: Shape, tensors: Mapping[str, Tensor],
     }
     parts: dict[str, list[Tensor]] = {}
     for name in sorted(tensors):
-        tensor = tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
+        tensor = (
+            tensors[name][: shape.vocab_size] if name == EMBEDDING else tensors[name]
+        )
         for inner, part in split_for_hf(name, tensor, shape).items():
             parts.setdefault(inner, []).append(part.float())
     write_json(folder / SHAPE_FILE, config)
-    write_tensors(folder / WEIGHTS_FILE, {inner: ready(torch.cat(pieces)) for inner, pieces in parts.items()})
+    write_tensors(
+        folder / WEIGHTS_FILE,
+        {inner: ready(torch.cat(pieces)) for inner, pieces in parts.items()},
+    )
 
 
-def load_reward_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> RewardModel:
-    """Load a reward model, ours or of transformers, frozen, in one process; see `scores`.
+def load_reward_model(
+    folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> RewardModel:
+    """Load a reward model, ours or of transformers, frozen, in one process; see
+    `scores`.
 
     Raises:
-        WeightsError: the folder holds a model that writes text, or one with several labels.
-        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not support it.
+        WeightsError: the folder holds a model that writes text, or one with several
+            labels.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not
+            support it.
     """
     config: dict[str, Any] = read_json(folder / SHAPE_FILE)
     if not is_scorer(config):
         raise WeightsError(
-            f"{folder} is not a reward model: {SHAPE_FILE} names {config.get('architectures')}, not a "
+            f"{folder} is not a reward model: {SHAPE_FILE} names "
+            f"{config.get('architectures')}, not a "
             "...ForSequenceClassification; the stage `reward` makes one"
         )
     with torch.device("meta"):

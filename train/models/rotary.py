@@ -1,6 +1,7 @@
 """Rotary positions (Su et al. 2021), optionally scaled to longer contexts.
 
-Frequencies follow transformers' modeling_rope_utils, so that its models give the same logits.
+Frequencies follow transformers' modeling_rope_utils, so that its models give the same
+logits.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from gristmill.mixtures.model import RopeScaling
 def frequencies(
     head_width: int, theta: float, scaling: RopeScaling | None, device: torch.device
 ) -> tuple[Tensor, float]:
-    """Radians per position of each channel pair, (head_width / 2,) float32, and the factor of cosines and sines.
+    """Radians per position of each channel pair, (head_width / 2,) float32, and the
+    factor of cosines and sines.
 
     Args:
         head_width: channels per head, even.
@@ -25,7 +27,9 @@ def frequencies(
         scaling: of the positions; None for plain positions.
         device: of the result.
     """
-    exponents = torch.arange(0, head_width, 2, dtype=torch.float32, device=device) / head_width
+    exponents = (
+        torch.arange(0, head_width, 2, dtype=torch.float32, device=device) / head_width
+    )
     plain = 1.0 / theta**exponents
     if scaling is None:
         return plain, 1.0
@@ -39,32 +43,49 @@ def frequencies(
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling, length: float) -> Tensor:
-    """Llama 3.1: scale long wavelengths, keep short ones, and interpolate between them."""
+    """Llama 3.1: scale long wavelengths, keep short ones, and interpolate between
+    them.
+    """
     rotations = length * plain / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept_share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept_share) * plain / scaling.factor + kept_share * plain
 
 
-def _yarn(plain: Tensor, scaling: RopeScaling, length: float, head_width: int, theta: float) -> Tensor:
-    """YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between two numbers of rotations."""
+def _yarn(
+    plain: Tensor, scaling: RopeScaling, length: float, head_width: int, theta: float
+) -> Tensor:
+    """YaRN, section 3.2 of Peng et al. 2023: a linear ramp over channels between two
+    numbers of rotations.
+    """
 
     def channel(rotations: float) -> float:
         """Channel pair with a number of rotations in the original length."""
-        return head_width * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        return (
+            head_width
+            * math.log(length / (rotations * 2 * math.pi))
+            / (2 * math.log(theta))
+        )
 
     first = max(math.floor(channel(scaling.beta_fast)), 0)
     last = min(math.ceil(channel(scaling.beta_slow)), head_width - 1)
     # Avoids a division by zero.
     width = (last - first) or 0.001
-    stretched = ((torch.arange(len(plain), device=plain.device) - first) / width).clamp(0.0, 1.0)
+    stretched = ((torch.arange(len(plain), device=plain.device) - first) / width).clamp(
+        0.0, 1.0
+    )
     return stretched * plain / scaling.factor + (1 - stretched) * plain
 
 
 def rotary_table(
-    positions: Tensor, head_width: int, theta: float, scaling: RopeScaling | None = None, share: float = 1.0
+    positions: Tensor,
+    head_width: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
+    share: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the rotary embedding, each half repeated for the rotate-half layout.
+    """Cosines and sines of the rotary embedding, each half repeated for the rotate-half
+    layout.
 
     Args:
         positions: (..., t) integers.
@@ -77,13 +98,23 @@ def rotary_table(
         two float32 tensors (..., t, head_width).
     """
     rotated_channels = round(head_width * share)
-    per_position, warmth = frequencies(rotated_channels, theta, scaling, positions.device)
-    angles, padding = positions.float().unsqueeze(-1) * per_position, (head_width - rotated_channels) // 2
-    cosines, sines = F.pad(angles.cos() * warmth, (0, padding), value=1.0), F.pad(angles.sin() * warmth, (0, padding))
+    per_position, warmth = frequencies(
+        rotated_channels, theta, scaling, positions.device
+    )
+    angles, padding = (
+        positions.float().unsqueeze(-1) * per_position,
+        (head_width - rotated_channels) // 2,
+    )
+    cosines, sines = (
+        F.pad(angles.cos() * warmth, (0, padding), value=1.0),
+        F.pad(angles.sin() * warmth, (0, padding)),
+    )
     return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate queries or keys (n, h, t, c) by the angles of their positions (broadcast over heads)."""
+    """Rotate queries or keys (n, h, t, c) by the angles of their positions (broadcast
+    over heads).
+    """
     first, second = x.chunk(2, dim=-1)
     return x * cosines + torch.cat((-second, first), dim=-1) * sines

@@ -1,8 +1,9 @@
 """Reader and writer of safetensors files that keep one tensor in memory at a time.
 
-Format: eight bytes with the length of a JSON header, the header (name -> dtype, shape and offsets of each tensor, and
-`__metadata__`), and the tensors back to back (github.com/huggingface/safetensors, README.md, "Format"). A model larger
-than the shard limit is split into several files with an index, as in transformers.
+Format: eight bytes with the length of a JSON header, the header (name -> dtype, shape
+and offsets of each tensor, and `__metadata__`), and the tensors back to back
+(github.com/huggingface/safetensors, README.md, "Format"). A model larger than the shard
+limit is split into several files with an index, as in transformers.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ class TensorFile:
             length = int.from_bytes(stream.read(8), "little")
             header: dict[str, Any] = json.loads(stream.read(length))
         self._start = 8 + length
-        self._entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        self._entries = {
+            name: entry for name, entry in header.items() if name != "__metadata__"
+        }
 
     def names(self) -> list[str]:
         """Names of all tensors, in the order of the header."""
@@ -89,20 +92,31 @@ class TensorFile:
         data, done = _bytes_of(tensor), 0
         with self._path.open("rb") as stream:
             stream.seek(self._start + entry["data_offsets"][0])
-            while done < len(data) and (count := cast(Any, stream).readinto(data[done:].data)):
+            while done < len(data) and (
+                count := cast(Any, stream).readinto(data[done:].data)
+            ):
                 done += count
         if done < len(data):
-            raise EOFError(f"{self._path} ends within {name}: {done} of its {len(data)} bytes are there")
+            raise EOFError(
+                f"{self._path} ends within {name}: {done} of its {len(data)} bytes "
+                "are there"
+            )
         return tensor
 
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
     """Memory of a contiguous tensor as uint8 of shape (bytes,)."""
-    data: np.ndarray = tensor.reshape(-1).view(torch.uint8).numpy() if tensor.numel() else np.empty(0, dtype=np.uint8)
+    data: np.ndarray = (
+        tensor.reshape(-1).view(torch.uint8).numpy()
+        if tensor.numel()
+        else np.empty(0, dtype=np.uint8)
+    )
     return data
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str] = FRAMEWORK) -> None:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Planned], metadata: Mapping[str, str] = FRAMEWORK
+) -> None:
     """Write a file atomically.
 
     Raises:
@@ -132,20 +146,26 @@ def write_tensors(path: Path, tensors: Mapping[str, Planned], metadata: Mapping[
             tensor, planned = tensors[name].make(), tensors[name]
             if tensor.dtype != planned.dtype or tuple(tensor.shape) != planned.shape:
                 raise ValueError(
-                    f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not {planned.shape} of {planned.dtype}"
+                    f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not "
+                    f"{planned.shape} of {planned.dtype}"
                 )
             sink.write(_bytes_of(tensor.detach().contiguous()).data)
 
 
 def write_model(
-    folder: Path, groups: Sequence[Mapping[str, Planned]], most_bytes: int, metadata: Mapping[str, str] = FRAMEWORK
+    folder: Path,
+    groups: Sequence[Mapping[str, Planned]],
+    most_bytes: int,
+    metadata: Mapping[str, str] = FRAMEWORK,
 ) -> int:
-    """Write a model as one file, or as several and an index if it is larger than `most_bytes`.
+    """Write a model as one file, or as several and an index if it is larger than
+    `most_bytes`.
 
     Args:
         folder: destination.
         groups: tensors that must be in the same file, in the model's order.
-        most_bytes: maximum bytes of a file's tensors; a larger group gets a file of its own.
+        most_bytes: maximum bytes of a file's tensors; a larger group gets a file of its
+            own.
         metadata: of every file.
 
     Returns:
@@ -155,7 +175,10 @@ def write_model(
     names = (
         [WEIGHTS_FILE]
         if len(shards) == 1
-        else [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
+        else [
+            f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+            for number in range(1, len(shards) + 1)
+        ]
     )
     for name, shard in zip(names, shards, strict=True):
         write_tensors(folder / name, shard, metadata)
@@ -163,14 +186,24 @@ def write_model(
         write_json(
             folder / INDEX_FILE,
             {
-                "metadata": {"total_size": sum(tensor.size for shard in shards for tensor in shard.values())},
-                "weight_map": {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard},
+                "metadata": {
+                    "total_size": sum(
+                        tensor.size for shard in shards for tensor in shard.values()
+                    )
+                },
+                "weight_map": {
+                    tensor: name
+                    for name, shard in zip(names, shards, strict=True)
+                    for tensor in shard
+                },
             },
         )
     return sum((folder / name).stat().st_size for name in names)
 
 
-def _shards(groups: Sequence[Mapping[str, Planned]], most_bytes: int) -> Iterator[dict[str, Planned]]:
+def _shards(
+    groups: Sequence[Mapping[str, Planned]], most_bytes: int
+) -> Iterator[dict[str, Planned]]:
     shard: dict[str, Planned] = {}
     shard_bytes = 0
     for group in groups:

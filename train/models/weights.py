@@ -1,4 +1,6 @@
-"""Initial weights of a model: initialised by name, or read from files; independent of the world size."""
+"""Initial weights of a model: initialised by name, or read from files; independent of
+the world size.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +45,30 @@ if TYPE_CHECKING:
 
 SHAPE_FILE = "config.json"
 TensorOf = Callable[[str, torch.Size], Tensor]
-"""Function of a parameter's name and full shape that returns its float32 value on the CPU."""
+"""Function of a parameter's name and full shape that returns its float32 value on the
+CPU.
+"""
 
 
 class WeightsError(ValueError):
     """The tensors of a folder do not match the model of its config.json."""
 
 
-def drawn(shape: Shape, seed: int, init: Initialisation = "gpt2", mup_base_width: int | None = None) -> TensorOf:
+def drawn(
+    shape: Shape,
+    seed: int,
+    init: Initialisation = "gpt2",
+    mup_base_width: int | None = None,
+) -> TensorOf:
     """Source of the tensors of a new model."""
-    return lambda name, size: initial_tensor(name, size, shape, init, seed, mup_base_width)
+    return lambda name, size: initial_tensor(
+        name, size, shape, init, seed, mup_base_width
+    )
 
 
 def stored(folder: Path) -> TensorOf:
-    """Source of the tensors of a saved model, ours or of transformers, in one file or several.
+    """Source of the tensors of a saved model, ours or of transformers, in one file or
+    several.
 
     Int8 matrices (see int8) are dequantised to float32.
 
@@ -69,15 +81,23 @@ def stored(folder: Path) -> TensorOf:
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
         parts = [
-            torch.cat([find(inner) for inner in names]) if len(names) > 1 else find(names[0])
+            torch.cat([find(inner) for inner in names])
+            if len(names) > 1
+            else find(names[0])
             for names in tensors_behind(name, shape, family)
         ]
-        tensor = torch.stack(parts) if len(parts) > 1 else parts[0].reshape(size) if len(size) == 3 else parts[0]
+        tensor = (
+            torch.stack(parts)
+            if len(parts) > 1
+            else parts[0].reshape(size)
+            if len(size) == 3
+            else parts[0]
+        )
         tensor = part_of_hf(name, tensor, shape, family)
         if tensor.shape != size:
             raise WeightsError(
-                f"{folder}: {name} is {tuple(tensor.shape)}, the model wants {tuple(size)}: weights and "
-                f"{SHAPE_FILE} do not belong together"
+                f"{folder}: {name} is {tuple(tensor.shape)}, the model wants "
+                f"{tuple(size)}: weights and {SHAPE_FILE} do not belong together"
             )
         return tensor.float()
 
@@ -100,32 +120,49 @@ def _finder(folder: Path) -> Callable[[str], Tensor]:
 
 
 def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
-    """Function that opens the file of a tensor, plain or int8, and returns it with the names in that file."""
+    """Function that opens the file of a tensor, plain or int8, and returns it with the
+    names in that file.
+    """
     from safetensors import SafetensorError, safe_open
 
     index = folder / INDEX_FILE
     weight_map = _read_config(index).get("weight_map") if index.exists() else None
     if index.exists() and not (
-        isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values())
+        isinstance(weight_map, dict)
+        and all(isinstance(file, str) for file in weight_map.values())
     ):
-        raise WeightsError(f"{index} has no `weight_map` from the names of tensors to files")
+        raise WeightsError(
+            f"{index} has no `weight_map` from the names of tensors to files"
+        )
 
     @cache
     def opened(file: str) -> tuple[Any, set[str]]:
         if not (folder / file).exists():
-            raise WeightsError(f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} and its parts")
+            raise WeightsError(
+                f"{folder} has no {file}; a model is {WEIGHTS_FILE}, or {INDEX_FILE} "
+                "and its parts"
+            )
         with _on_disk(folder / file) as path:
             try:
                 tensors = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
-                raise WeightsError(f"{folder / file} is not a safetensors file, or is damaged: {error}") from error
+                raise WeightsError(
+                    f"{folder / file} is not a safetensors file, or is damaged: {error}"
+                ) from error
         return tensors, set(tensors.keys())
 
     def holder(name: str) -> tuple[Any, set[str]]:
         rounded = stored_name(name, "qdata")
-        file = WEIGHTS_FILE if weight_map is None else weight_map.get(name) or weight_map.get(rounded)
+        file = (
+            WEIGHTS_FILE
+            if weight_map is None
+            else weight_map.get(name) or weight_map.get(rounded)
+        )
         if file is None or opened(file)[1].isdisjoint({name, rounded}):
-            raise WeightsError(f"{folder / (file or INDEX_FILE)} has no tensor {name}, which {SHAPE_FILE} asks for")
+            raise WeightsError(
+                f"{folder / (file or INDEX_FILE)} has no tensor {name}, which "
+                f"{SHAPE_FILE} asks for"
+            )
         return opened(file)
 
     return holder
@@ -133,7 +170,9 @@ def _holder(folder: Path) -> Callable[[str], tuple[Any, set[str]]]:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[Path]:
-    """Path of a file for mapping into memory; a file in a store is copied, and its data stays valid while mapped."""
+    """Path of a file for mapping into memory; a file in a store is copied, and its data
+    stays valid while mapped.
+    """
     if is_local(path):
         yield path
         return
@@ -148,24 +187,37 @@ def read_shape(folder: Path) -> Shape:
 
     Raises:
         WeightsError: the model is user code.
-        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not support it.
-        gristmill.train.models.model_config.ShapeError: the model was saved by another version.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not
+            support it.
+        gristmill.train.models.model_config.ShapeError: the model was saved by another
+            version.
     """
     config = _read_config(folder / SHAPE_FILE)
     if OWN in config:
         raise WeightsError(
-            f"{folder} is a model of code of its own, {config[OWN]['use']['function']}, which is not "
-            "run here: the run that names it in pretrain.model.use trains and evaluates it; all else "
-            "needs the built-in decoder"
+            f"{folder} is a model of code of its own, "
+            f"{config[OWN]['use']['function']}, which is not run here: the run that "
+            "names it in pretrain.model.use trains and evaluates it; all else needs "
+            "the built-in decoder"
         )
     try:
-        return shape_from_hf(config) if "model_type" in config else shape_from_json(config)
+        return (
+            shape_from_hf(config) if "model_type" in config else shape_from_json(config)
+        )
     except UnknownArchitectureError:
         raise
     except ShapeError as error:
         raise ShapeError(f"{folder}: {error}") from error
-    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        raise ShapeError(f"{folder / SHAPE_FILE} holds a value of the wrong kind: {error}") from error
+    except (
+        TypeError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        AttributeError,
+    ) as error:
+        raise ShapeError(
+            f"{folder / SHAPE_FILE} holds a value of the wrong kind: {error}"
+        ) from error
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -177,7 +229,10 @@ def _read_config(path: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
     except FileNotFoundError:
-        raise WeightsError(f"{path} does not exist; a model is a folder with {SHAPE_FILE} and {WEIGHTS_FILE}") from None
+        raise WeightsError(
+            f"{path} does not exist; a model is a folder with {SHAPE_FILE} and "
+            f"{WEIGHTS_FILE}"
+        ) from None
     except ValueError as error:
         raise WeightsError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
@@ -186,21 +241,26 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
-    """Check from the headers of a model's files that all tensors exist, without reading weights; returns its shape.
+    """Check from the headers of a model's files that all tensors exist, without reading
+    weights; returns its shape.
 
     Args:
         folder: of the model.
         kind: required kind of prediction (see shape.Shape.kind).
 
     Raises:
-        WeightsError: a file is missing or damaged, a tensor of the model is missing, or the model is of another kind.
-        ShapeError, gristmill.train.models.hf_configs.UnknownArchitectureError: as `read_shape`.
+        WeightsError: a file is missing or damaged, a tensor of the model is missing, or
+            the model is of another kind.
+        ShapeError, gristmill.train.models.hf_configs.UnknownArchitectureError: as
+            `read_shape`.
     """
     from gristmill.train.models.encoder import model_of
 
     shape, config = read_shape(folder), _read_config(folder / SHAPE_FILE)
     if is_scorer(config):
-        raise WeightsError(f"{folder} is a reward model, which scores texts and cannot write any")
+        raise WeightsError(
+            f"{folder} is a reward model, which scores texts and cannot write any"
+        )
     check_kind(folder, shape, kind)
     holder = _holder(folder)
     with torch.device("meta"):
@@ -215,11 +275,13 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
 IS = {
     "decoder": "predicts the next token",
     "encoder": "is an encoder, which fills in masked tokens and cannot write text",
-    "encoder_decoder": "is an encoder-decoder, which fills in hidden spans and cannot continue a text",
+    "encoder_decoder": "is an encoder-decoder, which fills in hidden spans and "
+    "cannot continue a text",
 }
 WANTED = {
     "decoder": "a model that predicts the next token",
-    "encoder": "an encoder, which fills in masked tokens, such as `pretrain.masked` trains",
+    "encoder": "an encoder, which fills in masked tokens, such as `pretrain.masked` "
+    "trains",
     "encoder_decoder": "an encoder-decoder, such as `pretrain.span_corruption` trains",
 }
 
@@ -230,29 +292,48 @@ def check_kind(folder: Path, shape: Shape, kind: Kind) -> None:
         raise WeightsError(f"{folder} {IS[shape.kind]}; name {WANTED[kind]}")
 
 
-def save_model(folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]) -> None:
-    """Write a model: `config.json`, and `model.safetensors` with full float32 tensors on the CPU."""
+def save_model(
+    folder: Path, shape: Shape | OwnShape, tensors: dict[str, Tensor]
+) -> None:
+    """Write a model: `config.json`, and `model.safetensors` with full float32 tensors
+    on the CPU.
+    """
     from gristmill.train.models.own_model import INNER
 
     is_own = isinstance(shape, OwnShape)
-    write_json(folder / SHAPE_FILE, own_shape_to_json(shape) if isinstance(shape, OwnShape) else shape_to_json(shape))
+    write_json(
+        folder / SHAPE_FILE,
+        own_shape_to_json(shape)
+        if isinstance(shape, OwnShape)
+        else shape_to_json(shape),
+    )
     write_tensors(
         folder / WEIGHTS_FILE,
-        {name.removeprefix(INNER) if is_own else name: ready(tensor) for name, tensor in tensors.items()},
+        {
+            name.removeprefix(INNER) if is_own else name: ready(tensor)
+            for name, tensor in tensors.items()
+        },
     )
 
 
-def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False, kind: Kind | None = "decoder") -> Llama:
+def load_model(
+    folder: Path,
+    device: str = "cpu",
+    runs_own_code: bool = False,
+    kind: Kind | None = "decoder",
+) -> Llama:
     """Load a saved model in float32 for evaluation in one process.
 
     Args:
         folder: of the model.
         device: of the model.
-        runs_own_code: true to run the code of a user's model in its config.json; it has the decoder's interface.
+        runs_own_code: true to run the code of a user's model in its config.json; it has
+            the decoder's interface.
         kind: required kind of prediction; None accepts any.
 
     Raises:
-        WeightsError: the model scores texts instead of writing them, is of another kind, or is user code.
+        WeightsError: the model scores texts instead of writing them, is of another
+            kind, or is user code.
     """
     from gristmill.train.models.encoder import model_of
     from gristmill.train.models.own_model import INNER, build_own
@@ -264,8 +345,8 @@ def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False, k
         return cast("Llama", own_model.to(device))
     if is_scorer(config):
         raise WeightsError(
-            f"{folder} is a reward model, which scores texts and cannot write any; name a model that "
-            "`pretrain`, `sft` or `dpo` made"
+            f"{folder} is a reward model, which scores texts and cannot write any; "
+            "name a model that `pretrain`, `sft` or `dpo` made"
         )
     shape = read_shape(folder)
     if kind is not None:
@@ -276,10 +357,19 @@ def load_model(folder: Path, device: str = "cpu", runs_own_code: bool = False, k
     return cast("Llama", model)
 
 
-def fill_from(model: nn.Module, tensor_of: TensorOf, device: str, dtype: torch.dtype = torch.float32) -> None:
-    """Set the parameters of a model to the values of `tensor_of`, frozen, in evaluation mode."""
+def fill_from(
+    model: nn.Module,
+    tensor_of: TensorOf,
+    device: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Set the parameters of a model to the values of `tensor_of`, frozen, in evaluation
+    mode.
+    """
     for name, parameter in list(model.named_parameters()):
         owner = model.get_submodule(name.rpartition(".")[0])
-        value = nn.Parameter(tensor_of(name, parameter.shape).to(device, dtype), requires_grad=False)
+        value = nn.Parameter(
+            tensor_of(name, parameter.shape).to(device, dtype), requires_grad=False
+        )
         setattr(owner, name.rpartition(".")[2], value)
     model.eval()

@@ -1,12 +1,15 @@
-"""Distillation: files of a teacher's distributions, divergences from them, and the objective of a student.
+"""Distillation: files of a teacher's distributions, divergences from them, and the
+objective of a student.
 
-Legend: m trained tokens, v ids, k ids stored of the teacher. q is the teacher's distribution and p the student's, both
-at one temperature. If not all ids are stored, both are distributions over k + 1 outcomes, the last being all other ids:
-their divergence is a lower bound of the full one (the data-processing inequality), and zero if the full distributions
-agree.
+Legend: m trained tokens, v ids, k ids stored of the teacher. q is the teacher's
+distribution and p the student's, both at one temperature. If not all ids are stored,
+both are distributions over k + 1 outcomes, the last being all other ids: their
+divergence is a lower bound of the full one (the data-processing inequality), and zero
+if the full distributions agree.
 
-`logps.npy` (tokens, k) float32; unless all ids are stored, `ids.npy` (tokens, k) int32 and `rest.npy` (tokens,)
-float32; tokens row by row. `key.json`: the settings and inputs that they depend on.
+`logps.npy` (tokens, k) float32; unless all ids are stored, `ids.npy` (tokens, k) int32
+and `rest.npy` (tokens,) float32; tokens row by row. `key.json`: the settings and inputs
+that they depend on.
 """
 
 from __future__ import annotations
@@ -43,9 +46,11 @@ class Taught:
     """Teacher's distributions over m next tokens.
 
     Attributes:
-        logps: (m, k) float32, log-probabilities of the stored ids; of all ids in order if `ids` is None.
+        logps: (m, k) float32, log-probabilities of the stored ids; of all ids in order
+            if `ids` is None.
         ids: (m, k) int64, distinct within a row.
-        rest: (m,) float32, total log-probability of all other ids; None if `ids` is None.
+        rest: (m,) float32, total log-probability of all other ids; None if `ids` is
+            None.
     """
 
     logps: Tensor
@@ -54,7 +59,12 @@ class Taught:
 
     def part(self, which: slice) -> Taught:
         """Slice of the tokens."""
-        return Taught(*(None if tensor is None else tensor[which] for tensor in (self.logps, self.ids, self.rest)))  # type: ignore[arg-type]
+        return Taught(
+            *(
+                None if tensor is None else tensor[which]
+                for tensor in (self.logps, self.ids, self.rest)
+            )
+        )  # type: ignore[arg-type]
 
     def to(self, device: torch.device) -> Taught:
         """Copy to a device."""
@@ -67,7 +77,9 @@ class Taught:
 
 
 def kept_of(logits: Tensor, temperature: float, top_k: int | None) -> Taught:
-    """Distribution of a teacher's logits (m, v), reduced to the `top_k` likeliest ids."""
+    """Distribution of a teacher's logits (m, v), reduced to the `top_k` likeliest
+    ids.
+    """
     logps = F.log_softmax(logits.float() / temperature, dim=-1)
     if top_k is None or top_k >= logits.shape[-1]:
         return Taught(logps)
@@ -77,11 +89,15 @@ def kept_of(logits: Tensor, temperature: float, top_k: int | None) -> Taught:
 
 
 def mass_of_others(logps: Tensor, ids: Tensor) -> Tensor:
-    """Total log-probability, (m,), of the ids of (m, v) that are not in `ids` (m, k)."""
+    """Total log-probability, (m,), of the ids of (m, v) that are not in `ids` (m,
+    k).
+    """
     return logps.scatter(1, ids, -math.inf).logsumexp(dim=-1)
 
 
-def divergence(logits: Tensor, taught: Taught, temperature: float, kind: Divergence, beta: float) -> Tensor:
+def divergence(
+    logits: Tensor, taught: Taught, temperature: float, kind: Divergence, beta: float
+) -> Tensor:
     """Divergence of a student from its teacher per token, (m,) in nats.
 
     Args:
@@ -92,13 +108,21 @@ def divergence(logits: Tensor, taught: Taught, temperature: float, kind: Diverge
     """
     student, teacher = F.log_softmax(logits / temperature, dim=-1), taught.logps
     if taught.ids is not None and taught.rest is not None:
-        student = torch.cat((student.gather(1, taught.ids), mass_of_others(student, taught.ids)[:, None]), dim=1)
+        student = torch.cat(
+            (
+                student.gather(1, taught.ids),
+                mass_of_others(student, taught.ids)[:, None],
+            ),
+            dim=1,
+        )
         teacher = torch.cat((teacher, taught.rest[:, None]), dim=1)
     return DIVERGENCES[kind](teacher, student, beta)
 
 
 def forward_kl(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """KL(q || p) = sum of q (log q - log p), (m,), from log-probabilities (m, outcomes): Hinton et al. 2015."""
+    """KL(q || p) = sum of q (log q - log p), (m,), from log-probabilities (m,
+    outcomes): Hinton et al. 2015.
+    """
     return (teacher.exp() * (teacher - student)).sum(dim=-1)
 
 
@@ -108,9 +132,13 @@ def reverse_kl(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 
 def jsd(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
-    """beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p (Agarwal et al. 2024, equation 1)."""
+    """beta KL(q || m) + (1 - beta) KL(p || m), m = beta q + (1 - beta) p (Agarwal et
+    al. 2024, equation 1).
+    """
     mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
-    return beta * forward_kl(teacher, mixture, beta) + (1 - beta) * forward_kl(student, mixture, beta)
+    return beta * forward_kl(teacher, mixture, beta) + (1 - beta) * forward_kl(
+        student, mixture, beta
+    )
 
 
 DIVERGENCES: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -121,9 +149,15 @@ DIVERGENCES: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 def distilled_nll(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, taught: Taught, settings: Distill
+    hidden: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    taught: Taught,
+    settings: Distill,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum of weight * ((1 - w) nll + w T^2 divergence) over trained tokens, without materialising all logits.
+    """Sum of weight * ((1 - w) nll + w T^2 divergence) over trained tokens, without
+    materialising all logits.
 
     Args:
         hidden: (n, t, d).
@@ -134,30 +168,50 @@ def distilled_nll(
         settings: kind, temperature T and weight w.
 
     Returns:
-        the sum, for the backward pass, and per token (n, t) without gradient the nll and the divergence.
+        the sum, for the backward pass, and per token (n, t) without gradient the nll
+        and the divergence.
     """
     places = (targets != IGNORED).flatten().nonzero().squeeze(1)
     total, nll, divergences = _Distilled.apply(
-        hidden.flatten(0, 1)[places], matrix, targets.flatten()[places], weights.flatten()[places], taught, settings
+        hidden.flatten(0, 1)[places],
+        matrix,
+        targets.flatten()[places],
+        weights.flatten()[places],
+        taught,
+        settings,
     )
     nll, divergences = (
-        torch.zeros(targets.numel(), device=part.device).index_copy(0, places, part).view(targets.shape)
+        torch.zeros(targets.numel(), device=part.device)
+        .index_copy(0, places, part)
+        .view(targets.shape)
         for part in (nll, divergences)
     )
     return total, nll, divergences
 
 
 class _Distilled(torch.autograd.Function):
-    """Fused loss whose gradients are computed chunk by chunk in the forward pass, like `losses._WeightedNll`."""
+    """Fused loss whose gradients are computed chunk by chunk in the forward pass, like
+    `losses._WeightedNll`.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, taught: Taught, settings: Distill
+        ctx: Any,
+        hidden: Tensor,
+        matrix: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        taught: Taught,
+        settings: Distill,
     ) -> tuple[Tensor, Tensor, Tensor]:
         trains_matrix, size = ctx.needs_input_grad[1], chunk_rows(matrix)
-        nll, divergences = (torch.zeros(len(hidden), device=hidden.device) for _ in range(2))
+        nll, divergences = (
+            torch.zeros(len(hidden), device=hidden.device) for _ in range(2)
+        )
         hidden_gradient = torch.zeros_like(hidden)
-        matrix_gradient = torch.zeros(matrix.shape if trains_matrix else (0,), device=matrix.device)
+        matrix_gradient = torch.zeros(
+            matrix.shape if trains_matrix else (0,), device=matrix.device
+        )
         total = torch.zeros((), device=hidden.device)
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
@@ -168,8 +222,16 @@ class _Distilled(torch.autograd.Function):
                 )
                 logits = (chunk_hidden @ chunk_matrix.T).float()
                 hard = F.cross_entropy(logits, targets[part], reduction="none")
-                soft = divergence(logits, taught.part(part), settings.temperature, settings.kind, settings.beta)
-                mixed = (1 - settings.weight) * hard + settings.weight * settings.temperature**2 * soft
+                soft = divergence(
+                    logits,
+                    taught.part(part),
+                    settings.temperature,
+                    settings.kind,
+                    settings.beta,
+                )
+                mixed = (
+                    1 - settings.weight
+                ) * hard + settings.weight * settings.temperature**2 * soft
                 loss = (mixed * weights[part]).sum()
             chunk_gradients = torch.autograd.grad(
                 loss, (chunk_hidden, chunk_matrix) if trains_matrix else (chunk_hidden,)
@@ -177,22 +239,44 @@ class _Distilled(torch.autograd.Function):
             hidden_gradient[part] = chunk_gradients[0]
             if trains_matrix:
                 matrix_gradient += chunk_gradients[1]
-            nll[part], divergences[part], total = hard.detach(), soft.detach(), total + loss.detach()
+            nll[part], divergences[part], total = (
+                hard.detach(),
+                soft.detach(),
+                total + loss.detach(),
+            )
         ctx.save_for_backward(hidden_gradient, matrix_gradient.to(matrix.dtype))
         ctx.mark_non_differentiable(nll, divergences)
         return total, nll, divergences
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
-        scaled_matrix_gradient = matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
-        return hidden_gradient * gradients[0], scaled_matrix_gradient, None, None, None, None
+        scaled_matrix_gradient = (
+            matrix_gradient * gradients[0] if ctx.needs_input_grad[1] else None
+        )
+        return (
+            hidden_gradient * gradients[0],
+            scaled_matrix_gradient,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def teacher_key(
-    teacher: Path, chat: Chat, rows: str, dtype: torch.dtype, temperature: float, top_k: int | None, vocab_size: int
+    teacher: Path,
+    chat: Chat,
+    rows: str,
+    dtype: torch.dtype,
+    temperature: float,
+    top_k: int | None,
+    vocab_size: int,
 ) -> dict[str, Any]:
-    """Dependencies of a teacher's distributions by name: weights, template, tokenizer, precision, rows, stored ids.
+    """Dependencies of a teacher's distributions by name: weights, template, tokenizer,
+    precision, rows, stored ids.
 
     Args:
         teacher: folder of the teacher.
@@ -202,8 +286,14 @@ def teacher_key(
         temperature, top_k: of the stored distributions; None stores all ids.
         vocab_size: number of ids that it predicts.
     """
-    files = sorted(path for path in teacher.iterdir() if path.suffix == ".safetensors" or path.name == SHAPE_FILE)
-    weights = hashlib.sha256(canonical_json({path.name: sha256_file(path) for path in files})).hexdigest()
+    files = sorted(
+        path
+        for path in teacher.iterdir()
+        if path.suffix == ".safetensors" or path.name == SHAPE_FILE
+    )
+    weights = hashlib.sha256(
+        canonical_json({path.name: sha256_file(path) for path in files})
+    ).hexdigest()
     return {
         "weights": weights,
         "chat template and tokenizer": chat.digest,
@@ -219,7 +309,8 @@ def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
     """Check that the stored distributions match a key.
 
     Raises:
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the message names what differs.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the message
+            names what differs.
     """
     stored_key = read_json(folder / KEY)
     if differing := [
@@ -229,8 +320,8 @@ def check_teacher_key(folder: Path, key: Mapping[str, Any]) -> None:
     ]:
         raise StaleReferenceError(
             f"{folder}: the teacher's distributions there are of something else: "
-            f"{'; '.join(differing)}. Run again with `--force teacher`, on the kind of device "
-            "that trains"
+            f"{'; '.join(differing)}. Run again with `--force teacher`, on the kind of "
+            "device that trains"
         )
 
 
@@ -245,7 +336,9 @@ class TeacherFiles:
     def __init__(self, folder: Path, masks: LossMasks) -> None:
         self._starts = token_starts(masks)
         self._parts = {
-            name: np.load(folder / name, mmap_mode="r+") for name in (LOGPS, IDS, REST) if (folder / name).exists()
+            name: np.load(folder / name, mmap_mode="r+")
+            for name in (LOGPS, IDS, REST)
+            if (folder / name).exists()
         }
 
     @staticmethod
@@ -256,7 +349,9 @@ class TeacherFiles:
             OSError: too little disk space.
         """
         tokens = int(masks.trained_per_row.sum())
-        sizes: dict[str, tuple[Any, tuple[int, ...]]] = {LOGPS: (np.float32, (tokens, kept))}
+        sizes: dict[str, tuple[Any, tuple[int, ...]]] = {
+            LOGPS: (np.float32, (tokens, kept))
+        }
         if with_ids:
             sizes |= {IDS: (np.int32, (tokens, kept)), REST: (np.float32, (tokens,))}
         folder.mkdir(parents=True, exist_ok=True)
@@ -267,7 +362,11 @@ class TeacherFiles:
     def write(self, rows: np.ndarray, taught: Taught) -> None:
         """Write the distributions of some rows."""
         places = token_places(self._starts, rows)
-        for name, part in ((LOGPS, taught.logps), (IDS, taught.ids), (REST, taught.rest)):
+        for name, part in (
+            (LOGPS, taught.logps),
+            (IDS, taught.ids),
+            (REST, taught.rest),
+        ):
             if part is not None:
                 self._parts[name][places] = part.cpu().numpy()
 
@@ -298,7 +397,11 @@ class TeacherRows:
         logps = torch.from_numpy(self._logps[places])
         if self._ids is None or self._rest is None:
             return Taught(logps)
-        return Taught(logps, torch.from_numpy(self._ids[places].astype(np.int64)), torch.from_numpy(self._rest[places]))
+        return Taught(
+            logps,
+            torch.from_numpy(self._ids[places].astype(np.int64)),
+            torch.from_numpy(self._rest[places]),
+        )
 
 
 def token_starts(masks: LossMasks) -> np.ndarray:
@@ -308,12 +411,19 @@ def token_starts(masks: LossMasks) -> np.ndarray:
 
 def token_places(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Indices, (m,) int64, of the trained tokens of some rows, in the given order."""
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(starts[row], starts[row + 1]) for row in rows)])
+    return np.concatenate(
+        [
+            np.empty(0, np.int64),
+            *(np.arange(starts[row], starts[row + 1]) for row in rows),
+        ]
+    )
 
 
 @dataclass(frozen=True)
 class TaughtBatch:
-    """Micro-batch in host memory: rows, and the teacher's distributions over their trained tokens."""
+    """Micro-batch in host memory: rows, and the teacher's distributions over their
+    trained tokens.
+    """
 
     turns: Turns
     taught: Taught
@@ -328,9 +438,15 @@ class TaughtTurns:
         settings: of the mixture.
     """
 
-    def __init__(self, turns: AssistantTurns, teacher: TeacherRows, settings: Distill) -> None:
+    def __init__(
+        self, turns: AssistantTurns, teacher: TeacherRows, settings: Distill
+    ) -> None:
         self._turns, self._teacher, self._settings = turns, teacher, settings
-        self.order, self.fingerprint, self.sequence_length = turns.order, turns.fingerprint, turns.sequence_length
+        self.order, self.fingerprint, self.sequence_length = (
+            turns.order,
+            turns.fingerprint,
+            turns.sequence_length,
+        )
         self.flops_per_token = turns.flops_per_token
         self.sums_length = 2 + turns.sums_length
         self.weight, self.num_tokens = turns.weight, turns.num_tokens
@@ -339,11 +455,22 @@ class TaughtTurns:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> TaughtBatch:
         """See AssistantTurns.prepare."""
         taught = self._teacher.read(rows if len(rows) else np.zeros(1, dtype=np.int64))
-        tensors = [None if tensor is None else pinned(tensor) for tensor in (taught.logps, taught.ids, taught.rest)]
+        tensors = [
+            None if tensor is None else pinned(tensor)
+            for tensor in (taught.logps, taught.ids, taught.rest)
+        ]
         return TaughtBatch(self._turns.prepare(rows, cuts), Taught(*tensors))  # type: ignore[arg-type]
 
-    def loss(self, model: nn.Module, batch: TaughtBatch, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are mixed loss, divergence, and those of AssistantTurns."""
+    def loss(
+        self,
+        model: nn.Module,
+        batch: TaughtBatch,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
+        """See objective.Objective; the sums are mixed loss, divergence, and those of
+        AssistantTurns.
+        """
         placed = self._turns.place(batch.turns)
         weights = placed.counted * scale
         head = partial(
@@ -353,10 +480,14 @@ class TaughtTurns:
             taught=batch.taught.to(weights.device),
             settings=self._settings,
         )
-        loss, nll, divergences = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
+        loss, nll, divergences = model(
+            placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
+        )
         weight, square = self._settings.weight, self._settings.temperature**2
         mixed = (1 - weight) * nll + weight * square * divergences
-        loss_sums = torch.stack([(part * placed.counted).double().sum() for part in (mixed, divergences)])
+        loss_sums = torch.stack(
+            [(part * placed.counted).double().sum() for part in (mixed, divergences)]
+        )
         return Measured(
             loss,
             torch.cat((loss_sums, self._turns.sums(placed, nll))),
@@ -364,7 +495,14 @@ class TaughtTurns:
         )
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Metrics of AssistantTurns, with the mixed `loss`, `label_loss`, and `divergence` in nats per token."""
+        """Metrics of AssistantTurns, with the mixed `loss`, `label_loss`, and
+        `divergence` in nats per token.
+        """
         mixed, total_divergence, *label_sums = sums
         labels = self._turns.report(label_sums, weight)
-        return {**labels, "loss": mixed / weight, "label_loss": labels["loss"], "divergence": total_divergence / weight}
+        return {
+            **labels,
+            "loss": mixed / weight,
+            "label_loss": labels["loss"],
+            "divergence": total_divergence / weight,
+        }

@@ -1,13 +1,15 @@
-"""Autoregressive blank infilling (Du et al. 2022, section 2.1): inputs and targets of GLM from packed rows.
+"""Autoregressive blank infilling (Du et al. 2022, section 2.1): inputs and targets of
+GLM from packed rows.
 
-Spans of a row are hidden, each replaced by a blank: that is part A, with bidirectional attention. Part B are the spans
-in random order, each after a begin token; their tokens and an end token per span are predicted. A decoder reads both
-parts in one row.
+Spans of a row are hidden, each replaced by a blank: that is part A, with bidirectional
+attention. Part B are the spans in random order, each after a begin token; their tokens
+and an end token per span are predicted. A decoder reads both parts in one row.
 
-Span lengths are drawn from a zero-truncated Poisson distribution until enough tokens are hidden, and placed so that
-blanks do not touch, as in the authors' code (blocklm_utils.py: generate_blank_data, sample_spans, make_block_data).
-Positions count the tokens of both parts consecutively: there is no second position within the span, as in GLM-4, whose
-rotary embedding leaves half of the channels alone (docs/objectives.md).
+Span lengths are drawn from a zero-truncated Poisson distribution until enough tokens
+are hidden, and placed so that blanks do not touch, as in the authors' code
+(blocklm_utils.py: generate_blank_data, sample_spans, make_block_data). Positions count
+the tokens of both parts consecutively: there is no second position within the span, as
+in GLM-4, whose rotary embedding leaves half of the channels alone (docs/objectives.md).
 """
 
 from __future__ import annotations
@@ -90,26 +92,55 @@ class Blanks:
         Rows are truncated so that their tokens, with two more per blank, fit.
         """
         rows, length = read.tokens.shape
-        inputs, targets = np.full((rows, length), self.marks.pad), np.full((rows, length), IGNORED)
-        places, prefix_lengths = np.full((rows, length), -1), np.zeros(rows, dtype=np.int64)
+        inputs, targets = (
+            np.full((rows, length), self.marks.pad),
+            np.full((rows, length), IGNORED),
+        )
+        places, prefix_lengths = (
+            np.full((rows, length), -1),
+            np.zeros(rows, dtype=np.int64),
+        )
         kinds, keys = (
             draws(self.key("kind", step), read.rows, read.first),
-            {name: self.key(name, step) for name in ("length", "place", "long", "sentence", "order")},
+            {
+                name: self.key(name, step)
+                for name in ("length", "place", "long", "sentence", "order")
+            },
         )
-        for number, (size, kind) in enumerate(zip((read.positions >= 0).sum(axis=1), kinds, strict=True)):
+        for number, (size, kind) in enumerate(
+            zip((read.positions >= 0).sum(axis=1), kinds, strict=True)
+        ):
             tokens, spans = read.tokens[number, :size].astype(np.int64), list[Span]()
-            row_draws, overflow = _Draws(keys, int(read.rows[number]), int(read.first[number])), 1
+            row_draws, overflow = (
+                _Draws(keys, int(read.rows[number]), int(read.first[number])),
+                1,
+            )
             while len(tokens) and overflow > 0:
                 spans = self._spans(tokens, float(kind), row_draws)
                 if (overflow := len(tokens) + 2 * len(spans) - length) > 0:
                     # Fewer tokens also need fewer blanks.
-                    tokens = tokens[: -max(overflow * len(tokens) // (len(tokens) + 2 * len(spans)), 1)]
+                    tokens = tokens[
+                        : -max(
+                            overflow * len(tokens) // (len(tokens) + 2 * len(spans)), 1
+                        )
+                    ]
                     spans = []
             order = np.argsort(row_draws.numbers("order", len(spans)), kind="stable")
             prefix_lengths[number] = self._lay(
-                tokens, spans, order, self._blank_of(float(kind)), inputs[number], targets[number], places[number]
+                tokens,
+                spans,
+                order,
+                self._blank_of(float(kind)),
+                inputs[number],
+                targets[number],
+                places[number],
             )
-        return Laid(inputs, targets, prefix=np.arange(length) < prefix_lengths[:, None], places=places)
+        return Laid(
+            inputs,
+            targets,
+            prefix=np.arange(length) < prefix_lengths[:, None],
+            places=places,
+        )
 
     def key(self, name: str, step: int) -> int:
         """64-bit key of the named draws in a step."""
@@ -125,7 +156,9 @@ class Blanks:
         targets: np.ndarray,
         places: np.ndarray,
     ) -> int:
-        """Write parts A and B of a row (make_block_data of blocklm_utils.py); returns the length of part A."""
+        """Write parts A and B of a row (make_block_data of blocklm_utils.py); returns
+        the length of part A.
+        """
         at = last = 0
         for start, end in [*spans, (len(tokens), len(tokens))]:
             inputs[at : at + start - last] = tokens[last:start]
@@ -137,15 +170,27 @@ class Blanks:
         for number in order:
             start, end = spans[number]
             size = end - start
-            inputs[at], inputs[at + 1 : at + 1 + size] = self.marks.begin, tokens[start:end]
-            targets[at : at + size], targets[at + size] = tokens[start:end], self.marks.end
+            inputs[at], inputs[at + 1 : at + 1 + size] = (
+                self.marks.begin,
+                tokens[start:end],
+            )
+            targets[at : at + size], targets[at + size] = (
+                tokens[start:end],
+                self.marks.end,
+            )
             places[at : at + size] = np.arange(start, end)
             at += size + 1
         return prefix_length
 
     def _blank_of(self, kind: float) -> int:
         is_long, is_short = kind < self.section.document_share, kind >= self._not_short
-        return self.marks.long_blank if is_long else self.marks.blank if is_short else self.marks.sentence_blank
+        return (
+            self.marks.long_blank
+            if is_long
+            else self.marks.blank
+            if is_short
+            else self.marks.sentence_blank
+        )
 
     @property
     def _not_short(self) -> float:
@@ -153,34 +198,53 @@ class Blanks:
 
     def _spans(self, tokens: np.ndarray, kind: float, row_draws: _Draws) -> list[Span]:
         """Hidden spans of a row, ascending."""
-        size, target_count = len(tokens), max(int(self.section.density * len(tokens)), 1)
+        size, target_count = (
+            len(tokens),
+            max(int(self.section.density * len(tokens)), 1),
+        )
         if kind < self.section.document_share:
-            share = LEAST_LONG_BLANK + (1 - LEAST_LONG_BLANK) * float(row_draws.numbers("long", 1)[0])
+            share = LEAST_LONG_BLANK + (1 - LEAST_LONG_BLANK) * float(
+                row_draws.numbers("long", 1)[0]
+            )
             return [(size - max(int(share * size), 1), size)]
         if kind < self._not_short:
             return _first_that_hide(self._sentences(tokens), target_count, row_draws)
-        lengths = 1 + np.searchsorted(self._lengths, row_draws.numbers("length", target_count), side="right")
+        lengths = 1 + np.searchsorted(
+            self._lengths, row_draws.numbers("length", target_count), side="right"
+        )
         sums = lengths.cumsum()
         count = int(np.searchsorted(sums, target_count)) + 1
         lengths = lengths[:count]
         # The last span must leave room for a token between all spans of a short row.
-        lengths[-1] = min(lengths[-1], size - (count - 1) - (sums[count - 1] - lengths[-1]))
+        lengths[-1] = min(
+            lengths[-1], size - (count - 1) - (sums[count - 1] - lengths[-1])
+        )
         room = size - int(lengths.sum()) - (count - 1)
-        starts = np.sort((row_draws.numbers("place", count) * (room + 1)).astype(np.int64))
+        starts = np.sort(
+            (row_draws.numbers("place", count) * (room + 1)).astype(np.int64)
+        )
         starts += np.concatenate(([0], lengths[:-1].cumsum())) + np.arange(count)
-        return [(int(start), int(start + length)) for start, length in zip(starts, lengths, strict=True)]
+        return [
+            (int(start), int(start + length))
+            for start, length in zip(starts, lengths, strict=True)
+        ]
 
     @cached_property
     def _lengths(self) -> np.ndarray:
         """Cumulative distribution of span lengths 1, 2, ..."""
-        weights = [self.section.mean_length**count / math.factorial(count) for count in range(1, LONGEST)]
+        weights = [
+            self.section.mean_length**count / math.factorial(count)
+            for count in range(1, LONGEST)
+        ]
         chances: np.ndarray = np.cumsum(weights) / np.sum(weights)
         return chances
 
     def _sentences(self, tokens: np.ndarray) -> list[Span]:
         """Spans of sentences; ends of text belong to none."""
         sentences, start = list[Span](), 0
-        for place in np.flatnonzero(self.ends_sentence[tokens] | (tokens == self.eos)).tolist():
+        for place in np.flatnonzero(
+            self.ends_sentence[tokens] | (tokens == self.eos)
+        ).tolist():
             end = place if tokens[place] == self.eos else place + 1
             if end > start:
                 sentences.append((start, end))
@@ -198,13 +262,19 @@ class _Draws:
 
     def numbers(self, name: str, count: int) -> np.ndarray:
         """The first `count` numbers of a purpose (float64)."""
-        return draws(self.keys[name], np.full(count, self.row), self.first + np.arange(count))
+        return draws(
+            self.keys[name], np.full(count, self.row), self.first + np.arange(count)
+        )
 
 
-def _first_that_hide(sentences: Sequence[Span], target_count: int, row_draws: _Draws) -> list[Span]:
+def _first_that_hide(
+    sentences: Sequence[Span], target_count: int, row_draws: _Draws
+) -> list[Span]:
     """Sample sentences until enough tokens are hidden; ascending."""
     sampled, hidden = list[Span](), 0
-    for number in np.argsort(row_draws.numbers("sentence", len(sentences)), kind="stable"):
+    for number in np.argsort(
+        row_draws.numbers("sentence", len(sentences)), kind="stable"
+    ):
         sampled.append(sentences[number])
         hidden += sentences[number][1] - sentences[number][0]
         if hidden >= target_count:
@@ -212,32 +282,51 @@ def _first_that_hide(sentences: Sequence[Span], target_count: int, row_draws: _D
     return sorted(sampled)
 
 
-def blanks_of(section: BlankInfilling, tokenizer: TextTokenizer, seed: int, length: int) -> Blanks:
+def blanks_of(
+    section: BlankInfilling, tokenizer: TextTokenizer, seed: int, length: int
+) -> Blanks:
     """Layout of a manifest's section.
 
     Raises:
-        gristmill.train.objectives.span_rows.NoSentinelsError: the tokenizer lacks a special token.
+        gristmill.train.objectives.span_rows.NoSentinelsError: the tokenizer lacks a
+            special token.
     """
     ids = tokenizer.special_ids
     problem = lacking(section, length, ids.__contains__)
     if problem is not None:
-        raise NoSentinelsError(f"the tokenizer lacks special tokens: pretrain.blank_infilling {problem}")
+        raise NoSentinelsError(
+            f"the tokenizer lacks special tokens: pretrain.blank_infilling {problem}"
+        )
     blank = ids[BLANK]
     marks = Marks(
-        blank, ids.get(LONG_BLANK, blank), ids.get(SENTENCE_BLANK, blank), ids[BEGIN], ids[END], tokenizer.pad
+        blank,
+        ids.get(LONG_BLANK, blank),
+        ids.get(SENTENCE_BLANK, blank),
+        ids[BEGIN],
+        ids[END],
+        tokenizer.pad,
     )
     return Blanks(section, marks, seed, sentence_ends(tokenizer), tokenizer.eos)
 
 
 def sentence_ends(tokenizer: TextTokenizer) -> np.ndarray:
-    """Mask of tokens that contain the end of a sentence, (vocab,) bool; false for special tokens."""
+    """Mask of tokens that contain the end of a sentence, (vocab,) bool; false for
+    special tokens.
+    """
     special = {*tokenizer.special_ids.values()}
-    texts = tokenizer.tokenizer.decode_batch([[number] for number in range(tokenizer.vocab_size)])
+    texts = tokenizer.tokenizer.decode_batch(
+        [[number] for number in range(tokenizer.vocab_size)]
+    )
     return np.array(
-        [number not in special and any(end in text for end in SENTENCE_ENDS) for number, text in enumerate(texts)]
+        [
+            number not in special and any(end in text for end in SENTENCE_ENDS)
+            for number, text in enumerate(texts)
+        ]
     )
 
 
-def read_blanks(section: BlankInfilling, folder: Path, seed: int, length: int) -> Blanks:
+def read_blanks(
+    section: BlankInfilling, folder: Path, seed: int, length: int
+) -> Blanks:
     """`blanks_of` with the tokenizer of a folder."""
     return blanks_of(section, load_tokenizer(folder), seed, length)

@@ -1,8 +1,10 @@
-"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024) on single answers, desirable or not, with a frozen reference.
+"""Kahneman-Tversky optimisation (Ethayarajh et al. 2024) on single answers, desirable
+or not, with a frozen reference.
 
-Legend, per answer: g = log pi(y|x) - log pi0(y|x), summed over the answer's tokens, is the log-ratio of the policy pi
-to the frozen reference pi0, in nats; z is its mean over answers to other prompts, an estimate of KL(pi || pi0) clamped
-to be non-negative. beta is the strength of the KL penalty.
+Legend, per answer: g = log pi(y|x) - log pi0(y|x), summed over the answer's tokens, is
+the log-ratio of the policy pi to the frozen reference pi0, in nats; z is its mean over
+answers to other prompts, an estimate of KL(pi || pi0) clamped to be non-negative. beta
+is the strength of the KL penalty.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ KINDS = ("chosen", "rejected")
 
 
 def kto_loss(
-    gains: Tensor, desirable: Tensor, baseline: Tensor, beta: float, desirable_weight: float, undesirable_weight: float
+    gains: Tensor,
+    desirable: Tensor,
+    baseline: Tensor,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
 ) -> Tensor:
-    """w_D (1 - sigma(beta (g - z))) of a desirable answer, w_U (1 - sigma(beta (z - g))) of another, (n,).
+    """w_D (1 - sigma(beta (g - z))) of a desirable answer, w_U (1 - sigma(beta (z -
+    g))) of another, (n,).
 
     Equation 7 of the paper, up to a constant that its authors' code and TRL omit too.
 
@@ -51,7 +59,8 @@ def kto_loss(
 
 
 def baseline_of(mismatched_gains: Tensor) -> Tensor:
-    """Estimate z from the gains (n,) of answers to other prompts: their mean, clamped to be non-negative.
+    """Estimate z from the gains (n,) of answers to other prompts: their mean, clamped
+    to be non-negative.
 
     >>> baseline_of(torch.tensor([1.0, 4.0])).item()
     2.5
@@ -59,8 +68,12 @@ def baseline_of(mismatched_gains: Tensor) -> Tensor:
     return mismatched_gains.detach().mean().clamp(min=0.0)
 
 
-def weights_to_balance(desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float) -> float:
-    """Total weight ratio of the two kinds: w_D n_D / (w_U n_U), which should be between 1 and 4/3 (equation 8)."""
+def weights_to_balance(
+    desirable: int, undesirable: int, desirable_weight: float, undesirable_weight: float
+) -> float:
+    """Total weight ratio of the two kinds: w_D n_D / (w_U n_U), which should be between
+    1 and 4/3 (equation 8).
+    """
     return desirable_weight * desirable / (undesirable_weight * undesirable)
 
 
@@ -85,14 +98,16 @@ class PaddedAnswers:
 class Desirability:
     """KTO (see objective.Objective).
 
-    Before each step `take_baseline` measures the KL with mismatched answers over the whole batch, so the loss depends
-    neither on the split into micro-batches nor on the number of processes.
+    Before each step `take_baseline` measures the KL with mismatched answers over the
+    whole batch, so the loss depends neither on the split into micro-batches nor on the
+    number of processes.
 
     Args:
         rows: the answers.
-        draws: int64 arrays of the answers to train on, by set; duplicates are read repeatedly in an epoch.
-        reference: (A, 2) float32 of all answers: log-probabilities of each answer, and of its partner's answer, given
-            its prompt.
+        draws: int64 arrays of the answers to train on, by set; duplicates are read
+            repeatedly in an epoch.
+        reference: (A, 2) float32 of all answers: log-probabilities of each answer, and
+            of its partner's answer, given its prompt.
         section: settings of the loss.
         seed: of the row order.
         flops_per_token: model FLOPs of a step, per token of the answers' conversations.
@@ -115,25 +130,47 @@ class Desirability:
     ) -> None:
         self._drawn = Drawn(rows, draws, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
-        self.num_tokens, self.describe, self.blame = self._drawn.num_tokens, self._drawn.describe, self._drawn.blame
+        self.num_tokens, self.describe, self.blame = (
+            self._drawn.num_tokens,
+            self._drawn.describe,
+            self._drawn.blame,
+        )
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
-        self._rows, self._reference, self._section, self._world = rows, reference, section, world
+        self._rows, self._reference, self._section, self._world = (
+            rows,
+            reference,
+            section,
+            world,
+        )
         self._baseline = torch.zeros((), device=world.device)
         self._alarm = DeclineAlarm(warn)
 
     def take_baseline(self, model: nn.Module, rows: np.ndarray) -> None:
-        """Estimate the KL on the rows of the next step, with answers to other prompts."""
+        """Estimate the KL on the rows of the next step, with answers to other
+        prompts.
+        """
         answers = self._drawn.numbers[rows]
-        logps = answer_logps(model, self._rows, answers, self._section.micro_batch_size, self._world, mismatched=True)
-        self._baseline = baseline_of(torch.from_numpy(logps - self._reference[answers, 1])).to(self._world.device)
+        logps = answer_logps(
+            model,
+            self._rows,
+            answers,
+            self._section.micro_batch_size,
+            self._world,
+            mismatched=True,
+        )
+        self._baseline = baseline_of(
+            torch.from_numpy(logps - self._reference[answers, 1])
+        ).to(self._world.device)
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Number of answers: all count equally, whatever their length."""
         return float(len(rows))
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
-        """Read a micro-batch of answers; an empty one holds an answer of weight zero."""
+        """Read a micro-batch of answers; an empty one holds an answer of weight
+        zero.
+        """
         # Empty micro-batches are computed too, as forward and backward are collectives.
         answers = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(answers)
@@ -145,11 +182,18 @@ class Desirability:
             bool(len(rows)),
         )
 
-    def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
+    def loss(
+        self,
+        model: nn.Module,
+        batch: PaddedAnswers,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
         """See objective.Objective.
 
-        The sums are the loss, the estimated KL, and for desirable and for undesirable answers each: count, rewards,
-        log-probs, number below the reference, and log-ratios to the reference per token.
+        The sums are the loss, the estimated KL, and for desirable and for undesirable
+        answers each: count, rewards, log-probs, number below the reference, and
+        log-ratios to the reference per token.
         """
         real, section = float(batch.real), self._section
         ids, targets, desirable, reference = (
@@ -159,7 +203,12 @@ class Desirability:
         logps = model(ids, partial(sequence_logps, targets=targets))
         gains = logps - reference
         losses = kto_loss(
-            gains, desirable, self._baseline, section.beta, section.desirable_weight, section.undesirable_weight
+            gains,
+            desirable,
+            self._baseline,
+            section.beta,
+            section.desirable_weight,
+            section.undesirable_weight,
         )
         detached_gains, tokens = gains.detach(), (targets != IGNORED).sum(dim=1)
         of_answers = torch.stack(
@@ -171,19 +220,34 @@ class Desirability:
                 detached_gains / tokens,
             ]
         ).double()
-        by_kind = [(of_answers * is_of_kind).sum(dim=1) for is_of_kind in (desirable, ~desirable)]
-        sums = torch.cat([losses.detach().double().sum()[None], (self._baseline.double() * len(ids))[None], *by_kind])
-        return Measured(losses.sum() * (scale * real), sums * real, losses.detach()[:, None])
+        by_kind = [
+            (of_answers * is_of_kind).sum(dim=1)
+            for is_of_kind in (desirable, ~desirable)
+        ]
+        sums = torch.cat(
+            [
+                losses.detach().double().sum()[None],
+                (self._baseline.double() * len(ids))[None],
+                *by_kind,
+            ]
+        )
+        return Measured(
+            losses.sum() * (scale * real), sums * real, losses.detach()[:, None]
+        )
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Means over answers, with the names of TRL; metrics of a kind without answers are omitted."""
+        """Means over answers, with the names of TRL; metrics of a kind without answers
+        are omitted.
+        """
         line: dict[str, Any] = {"loss": sums[0] / weight, "kl": sums[1] / weight}
         for kind, (number, *values) in zip(KINDS, (sums[2:7], sums[7:12]), strict=True):
             line[f"answers/{kind}"] = int(number)
             if number:
                 line |= {
                     f"{name}/{kind}": value / number
-                    for name, value in zip(("rewards", "logps", "fell", "log_ratio"), values, strict=True)
+                    for name, value in zip(
+                        ("rewards", "logps", "fell", "log_ratio"), values, strict=True
+                    )
                 }
         if all(line[f"answers/{kind}"] for kind in KINDS):
             line["rewards/margins"] = line["rewards/chosen"] - line["rewards/rejected"]
@@ -213,9 +277,14 @@ def answer_logps(
     def measure(numbers: np.ndarray) -> Tensor:
         batch = answers[numbers]
         ids, targets = (
-            tensor.to(world.device) for tensor in (rows.read_mismatched(batch) if mismatched else rows.read(batch))
+            tensor.to(world.device)
+            for tensor in (
+                rows.read_mismatched(batch) if mismatched else rows.read(batch)
+            )
         )
         logps: Tensor = model(ids, partial(sequence_logps, targets=targets))
         return logps[:, None]
 
-    return measured_by_all(model, len(answers), 1, micro_batch_size, world, measure)[:, 0]
+    return measured_by_all(model, len(answers), 1, micro_batch_size, world, measure)[
+        :, 0
+    ]

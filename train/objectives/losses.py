@@ -1,7 +1,8 @@
 """Losses and log-probabilities: pure functions of hidden states, targets and masks.
 
-Legend: n rows, t tokens, d width, v ids. Targets of IGNORED are neither trained nor measured. Without an output matrix
-the hidden states are logits (d = v), as from a model that is not the built-in decoder.
+Legend: n rows, t tokens, d width, v ids. Targets of IGNORED are neither trained nor
+measured. Without an output matrix the hidden states are logits (d = v), as from a model
+that is not the built-in decoder.
 """
 
 from __future__ import annotations
@@ -21,21 +22,27 @@ CHUNK_LOGITS = 1 << 22
 GPU_CHUNK_LOGITS = 1 << 28
 """Logits per chunk on a GPU: 1 GB of float32.
 
-Large enough to saturate matrix products, and to read and write the gradient of the output matrix only a few times per
-batch instead of hundreds of times.
+Large enough to saturate matrix products, and to read and write the gradient of the
+output matrix only a few times per batch instead of hundreds of times.
 """
 
 
 def chunk_rows(matrix: Tensor) -> int:
-    """Number of positions per chunk of logits, for an output matrix (v, d) on its device."""
+    """Number of positions per chunk of logits, for an output matrix (v, d) on its
+    device.
+    """
     return _chunk_rows(matrix, len(matrix))
 
 
 def _chunk_rows(tensor: Tensor, ids: int) -> int:
-    return max(1, (GPU_CHUNK_LOGITS if tensor.device.type == "cuda" else CHUNK_LOGITS) // ids)
+    return max(
+        1, (GPU_CHUNK_LOGITS if tensor.device.type == "cuda" else CHUNK_LOGITS) // ids
+    )
 
 
-def _logit_chunks(flat: Tensor, matrix: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+def _logit_chunks(
+    flat: Tensor, matrix: Tensor | None
+) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of hidden states (n t, d) with their logits (m, v) in float32."""
     size = _chunk_rows(flat, flat.shape[1] if matrix is None else len(matrix))
     for start in range(0, len(flat), size):
@@ -54,20 +61,29 @@ def next_tokens(ids: Tensor, mask: Tensor | None = None) -> Tensor:
     [[6, 7, -100]]
     """
     following = ids if mask is None else ids.masked_fill(~mask, IGNORED)
-    return torch.cat((following[:, 1:], following.new_full((len(ids), 1), IGNORED)), dim=1)
+    return torch.cat(
+        (following[:, 1:], following.new_full((len(ids), 1), IGNORED)), dim=1
+    )
 
 
 def _logit_gradients(
     logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float, fused: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Negative log-likelihood (m,), squared log-normalisers (m,) and gradients (m, v) of m positions' logits (m, v).
+    """Negative log-likelihood (m,), squared log-normalisers (m,) and gradients (m, v)
+    of m positions' logits (m, v).
 
-    The logits are overwritten. Gradients are of the weighted loss, in the logits' dtype.
+    The logits are overwritten. Gradients are of the weighted loss, in the logits'
+    dtype.
 
     Args:
-        fused: use operations that compilers fuse, instead of those with the fewest passes in eager mode.
+        fused: use operations that compilers fuse, instead of those with the fewest
+            passes in eager mode.
     """
-    valid, index, dtype = (targets != IGNORED).float()[:, None], targets.clamp(min=0)[:, None], logits.dtype
+    valid, index, dtype = (
+        (targets != IGNORED).float()[:, None],
+        targets.clamp(min=0)[:, None],
+        logits.dtype,
+    )
     logits = logits.float()
     largest, target = logits.amax(dim=-1, keepdim=True), logits.gather(1, index)
     # One exponential per logit serves both the loss and its gradient.
@@ -75,16 +91,23 @@ def _logit_gradients(
     total = gradient.sum(dim=-1, keepdim=True)
     normaliser = total.log() + largest
     factor = valid * weights[:, None]
-    # d nll / d logits = softmax - onehot, d normaliser^2 / d logits = 2 normaliser softmax
+    # d nll / d logits = softmax - onehot, d normaliser^2 / d logits = 2 normaliser
+    # softmax
     softmax_factor = factor * (1.0 + 2.0 * z_loss * normaliser) if z_loss else factor
     if fused:
         columns = torch.arange(logits.shape[1], device=logits.device)
-        gradient = gradient * (softmax_factor / total) - torch.where(columns == index, factor, 0.0)
+        gradient = gradient * (softmax_factor / total) - torch.where(
+            columns == index, factor, 0.0
+        )
     else:
         gradient.mul_(softmax_factor / total)
         gradient.scatter_(1, index, gradient.gather(1, index) - factor)
     squares = normaliser.square() * valid if z_loss else torch.zeros_like(normaliser)
-    return ((normaliser - target) * valid).squeeze(1), squares.squeeze(1), gradient.to(dtype)
+    return (
+        ((normaliser - target) * valid).squeeze(1),
+        squares.squeeze(1),
+        gradient.to(dtype),
+    )
 
 
 @cache
@@ -93,20 +116,30 @@ def _compiled_logit_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
 
 
 class _WeightedNll(torch.autograd.Function):
-    """Sum of weight * negative log-likelihood, whose gradients are computed chunk by chunk in the forward pass.
+    """Sum of weight * negative log-likelihood, whose gradients are computed chunk by
+    chunk in the forward pass.
 
-    Only the logits of one chunk exist at a time, and each chunk is used while it is in the cache.
+    Only the logits of one chunk exist at a time, and each chunk is used while it is in
+    the cache.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor, weights: Tensor, z_loss: float, fused: bool
+        ctx: Any,
+        hidden: Tensor,
+        matrix: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        z_loss: float,
+        fused: bool,
     ) -> tuple[Tensor, Tensor]:
         differentiate = _compiled_logit_gradients() if fused else _logit_gradients
         nll = torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device)
         hidden_gradient = torch.empty_like(hidden)
         trains_matrix = ctx.needs_input_grad[1]
-        matrix_gradient = torch.zeros(matrix.shape if trains_matrix else (0,), device=matrix.device)
+        matrix_gradient = torch.zeros(
+            matrix.shape if trains_matrix else (0,), device=matrix.device
+        )
         squares = torch.zeros_like(nll)
         size = chunk_rows(matrix)
         for start in range(0, len(hidden), size):
@@ -126,23 +159,38 @@ class _WeightedNll(torch.autograd.Function):
         return ((nll + z_loss * squares) * weights).sum(), nll
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None, None, None, None]:
+    def backward(
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, Tensor | None, None, None, None, None]:
         hidden_gradient, matrix_gradient = ctx.saved_tensors
         # In place, as autograd rejects a second backward pass.
-        of_matrix = matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
+        of_matrix = (
+            matrix_gradient.mul_(gradients[0]) if ctx.needs_input_grad[1] else None
+        )
         return hidden_gradient.mul_(gradients[0]), of_matrix, None, None, None, None
 
 
-def _nll_of_logits(logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float) -> tuple[Tensor, Tensor]:
+def _nll_of_logits(
+    logits: Tensor, targets: Tensor, weights: Tensor, z_loss: float
+) -> tuple[Tensor, Tensor]:
     """`weighted_nll` of materialised logits, differentiated by autograd."""
     flat, flat_targets = logits.float().flatten(0, 1), targets.flatten()
     nll = F.cross_entropy(flat, flat_targets, reduction="none", ignore_index=IGNORED)
-    squares = flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED) if z_loss else 0.0
-    return ((nll + z_loss * squares) * weights.flatten()).sum(), nll.detach().view(targets.shape)
+    squares = (
+        flat.logsumexp(dim=-1).square() * (flat_targets != IGNORED) if z_loss else 0.0
+    )
+    return ((nll + z_loss * squares) * weights.flatten()).sum(), nll.detach().view(
+        targets.shape
+    )
 
 
 def weighted_nll(
-    hidden: Tensor, matrix: Tensor | None, targets: Tensor, weights: Tensor, z_loss: float = 0.0, fused: bool = False
+    hidden: Tensor,
+    matrix: Tensor | None,
+    targets: Tensor,
+    weights: Tensor,
+    z_loss: float = 0.0,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of next tokens in float32, without materialising all logits.
 
@@ -150,14 +198,15 @@ def weighted_nll(
         hidden: (n, t, d), float32 or bfloat16.
         matrix: (v, d), the output matrix.
         targets: (n, t) int64, IGNORED where nothing is trained.
-        weights: (n, t) float32, factor of each token's loss (one over the step's tokens).
-        z_loss: factor of the squared log-normaliser of the softmax, a penalty on drifting logits (PaLM, Chowdhery et
-            al. 2022, section 5: 1e-4).
+        weights: (n, t) float32, factor of each token's loss (one over the step's
+            tokens).
+        z_loss: factor of the squared log-normaliser of the softmax, a penalty on
+            drifting logits (PaLM, Chowdhery et al. 2022, section 5: 1e-4).
         fused: compile the operations on a chunk's logits into fewer passes.
 
     Returns:
-        the weighted sum with the z-loss (a scalar for the backward pass) and the plain loss per token (n, t), without
-        gradient.
+        the weighted sum with the z-loss (a scalar for the backward pass) and the plain
+        loss per token (n, t), without gradient.
 
     >>> total, nll = weighted_nll(torch.zeros(1, 2, 4), torch.ones(8, 4), torch.tensor([[3, 5]]), torch.ones(1, 2))
     >>> [f"{loss:.4f}" for loss in nll[0].tolist()]  # ln 8: all ids are alike
@@ -165,12 +214,22 @@ def weighted_nll(
     """
     if matrix is None:
         return _nll_of_logits(hidden, targets, weights, z_loss)
-    total, nll = _WeightedNll.apply(hidden.flatten(0, 1), matrix, targets.flatten(), weights.flatten(), z_loss, fused)
+    total, nll = _WeightedNll.apply(
+        hidden.flatten(0, 1),
+        matrix,
+        targets.flatten(),
+        weights.flatten(),
+        z_loss,
+        fused,
+    )
     return total, nll.view(targets.shape)
 
 
 def targets_only(
-    head: Callable[..., tuple[Tensor, Tensor]], hidden: Tensor, matrix: Tensor | None, **of_tokens: Tensor
+    head: Callable[..., tuple[Tensor, Tensor]],
+    hidden: Tensor,
+    matrix: Tensor | None,
+    **of_tokens: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Apply a head like `weighted_nll` only to positions with targets.
 
@@ -194,11 +253,19 @@ def targets_only(
     return loss, token_losses.view(targets.shape)
 
 
-def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float = 0.0, fused: bool = False) -> Tensor:
-    """Mean loss of the targets that count, a scalar with gradients, without materialising all logits.
+def cross_entropy(
+    hidden: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    z_loss: float = 0.0,
+    fused: bool = False,
+) -> Tensor:
+    """Mean loss of the targets that count, a scalar with gradients, without
+    materialising all logits.
 
-    Memory is one chunk of logits (16 MB on a CPU, 1 GB on a GPU), while a plain head holds n t v logits and as many
-    gradients. Targets are at the positions that predict them (see `next_tokens`).
+    Memory is one chunk of logits (16 MB on a CPU, 1 GB on a GPU), while a plain head
+    holds n t v logits and as many gradients. Targets are at the positions that predict
+    them (see `next_tokens`).
 
     Args:
         hidden: (n, t, d), float32 or bfloat16, after the final norm.
@@ -213,13 +280,18 @@ def cross_entropy(hidden: Tensor, matrix: Tensor, targets: Tensor, z_loss: float
     >>> loss.backward()
     """
     counted = (targets != IGNORED).float()
-    total, _ = weighted_nll(hidden, matrix, targets, counted / counted.sum().clamp(min=1.0), z_loss, fused)
+    total, _ = weighted_nll(
+        hidden, matrix, targets, counted / counted.sum().clamp(min=1.0), z_loss, fused
+    )
     return total
 
 
 @torch.no_grad()
-def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss per token (n, t) float32, and a bool mask (n, t) of targets that are the likeliest id. Chunk by chunk.
+def score_tokens(
+    hidden: Tensor, matrix: Tensor | None, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Loss per token (n, t) float32, and a bool mask (n, t) of targets that are the
+    likeliest id. Chunk by chunk.
 
     Both are zero where the target is IGNORED. Arguments as for `weighted_nll`.
 
@@ -231,7 +303,9 @@ def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tupl
     nll = torch.zeros(len(flat), dtype=torch.float32, device=flat.device)
     correct = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
     for part, logits in _logit_chunks(flat, matrix):
-        nll[part] = F.cross_entropy(logits, flat_targets[part], reduction="none", ignore_index=IGNORED)
+        nll[part] = F.cross_entropy(
+            logits, flat_targets[part], reduction="none", ignore_index=IGNORED
+        )
         correct[part] = logits.argmax(dim=-1) == flat_targets[part]
     return nll.view(targets.shape), correct.view(targets.shape)
 
@@ -239,31 +313,39 @@ def score_tokens(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> tupl
 def sequence_logps(hidden: Tensor, matrix: Tensor | None, targets: Tensor) -> Tensor:
     """Summed log-probability of each row's targets, (n,) float32, with gradients.
 
-    log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1 (`targets` are already shifted),
-    prompt and padding are IGNORED, the end of the turn counts, and the sum is float32 in any compute dtype. Arguments
-    as for `weighted_nll`.
+    log pi(y | x) of Rafailov et al. 2023, section 3: logits at t score token t + 1
+    (`targets` are already shifted), prompt and padding are IGNORED, the end of the turn
+    counts, and the sum is float32 in any compute dtype. Arguments as for
+    `weighted_nll`.
 
     >>> logps = sequence_logps(torch.zeros(1, 3, 2), torch.ones(2, 2), torch.tensor([[IGNORED, 1, 0]]))
     >>> f"{logps.item():.4f}"  # 2 ln(1/2)
     '-1.3863'
     """
     logits = (hidden if matrix is None else F.linear(hidden, matrix)).float()
-    nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
+    nll = F.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED
+    )
     return -nll.view(targets.shape).sum(dim=1)
 
 
 def uniforms(ids: Tensor, draw: int) -> Tensor:
-    """Uniform number in [0, 1) for every token, float32: a hash of the draw, the position and the row's prefix.
+    """Uniform number in [0, 1) for every token, float32: a hash of the draw, the
+    position and the row's prefix.
 
-    The same tokens get the same numbers however the batch is split and on any device. The hash is SplitMix64's (Steele
-    et al. 2014), in wrapping int64 arithmetic.
+    The same tokens get the same numbers however the batch is split and on any device.
+    The hash is SplitMix64's (Steele et al. 2014), in wrapping int64 arithmetic.
 
     Args:
         ids: (n, t) int64.
         draw: distinguishes several draws.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
-    state = (ids + 1).cumsum(dim=1) * _signed(0xD1342543DE82EF95) + positions * _signed(0x9E3779B97F4A7C15) + draw
+    state = (
+        (ids + 1).cumsum(dim=1) * _signed(0xD1342543DE82EF95)
+        + positions * _signed(0x9E3779B97F4A7C15)
+        + draw
+    )
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         state = (state ^ _shifted(state, shift)) * _signed(factor)
     return _shifted(state, 40).float() * 2.0**-24
@@ -279,26 +361,50 @@ def _shifted(state: Tensor, bits: int) -> Tensor:
 
 
 @torch.no_grad()
-def draw_targets(hidden: Tensor, matrix: Tensor | None, targets: Tensor, uniforms: Tensor) -> Tensor:
-    """Sample ids from the model at positions with targets, (n, t) int64; IGNORED elsewhere. Chunk by chunk.
+def draw_targets(
+    hidden: Tensor, matrix: Tensor | None, targets: Tensor, uniforms: Tensor
+) -> Tensor:
+    """Sample ids from the model at positions with targets, (n, t) int64; IGNORED
+    elsewhere. Chunk by chunk.
 
     Args:
         hidden, matrix, targets: as for `weighted_nll`.
         uniforms: (n, t) in [0, 1): quantile of the id in the cumulative distribution.
     """
-    flat, flat_targets, places = hidden.flatten(0, 1), targets.flatten(), uniforms.flatten()
+    flat, flat_targets, places = (
+        hidden.flatten(0, 1),
+        targets.flatten(),
+        uniforms.flatten(),
+    )
     drawn = torch.full_like(flat_targets, IGNORED)
     for part, logits in _logit_chunks(flat, matrix):
         cumulative = logits.softmax(dim=-1).cumsum(dim=-1)
         # The last cumulative sum may be below 1 due to rounding.
         place = places[part, None] * cumulative[:, -1:]
-        ids = torch.searchsorted(cumulative, place, right=True).squeeze(1).clamp(max=cumulative.shape[1] - 1)
+        ids = (
+            torch.searchsorted(cumulative, place, right=True)
+            .squeeze(1)
+            .clamp(max=cumulative.shape[1] - 1)
+        )
         drawn[part] = torch.where(flat_targets[part] == IGNORED, IGNORED, ids)
     return drawn.view(targets.shape)
 
 
 def drawn_nll(
-    hidden: Tensor, matrix: Tensor | None, targets: Tensor, weights: Tensor, uniforms: Tensor, fused: bool = False
+    hidden: Tensor,
+    matrix: Tensor | None,
+    targets: Tensor,
+    weights: Tensor,
+    uniforms: Tensor,
+    fused: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """`weighted_nll` with labels sampled from the model (Liu et al. 2023, algorithm 2)."""
-    return weighted_nll(hidden, matrix, draw_targets(hidden, matrix, targets, uniforms), weights, fused=fused)
+    """`weighted_nll` with labels sampled from the model (Liu et al. 2023, algorithm
+    2).
+    """
+    return weighted_nll(
+        hidden,
+        matrix,
+        draw_targets(hidden, matrix, targets, uniforms),
+        weights,
+        fused=fused,
+    )

@@ -1,9 +1,11 @@
-"""Masked language modelling (Devlin et al. 2019, section 3.1): selection and replacement of tokens of packed rows.
+"""Masked language modelling (Devlin et al. 2019, section 3.1): selection and
+replacement of tokens of packed rows.
 
-Each token, or with whole words each word, is selected with the same probability. A selected token is predicted; its
-input is the mask token, a uniformly drawn id, or the token itself. Special tokens and padding are never selected. This
-follows transformers' DataCollatorForLanguageModeling, with random numbers that depend only on the seed, the step, the
-row and the place in it.
+Each token, or with whole words each word, is selected with the same probability. A
+selected token is predicted; its input is the mask token, a uniformly drawn id, or the
+token itself. Special tokens and padding are never selected. This follows transformers'
+DataCollatorForLanguageModeling, with random numbers that depend only on the seed, the
+step, the row and the place in it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Masking:
         mask: id of the mask token.
         vocab_size: number of ids to draw replacements from.
         special: (vocab,) bool, ids that are never selected.
-        edges: (vocab,) bool each, ids that begin and that end a word, from `word_edges`; None masks single tokens.
+        edges: (vocab,) bool each, ids that begin and that end a word, from
+            `word_edges`; None masks single tokens.
     """
 
     section: Masked
@@ -55,11 +58,18 @@ class Masking:
         if self.edges is not None:
             begins, ends = self.edges
             starts = is_candidate.copy()
-            starts[:, 1:] &= begins[ids[:, 1:]] | ends[ids[:, :-1]] | ~is_candidate[:, :-1]
+            starts[:, 1:] &= (
+                begins[ids[:, 1:]] | ends[ids[:, :-1]] | ~is_candidate[:, :-1]
+            )
             # All tokens of a word share the draw of its first token.
             places = np.maximum.accumulate(np.where(starts, places, 0), axis=1)
-        places, numbers = places + read.first[:, None], np.broadcast_to(read.rows[:, None], ids.shape)
-        is_selected = is_candidate & (draws(self.key("chosen", step), numbers, places) < self.section.rate)
+        places, numbers = (
+            places + read.first[:, None],
+            np.broadcast_to(read.rows[:, None], ids.shape),
+        )
+        is_selected = is_candidate & (
+            draws(self.key("chosen", step), numbers, places) < self.section.rate
+        )
         row, place = np.nonzero(is_selected)
         at = read.rows[row], place + read.first[row]
         kind = draws(self.key("kind", step), *at)
@@ -67,12 +77,16 @@ class Masking:
         to_mask = self.section.mask_share
         inputs, original_ids = ids.copy(), ids[is_selected]
         inputs[is_selected] = np.where(
-            kind < to_mask, self.mask, np.where(kind < to_mask + self.section.random_share, drawn, original_ids)
+            kind < to_mask,
+            self.mask,
+            np.where(kind < to_mask + self.section.random_share, drawn, original_ids),
         )
         return Laid(inputs, np.where(is_selected, ids, IGNORED))
 
     def may_be_masked(self, ids: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Mask of the tokens (n, t) that may be selected: all except special tokens and padding (negative positions)."""
+        """Mask of the tokens (n, t) that may be selected: all except special tokens and
+        padding (negative positions).
+        """
         is_candidate: np.ndarray = ~self.special[ids] & (positions >= 0)
         return is_candidate
 
@@ -90,7 +104,14 @@ def masking_of(section: Masked, tokenizer: TextTokenizer, seed: int) -> Masking:
     special = np.zeros(tokenizer.vocab_size, dtype=bool)
     special[list(tokenizer.special_ids.values())] = True
     edges = word_edges(tokenizer.tokenizer) if section.whole_words else None
-    return Masking(section, seed, tokenizer.special_ids[mask_token(tokenizer)], tokenizer.vocab_size, special, edges)
+    return Masking(
+        section,
+        seed,
+        tokenizer.special_ids[mask_token(tokenizer)],
+        tokenizer.vocab_size,
+        special,
+        edges,
+    )
 
 
 def read_masking(section: Masked, folder: Path, seed: int) -> Masking:
@@ -107,7 +128,8 @@ def mask_token(tokenizer: TextTokenizer) -> str:
     token = next((name for name in MASK_TOKENS if name in tokenizer.special_ids), None)
     if token is None:
         raise NoMaskTokenError(
-            "pretrain.masked: the tokenizer has no special token that stands for a masked one; it "
-            f"needs {', '.join(MASK_TOKENS[:-1])} or {MASK_TOKENS[-1]} (tokenizer.special_tokens)"
+            "pretrain.masked: the tokenizer has no special token that stands for a "
+            f"masked one; it needs {', '.join(MASK_TOKENS[:-1])} or {MASK_TOKENS[-1]} "
+            "(tokenizer.special_tokens)"
         )
     return token

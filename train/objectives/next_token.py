@@ -1,9 +1,10 @@
 """Objective of pre-training on all tokens of a packed set, with metrics per source.
 
-It predicts the next token everywhere, unless a layout defines the targets (see prediction_targets.py).
+It predicts the next token everywhere, unless a layout defines the targets (see
+prediction_targets.py).
 
-Padding after a row's documents is neither trained nor counted. It is identified by the boundaries stored beside the
-rows, not by its id, which may also occur in a document.
+Padding after a row's documents is neither trained nor counted. It is identified by the
+boundaries stored beside the rows, not by its id, which may also occur in a document.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from gristmill.train.models.decoder import Head
 from gristmill.train.models.experts import expert_loads, report_loads
 from gristmill.train.models.model_config import OwnShape, Shape
 from gristmill.train.models.multi_token import further_targets
-from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, targets_only, uniforms, weighted_nll
+from gristmill.train.objectives.losses import (
+    IGNORED,
+    drawn_nll,
+    next_tokens,
+    targets_only,
+    uniforms,
+    weighted_nll,
+)
 from gristmill.train.objectives.prediction_targets import Laid, Layout, Read
 from gristmill.train.parallel.context_parallel import TokenHead
 
@@ -49,8 +57,8 @@ class Rows:
         tokens: (n, t) in the packed set's dtype.
         sources: (n,) int64 source numbers.
         filled: (n,) int64, number of document tokens in each row; padding follows them.
-        positions: (n, t) int32, position of each token in the document that it attends to; None if that is its whole
-            row.
+        positions: (n, t) int32, position of each token in the document that it attends
+            to; None if that is its whole row.
         real: false for an empty micro-batch, whose rows are padding.
         cuts: number of rows that one row of the set is split into.
         targets: (n, t) int64 of a layout, whose inputs replace the tokens.
@@ -81,7 +89,8 @@ class NextToken:
         shape: of the model.
         z_loss: see losses.weighted_nll.
         layout: defines the targets; next tokens if absent.
-        further_weight: factor of the mean loss of further tokens, if the model predicts some.
+        further_weight: factor of the mean loss of further tokens, if the model predicts
+            some.
     """
 
     def __init__(
@@ -96,7 +105,10 @@ class NextToken:
     ) -> None:
         self.packed, self._layout = packed, layout
         self.order = packed.order(seed)
-        self.fingerprint, self.sequence_length = packed.fingerprint, packed.sequence_length
+        self.fingerprint, self.sequence_length = (
+            packed.fingerprint,
+            packed.sequence_length,
+        )
         self._source_sums = 1 + SUMS_PER_SOURCE * len(packed.sources)
         self._of_further = self._source_sums + shape.layers * shape.experts
         self.sums_length = self._of_further + 2 * shape.multi_token
@@ -109,34 +121,55 @@ class NextToken:
         """Number of predicted tokens, without the first token of a row and padding."""
         if self._layout is None:
             return float(predicted_tokens(self.packed, rows, cuts))
-        return _trained(self._laid(self._layout, rows, cuts, step)) if len(rows) else 0.0
+        return (
+            _trained(self._laid(self._layout, rows, cuts, step)) if len(rows) else 0.0
+        )
 
     def num_tokens(self, rows: np.ndarray) -> int:
         """Number of tokens of the rows with padding, which the model computes too."""
         return len(rows) * self.sequence_length
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Rows:
-        """Read rows, each split into `cuts` shorter rows; an empty micro-batch holds a row of weight zero."""
+        """Read rows, each split into `cuts` shorter rows; an empty micro-batch holds a
+        row of weight zero.
+        """
         # Empty micro-batches are computed too, as forward and backward are collectives.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
-        length, filled = self.sequence_length // cuts, filled_tokens(self.packed, rows, cuts)
+        length, filled = (
+            self.sequence_length // cuts,
+            filled_tokens(self.packed, rows, cuts),
+        )
         positions, sources = None, np.repeat(self.packed.source_of(rows), cuts)
         if self._shape.document_mask:
-            positions = pinned(torch.from_numpy(document_positions(self.packed, rows, cuts)))
+            positions = pinned(
+                torch.from_numpy(document_positions(self.packed, rows, cuts))
+            )
         elif self._shape.encoder and (filled < length).any():
             positions = pinned(torch.from_numpy(filled_positions(filled, length)))
-        details = pinned(torch.from_numpy(sources)), pinned(torch.from_numpy(filled)), positions, real, cuts
+        details = (
+            pinned(torch.from_numpy(sources)),
+            pinned(torch.from_numpy(filled)),
+            positions,
+            real,
+            cuts,
+        )
         if self._layout is None:
             return Rows(read_pinned(self.packed, rows).view(-1, length), *details)
         laid = self._laid(self._layout, rows, cuts, step)
         if laid.places is not None:  # inputs differ from the row's tokens
             details = (
                 *details[:2],
-                None if laid.positions is None else pinned(torch.from_numpy(laid.positions)),
+                None
+                if laid.positions is None
+                else pinned(torch.from_numpy(laid.positions)),
                 *details[3:],
             )
-        inputs, targets = (pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets))
-        beside = {name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()}
+        inputs, targets = (
+            pinned(torch.from_numpy(part)) for part in (laid.inputs, laid.targets)
+        )
+        beside = {
+            name: pinned(torch.from_numpy(part)) for name, part in laid.beside().items()
+        }
         return Rows(
             inputs,
             *details,
@@ -163,19 +196,33 @@ class NextToken:
             step,
         )
 
-    def loss(self, model: nn.Module, batch: Rows, scale: float | Tensor, draw: int | None = None) -> Measured:
+    def loss(
+        self,
+        model: nn.Module,
+        batch: Rows,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
         """See objective.Objective.
 
-        The sums are the total loss; loss, tokens and bytes of each source; tokens of each expert, layer by layer; loss
-        and tokens of each further prediction.
+        The sums are the total loss; loss, tokens and bytes of each source; tokens of
+        each expert, layer by layer; loss and tokens of each further prediction.
         """
         device, real = self._token_bytes.device, float(batch.real)
         # Tokens are copied in the dtype of the packed set, and cast on the device.
         ids = batch.tokens.to(device, non_blocking=True).to(torch.int64)
-        sources, filled = (part.to(device, non_blocking=True) for part in (batch.sources, batch.filled))
-        positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
+        sources, filled = (
+            part.to(device, non_blocking=True) for part in (batch.sources, batch.filled)
+        )
+        positions = (
+            None
+            if batch.positions is None
+            else batch.positions.to(device, non_blocking=True)
+        )
         targets = (
-            next_tokens(ids, torch.arange(ids.shape[1], device=device) < filled[:, None])
+            next_tokens(
+                ids, torch.arange(ids.shape[1], device=device) < filled[:, None]
+            )
             if (batch.targets is None)
             else batch.targets.to(device, non_blocking=True)
         )
@@ -190,40 +237,74 @@ class NextToken:
             )
             if draw is not None:
                 read = ids if ids.shape == targets.shape else targets.clamp(min=0)
-                head, of_tokens = partial(drawn_nll, fused=fused), {**of_tokens, "uniforms": uniforms(read, draw)}
+                head, of_tokens = (
+                    partial(drawn_nll, fused=fused),
+                    {**of_tokens, "uniforms": uniforms(read, draw)},
+                )
             # If most tokens are targets, selecting them costs more than it saves.
-            return TokenHead(head if batch.targets is None else partial(targets_only, head), of_tokens)
+            return TokenHead(
+                head if batch.targets is None else partial(targets_only, head),
+                of_tokens,
+            )
 
         model_arguments: dict[str, Any] = {
-            name: part.to(device, non_blocking=True) for name, part in batch.beside.items()
+            name: part.to(device, non_blocking=True)
+            for name, part in batch.beside.items()
         }
         further = further_targets(targets, positions, self._shape.multi_token)
         if further:
             share = self._further_weight / len(further)
             model_arguments["further"] = [
-                head_of(depth_targets, (depth_targets != IGNORED).float() * (real * share) * scale)
+                head_of(
+                    depth_targets,
+                    (depth_targets != IGNORED).float() * (real * share) * scale,
+                )
                 for depth_targets in further
             ]
         output = model(
-            ids, head_of(targets, weights), positions=positions, trained=weights.sum(dim=1), **model_arguments
+            ids,
+            head_of(targets, weights),
+            positions=positions,
+            trained=weights.sum(dim=1),
+            **model_arguments,
         )
         (loss, nll), *further_losses = output if further else [output]
         if further_losses:
-            loss = loss + torch.stack([depth_loss for depth_loss, _ in further_losses]).sum()
+            loss = (
+                loss
+                + torch.stack([depth_loss for depth_loss, _ in further_losses]).sum()
+            )
         loads = [load.double() * real for load in expert_loads(model)]
         num_bytes = self._token_bytes[targets.clamp(min=0)]
-        per_row = torch.stack([(part * counted).double().sum(dim=1) for part in (nll, counted, num_bytes)], dim=1)
+        per_row = torch.stack(
+            [
+                (part * counted).double().sum(dim=1)
+                for part in (nll, counted, num_bytes)
+            ],
+            dim=1,
+        )
         # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
-        one_hot = torch.nn.functional.one_hot(sources, len(self.packed.sources)).double()
+        one_hot = torch.nn.functional.one_hot(
+            sources, len(self.packed.sources)
+        ).double()
         per_source = one_hot.T @ per_row
         further_sums = [
-            torch.stack((depth_nll.double().sum(), (depth_targets != IGNORED).double().sum())) * real
-            for (_, depth_nll), depth_targets in zip(further_losses, further, strict=True)
+            torch.stack(
+                (depth_nll.double().sum(), (depth_targets != IGNORED).double().sum())
+            )
+            * real
+            for (_, depth_nll), depth_targets in zip(
+                further_losses, further, strict=True
+            )
         ]
-        sums = torch.cat((per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *further_sums))
+        sums = torch.cat(
+            (per_source[:, :1].sum(dim=0), per_source.flatten(), *loads, *further_sums)
+        )
         row_losses = torch.where(counted > 0, nll, UNTRAINED)
         if batch.places is not None:
-            row_losses = self._in_rows(row_losses, batch.places.to(device, non_blocking=True), batch.cuts)
+            row_losses = self._in_rows(
+                row_losses, batch.places.to(device, non_blocking=True), batch.cuts
+            )
         return Measured(loss, sums, row_losses.reshape(len(ids) // batch.cuts, -1))
 
     def _in_rows(self, losses: Tensor, places: Tensor, cuts: int) -> Tensor:
@@ -231,10 +312,14 @@ class NextToken:
         length = self.sequence_length // cuts
         row_losses = losses.new_full((len(losses), length + 1), UNTRAINED)
         # Targets that are not part of a row go to an extra column, which is cut off.
-        return row_losses.scatter(1, torch.where(places < 0, length, places), losses)[:, :length]
+        return row_losses.scatter(1, torch.where(places < 0, length, places), losses)[
+            :, :length
+        ]
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Loss over all sources; loss, bits per byte and tokens of each source with data; expert loads."""
+        """Loss over all sources; loss, bits per byte and tokens of each source with
+        data; expert loads.
+        """
         by_source = {
             name: sums[1 + SUMS_PER_SOURCE * n : 1 + SUMS_PER_SOURCE * (n + 1)]
             for n, name in enumerate(self.packed.sources)
@@ -243,9 +328,13 @@ class NextToken:
         return {
             **loss_metrics(sums[0], weight, num_bytes),
             "sources": {
-                name: {**loss_metrics(*part), "tokens": int(part[1])} for name, part in by_source.items() if part[1]
+                name: {**loss_metrics(*part), "tokens": int(part[1])}
+                for name, part in by_source.items()
+                if part[1]
             },
-            **report_loads(sums[self._source_sums : self._of_further], self._shape.experts),
+            **report_loads(
+                sums[self._source_sums : self._of_further], self._shape.experts
+            ),
             **self._report_further(sums[self._of_further :]),
         }
 
@@ -274,13 +363,19 @@ class NextToken:
         }
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
-        """Document pieces of rows, with the mean loss of their tokens; `head` is their first tokens."""
+        """Document pieces of rows, with the mean loss of their tokens; `head` is their
+        first tokens.
+        """
         tokens, pieces = self.packed.tokens(rows), self.packed.pieces(rows).to_pylist()
         places = {int(row): place for place, row in enumerate(rows)}
         ahead = 1 if self._layout is None else self._layout.ahead
         documents = []
         for piece in pieces:
-            place, start, end = places[piece["row"]], piece["start"], piece["start"] + piece["length"]
+            place, start, end = (
+                places[piece["row"]],
+                piece["start"],
+                piece["start"] + piece["length"],
+            )
             # A position holds the loss of the token that is predicted there.
             losses = row_losses[place, max(start - ahead, 0) : end - ahead]
             documents.append(
@@ -292,7 +387,9 @@ class NextToken:
                     "start": start,
                     "tokens": piece["length"],
                     "offset": piece["offset"],
-                    "head": tokens[place, start : min(end, start + HEAD_TOKENS)].tolist(),
+                    "head": tokens[
+                        place, start : min(end, start + HEAD_TOKENS)
+                    ].tolist(),
                 }
             )
         return documents

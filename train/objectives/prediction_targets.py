@@ -1,7 +1,7 @@
 """Layouts: inputs and targets of a model from packed rows.
 
-A layout is a pure function of the rows, their numbers and the step: a row has the same inputs and targets in a step on
-any number of processes and after any resume.
+A layout is a pure function of the rows, their numbers and the step: a row has the same
+inputs and targets in a step on any number of processes and after any resume.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ class Read(NamedTuple):
 
     Attributes:
         tokens: (n, t), in the packed set's dtype.
-        positions: (n, t) int32, position of each token in its document or row, whichever it attends to; negative for
-            padding, which follows the documents.
+        positions: (n, t) int32, position of each token in its document or row,
+            whichever it attends to; negative for padding, which follows the documents.
         rows: (n,) int64, their numbers in the set.
-        first: (n,) int64, index of each row's first token in its row of the set: 0 unless rows are cut.
+        first: (n,) int64, index of each row's first token in its row of the set: 0
+            unless rows are cut.
     """
 
     tokens: np.ndarray
@@ -34,16 +35,20 @@ class Read(NamedTuple):
 
 
 class Laid(NamedTuple):
-    """Rows as inputs of a model; (n, t) each. In an encoder-decoder the two sides may differ in t.
+    """Rows as inputs of a model; (n, t) each. In an encoder-decoder the two sides may
+    differ in t.
 
     Attributes:
         inputs: ids, int64.
         targets: predicted id at each place, int64; losses.IGNORED if there is none.
-        prefix: bool, tokens that all tokens of their document, or row, attend to; None for causal attention only.
-        decoder_ids: int64, inputs of the decoder beside an encoder's inputs; in the shape of the targets.
-        places: int64, index of each target in its row, -1 if it is not part of the row; None if that is `ahead` of its
-            place.
-        positions: int32, negative for padding, if the inputs differ from the row's tokens; None without padding.
+        prefix: bool, tokens that all tokens of their document, or row, attend to; None
+            for causal attention only.
+        decoder_ids: int64, inputs of the decoder beside an encoder's inputs; in the
+            shape of the targets.
+        places: int64, index of each target in its row, -1 if it is not part of the row;
+            None if that is `ahead` of its place.
+        positions: int32, negative for padding, if the inputs differ from the row's
+            tokens; None without padding.
     """
 
     inputs: np.ndarray
@@ -71,10 +76,17 @@ class Layout(Protocol):
 
 
 def draws(key: int, rows: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Uniform numbers in [0, 1) (float64) for each row number and place; the arrays have one shape.
+    """Uniform numbers in [0, 1) (float64) for each row number and place; the arrays
+    have one shape.
 
-    The numbers of a row are SplitMix64's stream, seeded by a hash of the row and the key.
+    The numbers of a row are SplitMix64's stream, seeded by a hash of the row and the
+    key.
     """
-    states = mix_bits(rows.astype(np.uint64), np.uint64(key)) + (places.astype(np.uint64) + np.uint64(1)) * GOLDEN
-    numbers: np.ndarray = (mix_bits(states, np.uint64(0)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    states = (
+        mix_bits(rows.astype(np.uint64), np.uint64(key))
+        + (places.astype(np.uint64) + np.uint64(1)) * GOLDEN
+    )
+    numbers: np.ndarray = (mix_bits(states, np.uint64(0)) >> np.uint64(11)).astype(
+        np.float64
+    ) * 2.0**-53
     return numbers

@@ -1,8 +1,10 @@
-"""Losses over pairs of a preferred and a rejected answer: pure functions of log-probabilities.
+"""Losses over pairs of a preferred and a rejected answer: pure functions of
+log-probabilities.
 
-Legend, per pair: c and r are log pi(y|x) of the chosen and the rejected answer under the policy, c0 and r0 under the
-frozen reference, each summed over the answer's tokens; |c| and |r| are numbers of tokens. beta is the strength of the
-KL penalty, and delta = (c - c0) - (r - r0), the margin in nats.
+Legend, per pair: c and r are log pi(y|x) of the chosen and the rejected answer under
+the policy, c0 and r0 under the frozen reference, each summed over the answer's tokens;
+|c| and |r| are numbers of tokens. beta is the strength of the KL penalty, and delta =
+(c - c0) - (r - r0), the margin in nats.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ class PairLogps:
     """Log-probabilities of n pairs.
 
     Attributes:
-        chosen, rejected: (n,) float32, summed over the answer's tokens, under the policy.
+        chosen, rejected: (n,) float32, summed over the answer's tokens, under the
+            policy.
         reference_chosen, reference_rejected: (n,) the same under the frozen reference.
-        chosen_tokens, rejected_tokens: (n,) float32, number of summed tokens, at least one.
+        chosen_tokens, rejected_tokens: (n,) float32, number of summed tokens, at least
+            one.
     """
 
     chosen: Tensor
@@ -43,7 +47,12 @@ class PairLogps:
     @property
     def sums(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(c, r, c0, r0)."""
-        return self.chosen, self.rejected, self.reference_chosen, self.reference_rejected
+        return (
+            self.chosen,
+            self.rejected,
+            self.reference_chosen,
+            self.reference_rejected,
+        )
 
     @property
     def tokens(self) -> tuple[Tensor, Tensor]:
@@ -53,7 +62,10 @@ class PairLogps:
     @property
     def gains(self) -> tuple[Tensor, Tensor]:
         """(c - c0, r - r0): log-ratios of the policy to the reference, in nats."""
-        return self.chosen - self.reference_chosen, self.rejected - self.reference_rejected
+        return (
+            self.chosen - self.reference_chosen,
+            self.rejected - self.reference_rejected,
+        )
 
     @property
     def means(self) -> tuple[Tensor, Tensor]:
@@ -74,7 +86,13 @@ class LossSettings:
     @classmethod
     def of(cls, section: Dpo) -> LossSettings:
         """Settings of a manifest's section."""
-        return cls(section.beta, section.label_smoothing, section.gamma_ratio, section.odds_weight, section.sft_weight)
+        return cls(
+            section.beta,
+            section.label_smoothing,
+            section.gamma_ratio,
+            section.odds_weight,
+            section.sft_weight,
+        )
 
 
 def preference_loss(
@@ -83,18 +101,24 @@ def preference_loss(
     """Loss of each pair.
 
     Args:
-        kind: name of a loss (the functions below cite their sources), or the user's own.
+        kind: name of a loss (the functions below cite their sources), or the user's
+            own.
         logps: of n pairs.
         settings: beta and further settings of some losses.
 
     Returns:
-        losses (n,), and the implicit rewards of chosen and rejected answers (n,) each, without gradient: beta times the
-        log-ratio to the reference, or for reference-free losses beta times the log-probability per token.
+        losses (n,), and the implicit rewards of chosen and rejected answers (n,) each,
+        without gradient: beta times the log-ratio to the reference, or for
+        reference-free losses beta times the log-probability per token.
 
     Raises:
         OwnCodeError: the user's own fails, or does not return a loss for each pair.
     """
-    losses = own_losses(kind, logps) if isinstance(kind, Own) else LOSSES[kind](logps, settings)
+    losses = (
+        own_losses(kind, logps)
+        if isinstance(kind, Own)
+        else LOSSES[kind](logps, settings)
+    )
     if settings.sft_weight:
         # Per sequence, then over pairs: RPO's term (Pang et al. 2024, equation 1).
         losses = losses - settings.sft_weight * logps.means[0]
@@ -111,18 +135,27 @@ def own_losses(own: Own, logps: PairLogps) -> Tensor:
     """
     function = load_own(own, *(OwnLoss.takes or ()))
     with blaming(own.use):
-        losses = function(logps.chosen, logps.rejected, logps.reference_chosen, logps.reference_rejected)
+        losses = function(
+            logps.chosen,
+            logps.rejected,
+            logps.reference_chosen,
+            logps.reference_rejected,
+        )
     remedy = f"return a tensor of {len(logps.chosen)} losses, one for each pair"
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
-        raise OwnCodeError(f"{own.use.place}: {own.use.name} returned {type(losses).__name__}; {remedy}")
+        raise OwnCodeError(
+            f"{own.use.place}: {own.use.name} returned {type(losses).__name__}; "
+            f"{remedy}"
+        )
     if losses.shape != logps.chosen.shape:
         raise OwnCodeError(
-            f"{own.use.place}: {own.use.name} returned a tensor of shape {tuple(losses.shape)}; {remedy}"
+            f"{own.use.place}: {own.use.name} returned a tensor of shape "
+            f"{tuple(losses.shape)}; {remedy}"
         )
     if logps.chosen.requires_grad and not losses.requires_grad:
         raise OwnCodeError(
-            f"{own.use.place}: what {own.use.name} returned has no gradient; compute it from "
-            "chosen_logps and rejected_logps by torch, without detaching them"
+            f"{own.use.place}: what {own.use.name} returned has no gradient; compute "
+            "it from chosen_logps and rejected_logps by torch, without detaching them"
         )
     return losses
 
@@ -137,11 +170,13 @@ def dpo_loss(
 ) -> Tensor:
     """-log sigma(beta delta): DPO (Rafailov et al. 2023, equation 7).
 
-    With labels that are wrong with probability e: -(1 - e) log sigma(beta delta) - e log sigma(-beta delta),
-    conservative DPO (Mitchell 2023, "A note on DPO with noisy preferences").
+    With labels that are wrong with probability e: -(1 - e) log sigma(beta delta) - e
+    log sigma(-beta delta), conservative DPO (Mitchell 2023, "A note on DPO with noisy
+    preferences").
 
     Args:
-        chosen, rejected: (n,) float32, log-probabilities of the answers under the policy, summed over their tokens.
+        chosen, rejected: (n,) float32, log-probabilities of the answers under the
+            policy, summed over their tokens.
         reference_chosen, reference_rejected: (n,), the same under the frozen reference.
         beta: strength of the KL penalty.
         label_smoothing: e.
@@ -156,7 +191,9 @@ def dpo_loss(
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
     if not label_smoothing:
         return -F.logsigmoid(margin)
-    return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+    return -(1 - label_smoothing) * F.logsigmoid(
+        margin
+    ) - label_smoothing * F.logsigmoid(-margin)
 
 
 def robust_dpo_loss(
@@ -167,9 +204,11 @@ def robust_dpo_loss(
     beta: float = 0.1,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """(-(1 - e) log sigma(beta delta) + e log sigma(-beta delta)) / (1 - 2 e): as `dpo_loss`, without bias.
+    """(-(1 - e) log sigma(beta delta) + e log sigma(-beta delta)) / (1 - 2 e): as
+    `dpo_loss`, without bias.
 
-    Robust DPO (Chowdhury, Kini & Natarajan 2024, equation 12). Arguments as for `dpo_loss`.
+    Robust DPO (Chowdhury, Kini & Natarajan 2024, equation 12). Arguments as for
+    `dpo_loss`.
 
     >>> loss = robust_dpo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0])), label_smoothing=0.1)
     >>> f"{loss.item():.6f}"
@@ -177,18 +216,27 @@ def robust_dpo_loss(
     """
     margin = beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
     error_rate = label_smoothing
-    return (-(1 - error_rate) * F.logsigmoid(margin) + error_rate * F.logsigmoid(-margin)) / (1 - 2 * error_rate)
+    return (
+        -(1 - error_rate) * F.logsigmoid(margin) + error_rate * F.logsigmoid(-margin)
+    ) / (1 - 2 * error_rate)
 
 
 def hinge_loss(
-    chosen: Tensor, rejected: Tensor, reference_chosen: Tensor, reference_rejected: Tensor, beta: float = 0.1
+    chosen: Tensor,
+    rejected: Tensor,
+    reference_chosen: Tensor,
+    reference_rejected: Tensor,
+    beta: float = 0.1,
 ) -> Tensor:
-    """max(0, 1 - beta delta): RSO's loss (Liu et al. 2023; SLiC, Zhao et al. 2023). Arguments as for `dpo_loss`.
+    """max(0, 1 - beta delta): RSO's loss (Liu et al. 2023; SLiC, Zhao et al. 2023).
+    Arguments as for `dpo_loss`.
 
     >>> hinge_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-20.0]))).item()
     0.5
     """
-    return torch.relu(1 - beta * ((chosen - reference_chosen) - (rejected - reference_rejected)))
+    return torch.relu(
+        1 - beta * ((chosen - reference_chosen) - (rejected - reference_rejected))
+    )
 
 
 def ipo_loss(
@@ -200,17 +248,25 @@ def ipo_loss(
     chosen_tokens: Tensor | None = None,
     rejected_tokens: Tensor | None = None,
 ) -> Tensor:
-    """((c - c0) / |c| - (r - r0) / |r| - 1 / (2 beta))^2: IPO (Azar et al. 2023, equation 17).
+    """((c - c0) / |c| - (r - r0) / |r| - 1 / (2 beta))^2: IPO (Azar et al. 2023,
+    equation 17).
 
-    Arguments as for `dpo_loss`. With numbers of tokens, (n,) each, it uses means over tokens, which its authors
-    confirmed for TRL (issue 1265 there); without them sums, as in the paper and the first DPO code.
+    Arguments as for `dpo_loss`. With numbers of tokens, (n,) each, it uses means over
+    tokens, which its authors confirmed for TRL (issue 1265 there); without them sums,
+    as in the paper and the first DPO code.
 
     >>> ipo_loss(*map(torch.tensor, ([-10.0], [-23.0], [-12.0], [-19.0]))).item()  # (6 - 5)^2
     1.0
     """
-    chosen_gain, rejected_gain = chosen - reference_chosen, rejected - reference_rejected
+    chosen_gain, rejected_gain = (
+        chosen - reference_chosen,
+        rejected - reference_rejected,
+    )
     if chosen_tokens is not None and rejected_tokens is not None:
-        chosen_gain, rejected_gain = chosen_gain / chosen_tokens, rejected_gain / rejected_tokens
+        chosen_gain, rejected_gain = (
+            chosen_gain / chosen_tokens,
+            rejected_gain / rejected_tokens,
+        )
     return (chosen_gain - rejected_gain - 1 / (2 * beta)) ** 2
 
 
@@ -223,7 +279,8 @@ def normalised_dpo_loss(
     rejected_tokens: Tensor,
     beta: float = 0.1,
 ) -> Tensor:
-    """-log sigma(beta ((c - c0) / |c| - (r - r0) / |r|)): DPO per token (Tulu 3, Lambert et al. 2024, equation 6).
+    """-log sigma(beta ((c - c0) / |c| - (r - r0) / |r|)): DPO per token (Tulu 3,
+    Lambert et al. 2024, equation 6).
 
     Arguments as for `dpo_loss`, with the numbers of tokens of the answers, (n,) each.
 
@@ -231,8 +288,13 @@ def normalised_dpo_loss(
     >>> f"{loss.item():.6f}"  # ln(1 + e^-0.1)
     '0.644397'
     """
-    chosen_gain, rejected_gain = chosen - reference_chosen, rejected - reference_rejected
-    return -F.logsigmoid(beta * (chosen_gain / chosen_tokens - rejected_gain / rejected_tokens))
+    chosen_gain, rejected_gain = (
+        chosen - reference_chosen,
+        rejected - reference_rejected,
+    )
+    return -F.logsigmoid(
+        beta * (chosen_gain / chosen_tokens - rejected_gain / rejected_tokens)
+    )
 
 
 def simpo_loss(
@@ -243,11 +305,12 @@ def simpo_loss(
     beta: float = 0.1,
     gamma_ratio: float = 0.5,
 ) -> Tensor:
-    """-log sigma(beta (c / |c| - r / |r|) - gamma), gamma = ratio * beta (Meng, Xia & Chen 2024, equation 6).
+    """-log sigma(beta (c / |c| - r / |r|) - gamma), gamma = ratio * beta (Meng, Xia &
+    Chen 2024, equation 6).
 
     Args:
-        chosen, rejected: (n,) float32, log-probabilities of the answers, summed over their tokens; there is no
-            reference.
+        chosen, rejected: (n,) float32, log-probabilities of the answers, summed over
+            their tokens; there is no reference.
         chosen_tokens, rejected_tokens: (n,), numbers of tokens.
         beta, gamma_ratio: as in the equation; the authors take beta from 2 to 10.
 
@@ -255,13 +318,20 @@ def simpo_loss(
     >>> f"{loss.item():.6f}"
     '0.652348'
     """
-    return -F.logsigmoid(beta * (chosen / chosen_tokens - rejected / rejected_tokens - gamma_ratio))
+    return -F.logsigmoid(
+        beta * (chosen / chosen_tokens - rejected / rejected_tokens - gamma_ratio)
+    )
 
 
 def orpo_loss(
-    chosen: Tensor, rejected: Tensor, chosen_tokens: Tensor, rejected_tokens: Tensor, odds_weight: float = 0.1
+    chosen: Tensor,
+    rejected: Tensor,
+    chosen_tokens: Tensor,
+    rejected_tokens: Tensor,
+    odds_weight: float = 0.1,
 ) -> Tensor:
-    """-c / |c| - lambda log sigma(log odds(c) - log odds(r)), odds of the mean token (Hong, Lee & Thorne 2024, 4.2).
+    """-c / |c| - lambda log sigma(log odds(c) - log odds(r)), odds of the mean token
+    (Hong, Lee & Thorne 2024, 4.2).
 
     Arguments as for `simpo_loss`; `odds_weight` is lambda.
 
@@ -275,7 +345,9 @@ def orpo_loss(
 
 
 def loss_at_start(kind: PreferenceLoss | Own, beta: float) -> float | None:
-    """Value of a loss with a reference while the policy equals the reference; None for other losses."""
+    """Value of a loss with a reference while the policy equals the reference; None for
+    other losses.
+    """
     if isinstance(kind, Own) or kind in REFERENCE_FREE:
         return None
     special = {"hinge": 1.0, "ipo": 1 / (4 * beta**2), "ipo_sum": 1 / (4 * beta**2)}
@@ -286,23 +358,34 @@ def _log_one_minus_exp(x: Tensor) -> Tensor:
     """log(1 - e^x) for x < 0, exact near 0 and far from it (Maechler 2012)."""
     x = x.clamp(max=-torch.finfo(x.dtype).tiny)
     near = x > -0.6931471805599453
-    # Each branch is evaluated only in its exact range, as infinities of the other would poison the gradient.
+    # Each branch is evaluated only in its exact range, as infinities of the other would
+    # poison the gradient.
     return torch.where(
-        near, torch.log(-torch.expm1(torch.where(near, x, -1.0))), torch.log1p(-torch.exp(torch.where(near, -1.0, x)))
+        near,
+        torch.log(-torch.expm1(torch.where(near, x, -1.0))),
+        torch.log1p(-torch.exp(torch.where(near, -1.0, x))),
     )
 
 
 LOSSES: dict[PreferenceLoss, Callable[[PairLogps, LossSettings], Tensor]] = {
     "sigmoid": lambda pairs, settings: dpo_loss(*pairs.sums, settings.beta),
-    "cdpo": lambda pairs, settings: dpo_loss(*pairs.sums, settings.beta, settings.label_smoothing),
-    "robust": lambda pairs, settings: robust_dpo_loss(*pairs.sums, settings.beta, settings.label_smoothing),
+    "cdpo": lambda pairs, settings: dpo_loss(
+        *pairs.sums, settings.beta, settings.label_smoothing
+    ),
+    "robust": lambda pairs, settings: robust_dpo_loss(
+        *pairs.sums, settings.beta, settings.label_smoothing
+    ),
     "hinge": lambda pairs, settings: hinge_loss(*pairs.sums, settings.beta),
     "ipo": lambda pairs, settings: ipo_loss(*pairs.sums, settings.beta, *pairs.tokens),
     "ipo_sum": lambda pairs, settings: ipo_loss(*pairs.sums, settings.beta),
-    "sigmoid_norm": lambda pairs, settings: normalised_dpo_loss(*pairs.sums, *pairs.tokens, settings.beta),
+    "sigmoid_norm": lambda pairs, settings: normalised_dpo_loss(
+        *pairs.sums, *pairs.tokens, settings.beta
+    ),
     "simpo": lambda pairs, settings: simpo_loss(
         pairs.chosen, pairs.rejected, *pairs.tokens, settings.beta, settings.gamma_ratio
     ),
-    "orpo": lambda pairs, settings: orpo_loss(pairs.chosen, pairs.rejected, *pairs.tokens, settings.odds_weight),
+    "orpo": lambda pairs, settings: orpo_loss(
+        pairs.chosen, pairs.rejected, *pairs.tokens, settings.odds_weight
+    ),
 }
 """Losses by their names in a manifest."""

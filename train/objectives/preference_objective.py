@@ -16,7 +16,11 @@ from gristmill.train.data.preference_rows import Drawn, PairRows
 from gristmill.train.loop.objective import Measured
 from gristmill.train.loop.prefetch import pinned
 from gristmill.train.objectives.losses import IGNORED, sequence_logps
-from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.objectives.preference_losses import (
+    LossSettings,
+    PairLogps,
+    preference_loss,
+)
 from gristmill.train.objectives.preference_report import DeclineAlarm
 
 
@@ -37,12 +41,15 @@ class PaddedPairs:
 
 
 class Preferences:
-    """Loss over pairs (see objective.Objective), with precomputed reference log-probabilities.
+    """Loss over pairs (see objective.Objective), with precomputed reference
+    log-probabilities.
 
     Args:
         rows: the pairs.
-        draws: int64 arrays of the pairs to train on, by set; duplicates are read repeatedly in an epoch.
-        reference: (P, 2) float32 of all pairs, from reference_logps.pair_logps with the frozen reference.
+        draws: int64 arrays of the pairs to train on, by set; duplicates are read
+            repeatedly in an epoch.
+        reference: (P, 2) float32 of all pairs, from reference_logps.pair_logps with the
+            frozen reference.
         section: loss and its settings.
         seed: of the row order.
         flops_per_token: model FLOPs.
@@ -65,7 +72,11 @@ class Preferences:
     ) -> None:
         self._drawn = Drawn(rows, draws, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
-        self.num_tokens, self.describe, self.blame = self._drawn.num_tokens, self._drawn.describe, self._drawn.blame
+        self.num_tokens, self.describe, self.blame = (
+            self._drawn.num_tokens,
+            self._drawn.describe,
+            self._drawn.blame,
+        )
         self.flops_per_token = flops_per_token
         self.sequence_length = rows.packed.sequence_length
         self._rows, self._device = rows, device
@@ -83,23 +94,36 @@ class Preferences:
         pairs = self._drawn.numbers[rows if len(rows) else [0]]
         ids, targets = self._rows.read(pairs)
         return PaddedPairs(
-            pinned(ids), pinned(targets), pinned(torch.from_numpy(self._reference[pairs])), bool(len(rows))
+            pinned(ids),
+            pinned(targets),
+            pinned(torch.from_numpy(self._reference[pairs])),
+            bool(len(rows)),
         )
 
-    def loss(self, model: nn.Module, batch: PaddedPairs, scale: float | Tensor, draw: int | None = None) -> Measured:
+    def loss(
+        self,
+        model: nn.Module,
+        batch: PaddedPairs,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
         """See objective.Objective.
 
-        The sums are loss, rewards (chosen, rejected), number ranked correctly, log-probs (both), numbers below the
-        reference (both), and log-ratios to the reference per token (both).
+        The sums are loss, rewards (chosen, rejected), number ranked correctly,
+        log-probs (both), numbers below the reference (both), and log-ratios to the
+        reference per token (both).
         """
         real = float(batch.real)
         ids, targets, reference = (
-            part.to(self._device, non_blocking=True) for part in (batch.ids, batch.targets, batch.reference)
+            part.to(self._device, non_blocking=True)
+            for part in (batch.ids, batch.targets, batch.reference)
         )
         chosen, rejected = model(ids, partial(sequence_logps, targets=targets)).chunk(2)
         tokens = (targets != IGNORED).sum(dim=1).float().chunk(2)
         logps = PairLogps(chosen, rejected, reference[:, 0], reference[:, 1], *tokens)
-        losses, chosen_rewards, rejected_rewards = preference_loss(self._kind, logps, self._settings)
+        losses, chosen_rewards, rejected_rewards = preference_loss(
+            self._kind, logps, self._settings
+        )
         gains = logps.gains
         measured = (
             losses,
@@ -117,9 +141,10 @@ class Preferences:
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Means over pairs, with the names of TRL; ties count as ranked incorrectly.
 
-        `fell/*` are shares of answers that are less likely than under the reference. `log_ratio/*` is log(policy /
-        reference) per token: if the answers were sampled from the reference, its negative is an unbiased estimate of
-        KL(reference || policy) per token.
+        `fell/*` are shares of answers that are less likely than under the reference.
+        `log_ratio/*` is log(policy / reference) per token: if the answers were sampled
+        from the reference, its negative is an unbiased estimate of KL(reference ||
+        policy) per token.
         """
         (
             loss,

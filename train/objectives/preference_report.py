@@ -1,11 +1,13 @@
-"""Margins of pairs or answers after preference training, and the examples with the worst margins.
+"""Margins of pairs or answers after preference training, and the examples with the
+worst margins.
 
-A margin is the reward (or reward-model score) of the chosen answer minus that of the rejected one; for a single answer
-(`kto`) it is its reward, negated if undesirable. A negative margin means the example was not learned: it is
-mislabelled, contradicts other pairs, or is hard.
+A margin is the reward (or reward-model score) of the chosen answer minus that of the
+rejected one; for a single answer (`kto`) it is its reward, negated if undesirable. A
+negative margin means the example was not learned: it is mislabelled, contradicts other
+pairs, or is hard.
 
-Preference losses depend only on the difference, so the likelihood of both answers may fall (Pal et al. 2024, "Smaug";
-Pang et al. 2024).
+Preference losses depend only on the difference, so the likelihood of both answers may
+fall (Pal et al. 2024, "Smaug"; Pang et al. 2024).
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ from gristmill.dataprep.documents import write_table
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.train.data.preference_rows import AnswerRows, PairRows
 from gristmill.train.evaluation.intervals import share_with_interval
-from gristmill.train.objectives.preference_losses import LossSettings, PairLogps, preference_loss
+from gristmill.train.objectives.preference_losses import (
+    LossSettings,
+    PairLogps,
+    preference_loss,
+)
 
 MARGINS = "margins.parquet"
 SHOWN = 10
@@ -35,22 +41,33 @@ MOST_PAIRS = 0.5
 
 
 def measured_again(ids: Sequence[str], held_out: np.ndarray, most: int) -> np.ndarray:
-    """Indices (int64, ascending) of examples to measure after training: all held-out ones, and some trained ones.
+    """Indices (int64, ascending) of examples to measure after training: all held-out
+    ones, and some trained ones.
 
     Args:
         ids: of P pairs or answers.
         held_out: (P,) bool.
         most: maximum number of trained examples, the first by id.
     """
-    trained = sorted(np.flatnonzero(~held_out).tolist(), key=lambda number: (ids[number], number))
-    return np.sort(np.concatenate([np.flatnonzero(held_out), np.array(trained[:most], dtype=np.int64)]))
+    trained = sorted(
+        np.flatnonzero(~held_out).tolist(), key=lambda number: (ids[number], number)
+    )
+    return np.sort(
+        np.concatenate(
+            [np.flatnonzero(held_out), np.array(trained[:most], dtype=np.int64)]
+        )
+    )
 
 
-def pair_rewards(logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, section: Dpo) -> np.ndarray:
-    """Rewards of both answers of n pairs, (n, 2) float32, chosen first, as defined by the section's loss.
+def pair_rewards(
+    logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, section: Dpo
+) -> np.ndarray:
+    """Rewards of both answers of n pairs, (n, 2) float32, chosen first, as defined by
+    the section's loss.
 
     Args:
-        logps, reference: (n, 2) float32, summed log-probabilities under the policy and under the reference.
+        logps, reference: (n, 2) float32, summed log-probabilities under the policy and
+            under the reference.
         tokens: (n, 2) int64, of the answers.
         section: loss and its settings.
     """
@@ -59,15 +76,22 @@ def pair_rewards(logps: np.ndarray, reference: np.ndarray, tokens: np.ndarray, s
         for part in (logps, reference, tokens)
         for place in (0, 1)
     ]
-    _, chosen, rejected = preference_loss(section.loss, PairLogps(*columns), LossSettings.of(section))
+    _, chosen, rejected = preference_loss(
+        section.loss, PairLogps(*columns), LossSettings.of(section)
+    )
     rewards: np.ndarray = torch.stack([chosen, rejected], dim=1).numpy()
     return rewards
 
 
 def pair_margins(
-    rows: PairRows, names: Sequence[str], pairs: np.ndarray, rewards: np.ndarray, held_out: np.ndarray
+    rows: PairRows,
+    names: Sequence[str],
+    pairs: np.ndarray,
+    rewards: np.ndarray,
+    held_out: np.ndarray,
 ) -> pa.Table:
-    """Row per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and `margin`.
+    """Row per pair: `id`, `set`, `held_out`, the rewards `chosen` and `rejected`, and
+    `margin`.
 
     Args:
         rows: all pairs.
@@ -84,7 +108,9 @@ def pair_margins(
     )
 
 
-def score_margins(ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray) -> pa.Table:
+def score_margins(
+    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, scores: np.ndarray
+) -> pa.Table:
     """Like `pair_margins`, for n scored pairs.
 
     Args:
@@ -92,13 +118,21 @@ def score_margins(ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray,
         held_out: (n,) bool.
         scores: (n, 2) float32, chosen first.
     """
-    return _table(ids, sets, held_out, scores[:, 0], scores[:, 1], scores[:, 0] - scores[:, 1])
+    return _table(
+        ids, sets, held_out, scores[:, 0], scores[:, 1], scores[:, 0] - scores[:, 1]
+    )
 
 
 def answer_margins(
-    rows: AnswerRows, names: Sequence[str], answers: np.ndarray, rewards: np.ndarray, held_out: np.ndarray
+    rows: AnswerRows,
+    names: Sequence[str],
+    answers: np.ndarray,
+    rewards: np.ndarray,
+    held_out: np.ndarray,
 ) -> pa.Table:
-    """Like `pair_margins`, with a row per answer, whose reward is `chosen` if desirable, else `rejected`."""
+    """Like `pair_margins`, with a row per answer, whose reward is `chosen` if
+    desirable, else `rejected`.
+    """
     desirable = rows.desirable[answers]
     return _table(
         [rows.ids[answer] for answer in answers],
@@ -111,14 +145,28 @@ def answer_margins(
 
 
 def _table(
-    ids: Sequence[str], sets: Sequence[str], held_out: np.ndarray, chosen: Any, rejected: Any, margin: np.ndarray
+    ids: Sequence[str],
+    sets: Sequence[str],
+    held_out: np.ndarray,
+    chosen: Any,
+    rejected: Any,
+    margin: np.ndarray,
 ) -> pa.Table:
     return pa.table(
-        {"id": ids, "set": sets, "held_out": held_out, "chosen": chosen, "rejected": rejected, "margin": margin}
+        {
+            "id": ids,
+            "set": sets,
+            "held_out": held_out,
+            "chosen": chosen,
+            "rejected": rejected,
+            "margin": margin,
+        }
     )
 
 
-def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def write_margins(
+    path: Path, table: pa.Table, records: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
     """Write the table and return its summary.
 
     Args:
@@ -127,17 +175,28 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
         records: examples by id, at least those of the table.
 
     Returns:
-        `measured`; `right`: share of positive margins, with its interval, of trained and of held-out examples; `sets`:
-        for each set, its trained and held-out examples: their number, the share `wrong` with a margin that is not
-        positive, and the `median`; `worst`: the rows with the smallest margins, with excerpts of their texts.
+        `measured`; `right`: share of positive margins, with its interval, of trained
+        and of held-out examples; `sets`: for each set, its trained and held-out
+        examples: their number, the share `wrong` with a margin that is not positive,
+        and the `median`; `worst`: the rows with the smallest margins, with excerpts of
+        their texts.
     """
     write_table(path, table)
     # Smallest first, ties by id.
-    order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[:SHOWN]
-    worst = [{**line, **_excerpts(records[line["id"]])} for line in table.take(order).to_pylist()]
+    order = np.lexsort((np.array(table["id"].to_pylist()), table["margin"].to_numpy()))[
+        :SHOWN
+    ]
+    worst = [
+        {**line, **_excerpts(records[line["id"]])}
+        for line in table.take(order).to_pylist()
+    ]
     sets: dict[str, dict[str, Any]] = {}
-    for name, out, margin in zip(*(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True):
-        sets.setdefault(name, {}).setdefault("held_out" if out else "trained", []).append(margin)
+    for name, out, margin in zip(
+        *(table[key].to_pylist() for key in ("set", "held_out", "margin")), strict=True
+    ):
+        sets.setdefault(name, {}).setdefault(
+            "held_out" if out else "trained", []
+        ).append(margin)
     is_out, right = table["held_out"].to_numpy(), table["margin"].to_numpy() > 0
     return {
         "measured": len(table),
@@ -148,7 +207,12 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
             if (share := share_with_interval(right[part])) is not None
         },
         "sets": [
-            {"name": name, **{part: _described(margins) for part, margins in sorted(parts.items())}}
+            {
+                "name": name,
+                **{
+                    part: _described(margins) for part, margins in sorted(parts.items())
+                },
+            }
             for name, parts in sets.items()
         ],
     }
@@ -156,7 +220,11 @@ def write_margins(path: Path, table: pa.Table, records: Mapping[str, Mapping[str
 
 def _described(margins: Sequence[float]) -> dict[str, Any]:
     array = np.array(margins)
-    return {"measured": len(array), "wrong": float((array <= 0).mean()), "median": float(np.median(array))}
+    return {
+        "measured": len(array),
+        "wrong": float((array <= 0).mean()),
+        "median": float(np.median(array)),
+    }
 
 
 def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
@@ -166,29 +234,45 @@ def _excerpts(record: Mapping[str, Any]) -> dict[str, str]:
         for name in ("prompt", "chosen", "rejected", "completion")
         if name in record
     }
-    return {name: text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..." for name, text in texts.items()}
+    return {
+        name: text if len(text) <= EXCERPT else f"{text[:EXCERPT]}..."
+        for name, text in texts.items()
+    }
 
 
 def falls(line: Mapping[str, Any]) -> bool:
-    """Return True if the margin of a line of metrics is positive though most chosen answers became less likely."""
-    return bool(line["rewards/margins"] > 0 and line["log_ratio/chosen"] < 0 and line["fell/chosen"] > MOST_PAIRS)
+    """Return True if the margin of a line of metrics is positive though most chosen
+    answers became less likely.
+    """
+    return bool(
+        line["rewards/margins"] > 0
+        and line["log_ratio/chosen"] < 0
+        and line["fell/chosen"] > MOST_PAIRS
+    )
 
 
 def decline_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Summary of the decline of answers, from the lines of metrics.
 
     Returns:
-        `alarm_step`, the first step with LINES_IN_A_ROW declining lines in a row, or None; and of the last line the
-        shares of pairs whose chosen and whose rejected answer became less likely.
+        `alarm_step`, the first step with LINES_IN_A_ROW declining lines in a row, or
+        None; and of the last line the shares of pairs whose chosen and whose rejected
+        answer became less likely.
     """
     streak, alarm = 0, None
-    measured = [line for line in lines if "fell/chosen" in line and "fell/rejected" in line]
+    measured = [
+        line for line in lines if "fell/chosen" in line and "fell/rejected" in line
+    ]
     for line in measured:
         streak = streak + 1 if falls(line) else 0
         if streak == LINES_IN_A_ROW and alarm is None:
             alarm = line["step"]
     last = measured[-1] if measured else {}
-    return {"alarm_step": alarm, "fell_chosen": last.get("fell/chosen"), "fell_rejected": last.get("fell/rejected")}
+    return {
+        "alarm_step": alarm,
+        "fell_chosen": last.get("fell/chosen"),
+        "fell_rejected": last.get("fell/rejected"),
+    }
 
 
 class DeclineAlarm:
@@ -206,9 +290,10 @@ class DeclineAlarm:
         self._streak = self._streak + 1 if falls(line) else 0
         if self._streak == LINES_IN_A_ROW:
             self._warn(
-                f"dpo: chosen answers fall: {line['fell/chosen']:.0%} of them are less likely than under the "
-                f"reference, by {-line['log_ratio/chosen']:.3f} nats per token on average, in "
-                f"{LINES_IN_A_ROW} logged steps in a row; the margin grows because rejected ones fall faster. "
-                "dpo.sft_weight (1, as Pang et al. 2024) holds them up; so do a higher dpo.beta and a lower "
-                "dpo.optimizer.learning_rate"
+                f"dpo: chosen answers fall: {line['fell/chosen']:.0%} of them are less "
+                f"likely than under the reference, by {-line['log_ratio/chosen']:.3f} "
+                f"nats per token on average, in {LINES_IN_A_ROW} logged steps in a "
+                "row; the margin grows because rejected ones fall faster. "
+                "dpo.sft_weight (1, as Pang et al. 2024) holds them up; so do a higher "
+                "dpo.beta and a lower dpo.optimizer.learning_rate"
             )

@@ -1,8 +1,10 @@
-"""Prefix language modelling (Raffel et al. 2020, section 3.2.1): the prefix of each document.
+"""Prefix language modelling (Raffel et al. 2020, section 3.2.1): the prefix of each
+document.
 
-A document of n tokens (or a row, if documents are not masked) has a prefix of floor(u n) tokens, with u uniform between
-two shares. The tokens of the prefix attend to each other in both directions; the others are predicted from the prefix
-and the tokens before them. A prefix of at most one token makes this next-token prediction.
+A document of n tokens (or a row, if documents are not masked) has a prefix of floor(u
+n) tokens, with u uniform between two shares. The tokens of the prefix attend to each
+other in both directions; the others are predicted from the prefix and the tokens before
+them. A prefix of at most one token makes this next-token prediction.
 """
 
 from __future__ import annotations
@@ -36,10 +38,15 @@ class PrefixCut:
         ids, positions = read.tokens.astype(np.int64), read.positions
         is_real = positions >= 0
         row, place = np.nonzero(positions == 0)
-        # Documents are numbered across all rows; padding has the number of the document before it.
+        # Documents are numbered across all rows; padding has the number of the document
+        # before it.
         document = (positions == 0).ravel().cumsum().reshape(ids.shape) - 1
         sizes = np.bincount(document[is_real], minlength=len(row))
-        drawn = draws(order_key(self.seed, "prefix", step), read.rows[row], place + read.first[row])
+        drawn = draws(
+            order_key(self.seed, "prefix", step),
+            read.rows[row],
+            place + read.first[row],
+        )
         shares = self.section.least + (self.section.most - self.section.least) * drawn
         lengths = np.minimum((shares * sizes).astype(np.int64), sizes - 1)
         prefix = is_real & (positions < lengths[document])

@@ -1,11 +1,13 @@
 """Checks on the first rows that must pass before a fine-tuning starts.
 
-- packed equals unpacked: rows have the summed loss of their single examples (else attention leaks between documents, or
-  positions do not restart);
-- accumulation equals one big batch: gradients of micro-batches add up to those of the batch.
+- packed equals unpacked: rows have the summed loss of their single examples (else
+  attention leaks between documents, or positions do not restart);
+- accumulation equals one big batch: gradients of micro-batches add up to those of the
+  batch.
 
-The measurements are written to `step-0.json`, with the shares of the data that the stage `sft_data` checked. The check
-of preference optimisation, a margin of zero and a loss of ln 2, is in `objectives/reference_logps.py`.
+The measurements are written to `step-0.json`, with the shares of the data that the
+stage `sft_data` checked. The check of preference optimisation, a margin of zero and a
+loss of ln 2, is in `objectives/reference_logps.py`.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ from gristmill.train.parallel.sharding import evaluating
 
 CERTIFICATE = "step-0.json"
 PROOF_ROWS = 4
-"""Number of rows of each check: enough to show a leak, and few enough to take seconds."""
+"""Number of rows of each check: enough to show a leak, and few enough to take
+seconds.
+"""
 LARGEST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}
-"""Relative difference allowed for rounding: sums in another order, and kernels for other shapes."""
+"""Relative difference allowed for rounding: sums in another order, and kernels for
+other shapes.
+"""
 
 
 class NotProvedError(RuntimeError):
@@ -67,12 +73,22 @@ def prove(
         "loss_unpacked": alone / objective.weight(rows),
         "accumulation_difference": difference,
         "largest_difference": LARGEST_DIFFERENCE[dtype],
-        **{name: data[name] for name in ("trained_share", "masked_share", "truncated_share", "end_of_turn_share")},
+        **{
+            name: data[name]
+            for name in (
+                "trained_share",
+                "masked_share",
+                "truncated_share",
+                "end_of_turn_share",
+            )
+        },
     }
     problems = failures(certificate)
     certificate["problems"] = problems
     if problems:
-        raise NotProvedError("sft: the training was not started: " + "; ".join(problems))
+        raise NotProvedError(
+            "sft: the training was not started: " + "; ".join(problems)
+        )
     return certificate
 
 
@@ -83,13 +99,15 @@ def failures(certificate: Mapping[str, Any]) -> list[str]:
     messages = []
     if not abs(loss - alone) <= tolerance * abs(alone):
         messages.append(
-            f"packed rows have the loss {loss:.6f}, but their examples one by one {alone:.6f} (tolerance "
-            f"{tolerance:g}, relative): attention or positions cross from one example into another"
+            f"packed rows have the loss {loss:.6f}, but their examples one by one "
+            f"{alone:.6f} (tolerance {tolerance:g}, relative): attention or positions "
+            "cross from one example into another"
         )
     if not certificate["accumulation_difference"] <= tolerance:
         messages.append(
             f"gradients of micro-batches differ from those of one big batch by "
-            f"{certificate['accumulation_difference']:.2e} of their norm (tolerance {tolerance:g})"
+            f"{certificate['accumulation_difference']:.2e} of their norm (tolerance "
+            f"{tolerance:g})"
         )
     return messages
 
@@ -111,17 +129,29 @@ def packed_and_unpacked(
 
 
 def starts_of(batch: Turns) -> list[int]:
-    """Starts of the pieces in a batch of one row; its padding belongs to the last piece."""
-    return [0] if batch.positions is None else torch.nonzero(batch.positions[0] == 0).flatten().tolist()
+    """Starts of the pieces in a batch of one row; its padding belongs to the last
+    piece.
+    """
+    return (
+        [0]
+        if batch.positions is None
+        else torch.nonzero(batch.positions[0] == 0).flatten().tolist()
+    )
 
 
 def pieces_of(batch: Turns, count: int) -> list[Turns]:
-    """Batch per piece of a batch of one row, followed by batches of weight zero up to `count`."""
+    """Batch per piece of a batch of one row, followed by batches of weight zero up to
+    `count`.
+    """
     t, starts = batch.ids.shape[1], starts_of(batch)
     pieces = []
     for start, end in zip(starts, [*starts[1:], t], strict=True):
-        # Padded to the row length, as compiled code takes one shape. Attention is causal: padding has no effect.
-        ids, trained = (F.pad(part[:, start:end], (0, t - end + start)) for part in (batch.ids, batch.trained))
+        # Padded to the row length, as compiled code takes one shape. Attention is
+        # causal: padding has no effect.
+        ids, trained = (
+            F.pad(part[:, start:end], (0, t - end + start))
+            for part in (batch.ids, batch.trained)
+        )
         pieces.append(Turns(ids, trained, batch.sources, None, batch.real))
     empty_batch = replace(pieces[0], real=False)
     return pieces + [empty_batch] * (count - len(pieces))
@@ -136,14 +166,25 @@ def agree_on_most(value: int, world: World) -> int:
     return int(most)
 
 
-def accumulated_difference(model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World) -> float:
-    """Relative distance of the gradients of one-row micro-batches from those of one big batch."""
+def accumulated_difference(
+    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, world: World
+) -> float:
+    """Relative distance of the gradients of one-row micro-batches from those of one big
+    batch.
+    """
     batch_gradients = gradients(model, objective, rows, len(rows), world)
     accumulated = gradients(model, objective, rows, 1, world)
     norms = torch.stack(
         [
             squares(batch_gradients),
-            squares([expected - actual for expected, actual in zip(batch_gradients, accumulated, strict=True)]),
+            squares(
+                [
+                    expected - actual
+                    for expected, actual in zip(
+                        batch_gradients, accumulated, strict=True
+                    )
+                ]
+            ),
         ]
     )
     if world.size > 1:
@@ -153,14 +194,27 @@ def accumulated_difference(model: nn.Module, objective: AssistantTurns, rows: np
 
 
 def gradients(
-    model: nn.Module, objective: AssistantTurns, rows: np.ndarray, micro_batch_size: int, world: World
+    model: nn.Module,
+    objective: AssistantTurns,
+    rows: np.ndarray,
+    micro_batch_size: int,
+    world: World,
 ) -> list[Tensor]:
-    """This rank's shards of the gradients of the mean loss of rows, in micro-batches; the model keeps none."""
+    """This rank's shards of the gradients of the mean loss of rows, in micro-batches;
+    the model keeps none.
+    """
     parts = [
-        objective.prepare(part) for part in micro_batches(rows, world.data_rank, world.data_size, micro_batch_size)
+        objective.prepare(part)
+        for part in micro_batches(
+            rows, world.data_rank, world.data_size, micro_batch_size
+        )
     ]
     accumulate_gradients(model, objective, parts, objective.weight(rows), world)
-    shards = [local(parameter.grad).clone() for parameter in model.parameters() if parameter.grad is not None]
+    shards = [
+        local(parameter.grad).clone()
+        for parameter in model.parameters()
+        if parameter.grad is not None
+    ]
     model.zero_grad(set_to_none=True)
     return shards
 

@@ -1,4 +1,6 @@
-"""Frozen reference of preference optimisation: table of its log-probabilities, and checks that they match the policy."""
+"""Frozen reference of preference optimisation: table of its log-probabilities, and
+checks that they match the policy.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from gristmill.train.parallel.sharding import evaluating, measured_by_all
 
 TABLE, KEY = "reference.parquet", "key.json"
 LARGEST_MARGIN = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-"""Tolerance of a zero margin for rounding; a reference in another precision gave 0.066."""
+"""Tolerance of a zero margin for rounding; a reference in another precision gave
+0.066.
+"""
 
 
 class NotTheReferenceError(RuntimeError):
@@ -41,8 +45,11 @@ class StaleReferenceError(RuntimeError):
     """Reference log-probabilities were computed with other inputs or settings."""
 
 
-def key_of(start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
-    """Dependencies of reference log-probabilities by name: weights, precision, template, tokenizer, length, pairs.
+def key_of(
+    start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | None
+) -> dict[str, Any]:
+    """Dependencies of reference log-probabilities by name: weights, precision,
+    template, tokenizer, length, pairs.
 
     Args:
         start: folder of the reference model.
@@ -53,8 +60,14 @@ def key_of(start: Path, rows: PairRows, dtype: torch.dtype, rounded: Rounded | N
     return {**_model_key(start, dtype, rounded), **rows.made_of}
 
 
-def _model_key(start: Path, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
-    rounding = None if rounded is None else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
+def _model_key(
+    start: Path, dtype: torch.dtype, rounded: Rounded | None
+) -> dict[str, Any]:
+    rounding = (
+        None
+        if rounded is None
+        else f"{rounded.base} in {', '.join(sorted(rounded.targets or ['all layers']))}"
+    )
     return {
         "weights": sha256_file(start / WEIGHTS_FILE),
         "precision": str(dtype).removeprefix("torch."),
@@ -65,11 +78,22 @@ def _model_key(start: Path, dtype: torch.dtype, rounded: Rounded | None) -> dict
 def rounding_of(section: Dpo) -> Rounded | None:
     """Quantisation of the model that a training starts from, which is its reference."""
     lora = section.lora
-    return None if lora is None or lora.base is None else Rounded(base=lora.base, targets=lora.targets)
+    return (
+        None
+        if lora is None or lora.base is None
+        else Rounded(base=lora.base, targets=lora.targets)
+    )
 
 
-def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_size: int, world: World) -> np.ndarray:
-    """Summed log-probabilities of both answers of n pairs: (n, 2) float32, chosen first, equal on every rank.
+def pair_logps(
+    model: nn.Module,
+    rows: PairRows,
+    pairs: np.ndarray,
+    micro_batch_size: int,
+    world: World,
+) -> np.ndarray:
+    """Summed log-probabilities of both answers of n pairs: (n, 2) float32, chosen
+    first, equal on every rank.
 
     Args:
         model: on every rank.
@@ -87,8 +111,12 @@ def pair_logps(model: nn.Module, rows: PairRows, pairs: np.ndarray, micro_batch_
     return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)
 
 
-def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray) -> None:
-    """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with their key."""
+def write_reference(
+    folder: Path, key: dict[str, Any], rows: PairRows, logps: np.ndarray
+) -> None:
+    """Write log-probabilities (n, 2) float32 of all n pairs, chosen first, with their
+    key.
+    """
     tokens = rows.scored_tokens.astype(np.int32)
     write_table(
         folder / TABLE,
@@ -105,13 +133,19 @@ def write_reference(folder: Path, key: dict[str, Any], rows: PairRows, logps: np
     write_json(folder / KEY, key)
 
 
-def answer_key(start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Rounded | None) -> dict[str, Any]:
+def answer_key(
+    start: Path, rows: AnswerRows, dtype: torch.dtype, rounded: Rounded | None
+) -> dict[str, Any]:
     """Like `key_of`, for single answers."""
     return {**_model_key(start, dtype, rounded), "rows": "answers", **rows.made_of}
 
 
-def write_answer_reference(folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray) -> None:
-    """Write log-probabilities (A, 2) float32 of all answers, and of their partners' answers to the same prompts."""
+def write_answer_reference(
+    folder: Path, key: dict[str, Any], rows: AnswerRows, logps: np.ndarray
+) -> None:
+    """Write log-probabilities (A, 2) float32 of all answers, and of their partners'
+    answers to the same prompts.
+    """
     write_table(
         folder / TABLE,
         pa.table(
@@ -136,7 +170,8 @@ def read_answer_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
 
 
 def read_reference(folder: Path, key: dict[str, Any]) -> np.ndarray:
-    """Read log-probabilities (n, 2) float32, chosen first, in the order of the key's pairs.
+    """Read log-probabilities (n, 2) float32, chosen first, in the order of the key's
+    pairs.
 
     Raises:
         StaleReferenceError: they have another key; the message names the differences.
@@ -165,17 +200,23 @@ def check_key(folder: Path, key: dict[str, Any]) -> None:
     if differing:
         raise StaleReferenceError(
             f"{folder}: the reference log-probabilities there are of something else: "
-            f"{'; '.join(differing)}. Run again with `--force reference`, on the kind of "
-            "device that trains"
+            f"{'; '.join(differing)}. Run again with `--force reference`, on the kind "
+            "of device that trains"
         )
 
 
 def certify_start(
-    model: nn.Module, objective: Preferences, section: Dpo, dtype: torch.dtype, world: World
+    model: nn.Module,
+    objective: Preferences,
+    section: Dpo,
+    dtype: torch.dtype,
+    world: World,
 ) -> dict[str, float]:
-    """Check before the first step that policy and reference are equal: margin 0 and DPO loss ln 2 on the first batch.
+    """Check before the first step that policy and reference are equal: margin 0 and DPO
+    loss ln 2 on the first batch.
 
-    Losses without a reference cannot be checked; their first values are returned all the same.
+    Losses without a reference cannot be checked; their first values are returned all
+    the same.
 
     Raises:
         NotTheReferenceError: they differ.
@@ -183,52 +224,83 @@ def certify_start(
     """
     measured = measured_at_start(model, objective, section, world)
     certificate = {"loss": measured["loss"], "margin": measured["rewards/margins"]}
-    expected, tolerance = loss_at_start(section.loss, section.beta), LARGEST_MARGIN[dtype]
+    expected, tolerance = (
+        loss_at_start(section.loss, section.beta),
+        LARGEST_MARGIN[dtype],
+    )
     if isinstance(section.loss, Own):
         if not math.isfinite(certificate["loss"]):
             raise OwnCodeError(
-                f"{section.loss.use.place}: {section.loss_name} gives the loss {certificate['loss']} "
-                "for the first batch, where the policy still is the reference; it must be finite"
+                f"{section.loss.use.place}: {section.loss_name} gives the loss "
+                f"{certificate['loss']} for the first batch, where the policy still is "
+                "the reference; it must be finite"
             )
         expected = certificate["loss"]  # its value at the start is unknown
     if expected is not None:
         # The SFT term on chosen answers is not part of the check.
         loss = certificate["loss"] if not section.sft_weight else expected
-        if not (abs(certificate["margin"]) <= tolerance and abs(loss - expected) <= tolerance * max(1.0, expected)):
+        if not (
+            abs(certificate["margin"]) <= tolerance
+            and abs(loss - expected) <= tolerance * max(1.0, expected)
+        ):
             raise NotTheReferenceError(
-                f"dpo: before the first step the margin is {certificate['margin']:.6f} and the loss {loss:.6f}, not 0 "
-                f"and {expected:.6f} (tolerance {tolerance}): the reference log-probabilities are of another model; run "
-                "again with `--force reference`"
+                f"dpo: before the first step the margin is {certificate['margin']:.6f} "
+                f"and the loss {loss:.6f}, not 0 and {expected:.6f} (tolerance "
+                f"{tolerance}): the reference log-probabilities are of another model; "
+                "run again with `--force reference`"
             )
     return certificate
 
 
 def certify_answers(
-    model: nn.Module, objective: Desirability, section: Dpo, dtype: torch.dtype, world: World
+    model: nn.Module,
+    objective: Desirability,
+    section: Dpo,
+    dtype: torch.dtype,
+    world: World,
 ) -> dict[str, float]:
-    """Like `certify_start`, for single answers: rewards and KL are zero on the first batch.
+    """Like `certify_start`, for single answers: rewards and KL are zero on the first
+    batch.
 
     Raises:
         NotTheReferenceError: they are not.
     """
-    objective.take_baseline(model, plan_of(section, objective.sequence_length).rows(objective.order, 0))
+    objective.take_baseline(
+        model, plan_of(section, objective.sequence_length).rows(objective.order, 0)
+    )
     measured = measured_at_start(model, objective, section, world)
-    rewards = [measured[name] for name in ("rewards/chosen", "rewards/rejected") if name in measured]
-    certificate = {"loss": measured["loss"], "kl": measured["kl"], "largest_reward": max(map(abs, rewards))}
+    rewards = [
+        measured[name]
+        for name in ("rewards/chosen", "rewards/rejected")
+        if name in measured
+    ]
+    certificate = {
+        "loss": measured["loss"],
+        "kl": measured["kl"],
+        "largest_reward": max(map(abs, rewards)),
+    }
     tolerance = LARGEST_MARGIN[dtype]
-    if certificate["largest_reward"] > tolerance or certificate["kl"] > tolerance / section.beta:
+    if (
+        certificate["largest_reward"] > tolerance
+        or certificate["kl"] > tolerance / section.beta
+    ):
         raise NotTheReferenceError(
-            f"dpo: before the first step the mean reward is up to {certificate['largest_reward']:.6f} and the KL "
-            f"{certificate['kl']:.6f}, not 0 (tolerance {tolerance}): the reference log-probabilities are of another model; "
-            "run again with `--force reference`"
+            "dpo: before the first step the mean reward is up to "
+            f"{certificate['largest_reward']:.6f} and the KL {certificate['kl']:.6f}, "
+            f"not 0 (tolerance {tolerance}): the reference log-probabilities are of "
+            "another model; run again with `--force reference`"
         )
     return certificate
 
 
-def measured_at_start(model: nn.Module, objective: Objective, section: Dpo, world: World) -> dict[str, Any]:
+def measured_at_start(
+    model: nn.Module, objective: Objective, section: Dpo, world: World
+) -> dict[str, Any]:
     """Metrics of an objective on the first batch, before any step."""
     plan = plan_of(section, objective.sequence_length)
-    batch = read_batch(objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size)
+    batch = read_batch(
+        objective, plan, 0, section.micro_batch_size, world.data_rank, world.data_size
+    )
     sums = torch.zeros(objective.sums_length, dtype=torch.float64, device=world.device)
     with evaluating(model):
         for part in batch.parts:

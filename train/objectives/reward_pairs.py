@@ -22,11 +22,13 @@ from gristmill.train.parallel.process_groups import World
 from gristmill.train.parallel.sharding import measured_by_all
 
 
-def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_weight: float = 0.0) -> Tensor:
+def reward_loss(
+    chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_weight: float = 0.0
+) -> Tensor:
     """-log sigma(r_c - r_r - margin) + center_weight (r_c + r_r)^2 of each pair, (n,).
 
-    Bradley & Terry 1952, with the margin of Touvron et al. 2023b (equation 2) and the centering of Eisenstein et al.
-    2023 (equation 5).
+    Bradley & Terry 1952, with the margin of Touvron et al. 2023b (equation 2) and the
+    centering of Eisenstein et al. 2023 (equation 5).
 
     Args:
         chosen, rejected: (n,) float32, scores.
@@ -36,7 +38,10 @@ def reward_loss(chosen: Tensor, rejected: Tensor, margin: float = 0.0, center_we
     >>> f"{reward_loss(torch.tensor([0.0]), torch.tensor([0.0])).item():.4f}"  # ln 2
     '0.6931'
     """
-    return -F.logsigmoid(chosen - rejected - margin) + center_weight * (chosen + rejected) ** 2
+    return (
+        -F.logsigmoid(chosen - rejected - margin)
+        + center_weight * (chosen + rejected) ** 2
+    )
 
 
 @dataclass(frozen=True)
@@ -78,12 +83,17 @@ class RewardPairs:
         device: torch.device,
     ) -> None:
         self.order = Order([len(pairs)], seed)
-        self.fingerprint = fingerprint_of(part for pair in pairs for part in (pair.chosen, pair.rejected))
+        self.fingerprint = fingerprint_of(
+            part for pair in pairs for part in (pair.chosen, pair.rejected)
+        )
         self.flops_per_token = flops_per_token
         self.sequence_length = length
         self._pairs, self._pad, self._device = pairs, pad, device
         self._margin, self._center_weight = section.margin, section.center_weight
-        self._lengths = np.array([len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs], dtype=np.int64)
+        self._lengths = np.array(
+            [len(pair.chosen.ids) + len(pair.rejected.ids) for pair in pairs],
+            dtype=np.int64,
+        )
 
     def weight(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> float:
         """Number of pairs."""
@@ -96,13 +106,27 @@ class RewardPairs:
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> PaddedAnswers:
         """Pad a micro-batch of pairs; an empty one holds a pair of weight zero."""
         # Empty micro-batches are computed too, as forward and backward are collectives.
-        pairs = [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
-        return PaddedAnswers(pinned(answer_ids(pairs, self._pad, self.sequence_length)), bool(len(rows)))
+        pairs = (
+            [self._pairs[int(row)] for row in rows] if len(rows) else [self._pairs[0]]
+        )
+        return PaddedAnswers(
+            pinned(answer_ids(pairs, self._pad, self.sequence_length)), bool(len(rows))
+        )
 
-    def loss(self, model: nn.Module, batch: PaddedAnswers, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are loss, number ranked correctly, and both answers' scores."""
+    def loss(
+        self,
+        model: nn.Module,
+        batch: PaddedAnswers,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
+        """See objective.Objective; the sums are loss, number ranked correctly, and both
+        answers' scores.
+        """
         real = float(batch.real)
-        chosen, rejected = scores(model, batch.ids.to(self._device, non_blocking=True), self._pad).chunk(2)
+        chosen, rejected = scores(
+            model, batch.ids.to(self._device, non_blocking=True), self._pad
+        ).chunk(2)
         losses = reward_loss(chosen, rejected, self._margin, self._center_weight)
         measured = (losses, chosen > rejected, chosen, rejected)
         sums = torch.stack([part.detach().double().sum() for part in measured]) * real
@@ -126,23 +150,40 @@ class RewardPairs:
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Pairs with their losses."""
         return [
-            {"id": self._pairs[row].example["id"], "loss": mean_of_trained(losses), "tokens": int(self._lengths[row])}
+            {
+                "id": self._pairs[row].example["id"],
+                "loss": mean_of_trained(losses),
+                "tokens": int(self._lengths[row]),
+            }
             for row, losses in zip(rows.tolist(), row_losses, strict=True)
         ]
 
 
 def answer_ids(pairs: Sequence[Pair], pad: int, length: int) -> Tensor:
     """Ids of n pairs, (2n, t): all chosen answers, then all rejected answers."""
-    return padded([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)], pad, length)[0]
+    return padded(
+        [*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)],
+        pad,
+        length,
+    )[0]
 
 
 def pair_scores(
-    model: nn.Module, pairs: Sequence[Pair], pad: int, length: int, micro_batch_size: int, world: World
+    model: nn.Module,
+    pairs: Sequence[Pair],
+    pad: int,
+    length: int,
+    micro_batch_size: int,
+    world: World,
 ) -> np.ndarray:
-    """Scores of both answers of all pairs: (n, 2) float32, chosen first, equal on every rank."""
+    """Scores of both answers of all pairs: (n, 2) float32, chosen first, equal on every
+    rank.
+    """
 
     def measure(numbers: np.ndarray) -> Tensor:
-        ids = answer_ids([pairs[number] for number in numbers], pad, length).to(world.device)
+        ids = answer_ids([pairs[number] for number in numbers], pad, length).to(
+            world.device
+        )
         return scores(model, ids, pad).view(2, -1).T
 
     return measured_by_all(model, len(pairs), 2, micro_batch_size, world, measure)

@@ -1,4 +1,6 @@
-"""Objective of supervised fine-tuning: loss on the trained tokens of packed conversations, with metrics per set."""
+"""Objective of supervised fine-tuning: loss on the trained tokens of packed
+conversations, with metrics per set.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from gristmill.train.data.batch import read_turns
 from gristmill.train.evaluation.held_out import loss_metrics
 from gristmill.train.loop.objective import UNTRAINED, Measured, mean_of_trained
 from gristmill.train.loop.prefetch import pinned
-from gristmill.train.objectives.losses import IGNORED, drawn_nll, next_tokens, uniforms, weighted_nll
+from gristmill.train.objectives.losses import (
+    IGNORED,
+    drawn_nll,
+    next_tokens,
+    uniforms,
+    weighted_nll,
+)
 
 HEAD_TOKENS = 64
 """Tokens of each example that loss-spike reports show as text."""
@@ -32,7 +40,8 @@ class Turns:
         ids: (n, t) int64.
         trained: (n, t) bool.
         sources: (n,) int64, set number of each row.
-        positions: (n, t) int32, position of each token in its example; None if every row holds one example.
+        positions: (n, t) int32, position of each token in its example; None if every
+            row holds one example.
         real: false for an empty micro-batch, whose rows are padding.
     """
 
@@ -71,10 +80,15 @@ class AssistantTurns:
         flops_per_token: model FLOPs.
     """
 
-    def __init__(self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float) -> None:
+    def __init__(
+        self, packed: PackedSet, seed: int, token_bytes: Tensor, flops_per_token: float
+    ) -> None:
         self.packed, self.masks = packed, LossMasks(packed)
         self.order = packed.order(seed)
-        self.fingerprint, self.sequence_length = self.masks.fingerprint, packed.sequence_length
+        self.fingerprint, self.sequence_length = (
+            self.masks.fingerprint,
+            packed.sequence_length,
+        )
         self.flops_per_token = flops_per_token
         self.sums_length = 1 + SUMS_PER_SET * len(packed.sources)
         self._token_bytes = token_bytes
@@ -88,11 +102,17 @@ class AssistantTurns:
         return int(self.packed.boundaries(rows).filled().sum())
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> Turns:
-        """Read a micro-batch, cut to its longest row; an empty one holds a row of weight zero."""
+        """Read a micro-batch, cut to its longest row; an empty one holds a row of
+        weight zero.
+        """
         # Empty micro-batches are computed too, as forward and backward are collectives.
         real, rows = bool(len(rows)), rows if len(rows) else np.zeros(1, dtype=np.int64)
         ids, trained, token_positions = read_turns(self.packed, self.masks, rows)
-        positions = None if token_positions is None else pinned(torch.from_numpy(token_positions))
+        positions = (
+            None
+            if token_positions is None
+            else pinned(torch.from_numpy(token_positions))
+        )
         return Turns(
             pinned(torch.from_numpy(ids)),
             pinned(torch.from_numpy(trained)),
@@ -101,54 +121,105 @@ class AssistantTurns:
             real,
         )
 
-    def loss(self, model: nn.Module, batch: Turns, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; the sums are the total loss, and loss, trained tokens and bytes per set."""
+    def loss(
+        self,
+        model: nn.Module,
+        batch: Turns,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
+        """See objective.Objective; the sums are the total loss, and loss, trained
+        tokens and bytes per set.
+        """
         placed = self.place(batch)
         weights = placed.counted * scale
         fused = bool(getattr(model, "is_compiled", False))
-        head = partial(weighted_nll, targets=placed.targets, weights=weights, fused=fused)
+        head = partial(
+            weighted_nll, targets=placed.targets, weights=weights, fused=fused
+        )
         if draw is not None:
             head = partial(
-                drawn_nll, targets=placed.targets, weights=weights, uniforms=uniforms(placed.ids, draw), fused=fused
+                drawn_nll,
+                targets=placed.targets,
+                weights=weights,
+                uniforms=uniforms(placed.ids, draw),
+                fused=fused,
             )
-        loss, nll = model(placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1))
-        return Measured(loss, self.sums(placed, nll), torch.where(placed.counted > 0, nll, UNTRAINED))
+        loss, nll = model(
+            placed.ids, head, positions=placed.positions, trained=weights.sum(dim=1)
+        )
+        return Measured(
+            loss,
+            self.sums(placed, nll),
+            torch.where(placed.counted > 0, nll, UNTRAINED),
+        )
 
     def place(self, batch: Turns) -> PlacedTurns:
         """Copy a micro-batch to the device, with its targets."""
         device = self._token_bytes.device
         ids, trained, sources = (
-            part.to(device, non_blocking=True) for part in (batch.ids, batch.trained, batch.sources)
+            part.to(device, non_blocking=True)
+            for part in (batch.ids, batch.trained, batch.sources)
         )
-        positions = None if batch.positions is None else batch.positions.to(device, non_blocking=True)
+        positions = (
+            None
+            if batch.positions is None
+            else batch.positions.to(device, non_blocking=True)
+        )
         targets = next_tokens(ids, trained)
-        return PlacedTurns(ids, targets, (targets != IGNORED).float() * float(batch.real), sources, positions)
+        return PlacedTurns(
+            ids,
+            targets,
+            (targets != IGNORED).float() * float(batch.real),
+            sources,
+            positions,
+        )
 
     def sums(self, placed: PlacedTurns, nll: Tensor) -> Tensor:
-        """Total loss, and loss, trained tokens and bytes per set, from the losses of tokens (n, t)."""
+        """Total loss, and loss, trained tokens and bytes per set, from the losses of
+        tokens (n, t).
+        """
         num_bytes = self._token_bytes[placed.targets.clamp(min=0)]
         per_row = torch.stack(
-            [(part * placed.counted).double().sum(dim=1) for part in (nll, placed.counted, num_bytes)], dim=1
+            [
+                (part * placed.counted).double().sum(dim=1)
+                for part in (nll, placed.counted, num_bytes)
+            ],
+            dim=1,
         )
         # A product with one-hot columns, as index_add_ is not deterministic on GPUs.
-        per_set = torch.nn.functional.one_hot(placed.sources, len(self.packed.sources)).double().T @ per_row
+        per_set = (
+            torch.nn.functional.one_hot(placed.sources, len(self.packed.sources))
+            .double()
+            .T
+            @ per_row
+        )
         return torch.cat((per_set[:, :1].sum(dim=0), per_set.flatten()))
 
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
-        """Loss per trained token and bits per byte, over all sets and for each set with data."""
+        """Loss per trained token and bits per byte, over all sets and for each set with
+        data.
+        """
         by_set = {
-            name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)] for n, name in enumerate(self.packed.sources)
+            name: sums[1 + SUMS_PER_SET * n : 1 + SUMS_PER_SET * (n + 1)]
+            for n, name in enumerate(self.packed.sources)
         }
         return {
             **loss_metrics(sums[0], weight, sum(part[2] for part in by_set.values())),
             "sources": {
-                name: {**loss_metrics(*part), "tokens": int(part[1])} for name, part in by_set.items() if part[1]
+                name: {**loss_metrics(*part), "tokens": int(part[1])}
+                for name, part in by_set.items()
+                if part[1]
             },
         }
 
     def describe(self, rows: np.ndarray) -> dict[str, Any]:
         """Examples of rows."""
-        return {"examples": [piece["id"].hex() for piece in self.packed.pieces(rows).to_pylist()]}
+        return {
+            "examples": [
+                piece["id"].hex() for piece in self.packed.pieces(rows).to_pylist()
+            ]
+        }
 
     def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
         """Examples of rows, with the mean loss of their trained tokens."""
@@ -156,7 +227,11 @@ class AssistantTurns:
         indices = {int(row): index for index, row in enumerate(rows)}
         examples = []
         for piece in self.packed.pieces(rows).to_pylist():
-            index, start, end = indices[piece["row"]], piece["start"], piece["start"] + piece["length"]
+            index, start, end = (
+                indices[piece["row"]],
+                piece["start"],
+                piece["start"] + piece["length"],
+            )
             # A position holds the loss of the next token.
             losses = row_losses[index, max(start - 1, 0) : end - 1]
             examples.append(
@@ -164,7 +239,9 @@ class AssistantTurns:
                     "id": piece["id"].hex(),
                     "loss": mean_of_trained(losses),
                     "tokens": piece["length"],
-                    "head": tokens[index, start : min(end, start + HEAD_TOKENS)].tolist(),
+                    "head": tokens[
+                        index, start : min(end, start + HEAD_TOKENS)
+                    ].tolist(),
                 }
             )
         return examples

@@ -1,13 +1,16 @@
-"""Span corruption (Raffel et al. 2020, section 3.1.4), and the mixture of denoisers of UL2 (Tay et al. 2022).
+"""Span corruption (Raffel et al. 2020, section 3.1.4), and the mixture of denoisers of
+UL2 (Tay et al. 2022).
 
-Each hidden span of a row is replaced by a sentinel; the targets are the sentinels, each followed by its span, and an
-end of text. Hidden tokens are drawn as in T5's code (random_spans_noise_mask of its preprocessors, as in transformers'
-run_t5_mlm_flax.py): a fixed number of a row's tokens is cut into a fixed number of random spans, and the remaining
-tokens are cut likewise between them. A denoiser of UL2 is a density and a mean span length, drawn uniformly for each
-row, with a mode token in front; a single span at the end is prefix language modelling.
+Each hidden span of a row is replaced by a sentinel; the targets are the sentinels, each
+followed by its span, and an end of text. Hidden tokens are drawn as in T5's code
+(random_spans_noise_mask of its preprocessors, as in transformers' run_t5_mlm_flax.py):
+a fixed number of a row's tokens is cut into a fixed number of random spans, and the
+remaining tokens are cut likewise between them. A denoiser of UL2 is a density and a
+mean span length, drawn uniformly for each row, with a mode token in front; a single
+span at the end is prefix language modelling.
 
-An encoder-decoder encodes the corrupted row and decodes the targets; a decoder reads the former as a prefix of the
-latter.
+An encoder-decoder encodes the corrupted row and decodes the targets; a decoder reads
+the former as a prefix of the latter.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ class NoSentinelsError(ValueError):
 
 
 class _Corrupted(NamedTuple):
-    """Corrupted rows of equal lengths, (g, s) and (g, t) int64; `places`: indices of the targets in their rows, or -1."""
+    """Corrupted rows of equal lengths, (g, s) and (g, t) int64; `places`: indices of
+    the targets in their rows, or -1.
+    """
 
     inputs: np.ndarray
     targets: np.ndarray
@@ -59,7 +64,8 @@ class Corruption:
         sentinels: ids in order.
         eos: id at the end of encoder inputs and of targets.
         pad: id of padding, which also starts the decoder.
-        joined: true if a decoder reads inputs and targets in one row, false for an encoder-decoder.
+        joined: true if a decoder reads inputs and targets in one row, false for an
+            encoder-decoder.
     """
 
     denoisers: tuple[Denoiser, ...]
@@ -75,12 +81,19 @@ class Corruption:
     def __call__(self, read: Read, step: int) -> Laid:
         """Inputs and targets of rows in a step; see layout.Layout."""
         length = read.tokens.shape[1]
-        sizes, denoiser_numbers = (read.positions >= 0).sum(axis=1), self._drawn(read, step)
+        sizes, denoiser_numbers = (
+            (read.positions >= 0).sum(axis=1),
+            self._drawn(read, step),
+        )
         widths = [length, length] if self.joined else self._widths(length)
         inputs = np.full((len(sizes), widths[0]), self.pad)
-        targets, places = (np.full((len(sizes), widths[1]), fill) for fill in (IGNORED, -1))
+        targets, places = (
+            np.full((len(sizes), widths[1]), fill) for fill in (IGNORED, -1)
+        )
         input_lengths = np.zeros(len(sizes), dtype=np.int64)
-        for size, number in {*zip(sizes.tolist(), denoiser_numbers.tolist(), strict=True)}:
+        for size, number in {
+            *zip(sizes.tolist(), denoiser_numbers.tolist(), strict=True)
+        }:
             rows = np.flatnonzero((sizes == size) & (denoiser_numbers == number))
             corrupted = self._corrupted(read, rows, int(size), int(number), step)
             s, t = corrupted.inputs.shape[1], corrupted.targets.shape[1]
@@ -89,16 +102,27 @@ class Corruption:
                 inputs[rows, :s], targets[rows, :t], places[rows, :t] = corrupted
                 continue
             # The last input token predicts the first target.
-            inputs[rows, :s], inputs[rows, s : s + t] = corrupted.inputs, corrupted.targets
+            inputs[rows, :s], inputs[rows, s : s + t] = (
+                corrupted.inputs,
+                corrupted.targets,
+            )
             at = slice(s - 1, s - 1 + t)
             targets[rows, at], places[rows, at] = corrupted.targets, corrupted.places
         is_seen = np.arange(widths[0]) < input_lengths[:, None]
         if self.joined:
             return Laid(inputs, targets, prefix=is_seen, places=places)
-        shifted_targets = np.concatenate((np.full((len(sizes), 1), self.pad), targets[:, :-1]), axis=1)
+        shifted_targets = np.concatenate(
+            (np.full((len(sizes), 1), self.pad), targets[:, :-1]), axis=1
+        )
         decoder_ids = np.where(shifted_targets == IGNORED, self.pad, shifted_targets)
-        positions = None if is_seen.all() else np.where(is_seen, np.arange(widths[0]), -1).astype(np.int32)
-        return Laid(inputs, targets, decoder_ids=decoder_ids, places=places, positions=positions)
+        positions = (
+            None
+            if is_seen.all()
+            else np.where(is_seen, np.arange(widths[0]), -1).astype(np.int32)
+        )
+        return Laid(
+            inputs, targets, decoder_ids=decoder_ids, places=places, positions=positions
+        )
 
     def key(self, name: str, step: int) -> int:
         """64-bit key of the named draws in a step."""
@@ -114,31 +138,54 @@ class Corruption:
         """Maximum lengths of encoder inputs and targets for rows of a length."""
         lengths = [
             (length - hidden + spans, hidden + spans)
-            for hidden, spans in (spans_of(length, denoiser) for denoiser in self.denoisers)
+            for hidden, spans in (
+                spans_of(length, denoiser) for denoiser in self.denoisers
+            )
         ]
-        return [max(sizes[0] for sizes in lengths) + 1 + bool(self.modes), max(sizes[1] for sizes in lengths) + 1]
+        return [
+            max(sizes[0] for sizes in lengths) + 1 + bool(self.modes),
+            max(sizes[1] for sizes in lengths) + 1,
+        ]
 
-    def _corrupted(self, read: Read, rows: np.ndarray, size: int, number: int, step: int) -> _Corrupted:
-        """Rows of `size` tokens corrupted by a denoiser; for a decoder they are truncated to fit."""
+    def _corrupted(
+        self, read: Read, rows: np.ndarray, size: int, number: int, step: int
+    ) -> _Corrupted:
+        """Rows of `size` tokens corrupted by a denoiser; for a decoder they are
+        truncated to fit.
+        """
         denoiser = self.denoisers[number]
         if self.joined:
             size = tokens_that_fit(read.tokens.shape[1], size, denoiser)
         tokens, group = read.tokens[rows, :size].astype(np.int64), len(rows)
-        front = np.tile(np.array(self.modes[number : number + 1], dtype=np.int64), (group, 1))
+        front = np.tile(
+            np.array(self.modes[number : number + 1], dtype=np.int64), (group, 1)
+        )
         end = np.full((group, 1), self.eos)
         if size < 2:  # too short to hide a span
             nothing = np.zeros((group, 0), dtype=np.int64)
-            return _Corrupted(np.concatenate((front, tokens, end), axis=1), nothing, nothing)
+            return _Corrupted(
+                np.concatenate((front, tokens, end), axis=1), nothing, nothing
+            )
         hidden = self._mask(read, rows, size, denoiser, step)
         starts = hidden.copy()
         starts[:, 1:] &= ~hidden[:, :-1]
         sentinels = self.sentinels[starts.cumsum(axis=1) - 1]
         # A sentinel replaces its span in the inputs, and precedes it in the targets.
-        inputs = np.where(hidden, sentinels, tokens)[~hidden | starts].reshape(group, -1)
+        inputs = np.where(hidden, sentinels, tokens)[~hidden | starts].reshape(
+            group, -1
+        )
         is_target = np.stack((starts, hidden), axis=2).reshape(group, -1)
-        targets = np.stack((sentinels, tokens), axis=2).reshape(group, -1)[is_target].reshape(group, -1)
+        targets = (
+            np.stack((sentinels, tokens), axis=2)
+            .reshape(group, -1)[is_target]
+            .reshape(group, -1)
+        )
         numbers = np.broadcast_to(np.arange(size), tokens.shape)
-        places = np.stack((np.full_like(tokens, -1), numbers), axis=2).reshape(group, -1)[is_target].reshape(group, -1)
+        places = (
+            np.stack((np.full_like(tokens, -1), numbers), axis=2)
+            .reshape(group, -1)[is_target]
+            .reshape(group, -1)
+        )
         parts = (front, inputs) if self.joined else (front, inputs, end)
         return _Corrupted(
             np.concatenate(parts, axis=1),
@@ -146,11 +193,15 @@ class Corruption:
             np.concatenate((places, np.full((group, 1), -1)), axis=1),
         )
 
-    def _mask(self, read: Read, rows: np.ndarray, size: int, denoiser: Denoiser, step: int) -> np.ndarray:
+    def _mask(
+        self, read: Read, rows: np.ndarray, size: int, denoiser: Denoiser, step: int
+    ) -> np.ndarray:
         """Mask of the hidden tokens (g, size) (random_spans_noise_mask)."""
         hidden, spans = spans_of(size, denoiser)
         if denoiser.mean_length is None:
-            return np.broadcast_to(np.arange(size) >= size - hidden, (len(rows), size)).copy()
+            return np.broadcast_to(
+                np.arange(size) >= size - hidden, (len(rows), size)
+            ).copy()
         lengths = [
             _segments(
                 items,
@@ -171,15 +222,24 @@ class Corruption:
 
 
 def _segments(items: int, segments: int, drawn: np.ndarray) -> np.ndarray:
-    """Random segment lengths (g, segments), which start at the items with the least numbers `drawn` (g, items - 1)."""
+    """Random segment lengths (g, segments), which start at the items with the least
+    numbers `drawn` (g, items - 1).
+    """
     begins = np.zeros((len(drawn), items), dtype=bool)
     begins[:, 0] = True
-    np.put_along_axis(begins, 1 + np.argsort(drawn, axis=1, kind="stable")[:, : segments - 1], True, axis=1)
+    np.put_along_axis(
+        begins,
+        1 + np.argsort(drawn, axis=1, kind="stable")[:, : segments - 1],
+        True,
+        axis=1,
+    )
     places = np.nonzero(begins)[1].reshape(len(drawn), segments)
     return np.diff(places, axis=1, append=items)
 
 
-def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed: int, length: int) -> Corruption:
+def corruption_of(
+    section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed: int, length: int
+) -> Corruption:
     """Layout of a manifest's section.
 
     Args:
@@ -194,12 +254,19 @@ def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed:
     ids = tokenizer.special_ids
     problem = lacking(section, length, ids.__contains__)
     if problem is not None:
-        raise NoSentinelsError(f"the tokenizer lacks special tokens: pretrain {problem}")
+        raise NoSentinelsError(
+            f"the tokenizer lacks special tokens: pretrain {problem}"
+        )
     sentinels = np.array(
-        [ids[SENTINEL.format(number)] for number in range(most_spans(section, length))], dtype=np.int64
+        [ids[SENTINEL.format(number)] for number in range(most_spans(section, length))],
+        dtype=np.int64,
     )
     names = mode_names(ids.__contains__) if isinstance(section, Ul2) else None
-    modes = () if names is None else tuple(ids[names[denoiser.mode]] for denoiser in section.denoisers)
+    modes = (
+        ()
+        if names is None
+        else tuple(ids[names[denoiser.mode]] for denoiser in section.denoisers)
+    )
     return Corruption(
         section.denoisers,
         modes,
@@ -211,6 +278,8 @@ def corruption_of(section: SpanCorruption | Ul2, tokenizer: TextTokenizer, seed:
     )
 
 
-def read_corruption(section: SpanCorruption | Ul2, folder: Path, seed: int, length: int) -> Corruption:
+def read_corruption(
+    section: SpanCorruption | Ul2, folder: Path, seed: int, length: int
+) -> Corruption:
     """`corruption_of` with the tokenizer of a folder."""
     return corruption_of(section, load_tokenizer(folder), seed, length)

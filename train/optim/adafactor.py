@@ -1,7 +1,9 @@
-"""Adafactor: second moments of a matrix by its rows and columns (Shazeer & Stern 2018, algorithms 4 and 5).
+"""Adafactor: second moments of a matrix by its rows and columns (Shazeer & Stern 2018,
+algorithms 4 and 5).
 
-Variant, names and defaults are those of torch.optim.Adafactor, which the tests compare with. PyTorch's takes no sharded
-matrices and synchronises with the device twice per parameter and step.
+Variant, names and defaults are those of torch.optim.Adafactor, which the tests compare
+with. PyTorch's takes no sharded matrices and synchronises with the device twice per
+parameter and step.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gristmill.train.optim.dtensor_sums import local, reduce_partial, sum_along, total_sum
+from gristmill.train.optim.dtensor_sums import (
+    local,
+    reduce_partial,
+    sum_along,
+    total_sum,
+)
 
 BETA2_DECAY = -0.8
 """Section 7.2: the decay of the second moment is 1 - t^-0.8."""
@@ -23,11 +30,13 @@ SMALLEST_SCALE = 1e-3
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Factored second moments, no first moment; works on DTensors, with no host synchronisation.
+    """Factored second moments, no first moment; works on DTensors, with no host
+    synchronisation.
 
     Args:
         groups: parameter groups; `weight_decay` per group.
-        lr: learning rate, relative to each parameter's root mean square and at most 1 / sqrt(step).
+        lr: learning rate, relative to each parameter's root mean square and at most 1 /
+            sqrt(step).
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
@@ -42,7 +51,13 @@ class Adafactor(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _update(parameter, parameter.grad, self.state[parameter], group["lr"], group["weight_decay"])
+                    _update(
+                        parameter,
+                        parameter.grad,
+                        self.state[parameter],
+                        group["lr"],
+                        group["weight_decay"],
+                    )
 
 
 def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
@@ -50,25 +65,48 @@ def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
     zeros = torch.zeros_like(parameter)
     if parameter.ndim < 2:
         return {"step": step, "variance": zeros}
-    return {"step": step, "row_var": sum_along(zeros, -1), "col_var": sum_along(zeros, -2)}
+    return {
+        "step": step,
+        "row_var": sum_along(zeros, -1),
+        "col_var": sum_along(zeros, -2),
+    }
 
 
-def _update(parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, weight_decay: float) -> None:
+def _update(
+    parameter: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    lr: float,
+    weight_decay: float,
+) -> None:
     eps = torch.finfo(parameter.dtype).eps
     state["step"] += 1
     decay = state["step"] ** BETA2_DECAY
-    scale = (total_sum(parameter * parameter) / parameter.numel()).sqrt().clamp(min=SMALLEST_SCALE)
+    scale = (
+        (total_sum(parameter * parameter) / parameter.numel())
+        .sqrt()
+        .clamp(min=SMALLEST_SCALE)
+    )
     rate = scale * (state["step"] ** -0.5).clamp(max=lr)
     squares = gradient * gradient
     if parameter.ndim < 2:
         local(state["variance"]).lerp_(local(squares), decay)
         estimate = local(state["variance"]).clone()
     else:
-        local(state["row_var"]).lerp_(local(sum_along(squares, -1)) / parameter.size(-1), decay)
-        local(state["col_var"]).lerp_(local(sum_along(squares, -2)) / parameter.size(-2), decay)
-        # Algorithm 4, line 7: the outer product over the sum; means stand for sums on both sides.
-        mean = local(reduce_partial(state["row_var"].sum(dim=-2, keepdim=True))) / parameter.size(-2)
-        estimate = local(state["row_var"]) @ local(state["col_var"]) / mean.clamp(min=eps)
+        local(state["row_var"]).lerp_(
+            local(sum_along(squares, -1)) / parameter.size(-1), decay
+        )
+        local(state["col_var"]).lerp_(
+            local(sum_along(squares, -2)) / parameter.size(-2), decay
+        )
+        # Algorithm 4, line 7: the outer product over the sum; means stand for sums on
+        # both sides.
+        mean = local(
+            reduce_partial(state["row_var"].sum(dim=-2, keepdim=True))
+        ) / parameter.size(-2)
+        estimate = (
+            local(state["row_var"]) @ local(state["col_var"]) / mean.clamp(min=eps)
+        )
     step = estimate.clamp_(min=eps * eps).rsqrt_().mul_(local(gradient))
     rms = (_sum_like(parameter, step * step) / parameter.numel()).sqrt()
     local(parameter).mul_(1.0 - lr * weight_decay)

@@ -1,4 +1,6 @@
-"""AdEMAMix: AdamW with a second, much slower mean of the gradients (Pagliardini et al. 2024, algorithm 1)."""
+"""AdEMAMix: AdamW with a second, much slower mean of the gradients (Pagliardini et al.
+2024, algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from gristmill.train.optim.offload import STEP
 
 
 class AdEMAMix(torch.optim.Optimizer):
-    """Three moments, elementwise on the shards of DTensors, without host synchronisation.
+    """Three moments, elementwise on the shards of DTensors, without host
+    synchronisation.
 
     Args:
         groups: parameter groups; `weight_decay` per group.
@@ -22,7 +25,8 @@ class AdEMAMix(torch.optim.Optimizer):
         betas: of the fast mean and of the mean of squares.
         beta3: of the slow mean after its warm-up.
         alpha: weight of the slow mean after its warm-up.
-        rise_steps: warm-up steps of alpha (from 0) and of beta3 (from the fast mean's beta); 0 for none.
+        rise_steps: warm-up steps of alpha (from 0) and of beta3 (from the fast mean's
+            beta); 0 for none.
         eps: added to the root of the second moment.
         zeros_like: creates the moments of a parameter.
     """
@@ -53,7 +57,11 @@ class AdEMAMix(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter].update(
-                    {STEP: torch.zeros((), dtype=torch.float32, device=parameter.device)},
+                    {
+                        STEP: torch.zeros(
+                            (), dtype=torch.float32, device=parameter.device
+                        )
+                    },
                     exp_avg=zeros_like(parameter),
                     exp_avg_slow=zeros_like(parameter),
                     exp_avg_sq=zeros_like(parameter),
@@ -67,22 +75,35 @@ class AdEMAMix(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                state, gradient, weight = self.state[parameter], local(parameter.grad), local(parameter)
+                state, gradient, weight = (
+                    self.state[parameter],
+                    local(parameter.grad),
+                    local(parameter),
+                )
                 step = state[STEP]
                 step += 1
-                beta3, alpha = scheduled_slow_mean(step, fast, group["beta3"], group["alpha"], group["rise_steps"])
-                mean, slow, square = (local(state[name]) for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq"))
+                beta3, alpha = scheduled_slow_mean(
+                    step, fast, group["beta3"], group["alpha"], group["rise_steps"]
+                )
+                mean, slow, square = (
+                    local(state[name])
+                    for name in ("exp_avg", "exp_avg_slow", "exp_avg_sq")
+                )
                 mean.lerp_(gradient, 1.0 - fast)
                 slow.lerp_(gradient, (1.0 - beta3).to(slow.dtype))
                 square.lerp_(gradient * gradient, 1.0 - squares)
-                # The slow mean has no bias correction: its weight warms up instead (section 3).
+                # The slow mean has no bias correction: its weight warms up instead
+                # (section 3).
                 direction = mean / (1.0 - fast**step) + alpha * slow
                 direction /= (square / (1.0 - squares**step)).sqrt_().add_(group["eps"])
                 weight.mul_(1.0 - lr * group["weight_decay"]).sub_(direction, alpha=lr)
 
 
-def scheduled_slow_mean(step: Tensor, fast: float, beta3: float, alpha: float, steps: int) -> tuple[Tensor, Tensor]:
-    """beta3 and alpha of a step: alpha rises linearly, beta3 with a linear half-life (section 3, schedulers).
+def scheduled_slow_mean(
+    step: Tensor, fast: float, beta3: float, alpha: float, steps: int
+) -> tuple[Tensor, Tensor]:
+    """beta3 and alpha of a step: alpha rises linearly, beta3 with a linear half-life
+    (section 3, schedulers).
 
     Args:
         step: counted from 1, a scalar.
@@ -96,4 +117,6 @@ def scheduled_slow_mean(step: Tensor, fast: float, beta3: float, alpha: float, s
     if not fast or not beta3:
         return torch.full_like(step, beta3), share * alpha
     first, last = math.log(fast), math.log(beta3)
-    return torch.exp(first * last / ((1.0 - share) * last + share * first)).clamp(max=beta3), share * alpha
+    return torch.exp(first * last / ((1.0 - share) * last + share * first)).clamp(
+        max=beta3
+    ), share * alpha

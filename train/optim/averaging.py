@@ -24,7 +24,9 @@ class AveragedWeights:
     def __init__(self, model: nn.Module, section: Average, steps: int) -> None:
         self._model, self._section = model, section
         self._start = round(section.start_fraction * steps)
-        self._weights = {name: parameter.detach().clone() for name, parameter in self._trained()}
+        self._weights = {
+            name: parameter.detach().clone() for name, parameter in self._trained()
+        }
         device = next(model.parameters()).device
         self._count = torch.zeros((), dtype=torch.float32, device=device)
 
@@ -36,7 +38,8 @@ class AveragedWeights:
     def follow(self, step: int, bad: Tensor) -> None:
         """Add the weights after a step (counted from 1); a skipped step does not count.
 
-        The mean equals the weights until averaging starts, so the untrained model is not part of it.
+        The mean equals the weights until averaging starts, so the untrained model is
+        not part of it.
         """
         if step > self._start and (step - self._start) % self._section.every:
             return
@@ -58,8 +61,13 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Swap the averaged weights into the model, and restore its own weights bit-equal on exit."""
-        own = {name: local(parameter).detach().clone() for name, parameter in self._trained()}
+        """Swap the averaged weights into the model, and restore its own weights
+        bit-equal on exit.
+        """
+        own = {
+            name: local(parameter).detach().clone()
+            for name, parameter in self._trained()
+        }
         self._put({name: local(tensor) for name, tensor in self._weights.items()})
         try:
             yield
@@ -73,4 +81,8 @@ class AveragedWeights:
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters that are not frozen."""
-        return [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
+        return [
+            (name, parameter)
+            for name, parameter in self._model.named_parameters()
+            if parameter.requires_grad
+        ]

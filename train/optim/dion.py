@@ -1,11 +1,13 @@
-"""Dion: momentum orthogonalised at low rank by a power iteration with error feedback (Ahn et al. 2025, algorithm 1).
+"""Dion: momentum orthogonalised at low rank by a power iteration with error feedback
+(Ahn et al. 2025, algorithm 1).
 
-    B = M + G;  P = orthonormal(B Q);  R = B^T P;  M = B - (1 - mu) P R^T;  Q = R with columns of norm 1
-    W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) P Q^T)
+    B = M + G;  P = orthonormal(B Q);  R = B^T P;  M = B - (1 - mu) P R^T;  Q = R with
+    columns of norm 1 W -= lr (lambda W + 0.2 sqrt(max(rows, columns)) P Q^T)
 
-The scale is that of our Muon, so AdamW's learning rate applies (the paper's is sqrt(rows / columns)). Processes that
-share a matrix exchange P (rows x rank) and R (columns x rank). PyTorch has no QR of a sharded matrix: every process
-orthonormalises the whole P, where the paper has a randomised Cholesky QR of shards.
+The scale is that of our Muon, so AdamW's learning rate applies (the paper's is
+sqrt(rows / columns)). Processes that share a matrix exchange P (rows x rank) and R
+(columns x rank). PyTorch has no QR of a sharded matrix: every process orthonormalises
+the whole P, where the paper has a randomised Cholesky QR of shards.
 """
 
 from __future__ import annotations
@@ -45,11 +47,14 @@ class Dion(torch.optim.Optimizer):
         zeros_like: Callable[[Tensor], Tensor] = torch.zeros_like,
     ) -> None:
         super().__init__(
-            [matrix for _, matrix in matrices], {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+            [matrix for _, matrix in matrices],
+            {"lr": lr, "weight_decay": weight_decay, "momentum": momentum},
         )
         for name, matrix in matrices:
             rank = max(1, round(rank_fraction * min(matrix.shape)))
-            first = torch.randn(matrix.size(1), rank, generator=generator_of(0, f"dion:{name}")).to(matrix.device)
+            first = torch.randn(
+                matrix.size(1), rank, generator=generator_of(0, f"dion:{name}")
+            ).to(matrix.device)
             basis = zeros_like(first)
             basis.copy_(first / first.norm(dim=0))
             self.state[matrix].update(momentum_buffer=zeros_like(matrix), basis=basis)
@@ -66,21 +71,37 @@ class Dion(torch.optim.Optimizer):
                 local(buffer).add_(local(matrix.grad))
                 left = torch.linalg.qr(_gather(buffer @ _on_mesh(basis, matrix)))[0]
                 right = _gather(buffer.T @ _on_mesh(left, matrix))
-                low_rank = redistribute_as(_on_mesh(left, matrix) @ _on_mesh(right.T, matrix), matrix)
+                low_rank = redistribute_as(
+                    _on_mesh(left, matrix) @ _on_mesh(right.T, matrix), matrix
+                )
                 local(buffer).sub_(local(low_rank), alpha=1.0 - group["momentum"])
                 basis.copy_(right / right.norm(dim=0).clamp(min=SMALLEST_NORM))
-                update = local(redistribute_as(_on_mesh(left, matrix) @ _on_mesh(basis.T, matrix), matrix))
+                update = local(
+                    redistribute_as(
+                        _on_mesh(left, matrix) @ _on_mesh(basis.T, matrix), matrix
+                    )
+                )
                 weight.mul_(1.0 - group["lr"] * group["weight_decay"])
-                weight.sub_(update, alpha=group["lr"] * ADAMWS_RMS * math.sqrt(max(matrix.shape)))
+                weight.sub_(
+                    update,
+                    alpha=group["lr"] * ADAMWS_RMS * math.sqrt(max(matrix.shape)),
+                )
 
 
 def _on_mesh(tensor: Tensor, matrix: Tensor) -> Tensor:
-    """Replicate a tensor on the mesh of a sharded matrix, so that the two can be multiplied."""
+    """Replicate a tensor on the mesh of a sharded matrix, so that the two can be
+    multiplied.
+    """
     from torch.distributed.tensor import DTensor, Replicate
 
     if not isinstance(matrix, DTensor):
         return tensor
-    return DTensor.from_local(tensor, matrix.device_mesh, [Replicate()] * matrix.device_mesh.ndim, run_check=False)
+    return DTensor.from_local(
+        tensor,
+        matrix.device_mesh,
+        [Replicate()] * matrix.device_mesh.ndim,
+        run_check=False,
+    )
 
 
 def _gather(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Sums over DTensors on any mesh.
 
-Elementwise arithmetic works on local shards; only sums over a sharded dimension communicate.
+Elementwise arithmetic works on local shards; only sums over a sharded dimension
+communicate.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def reduce_partial(tensor: Tensor) -> Tensor:
 
     if not isinstance(tensor, DTensor):
         return tensor
-    placements = [Replicate() if place.is_partial() else place for place in tensor.placements]
+    placements = [
+        Replicate() if place.is_partial() else place for place in tensor.placements
+    ]
     return tensor.redistribute(placements=placements)
 
 

@@ -36,14 +36,19 @@ class Lion(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            parameters = [
+                parameter for parameter in group["params"] if parameter.grad is not None
+            ]
             if not parameters:
                 continue
             weights = [local(parameter) for parameter in parameters]
             gradients = [local(parameter.grad) for parameter in parameters]
-            means = [local(self.state[parameter]["exp_avg"]) for parameter in parameters]
+            means = [
+                local(self.state[parameter]["exp_avg"]) for parameter in parameters
+            ]
             first, second = group["betas"]
-            # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m = beta2 m + (1 - beta2) g
+            # c = beta1 m + (1 - beta1) g; theta -= lr (sign(c) + decay theta); m =
+            # beta2 m + (1 - beta2) g
             steps = torch._foreach_lerp(means, gradients, 1.0 - first)
             torch._foreach_sign_(steps)
             torch._foreach_mul_(weights, 1.0 - group["lr"] * group["weight_decay"])

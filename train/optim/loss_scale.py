@@ -1,7 +1,9 @@
-"""Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2), decided on the device.
+"""Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2), decided on
+the device.
 
-Gradients below float16's range would vanish, so the loss is multiplied before the backward pass and the gradients are
-divided after it. An overflow skips the step and halves the scale; after enough good steps the scale doubles.
+Gradients below float16's range would vanish, so the loss is multiplied before the
+backward pass and the gradients are divided after it. An overflow skips the step and
+halves the scale; after enough good steps the scale doubles.
 """
 
 from __future__ import annotations
@@ -33,12 +35,18 @@ class LossScale:
     @torch.no_grad()
     def divide(self, model: nn.Module) -> None:
         """Divide all gradients by the scale."""
-        gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+        gradients = [
+            local(parameter.grad)
+            for parameter in model.parameters()
+            if parameter.grad is not None
+        ]
         torch._foreach_mul_(gradients, self.value.reciprocal())
 
     @torch.no_grad()
     def follow(self, overflow: Tensor) -> None:
-        """Shrink after an overflow (a scalar bool on the device); grow after enough steps without one."""
+        """Shrink after an overflow (a scalar bool on the device); grow after enough
+        steps without one.
+        """
         good = torch.where(overflow, 0.0, self._good_steps + 1.0)
         grown = good >= GROWTH_STEPS
         factor = torch.where(overflow, BACKOFF, torch.where(grown, GROWTH, 1.0))

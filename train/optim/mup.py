@@ -1,12 +1,16 @@
-"""muP: learning rates by width, so that a rate tuned on a narrow model transfers to a wide one.
+"""muP: learning rates by width, so that a rate tuned on a narrow model transfers to a
+wide one.
 
-With m = width / base width (Yang & Hu 2021, "Tensor Programs V", table 8), a matrix of the layers gets 1 / m of Adam's
-rate. Muon's updates, scaled to AdamW's root mean square (Liu et al. 2025), have spectral norms that grow with
-sqrt(width) and should not grow (Yang et al. 2023, "A spectral condition for feature learning"): a matrix gets
-1 / sqrt(m). The gain of the final norm holds the output multiplier 1 / m (`train/models/initialisation.py`) and also
-gets 1 / m of the rate, which for Adam equals the multiplier (lemma J.1).
+With m = width / base width (Yang & Hu 2021, "Tensor Programs V", table 8), a matrix of
+the layers gets 1 / m of Adam's rate. Muon's updates, scaled to AdamW's root mean square
+(Liu et al. 2025), have spectral norms that grow with sqrt(width) and should not grow
+(Yang et al. 2023, "A spectral condition for feature learning"): a matrix gets 1 /
+sqrt(m). The gain of the final norm holds the output multiplier 1 / m
+(`train/models/initialisation.py`) and also gets 1 / m of the rate, which for Adam
+equals the multiplier (lemma J.1).
 
-Decay per step, rate times decay, does not depend on the width (Wang & Aitchison 2024, section 3.2).
+Decay per step, rate times decay, does not depend on the width (Wang & Aitchison 2024,
+section 3.2).
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ RATE_FACTOR = "lr_factor"
 """Key of a parameter group for its share of the learning rate."""
 
 
-def rate_factor(name: str, dimensions: int, width_factor: float, kind: OptimizerKind) -> float:
+def rate_factor(
+    name: str, dimensions: int, width_factor: float, kind: OptimizerKind
+) -> float:
     """Share of the learning rate for a parameter.
 
     Args:
@@ -38,7 +44,10 @@ def rate_factor(name: str, dimensions: int, width_factor: float, kind: Optimizer
 
 
 def scale_rates(
-    optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, width_factor: float, kind: OptimizerKind
+    optimizers: Sequence[torch.optim.Optimizer],
+    model: nn.Module,
+    width_factor: float,
+    kind: OptimizerKind,
 ) -> None:
     """Split parameter groups by their share of the learning rate."""
     factors = {
@@ -48,9 +57,20 @@ def scale_rates(
     for optimizer in optimizers:
         groups = []
         for group in optimizer.param_groups:
-            for factor in sorted({factors[id(parameter)] for parameter in group["params"]}):
-                members = [parameter for parameter in group["params"] if factors[id(parameter)] == factor]
+            for factor in sorted(
+                {factors[id(parameter)] for parameter in group["params"]}
+            ):
+                members = [
+                    parameter
+                    for parameter in group["params"]
+                    if factors[id(parameter)] == factor
+                ]
                 groups.append(
-                    {**group, "params": members, RATE_FACTOR: factor, "weight_decay": group["weight_decay"] / factor}
+                    {
+                        **group,
+                        "params": members,
+                        RATE_FACTOR: factor,
+                        "weight_decay": group["weight_decay"] / factor,
+                    }
                 )
         optimizer.param_groups = groups

@@ -1,7 +1,9 @@
-"""Gradient noise scale, the batch size up to which larger batches pay (McCandlish et al. 2018, appendix A.1).
+"""Gradient noise scale, the batch size up to which larger batches pay (McCandlish et
+al. 2018, appendix A.1).
 
-The expected squared norm of a gradient over B rows is |G|^2 + tr(Sigma) / B. Micro-batches and the whole batch give two
-values of B, which determine both unknowns; the simple noise scale is tr(Sigma) / |G|^2, in rows.
+The expected squared norm of a gradient over B rows is |G|^2 + tr(Sigma) / B.
+Micro-batches and the whole batch give two values of B, which determine both unknowns;
+the simple noise scale is tr(Sigma) / |G|^2, in rows.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from torch import Tensor, nn
 from gristmill.train.optim.dtensor_sums import squared_norm
 
 DECAY = 0.9
-"""Decay of the running means. The two unknowns are averaged separately: their ratio is biased (appendix A.1)."""
+"""Decay of the running means. The two unknowns are averaged separately: their ratio is
+biased (appendix A.1).
+"""
 
 
 class PartNorms:
-    """Squared norms of the micro-batches' mean gradients, from gradients accumulated on the parameters."""
+    """Squared norms of the micro-batches' mean gradients, from gradients accumulated on
+    the parameters.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -32,11 +38,20 @@ class PartNorms:
         """Measure a micro-batch after its backward pass and gradient reduction.
 
         Args:
-            share: its fraction of the batch's weight; it added its mean gradient times this.
+            share: its fraction of the batch's weight; it added its mean gradient times
+                this.
             rows: number of its rows over all ranks.
         """
-        gradients = [parameter.grad for parameter in self._model.parameters() if parameter.grad is not None]
-        added = gradients if self._before is None else [a - b for a, b in zip(gradients, self._before, strict=True)]
+        gradients = [
+            parameter.grad
+            for parameter in self._model.parameters()
+            if parameter.grad is not None
+        ]
+        added = (
+            gradients
+            if self._before is None
+            else [a - b for a, b in zip(gradients, self._before, strict=True)]
+        )
         self._before = [gradient.clone() for gradient in gradients]
         self._squares.append(squared_norm(added) / share**2)
         self._rows.append(rows)
@@ -44,10 +59,14 @@ class PartNorms:
     def estimate(self) -> Tensor:
         """(tr Sigma, |G|^2) as a float64 vector on the device."""
         assert self._before is not None
-        return noise_and_signal(torch.stack(self._squares), self._rows, squared_norm(self._before))
+        return noise_and_signal(
+            torch.stack(self._squares), self._rows, squared_norm(self._before)
+        )
 
 
-def noise_and_signal(part_squares: Tensor, part_rows: Sequence[int], whole_square: Tensor) -> Tensor:
+def noise_and_signal(
+    part_squares: Tensor, part_rows: Sequence[int], whole_square: Tensor
+) -> Tensor:
     """Solve for (tr Sigma, |G|^2), float64; either may be negative by chance.
 
     Args:
@@ -80,11 +99,15 @@ class NoiseScale:
     def follow(self, estimate: Tensor, bad: Tensor) -> None:
         """Add a measurement unless its step was bad."""
         share = torch.where(bad, 0.0, 1.0 - DECAY).double()
-        self._means.copy_(torch.where(bad, self._means, self._means.lerp(estimate, share)))
+        self._means.copy_(
+            torch.where(bad, self._means, self._means.lerp(estimate, share))
+        )
         self._weight.lerp_(torch.ones_like(self._weight), share)
 
     def report(self) -> dict[str, Any]:
-        """`gradient_noise_scale` in rows: absent before the first measurement, None while |G|^2 is not positive."""
+        """`gradient_noise_scale` in rows: absent before the first measurement, None
+        while |G|^2 is not positive.
+        """
         noise, signal, weight = (*self._means.tolist(), self._weight.item())
         if not weight:
             return {}

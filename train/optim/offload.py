@@ -1,9 +1,11 @@
 """Moments in host memory, loaded to the device parameter by parameter for the update.
 
-The update is computed on the device, so it is bit-equal to one without offloading, and a bad step is skipped without a
-host synchronisation. Each moment crosses the bus twice per step; the device holds the moments of one parameter at a
-time. (torchao's CPUOffloadOptimizer computes on the host, needs the weights there, and cannot be skipped by a flag on
-the device; FSDP2's CPUOffloadPolicy also moves weights and gradients.) On a CPU nothing is gained.
+The update is computed on the device, so it is bit-equal to one without offloading, and
+a bad step is skipped without a host synchronisation. Each moment crosses the bus twice
+per step; the device holds the moments of one parameter at a time. (torchao's
+CPUOffloadOptimizer computes on the host, needs the weights there, and cannot be skipped
+by a flag on the device; FSDP2's CPUOffloadPolicy also moves weights and gradients.) On
+a CPU nothing is gained.
 """
 
 from __future__ import annotations
@@ -20,9 +22,16 @@ STEP = "step"
 
 
 def host_zeros_like(parameter: Tensor) -> Tensor:
-    """Zeros in the shape of a parameter's local shard in host memory, pinned if there is a GPU."""
+    """Zeros in the shape of a parameter's local shard in host memory, pinned if there
+    is a GPU.
+    """
     shard = local(parameter)
-    zeros = torch.zeros(shard.shape, dtype=shard.dtype, device="cpu", pin_memory=torch.cuda.is_available())
+    zeros = torch.zeros(
+        shard.shape,
+        dtype=shard.dtype,
+        device="cpu",
+        pin_memory=torch.cuda.is_available(),
+    )
     return _sharded_like(parameter, zeros)
 
 
@@ -37,12 +46,16 @@ def is_offloaded(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def load_each(optimizer: torch.optim.Optimizer) -> Iterator[nn.Parameter]:
-    """Yield each parameter while it is the optimizer's only one and its moments are on the device."""
+    """Yield each parameter while it is the optimizer's only one and its moments are on
+    the device.
+    """
     groups = optimizer.param_groups
     for group in groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
-            host_moments = {name: value for name, value in state.items() if name != STEP}
+            host_moments = {
+                name: value for name, value in state.items() if name != STEP
+            }
             for name, value in host_moments.items():
                 shard = local(value).to(parameter.device, non_blocking=True, copy=True)
                 state[name] = _sharded_like(value, shard)

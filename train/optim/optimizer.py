@@ -1,4 +1,6 @@
-"""Optimizers by name, their parameter groups, and an update that a flag on the device can skip."""
+"""Optimizers by name, their parameter groups, and an update that a flag on the device
+can skip.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gristmill.mixtures.training import ON_MATRICES, SMALL_MOMENTS, Optimizer, OptimizerKind
+from gristmill.mixtures.training import (
+    ON_MATRICES,
+    SMALL_MOMENTS,
+    Optimizer,
+    OptimizerKind,
+)
 from gristmill.train.models.initialisation import LAYERS
 from gristmill.train.optim.adafactor import Adafactor
 from gristmill.train.optim.ademamix import AdEMAMix
@@ -18,7 +25,13 @@ from gristmill.train.optim.dtensor_sums import local
 from gristmill.train.optim.lion import Lion
 from gristmill.train.optim.mup import RATE_FACTOR, scale_rates
 from gristmill.train.optim.normuon import NorMuon
-from gristmill.train.optim.offload import STEP, host_zeros_like, is_offloaded, load_each, mark_offloaded
+from gristmill.train.optim.offload import (
+    STEP,
+    host_zeros_like,
+    is_offloaded,
+    load_each,
+    mark_offloaded,
+)
 from gristmill.train.optim.own_optimizer import own_code_of, own_optimizer, step_own
 from gristmill.train.optim.sophia import Sophia
 
@@ -27,27 +40,39 @@ ZerosLike = Callable[[Tensor], Tensor]
 
 
 def make_optimizers(
-    model: nn.Module, section: Optimizer, offload: bool = False, steps: int = 0, width_factor: float = 1.0
+    model: nn.Module,
+    section: Optimizer,
+    offload: bool = False,
+    steps: int = 0,
+    width_factor: float = 1.0,
 ) -> list[torch.optim.Optimizer]:
-    """Create the optimizers of a model's trainable parameters: one, or one for matrices and AdamW for the others.
+    """Create the optimizers of a model's trainable parameters: one, or one for matrices
+    and AdamW for the others.
 
-    Only matrices decay, not the gains of norms. Moments are sharded as their parameters.
+    Only matrices decay, not the gains of norms. Moments are sharded as their
+    parameters.
 
     Args:
         model: sharded.
         section: kind and hyperparameters.
-        offload: keep moments in host memory (except those of adafactor and adamw8bit); updates stay bit-equal.
-        steps: of the whole training; the slow mean of ademamix rises over all of them by default.
-        width_factor: width divided by muP's base width (`mixtures.model.Model.mup_base_width`).
+        offload: keep moments in host memory (except those of adafactor and adamw8bit);
+            updates stay bit-equal.
+        steps: of the whole training; the slow mean of ademamix rises over all of them
+            by default.
+        width_factor: width divided by muP's base width
+            (`mixtures.model.Model.mup_base_width`).
 
     Raises:
         ModuleNotFoundError: `adamw8bit` without torchao.
-        OwnCodeError: a user's optimizer fails, or is not an optimizer of these parameters.
+        OwnCodeError: a user's optimizer fails, or is not an optimizer of these
+            parameters.
     """
     if section.own is not None:
         return [own_optimizer(section.own, _trainable(model), section.learning_rate)]
     offload = offload and section.kind not in SMALL_MOMENTS
-    optimizers = _optimizers_of(model, section, host_zeros_like if offload else torch.zeros_like, steps)
+    optimizers = _optimizers_of(
+        model, section, host_zeros_like if offload else torch.zeros_like, steps
+    )
     if width_factor != 1.0:
         scale_rates(optimizers, model, width_factor, section.kind)
     if offload:
@@ -57,22 +82,31 @@ def make_optimizers(
 
 
 def optimizers_by_name(
-    model: nn.Module, kind: OptimizerKind = "adamw", *, learning_rate: float = 1e-3, **settings: Any
+    model: nn.Module,
+    kind: OptimizerKind = "adamw",
+    *,
+    learning_rate: float = 1e-3,
+    **settings: Any,
 ) -> list[torch.optim.Optimizer]:
-    """Create the optimizers of a model's trainable parameters: one, or one for matrices and AdamW for the others.
+    """Create the optimizers of a model's trainable parameters: one, or one for matrices
+    and AdamW for the others.
 
-    Matrices decay, gains and biases do not. Step all of the optimizers and scale their learning rates together.
+    Matrices decay, gains and biases do not. Step all of the optimizers and scale their
+    learning rates together.
 
     Args:
-        model: plain, or sharded by FSDP. Muon updates the matrices inside `layers` (the name in transformers' models
-            and ours), AdamW all other parameters.
-        kind: adamw, muon, normuon, dion, ademamix, lion, adafactor or adamw8bit (needs torchao).
+        model: plain, or sharded by FSDP. Muon updates the matrices inside `layers` (the
+            name in transformers' models and ours), AdamW all other parameters.
+        kind: adamw, muon, normuon, dion, ademamix, lion, adafactor or adamw8bit (needs
+            torchao).
         learning_rate: at the peak of a schedule.
-        settings: keys of `optimizer` in the manifest, such as betas, weight_decay, momentum.
+        settings: keys of `optimizer` in the manifest, such as betas, weight_decay,
+            momentum.
 
     Raises:
         pydantic.ValidationError: a setting is wrong or unknown.
-        ValueError: kind is sophia, which needs labels sampled from the model and exists in manifest trainings only.
+        ValueError: kind is sophia, which needs labels sampled from the model and exists
+            in manifest trainings only.
 
     >>> model = nn.ModuleDict({"layers": nn.ModuleList([nn.Linear(4, 4)]), "head": nn.Linear(4, 8)})
     >>> [type(optimizer).__name__ for optimizer in optimizers_by_name(model, "muon", learning_rate=0.02)]
@@ -80,13 +114,23 @@ def optimizers_by_name(
     """
     if kind == "sophia":
         raise ValueError(
-            "sophia estimates curvature from labels sampled from the model, which only trainings of a manifest do"
+            "sophia estimates curvature from labels sampled from the model, which "
+            "only trainings of a manifest do"
         )
-    return make_optimizers(model, Optimizer.model_validate({"kind": kind, "learning_rate": learning_rate, **settings}))
+    return make_optimizers(
+        model,
+        Optimizer.model_validate(
+            {"kind": kind, "learning_rate": learning_rate, **settings}
+        ),
+    )
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return [
+        (name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
 
 
 def _optimizers_of(
@@ -94,10 +138,19 @@ def _optimizers_of(
 ) -> list[torch.optim.Optimizer]:
     named = _trainable(model)
     if section.kind in ON_MATRICES:
-        matrices = [(name, parameter) for name, parameter in named if LAYERS in name and parameter.ndim == 2]
+        matrices = [
+            (name, parameter)
+            for name, parameter in named
+            if LAYERS in name and parameter.ndim == 2
+        ]
         names = {name for name, _ in matrices}
-        adamw_groups = _groups([parameter for name, parameter in named if name not in names], section)
-        return [_matrix_optimizer(matrices, section, zeros_like), _fused_adamw(adamw_groups, section, zeros_like)]
+        adamw_groups = _groups(
+            [parameter for name, parameter in named if name not in names], section
+        )
+        return [
+            _matrix_optimizer(matrices, section, zeros_like),
+            _fused_adamw(adamw_groups, section, zeros_like),
+        ]
     groups = _groups([parameter for _, parameter in named], section)
     match section.kind:
         case "adafactor":
@@ -119,18 +172,30 @@ def _optimizers_of(
         case "lion":
             return [Lion(groups, section.learning_rate, section.decays, zeros_like)]
         case "sophia":
-            return [Sophia(groups, section.learning_rate, section.decays, section.gamma, zeros_like)]
+            return [
+                Sophia(
+                    groups,
+                    section.learning_rate,
+                    section.decays,
+                    section.gamma,
+                    zeros_like,
+                )
+            ]
         case "adamw8bit":
             return [_adamw_8bit(groups, section)]
     return [_fused_adamw(groups, section, zeros_like)]
 
 
 @torch.no_grad()
-def update(optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, bad: Tensor) -> None:
-    """Make one update, or skip it if `bad` (a scalar bool on the device) is true, without a host synchronisation.
+def update(
+    optimizers: Sequence[torch.optim.Optimizer], learning_rate: float, bad: Tensor
+) -> None:
+    """Make one update, or skip it if `bad` (a scalar bool on the device) is true,
+    without a host synchronisation.
 
-    A skipped update leaves weights, moments and step counts bit-equal. The fused AdamW reads the flag itself; other
-    kinds restore copies of weights and moments, which doubles their memory during the update.
+    A skipped update leaves weights, moments and step counts bit-equal. The fused AdamW
+    reads the flag itself; other kinds restore copies of weights and moments, which
+    doubles their memory during the update.
     """
     for optimizer in optimizers:
         _set_rate(optimizer, learning_rate)
@@ -166,19 +231,33 @@ def has_plain_state(optimizer: torch.optim.Optimizer) -> bool:
     return all(_is_plain(local(value)) for value in values if isinstance(value, Tensor))
 
 
-def _groups(parameters: Sequence[nn.Parameter], section: Optimizer) -> list[dict[str, Any]]:
+def _groups(
+    parameters: Sequence[nn.Parameter], section: Optimizer
+) -> list[dict[str, Any]]:
     return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": section.weight_decay},
+        {
+            "params": [p for p in parameters if p.ndim >= 2],
+            "weight_decay": section.weight_decay,
+        },
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
 
 
-def _fused_adamw(groups: list[dict[str, Any]], section: Optimizer, zeros_like: ZerosLike) -> torch.optim.Optimizer:
+def _fused_adamw(
+    groups: list[dict[str, Any]], section: Optimizer, zeros_like: ZerosLike
+) -> torch.optim.Optimizer:
     """PyTorch's fused AdamW with its moments created eagerly.
 
-    A checkpoint of step 0 would otherwise create them by a step without gradients, and count that step.
+    A checkpoint of step 0 would otherwise create them by a step without gradients, and
+    count that step.
     """
-    optimizer = torch.optim.AdamW(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps, fused=True)
+    optimizer = torch.optim.AdamW(
+        groups,
+        lr=section.learning_rate,
+        betas=section.decays,
+        eps=section.eps,
+        fused=True,
+    )
     for parameter in _parameters(optimizer):
         optimizer.state[parameter] = {
             STEP: torch.zeros((), dtype=torch.float32, device=parameter.device),
@@ -195,19 +274,25 @@ def _matrix_optimizer(
     rate, decay = section.learning_rate, section.weight_decay
     matrices = [matrix for _, matrix in named]
     if section.kind == "dion":
-        return Dion(named, rate, decay, section.momentum, section.rank_fraction, zeros_like)
+        return Dion(
+            named, rate, decay, section.momentum, section.rank_fraction, zeros_like
+        )
     if section.kind == "normuon" or section.cautious_decay:
         neuron_beta = section.decays[1] if section.kind == "normuon" else None
         cautious = section.cautious_decay
-        return NorMuon(matrices, rate, decay, section.momentum, neuron_beta, cautious, zeros_like)
+        return NorMuon(
+            matrices, rate, decay, section.momentum, neuron_beta, cautious, zeros_like
+        )
     return _muon(matrices, section, zeros_like)
 
 
-def _muon(matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: ZerosLike) -> torch.optim.Optimizer:
+def _muon(
+    matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: ZerosLike
+) -> torch.optim.Optimizer:
     """PyTorch's Muon on sharded matrices; its products gather what they need.
 
-    Updates have the root mean square of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training", section 2.2),
-    so both share learning rate and decay.
+    Updates have the root mean square of AdamW's (Liu et al. 2025, "Muon is scalable for
+    LLM training", section 2.2), so both share learning rate and decay.
     """
     optimizer = torch.optim.Muon(
         matrices,
@@ -221,11 +306,13 @@ def _muon(matrices: Sequence[nn.Parameter], section: Optimizer, zeros_like: Zero
     return optimizer
 
 
-def _adamw_8bit(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim.Optimizer:
+def _adamw_8bit(
+    groups: list[dict[str, Any]], section: Optimizer
+) -> torch.optim.Optimizer:
     """torchao's AdamW with 8-bit moments in blocks of 256 (Dettmers et al. 2022).
 
-    A shard that is small or does not divide into blocks keeps float32 moments, so results depend slightly on the
-    number of processes.
+    A shard that is small or does not divide into blocks keeps float32 moments, so
+    results depend slightly on the number of processes.
     """
     try:
         from torchao.optim import AdamW8bit
@@ -234,7 +321,9 @@ def _adamw_8bit(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim
             "optimizer.kind is adamw8bit, but torchao is not installed; install it "
             "with: pip install 'gristmill[quant]', or choose another optimizer.kind"
         ) from error
-    optimizer = AdamW8bit(groups, lr=section.learning_rate, betas=section.decays, eps=section.eps)
+    optimizer = AdamW8bit(
+        groups, lr=section.learning_rate, betas=section.decays, eps=section.eps
+    )
     _create_state(optimizer)
     return optimizer  # type: ignore[no-any-return]
 
@@ -243,8 +332,8 @@ def _adamw_8bit(groups: list[dict[str, Any]], section: Optimizer) -> torch.optim
 def _create_state(optimizer: torch.optim.Optimizer) -> None:
     """Create the moments of an optimizer before its first step.
 
-    A step with zero gradients and learning rate leaves all moments at zero. Step counts are reset and moved to the
-    device, where an update can be skipped.
+    A step with zero gradients and learning rate leaves all moments at zero. Step counts
+    are reset and moved to the device, where an update can be skipped.
     """
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     _set_rate(optimizer, 0.0)
@@ -254,7 +343,9 @@ def _create_state(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for parameter in _parameters(optimizer):
-        optimizer.state[parameter][STEP] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        optimizer.state[parameter][STEP] = torch.zeros(
+            (), dtype=torch.float32, device=parameter.device
+        )
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"].fill_(rate)
 
@@ -296,6 +387,8 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _eager_on_cpu(optimizer: torch.optim.Optimizer) -> Any:
-    """Keep torchao from compiling its update on a CPU, which needs a C++ compiler and gains nothing."""
+    """Keep torchao from compiling its update on a CPU, which needs a C++ compiler and
+    gains nothing.
+    """
     on_cpu = next(_parameters(optimizer)).device.type == "cpu"
     return torch.compiler.set_stance("force_eager") if on_cpu else nullcontext()

@@ -7,29 +7,45 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gristmill.dataprep.user_functions import blaming, check_call, load_function, taken_by_name
+from gristmill.dataprep.user_functions import (
+    blaming,
+    check_call,
+    load_function,
+    taken_by_name,
+)
 from gristmill.mixtures.user_code import Own, OwnCodeError, OwnFunction
 
 
-def own_optimizer(own: Own, named: Sequence[tuple[str, nn.Parameter]], learning_rate: float) -> torch.optim.Optimizer:
+def own_optimizer(
+    own: Own, named: Sequence[tuple[str, nn.Parameter]], learning_rate: float
+) -> torch.optim.Optimizer:
     """Create an optimizer by the user's class or function.
 
-    It gets two parameter groups: matrices, and vectors with `weight_decay` 0. Their `lr` is set before every step.
+    It gets two parameter groups: matrices, and vectors with `weight_decay` 0. Their
+    `lr` is set before every step.
 
     Args:
         own: the code and its options.
         named: trainable parameters by name, sharded.
-        learning_rate: at the peak of the schedule; passed as `lr` if the function has that parameter.
+        learning_rate: at the peak of the schedule; passed as `lr` if the function has
+            that parameter.
 
     Raises:
-        OwnCodeError: the code fails, or returns something else than an optimizer of all parameters.
+        OwnCodeError: the code fails, or returns something else than an optimizer of all
+            parameters.
     """
     code = own.use
     function = load_function(code)
-    options = {**dict.fromkeys(taken_by_name(function, ["lr"]), learning_rate), **own.options}
+    options = {
+        **dict.fromkeys(taken_by_name(function, ["lr"]), learning_rate),
+        **own.options,
+    }
     check_call(code, function, ("params",), options)
     groups = [
-        {"params": [parameter for _, parameter in named if parameter.ndim >= 2], "lr": learning_rate},
+        {
+            "params": [parameter for _, parameter in named if parameter.ndim >= 2],
+            "lr": learning_rate,
+        },
         {
             "params": [parameter for _, parameter in named if parameter.ndim < 2],
             "lr": learning_rate,
@@ -40,14 +56,26 @@ def own_optimizer(own: Own, named: Sequence[tuple[str, nn.Parameter]], learning_
         optimizer = function([group for group in groups if group["params"]], **options)
     if not isinstance(optimizer, torch.optim.Optimizer):
         returned = type(optimizer).__name__
-        raise OwnCodeError(f"{code.place}: {code.name} returned {returned}; return a torch.optim.Optimizer")
-    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        raise OwnCodeError(
+            f"{code.place}: {code.name} returned {returned}; return a "
+            "torch.optim.Optimizer"
+        )
+    updated = {
+        id(parameter)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     missing = [name for name, parameter in named if id(parameter) not in updated]
     if missing or len(updated) != len(named):
         problem = (
-            f"leaves out {missing[0]}, which is trained" if missing else "has parameters that were not passed to it"
+            f"leaves out {missing[0]}, which is trained"
+            if missing
+            else "has parameters that were not passed to it"
         )
-        raise OwnCodeError(f"{code.place}: the optimizer of {code.name} {problem}; give it all of `params`")
+        raise OwnCodeError(
+            f"{code.place}: the optimizer of {code.name} {problem}; give it all of "
+            "`params`"
+        )
     # PyTorch calls step(closure=None) when it loads a checkpoint.
     check_call(code, optimizer.step, (), {"closure": None}, "step")
     optimizer.own_code = code  # type: ignore[attr-defined]
@@ -60,10 +88,13 @@ def own_code_of(optimizer: torch.optim.Optimizer) -> OwnFunction | None:
     return code
 
 
-def step_own(code: OwnFunction, optimizer: torch.optim.Optimizer, bad: torch.Tensor) -> None:
+def step_own(
+    code: OwnFunction, optimizer: torch.optim.Optimizer, bad: torch.Tensor
+) -> None:
     """Step a user's optimizer unless the step is bad.
 
-    Synchronises with the device: the state that a user's step changes is unknown, so it cannot be restored.
+    Synchronises with the device: the state that a user's step changes is unknown, so it
+    cannot be restored.
 
     Raises:
         OwnCodeError: the step fails.

@@ -11,20 +11,23 @@ from gristmill.mixtures.training import Schedule, ScheduleKind
 from gristmill.mixtures.user_code import Own, OwnCodeError
 
 
-def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0) -> float:
+def learning_rate(
+    schedule: Schedule, peak: float, step: int, steps: int, step_tokens: int = 0
+) -> float:
     """Learning rate of one optimizer step.
 
     Args:
         schedule: kind, warm-up, decay.
         peak: highest learning rate.
         step: counted from 1; step k of a warm-up of n has k/n of the peak.
-        steps: of the whole training; the last one has `final_fraction` of the peak (except for `constant` and
-            `inverse_sqrt`).
+        steps: of the whole training; the last one has `final_fraction` of the peak
+            (except for `constant` and `inverse_sqrt`).
         step_tokens: tokens per step; needed for a warm-up in tokens.
 
     Raises:
         ValueError: the step is outside the training, or `step_tokens` is missing.
-        OwnCodeError: a user's schedule fails, or returns something else than a share of the peak.
+        OwnCodeError: a user's schedule fails, or returns something else than a share of
+            the peak.
     """
     if not 1 <= step <= steps:
         raise ValueError(f"step {step} is not one of 1 to {steps}")
@@ -38,17 +41,20 @@ def learning_rate(schedule: Schedule, peak: float, step: int, steps: int, step_t
     return peak * _after_warmup(schedule, step, steps, warmup)
 
 
-def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Callable[[int], float]:
+def schedule(
+    kind: ScheduleKind = "wsd", *, steps: int, **settings: Any
+) -> Callable[[int], float]:
     """Share of the peak learning rate as a function of the step.
 
-    The function takes the number of finished steps, from 0, as `torch.optim.lr_scheduler.LambdaLR` passes them; after
-    the last step it is constant. It has no state.
+    The function takes the number of finished steps, from 0, as
+    `torch.optim.lr_scheduler.LambdaLR` passes them; after the last step it is constant.
+    It has no state.
 
     Args:
         kind: wsd, cosine, linear, constant, inverse_sqrt, polynomial or one_cycle.
         steps: of the whole training.
-        settings: keys of `schedule` in the manifest, such as warmup_steps, decay_fraction, final_fraction; all have
-            defaults.
+        settings: keys of `schedule` in the manifest, such as warmup_steps,
+            decay_fraction, final_fraction; all have defaults.
 
     Raises:
         pydantic.ValidationError: a setting is wrong or unknown.
@@ -59,31 +65,41 @@ def schedule(kind: ScheduleKind = "wsd", *, steps: int, **settings: Any) -> Call
     """
     section = Schedule.model_validate({"kind": kind, **settings})
     if section.warmup_tokens is not None:
-        raise ValueError("schedule: a step's tokens are not known here; give warmup_steps in place of warmup_tokens")
+        raise ValueError(
+            "schedule: a step's tokens are not known here; give warmup_steps in "
+            "place of warmup_tokens"
+        )
     return lambda done: learning_rate(section, 1.0, min(done, steps - 1) + 1, steps)
 
 
 def own_share(own: Own, step: int, steps: int) -> float:
     """Share of the peak that a user's function returns for a step, counted from 1.
 
-    It is called twice to detect randomness: every rank and every resumed training must get the same share.
+    It is called twice to detect randomness: every rank and every resumed training must
+    get the same share.
 
     Raises:
-        OwnCodeError: the function fails, is random, or does not return a finite number of at least 0.
+        OwnCodeError: the function fails, is random, or does not return a finite number
+            of at least 0.
     """
     function = load_own(own, "step", "steps")
     place = f"{own.use.place}: {own.use.name}({step}, {steps})"
     with blaming(own.use):
         first, again = function(step, steps), function(step, steps)
-    if isinstance(first, bool) or not isinstance(first, int | float) or not math.isfinite(first) or first < 0:
+    if (
+        isinstance(first, bool)
+        or not isinstance(first, int | float)
+        or not math.isfinite(first)
+        or first < 0
+    ):
         raise OwnCodeError(
-            f"{place} returned {first!r}; return this step's share of optimizer.learning_rate, "
-            "a finite number of at least 0"
+            f"{place} returned {first!r}; return this step's share of "
+            "optimizer.learning_rate, a finite number of at least 0"
         )
     if again != first:
         raise OwnCodeError(
-            f"{place} returned {first!r} and then {again!r}; a step must have the same share on every rank "
-            "and in a resumed training"
+            f"{place} returned {first!r} and then {again!r}; a step must have the same "
+            "share on every rank and in a resumed training"
         )
     return float(first)
 
@@ -93,7 +109,10 @@ def warmup_steps(schedule: Schedule, steps: int, step_tokens: int) -> int:
     if schedule.warmup_tokens is None:
         return schedule.warmup_of(steps)
     if step_tokens < 1:
-        raise ValueError("schedule.warmup_tokens needs the tokens of a step; give schedule.warmup_steps instead")
+        raise ValueError(
+            "schedule.warmup_tokens needs the tokens of a step; give "
+            "schedule.warmup_steps instead"
+        )
     return -(-schedule.warmup_tokens // step_tokens)
 
 
@@ -104,7 +123,8 @@ def _after_warmup(schedule: Schedule, step: int, steps: int, warmup: int) -> flo
         case "constant":
             return 1.0
         case "inverse_sqrt":
-            # Vaswani et al. 2017, equation 3, as a share of its peak at the end of the warm-up
+            # Vaswani et al. 2017, equation 3, as a share of its peak at the end of the
+            # warm-up
             return math.sqrt(max(warmup, 1) / step)
         case "cosine":
             return _between(schedule.final_fraction, _cosine(progress))
@@ -126,20 +146,30 @@ def _wsd(schedule: Schedule, step: int, steps: int, warmup: int) -> float:
     if into_decay <= 0:
         return 1.0
     progress = into_decay / decay
-    remaining = {"linear": 1.0 - progress, "cosine": _cosine(progress), "one_minus_sqrt": 1.0 - math.sqrt(progress)}
+    remaining = {
+        "linear": 1.0 - progress,
+        "cosine": _cosine(progress),
+        "one_minus_sqrt": 1.0 - math.sqrt(progress),
+    }
     return _between(schedule.final_fraction, remaining[schedule.decay])
 
 
 def _one_cycle(schedule: Schedule, step: int, steps: int) -> float:
-    """Rise and fall along half a cosine each (Smith & Topin 2019; cosines as in PyTorch's OneCycleLR).
+    """Rise and fall along half a cosine each (Smith & Topin 2019; cosines as in
+    PyTorch's OneCycleLR).
 
-    Step 1 has the initial share, the last step the final share; the peak is at `rise_fraction`.
+    Step 1 has the initial share, the last step the final share; the peak is at
+    `rise_fraction`.
     """
     position, rise = step - 1, schedule.rise_fraction * steps - 1.0
     if position <= rise:
-        return 1.0 + (schedule.initial_fraction - 1.0) * _cosine(position / rise if rise else 1.0)
+        return 1.0 + (schedule.initial_fraction - 1.0) * _cosine(
+            position / rise if rise else 1.0
+        )
     fall = max(steps - 1 - max(rise, 0.0), 1.0)
-    return _between(schedule.final_fraction, _cosine((position - max(rise, 0.0)) / fall))
+    return _between(
+        schedule.final_fraction, _cosine((position - max(rise, 0.0)) / fall)
+    )
 
 
 def _cosine(progress: float) -> float:

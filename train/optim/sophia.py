@@ -1,4 +1,6 @@
-"""Sophia-G: momentum over a diagonal of the Gauss-Newton matrix, clipped (Liu et al. 2023, algorithms 2 and 3)."""
+"""Sophia-G: momentum over a diagonal of the Gauss-Newton matrix, clipped (Liu et al.
+2023, algorithms 2 and 3).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ SMALLEST_CURVATURE = 1e-12
 class Sophia(torch.optim.Optimizer):
     """Momentum and curvature, elementwise on the shards of DTensors.
 
-    `estimate` takes gradients of the loss against labels sampled from the model. They enter with the next step, so a
-    skipped step skips them too.
+    `estimate` takes gradients of the loss against labels sampled from the model. They
+    enter with the next step, so a skipped step skips them too.
 
     Args:
         groups: parameter groups; `weight_decay` per group.
@@ -35,18 +37,23 @@ class Sophia(torch.optim.Optimizer):
         gamma: float,
         zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "gamma": gamma, "weight_decay": 0.0})
+        super().__init__(
+            groups, {"lr": lr, "betas": betas, "gamma": gamma, "weight_decay": 0.0}
+        )
         self._estimates: dict[torch.Tensor, torch.Tensor] = {}
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter].update(exp_avg=zeros_like(parameter), hessian=zeros_like(parameter))
+                self.state[parameter].update(
+                    exp_avg=zeros_like(parameter), hessian=zeros_like(parameter)
+                )
 
     @torch.no_grad()
     def estimate(self, examples: float) -> None:
         """Take the parameters' gradients as those of sampled labels, and clear them.
 
         Args:
-            examples: B, the number of predictions that the loss averages: the estimate is B g * g (algorithm 2).
+            examples: B, the number of predictions that the loss averages: the estimate
+                is B g * g (algorithm 2).
         """
         self._estimates = {
             parameter: local(parameter.grad) ** 2 * examples
@@ -58,14 +65,27 @@ class Sophia(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update every parameter."""
-        parameters = [(group, parameter) for group in self.param_groups for parameter in group["params"]]
+        parameters = [
+            (group, parameter)
+            for group in self.param_groups
+            for parameter in group["params"]
+        ]
         for group, parameter in parameters:
             state, lr = self.state[parameter], group["lr"]
-            mean, hessian, weight = local(state["exp_avg"]), local(state["hessian"]), local(parameter)
+            mean, hessian, weight = (
+                local(state["exp_avg"]),
+                local(state["hessian"]),
+                local(parameter),
+            )
             mean.lerp_(local(parameter.grad), 1.0 - group["betas"][0])
             if (estimate := self._estimates.pop(parameter, None)) is not None:
                 mixed = hessian.lerp(estimate, 1.0 - group["betas"][1])
                 hessian.copy_(torch.where(estimate.isfinite(), mixed, hessian))
             weight.mul_(1.0 - lr * group["weight_decay"])
             # Algorithm 3, line 13: theta -= lr clip(m / max(gamma h, eps), 1)
-            weight.sub_((mean / (hessian * group["gamma"]).clamp(min=SMALLEST_CURVATURE)).clamp(-1.0, 1.0), alpha=lr)
+            weight.sub_(
+                (mean / (hessian * group["gamma"]).clamp(min=SMALLEST_CURVATURE)).clamp(
+                    -1.0, 1.0
+                ),
+                alpha=lr,
+            )

@@ -14,11 +14,13 @@ COMPILERS = ("cc", "gcc", "clang")
 """C compilers that Triton tries for its launchers, unless CC is set."""
 
 
-def resolve_compile(compute: Compute, parallel: Parallel, stage: str, config: Mapping[str, Any]) -> Compute:
+def resolve_compile(
+    compute: Compute, parallel: Parallel, stage: str, config: Mapping[str, Any]
+) -> Compute:
     """Replace `auto` in the section by `off`, `block` or `model`.
 
-    Layers are compiled on NVIDIA GPUs, and only for trainings with rows of one shape: otherwise each shape would be
-    compiled.
+    Layers are compiled on NVIDIA GPUs, and only for trainings with rows of one shape:
+    otherwise each shape would be compiled.
 
     Args:
         compute, parallel: of `engine`.
@@ -27,18 +29,39 @@ def resolve_compile(compute: Compute, parallel: Parallel, stage: str, config: Ma
     """
     if compute.compile != "auto":
         return compute
-    is_plain = stage == "pretrain" and parallel.tensor == parallel.pipeline == parallel.context == 1
-    compile_mode = "block" if is_plain and _has_one_shape(config) and _can_compile() else "off"
+    is_plain = (
+        stage == "pretrain"
+        and parallel.tensor == parallel.pipeline == parallel.context == 1
+    )
+    compile_mode = (
+        "block" if is_plain and _has_one_shape(config) and _can_compile() else "off"
+    )
     return compute.model_copy(update={"compile": compile_mode})
 
 
 def _has_one_shape(config: Mapping[str, Any]) -> bool:
-    """Return True for next-token pre-training of a dense decoder on rows of one length."""
-    section = Pretrain.model_validate({key: value for key, value in config.items() if key in Pretrain.model_fields})
+    """Return True for next-token pre-training of a dense decoder on rows of one
+    length.
+    """
+    section = Pretrain.model_validate(
+        {key: value for key, value in config.items() if key in Pretrain.model_fields}
+    )
     model = section.model
-    several_lengths = bool(section.length_ramp) or any(phase.sequence_length for phase in section.phases)
-    is_plain = section.kind == "decoder" and not section.reads_prefixes and section.multi_token is None
-    return is_plain and model.own is None and model.moe is None and model.init_from is None and not several_lengths
+    several_lengths = bool(section.length_ramp) or any(
+        phase.sequence_length for phase in section.phases
+    )
+    is_plain = (
+        section.kind == "decoder"
+        and not section.reads_prefixes
+        and section.multi_token is None
+    )
+    return (
+        is_plain
+        and model.own is None
+        and model.moe is None
+        and model.init_from is None
+        and not several_lengths
+    )
 
 
 def _can_compile() -> bool:

@@ -1,10 +1,12 @@
-"""Context parallelism: every process computes a share of each row's tokens (Grattafiori et al. 2024, section 3.3.2).
+"""Context parallelism: every process computes a share of each row's tokens (Grattafiori
+et al. 2024, section 3.3.2).
 
-A row of t tokens is cut into two chunks per process; process r gets the r-th chunk from the front and the r-th from the
-back, which balances the work under a causal mask. Only attention exchanges data between tokens: keys and values of all
-tokens are gathered in every layer while queries stay local, so any mask works. (Ring attention, as in
-`torch.distributed.tensor.experimental.context_parallel`, supports only a causal mask over the whole row, and only GPU
-kernels.)
+A row of t tokens is cut into two chunks per process; process r gets the r-th chunk from
+the front and the r-th from the back, which balances the work under a causal mask. Only
+attention exchanges data between tokens: keys and values of all tokens are gathered in
+every layer while queries stay local, so any mask works. (Ring attention, as in
+`torch.distributed.tensor.experimental.context_parallel`, supports only a causal mask
+over the whole row, and only GPU kernels.)
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ from gristmill.train.models.attention import Elsewhere, Visible, see_documents
 from gristmill.train.models.model_config import CHUNKS
 from gristmill.train.objectives.losses import IGNORED
 
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+reduce_scatter_single = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
 """Names of torch 2.13, with those of torch 2.11 (deprecated in 2.13) as a fallback."""
 
 
@@ -33,11 +39,14 @@ class RowSplitError(ValueError):
 
 @dataclass(frozen=True)
 class TokenHead:
-    """Head (see llama.Head) that computes values per token from its hidden state and further inputs per token.
+    """Head (see llama.Head) that computes values per token from its hidden state and
+    further inputs per token.
 
     Attributes:
-        function: (hidden (n, t, d), output matrix, ...) -> tensors (n, t) without gradients, and sums over tokens.
-        of_tokens: its further inputs by name, (n, t) each; `targets` are IGNORED for tokens that do not count.
+        function: (hidden (n, t, d), output matrix, ...) -> tensors (n, t) without
+            gradients, and sums over tokens.
+        of_tokens: its further inputs by name, (n, t) each; `targets` are IGNORED for
+            tokens that do not count.
     """
 
     function: Callable[..., Any]
@@ -67,15 +76,20 @@ class RowSplit:
         return CHUNKS * self.size
 
     def places(self, length: int, device: torch.device) -> Tensor:
-        """Positions of this process's tokens in rows of a length, (length / size,), ascending."""
+        """Positions of this process's tokens in rows of a length, (length / size,),
+        ascending.
+        """
         chunk = length // self.multiple
         first = torch.arange(chunk, device=device)
-        return torch.cat((first + self.rank * chunk, first + (self.multiple - 1 - self.rank) * chunk))
+        return torch.cat(
+            (first + self.rank * chunk, first + (self.multiple - 1 - self.rank) * chunk)
+        )
 
     def see(
         self, ids: Tensor, positions: Tensor | None, dense: bool, prefix: Tensor | None
     ) -> tuple[Tensor, Tensor, Visible]:
-        """Local ids (n, t / size) of full rows, their rotary positions (t / size,) or (n, 1, t / size), and their mask.
+        """Local ids (n, t / size) of full rows, their rotary positions (t / size,) or
+        (n, 1, t / size), and their mask.
 
         Args:
             ids: (n, t), with t a multiple of `multiple`.
@@ -85,13 +99,24 @@ class RowSplit:
         places = self.places(ids.shape[1], ids.device)
         token_positions = positions
         if token_positions is None:  # one document per row
-            token_positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        visible = Elsewhere(self._whole_pair, see_documents(token_positions, dense=dense, prefix=prefix, places=places))
-        rotary_positions = places if positions is None else positions[:, places].clamp(min=0).unsqueeze(1)
+            token_positions = torch.arange(ids.shape[1], device=ids.device).expand_as(
+                ids
+            )
+        visible = Elsewhere(
+            self._whole_pair,
+            see_documents(token_positions, dense=dense, prefix=prefix, places=places),
+        )
+        rotary_positions = (
+            places
+            if positions is None
+            else positions[:, places].clamp(min=0).unsqueeze(1)
+        )
         return ids[:, places], rotary_positions, visible
 
     def whole(self, part: Tensor, dim: int) -> Tensor:
-        """Gather a tensor of all tokens from the local parts; the backward pass sums the gradients of all processes."""
+        """Gather a tensor of all tokens from the local parts; the backward pass sums
+        the gradients of all processes.
+        """
         gathered: Tensor = _Whole.apply(part, dim, self)  # type: ignore[no-untyped-call]
         return gathered
 
@@ -105,11 +130,13 @@ class RowSplit:
         dist.all_reduce(value, group=self.group)
         return value
 
-    def answered(self, head: Callable[..., Any], hidden: Tensor, matrix: Tensor, length: int) -> Any:
+    def answered(
+        self, head: Callable[..., Any], hidden: Tensor, matrix: Tensor, length: int
+    ) -> Any:
         """Apply a head to rows of a length, from local hidden states (n, t / size, d).
 
-        Tensors (n, t) of a TokenHead are gathered; its sums, and their gradients, are those of local tokens. Other
-        heads get all hidden states.
+        Tensors (n, t) of a TokenHead are gathered; its sums, and their gradients, are
+        those of local tokens. Other heads get all hidden states.
 
         Raises:
             RowSplitError: gradients are enabled, but the head is not a TokenHead.
@@ -117,21 +144,29 @@ class RowSplit:
         if isinstance(head, TokenHead):
             places = self.places(hidden.shape[1] * self.size, hidden.device)
             local_inputs = {
-                name: _lengthened(values, len(places) * self.size)[:, places] for name, values in head.of_tokens.items()
+                name: _lengthened(values, len(places) * self.size)[:, places]
+                for name, values in head.of_tokens.items()
             }
             return tuple(
                 self.whole(output, 1)[:, :length] if output.dim() else output
                 for output in head.function(hidden, matrix, **local_inputs)
             )
         if torch.is_grad_enabled():
-            raise RowSplitError("engine.parallel.context is for objectives that measure tokens one by one; use shard")
+            raise RowSplitError(
+                "engine.parallel.context is for objectives that measure tokens one "
+                "by one; use shard"
+            )
         return head(self.whole(hidden, 1)[:, :length], matrix)
 
 
 def _lengthened(values: Tensor, length: int) -> Tensor:
     """Pad (n, t) with tokens that do not count."""
     missing = length - values.shape[1]
-    return F.pad(values, (0, missing), value=0 if values.is_floating_point() else IGNORED) if missing else values
+    return (
+        F.pad(values, (0, missing), value=0 if values.is_floating_point() else IGNORED)
+        if missing
+        else values
+    )
 
 
 class _Whole(torch.autograd.Function):
@@ -144,7 +179,10 @@ class _Whole(torch.autograd.Function):
         gathered = part.new_empty(split.size * part.shape[0], *part.shape[1:])
         all_gather_single(gathered, part, group=split.group)
         halves = [shard.chunk(CHUNKS, dim=dim) for shard in gathered.chunk(split.size)]
-        return torch.cat([shard for shard, _ in halves] + [shard for _, shard in reversed(halves)], dim=dim)
+        return torch.cat(
+            [shard for shard, _ in halves] + [shard for _, shard in reversed(halves)],
+            dim=dim,
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -153,9 +191,13 @@ class _Whole(torch.autograd.Function):
         shards = torch.cat(
             [
                 torch.cat((front, back), dim=ctx.dim)
-                for front, back in zip(chunks[: split.size], reversed(chunks[split.size :]), strict=True)
+                for front, back in zip(
+                    chunks[: split.size], reversed(chunks[split.size :]), strict=True
+                )
             ]
         )
-        local_gradient = shards.new_empty(shards.shape[0] // split.size, *shards.shape[1:])
+        local_gradient = shards.new_empty(
+            shards.shape[0] // split.size, *shards.shape[1:]
+        )
         reduce_scatter_single(local_gradient, shards, group=split.group)
         return local_gradient, None, None

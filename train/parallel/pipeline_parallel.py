@@ -1,9 +1,12 @@
-"""Pipeline parallelism: each process holds some layers, and micro-batches follow the 1F1B schedule.
+"""Pipeline parallelism: each process holds some layers, and micro-batches follow the
+1F1B schedule.
 
-The schedule is torch.distributed.pipelining's (Narayanan et al. 2019). All processes of a pipeline read the same
-micro-batches, so only hidden states are exchanged. An objective calls its model within `loss`: every stage first runs
-it to capture the model's arguments, and the last stage runs it again with the hidden states that it received.
-Parameters keep their names in the whole model, so checkpoints do not depend on the parallelism.
+The schedule is torch.distributed.pipelining's (Narayanan et al. 2019). All processes of
+a pipeline read the same micro-batches, so only hidden states are exchanged. An
+objective calls its model within `loss`: every stage first runs it to capture the
+model's arguments, and the last stage runs it again with the hidden states that it
+received. Parameters keep their names in the whole model, so checkpoints do not depend
+on the parallelism.
 """
 
 from __future__ import annotations
@@ -18,7 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gristmill.train.models.decoder import Cache, Head, Llama, logits_head, padded_length
+from gristmill.train.models.decoder import (
+    Cache,
+    Head,
+    Llama,
+    logits_head,
+    padded_length,
+)
 from gristmill.train.models.model_config import Shape
 
 if TYPE_CHECKING:
@@ -35,7 +44,8 @@ class Call:
 
     Attributes:
         part: the micro-batch.
-        ids, positions: (n, t), see Llama.forward; n is equal for all micro-batches of a step.
+        ids, positions: (n, t), see Llama.forward; n is equal for all micro-batches of a
+            step.
         rows: number of rows of the micro-batch; further rows are padding.
     """
 
@@ -46,9 +56,11 @@ class Call:
 
 
 class PipelineStage(Llama):
-    """Some layers of a model; the first stage also has the embedding, the last one the norm and the output matrix.
+    """Some layers of a model; the first stage also has the embedding, the last one the
+    norm and the output matrix.
 
-    Without gradients it is called like the whole model, by all stages together, and all of them get the result.
+    Without gradients it is called like the whole model, by all stages together, and all
+    of them get the result.
 
     Args:
         shape: of the whole model.
@@ -59,7 +71,8 @@ class PipelineStage(Llama):
         shards_weights: true if several processes share the weights of this stage.
 
     Raises:
-        PipelineError: there are fewer layers than stages, the embeddings are tied, or the model has experts.
+        PipelineError: there are fewer layers than stages, the embeddings are tied, or
+            the model has experts.
     """
 
     def __init__(
@@ -75,19 +88,34 @@ class PipelineStage(Llama):
         count = group.size()
         if shape.layers < count:
             raise PipelineError(
-                f"engine.parallel.pipeline is {count}, but the model has {shape.layers} layers; use less"
+                f"engine.parallel.pipeline is {count}, but the model has "
+                f"{shape.layers} layers; use less"
             )
         if shape.tied_embeddings:
             raise PipelineError(
-                "engine.parallel.pipeline: the first stage embeds and the last one predicts, so they "
-                "cannot share one matrix; say pretrain.model.tied_embeddings: false, or use shard"
+                "engine.parallel.pipeline: the first stage embeds and the last one "
+                "predicts, so they cannot share one matrix; say "
+                "pretrain.model.tied_embeddings: false, or use shard"
             )
         if shape.experts:
-            raise PipelineError("engine.parallel.pipeline: a mixture of experts is not pipelined; use shard")
-        self.index, self.count, self.group, self.dtype, self.device = index, count, group, dtype, device
+            raise PipelineError(
+                "engine.parallel.pipeline: a mixture of experts is not pipelined; "
+                "use shard"
+            )
+        self.index, self.count, self.group, self.dtype, self.device = (
+            index,
+            count,
+            group,
+            dtype,
+            device,
+        )
         self.shards_weights = shards_weights
-        layer_numbers = range(shape.layers * index // count, shape.layers * (index + 1) // count)
-        layers = nn.ModuleDict({str(number): self.model.layers[number] for number in layer_numbers})
+        layer_numbers = range(
+            shape.layers * index // count, shape.layers * (index + 1) // count
+        )
+        layers = nn.ModuleDict(
+            {str(number): self.model.layers[number] for number in layer_numbers}
+        )
         self.model.layers = layers  # type: ignore[assignment]
         if not self.is_first:
             self.model.embed_tokens = None  # type: ignore[assignment]
@@ -117,19 +145,31 @@ class PipelineStage(Llama):
         trained: Tensor | None = None,
         prefix: Tensor | None = None,
     ) -> Any:
-        """Run this stage on a micro-batch within a schedule; otherwise see the class, and Llama.forward."""
+        """Run this stage on a micro-batch within a schedule; otherwise see the class,
+        and Llama.forward.
+        """
         if prefix is not None:
-            raise PipelineError("a prefix that is read in both directions is not pipelined; use shard")
+            raise PipelineError(
+                "a prefix that is read in both directions is not pipelined; use shard"
+            )
         if self._queue:
             return self._scheduled(ids)
         if torch.is_grad_enabled():
-            raise PipelineError("a pipelined model is trained through `accumulate`, micro-batches of a step together")
+            raise PipelineError(
+                "a pipelined model is trained through `accumulate`, micro-batches of "
+                "a step together"
+            )
         return self._evaluated(ids, head, positions)
 
     def accumulate(
-        self, objective: Objective, parts: Sequence[Any], scale: float | Tensor, draw: int | None
+        self,
+        objective: Objective,
+        parts: Sequence[Any],
+        scale: float | Tensor,
+        draw: int | None,
     ) -> list[Measured]:
-        """Accumulate gradients of a step's micro-batches; returns their metrics on the last stage, else an empty list.
+        """Accumulate gradients of a step's micro-batches; returns their metrics on the
+        last stage, else an empty list.
 
         Args: see loop.step.accumulate_gradients and Objective.loss.
         """
@@ -138,7 +178,11 @@ class PipelineStage(Llama):
         while len(parts) < self.count:  # 1F1B needs at least one micro-batch per stage
             parts.append(objective.prepare(nothing, getattr(parts[0], "cuts", 1)))
         calls = _of_equal_size([_ask(objective, part, scale, draw) for part in parts])
-        self._queue, self._measured, self._asked = deque(calls), [], (objective, scale, draw)
+        self._queue, self._measured, self._asked = (
+            deque(calls),
+            [],
+            (objective, scale, draw),
+        )
         schedule = self._schedule(len(calls), *calls[0].ids.shape)
         schedule.step(
             *([torch.cat([call.ids for call in calls])] if self.is_first else []),
@@ -149,20 +193,30 @@ class PipelineStage(Llama):
 
     def _scheduled(self, x: Tensor) -> Tensor:
         call = self._queue.popleft()
-        hidden = self._layers(x if not self.is_first else None, call.ids, call.positions)
+        hidden = self._layers(
+            x if not self.is_first else None, call.ids, call.positions
+        )
         if not self.is_last:
             return hidden
         hidden, matrix = self.gathered(hidden)
         objective, scale, draw = self._asked
-        measured = objective.loss(_Answering(self, hidden[: call.rows], matrix), call.part, scale, draw)
+        measured = objective.loss(
+            _Answering(self, hidden[: call.rows], matrix), call.part, scale, draw
+        )
         self._measured.append(measured)
         loss: Tensor = measured.loss
         return loss
 
-    def _layers(self, x: Tensor | None, ids: Tensor, positions: Tensor | None) -> Tensor:
-        """Run the layers of this stage on hidden states of the previous stage, or on ids."""
+    def _layers(
+        self, x: Tensor | None, ids: Tensor, positions: Tensor | None
+    ) -> Tensor:
+        """Run the layers of this stage on hidden states of the previous stage, or on
+        ids.
+        """
         ids, rotary, visible = self.laid_out(ids, None, positions)
-        hidden: Tensor = self.model(ids if x is None else x, rotary, visible, None, None)
+        hidden: Tensor = self.model(
+            ids if x is None else x, rotary, visible, None, None
+        )
         return hidden
 
     def _evaluated(self, ids: Tensor, head: Head, positions: Tensor | None) -> Any:
@@ -173,14 +227,23 @@ class PipelineStage(Llama):
         hidden = self._layers(x, ids, positions)
         result = [None]
         if self.is_last:
-            result = [_moved(self.answered(head, *self.gathered(hidden), ids.shape[1]), torch.device("cpu"))]
+            result = [
+                _moved(
+                    self.answered(head, *self.gathered(hidden), ids.shape[1]),
+                    torch.device("cpu"),
+                )
+            ]
         else:
             dist.send(hidden.contiguous(), group=self.group, group_dst=self.index + 1)
         dist.broadcast_object_list(result, group=self.group, group_src=self.count - 1)
         return _moved(result[0], self.device)
 
-    def _hidden_states(self, rows: int, length: int, device: torch.device | None = None) -> Tensor:
-        """Buffer for hidden states between stages; a shard of the sequence if several processes split it."""
+    def _hidden_states(
+        self, rows: int, length: int, device: torch.device | None = None
+    ) -> Tensor:
+        """Buffer for hidden states between stages; a shard of the sequence if several
+        processes split it.
+        """
         shards = (1 if self.tensor_mesh is None else self.tensor_mesh.size()) * (
             1 if self.row_split is None else self.row_split.size
         )
@@ -207,17 +270,23 @@ class PipelineStage(Llama):
                 self.device,
                 group=self.group,
                 input_args=ids if self.is_first else hidden,
-                output_args=torch.empty((), device=meta, requires_grad=True) if self.is_last else hidden,
+                output_args=torch.empty((), device=meta, requires_grad=True)
+                if self.is_last
+                else hidden,
             )
-            # The last stage outputs the loss, already divided by the weight of the whole batch.
-            self._schedules[key] = Schedule1F1B(stage, number, loss_fn=lambda loss, target: loss, scale_grads=False)
+            # The last stage outputs the loss, already divided by the weight of the
+            # whole batch.
+            self._schedules[key] = Schedule1F1B(
+                stage, number, loss_fn=lambda loss, target: loss, scale_grads=False
+            )
         return self._schedules[key]
 
     def _scheduled_stage(self, *arguments: Any, **settings: Any) -> Any:
         """Stage of the torch schedule.
 
-        For an FSDP module, torch's stage reduces gradients and frees gathered weights only after the last micro-batch.
-        Ranks that share weights do both after each micro-batch, so the schedule gets a plain wrapper.
+        For an FSDP module, torch's stage reduces gradients and frees gathered weights
+        only after the last micro-batch. Ranks that share weights do both after each
+        micro-batch, so the schedule gets a plain wrapper.
         """
         from torch.distributed.pipelining import PipelineStage
 
@@ -226,10 +295,16 @@ class PipelineStage(Llama):
 
         class ReducingStage(PipelineStage):
             def backward_one_chunk(
-                stage, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
+                stage,
+                bwd_chunk_id: int,
+                loss: Any = None,
+                full_backward: bool = True,
+                last_backward: bool = False,
             ) -> None:
                 self.set_requires_all_reduce(last_backward)  # type: ignore[operator]
-                super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+                super().backward_one_chunk(
+                    bwd_chunk_id, loss, full_backward, last_backward
+                )
 
         return ReducingStage(_Plain(self), *arguments, **settings)
 
@@ -256,7 +331,13 @@ class _AskedError(Exception):
 class _Asking(nn.Module):
     """Stand-in for a model that captures its arguments."""
 
-    def forward(self, ids: Tensor, head: Head, positions: Tensor | None = None, trained: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        ids: Tensor,
+        head: Head,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+    ) -> Any:
         raise _AskedError(ids, positions)
 
 
@@ -267,35 +348,56 @@ class _Answering(nn.Module):
         super().__init__()
         self._answered, self._hidden, self._matrix = stage.answered, hidden, matrix
 
-    def forward(self, ids: Tensor, head: Head, positions: Tensor | None = None, trained: Tensor | None = None) -> Any:
+    def forward(
+        self,
+        ids: Tensor,
+        head: Head,
+        positions: Tensor | None = None,
+        trained: Tensor | None = None,
+    ) -> Any:
         return self._answered(head, self._hidden, self._matrix, ids.shape[1])
 
 
-def _ask(objective: Objective, part: Any, scale: float | Tensor, draw: int | None) -> Call:
+def _ask(
+    objective: Objective, part: Any, scale: float | Tensor, draw: int | None
+) -> Call:
     try:
         objective.loss(_Asking(), part, scale, draw)
     except _AskedError as asked:
         return Call(part, asked.ids, asked.positions, len(asked.ids))
-    raise PipelineError(f"{type(objective).__name__} computes a loss without calling its model, and is not pipelined")
+    raise PipelineError(
+        f"{type(objective).__name__} computes a loss without calling its model, and "
+        "is not pipelined"
+    )
 
 
 def _of_equal_size(calls: Sequence[Call]) -> list[Call]:
-    """Pad micro-batches to the number of rows of the largest by repeating the last row; results of padding are cut off."""
+    """Pad micro-batches to the number of rows of the largest by repeating the last row;
+    results of padding are cut off.
+    """
     row_count = max(call.rows for call in calls)
     padded = []
     for call in calls:
-        row_indices = torch.arange(row_count, device=call.ids.device).clamp(max=call.rows - 1)
+        row_indices = torch.arange(row_count, device=call.ids.device).clamp(
+            max=call.rows - 1
+        )
         positions = None if call.positions is None else call.positions[row_indices]
         padded.append(Call(call.part, call.ids[row_indices], positions, call.rows))
     return padded
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else tuple(_moved(element, device) for element in value)
+    return (
+        value.to(device)
+        if isinstance(value, Tensor)
+        else tuple(_moved(element, device) for element in value)
+    )
 
 
 def over_stages(model: nn.Module, value: Tensor) -> Tensor:
-    """Sum over all stages of a sum over one stage's parameters; the value itself without a pipeline."""
+    """Sum over all stages of a sum over one stage's parameters; the value itself
+    without a pipeline.
+    """
     if isinstance(model, PipelineStage):
         value = value.clone()
         dist.all_reduce(value, group=model.group)
@@ -304,11 +406,16 @@ def over_stages(model: nn.Module, value: Tensor) -> Tensor:
 
 def is_beside_first(model: nn.Module) -> bool:
     """Return True on the first process and on the stages of its pipeline."""
-    return 0 in (dist.get_process_group_ranks(model.group) if isinstance(model, PipelineStage) else [dist.get_rank()])
+    return 0 in (
+        dist.get_process_group_ranks(model.group)
+        if isinstance(model, PipelineStage)
+        else [dist.get_rank()]
+    )
 
 
 def of_all_stages(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors (on the CPU) of all stages of the first process's pipeline, on that process; empty on the others.
+    """Tensors (on the CPU) of all stages of the first process's pipeline, on that
+    process; empty on the others.
 
     All processes for which `is_beside_first` is true must call it.
     """

@@ -23,9 +23,13 @@ from gristmill.train.parallel.rendezvous import TIMEOUT
 Found = TypeVar("Found")
 
 STORE_FILE = "GRISTMILL_STORE_FILE"
-"""Environment variable with the path of the file store of the ranks of one machine (see torchrun.py)."""
+"""Environment variable with the path of the file store of the ranks of one machine (see
+torchrun.py).
+"""
 DIMENSIONS = ("pipeline", "replicate", "shard", "context", "tensor")
-"""Dimensions of the mesh; processes along the last one communicate most and are neighbours on a machine."""
+"""Dimensions of the mesh; processes along the last one communicate most and are
+neighbours on a machine.
+"""
 
 
 class DeviceError(RuntimeError):
@@ -40,8 +44,10 @@ class World:
         rank: this process, 0 to size - 1.
         size: number of processes.
         device: where this process computes.
-        mesh: all processes, in the dimensions pipeline, replicate, shard, context and tensor.
-        weights: the same with context merged into shard; processes along both shard weights.
+        mesh: all processes, in the dimensions pipeline, replicate, shard, context and
+            tensor.
+        weights: the same with context merged into shard; processes along both shard
+            weights.
         deals_experts: true if experts are distributed over the processes along shard.
     """
 
@@ -59,12 +65,16 @@ class World:
 
     @property
     def data_size(self) -> int:
-        """Number of shares of a batch: processes along tensor, context and pipeline compute the same rows."""
+        """Number of shares of a batch: processes along tensor, context and pipeline
+        compute the same rows.
+        """
         return self._along("replicate") * self._along("shard")
 
     @property
     def averaged_over(self) -> int:
-        """Number of processes over which FSDP averages gradients, each with gradients of different tokens."""
+        """Number of processes over which FSDP averages gradients, each with gradients
+        of different tokens.
+        """
         return self.data_size * self._along("context")
 
     @property
@@ -74,8 +84,14 @@ class World:
 
     @property
     def data_mesh(self) -> DeviceMesh:
-        """Mesh in which FSDP shards weights (last dimension) and replicates them (first of two dimensions)."""
-        return self.weights["replicate", "shard"] if self._along("replicate") > 1 else self.weights["shard"]
+        """Mesh in which FSDP shards weights (last dimension) and replicates them (first
+        of two dimensions).
+        """
+        return (
+            self.weights["replicate", "shard"]
+            if self._along("replicate") > 1
+            else self.weights["shard"]
+        )
 
     @property
     def tensor_mesh(self) -> DeviceMesh | None:
@@ -94,9 +110,15 @@ class World:
 
     @property
     def row_split(self) -> RowSplit | None:
-        """Processes that compute the same rows, each a share of their tokens, if several."""
+        """Processes that compute the same rows, each a share of their tokens, if
+        several.
+        """
         size = self._along("context")
-        return RowSplit(self.mesh.get_group("context"), self._place("context"), size) if size > 1 else None
+        return (
+            RowSplit(self.mesh.get_group("context"), self._place("context"), size)
+            if size > 1
+            else None
+        )
 
     @property
     def stage(self) -> int:
@@ -110,8 +132,13 @@ class World:
 
     @property
     def counts(self) -> bool:
-        """True if the measurements of this process count: one of the processes with the same rows, on the last stage."""
-        return self._place("tensor") == self._place("context") == 0 and self.stage == self._along("pipeline") - 1
+        """True if the measurements of this process count: one of the processes with the
+        same rows, on the last stage.
+        """
+        return (
+            self._place("tensor") == self._place("context") == 0
+            and self.stage == self._along("pipeline") - 1
+        )
 
     def _along(self, dimension: str) -> int:
         return self.mesh.size(DIMENSIONS.index(dimension))
@@ -122,28 +149,37 @@ class World:
 
 @contextmanager
 def process_group(
-    parallel: Parallel | None = None, pipelined: bool = True, split: bool = True, store: Any = None
+    parallel: Parallel | None = None,
+    pipelined: bool = True,
+    split: bool = True,
+    store: Any = None,
 ) -> Iterator[World]:
     """Join the process group of torchrun's environment, and leave it at the end.
 
     Args:
         parallel: sizes of the mesh; by default all processes shard.
-        pipelined: false if the training supports neither pipelining nor split rows; those processes shard.
+        pipelined: false if the training supports neither pipelining nor split rows;
+            those processes shard.
         split: false if its matrices cannot be split; those processes shard.
         store: rendezvous store; by default the file in STORE_FILE, or torchrun's store.
 
-    CPU tensors use gloo, GPU tensors NCCL. The number of CPU threads per process is fixed and algorithms are
-    deterministic, so that the same world size gives bit-equal results.
+    CPU tensors use gloo, GPU tensors NCCL. The number of CPU threads per process is
+    fixed and algorithms are deterministic, so that the same world size gives bit-equal
+    results.
 
     Raises:
         DeviceError: this machine has GPUs, but fewer than processes.
     """
     on_gpu = torch.cuda.is_available()
-    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    local_rank, local_size = (
+        int(os.environ["LOCAL_RANK"]),
+        int(os.environ["LOCAL_WORLD_SIZE"]),
+    )
     if on_gpu and local_size > (gpus := torch.cuda.device_count()):
         raise DeviceError(
-            f"engine.ranks is {local_size}, a process for each GPU, but this machine has {gpus}: set "
-            f"engine.ranks to {gpus}, or CUDA_VISIBLE_DEVICES to nothing for a training on CPUs"
+            f"engine.ranks is {local_size}, a process for each GPU, but this machine "
+            f"has {gpus}: set engine.ranks to {gpus}, or CUDA_VISIBLE_DEVICES to "
+            "nothing for a training on CPUs"
         )
     device = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     make_deterministic(local_size)
@@ -153,33 +189,51 @@ def process_group(
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if store is None and STORE_FILE in os.environ:
         store = dist.FileStore(os.environ[STORE_FILE], size)  # type: ignore[attr-defined]
-    rendezvous = {} if store is None else {"store": store, "rank": rank, "world_size": size}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=exchange_timeout(), **rendezvous)
+    rendezvous = (
+        {} if store is None else {"store": store, "rank": rank, "world_size": size}
+    )
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
+        timeout=exchange_timeout(),
+        **rendezvous,
+    )
     try:
         yield make_world(parallel or Parallel(), device, pipelined, split)
     finally:
-        # After an error other ranks may hang in a collective: exit at once, and torchrun terminates them.
+        # After an error other ranks may hang in a collective: exit at once, and
+        # torchrun terminates them.
         if sys.exc_info()[0] is None:
             dist.destroy_process_group()
 
 
-def make_world(parallel: Parallel, device: torch.device, pipelined: bool = True, split: bool = True) -> World:
+def make_world(
+    parallel: Parallel, device: torch.device, pipelined: bool = True, split: bool = True
+) -> World:
     """Create the meshes of the current process group."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sizes = dict(zip(DIMENSIONS, parallel.sizes(size, pipelined, split), strict=True))
-    mesh = weights = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=DIMENSIONS)
+    mesh = weights = init_device_mesh(
+        device.type, tuple(sizes.values()), mesh_dim_names=DIMENSIONS
+    )
     if (context := sizes.pop("context")) > 1:
         sizes["shard"] *= context
-        weights = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        weights = init_device_mesh(
+            device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
     if (timeout := exchange_timeout()) is not None:
-        for device_mesh in (mesh, weights):  # meshes create groups with torch's default timeouts (docs/patched.md)
+        # meshes create groups with torch's default timeouts (docs/patched.md)
+        for device_mesh in (mesh, weights):
             for group in device_mesh.get_all_groups():
                 dist.distributed_c10d._set_pg_timeout(timeout, group)
-    return World(rank, size, device, mesh, weights, parallel.deal_experts and sizes["shard"] > 1)
+    return World(
+        rank, size, device, mesh, weights, parallel.deal_experts and sizes["shard"] > 1
+    )
 
 
 def exchange_timeout() -> timedelta | None:
-    """Timeout of collectives between hosts; None on one machine, for torch's defaults."""
+    """Timeout of collectives between hosts; None on one machine, for torch's
+    defaults.
+    """
     seconds = os.environ.get(TIMEOUT)
     return timedelta(seconds=float(seconds)) if seconds else None
 
@@ -187,8 +241,9 @@ def exchange_timeout() -> timedelta | None:
 def make_deterministic(processes: int) -> None:
     """Fix thread counts and algorithm choice, which could differ between two runs.
 
-    A single process on a machine keeps PyTorch's number of threads (all cores, or OMP_NUM_THREADS); several share the
-    cores evenly, as torchrun would give each one thread.
+    A single process on a machine keeps PyTorch's number of threads (all cores, or
+    OMP_NUM_THREADS); several share the cores evenly, as torchrun would give each one
+    thread.
     """
     if processes > 1:
         torch.set_num_threads(max(1, available_cores() // processes))
@@ -201,11 +256,17 @@ def make_deterministic(processes: int) -> None:
 
 def available_cores() -> int:
     """Number of CPU cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return (
+        len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1
+    )
 
 
 def agree(value: Any, world: World) -> Any:
-    """Broadcast the first rank's value over the CPU, without waiting for the GPU's queue."""
+    """Broadcast the first rank's value over the CPU, without waiting for the GPU's
+    queue.
+    """
     if world.size == 1:
         return value
     box = [value]
@@ -234,7 +295,9 @@ def on_first(act: Callable[[], Found], world: World) -> Found:
 
 
 def any_rank(flag: bool, world: World) -> bool:
-    """Return True if the flag is set on any rank; runs over the CPU, without waiting for the GPU's queue."""
+    """Return True if the flag is set on any rank; runs over the CPU, without waiting
+    for the GPU's queue.
+    """
     if world.size == 1:
         return flag
     box = torch.tensor([int(flag)])
@@ -243,7 +306,9 @@ def any_rank(flag: bool, world: World) -> bool:
 
 
 def max_over_ranks(value: float, world: World) -> float:
-    """Maximum over all ranks; runs over the CPU, without waiting for the GPU's queue."""
+    """Maximum over all ranks; runs over the CPU, without waiting for the GPU's
+    queue.
+    """
     if world.size == 1:
         return value
     box = torch.tensor([value], dtype=torch.float64)
@@ -252,7 +317,9 @@ def max_over_ranks(value: float, world: World) -> float:
 
 
 def sum_over_ranks(values: Tensor, world: World) -> Tensor:
-    """Sum of a tensor over all shares of a batch, in place if there are several processes."""
+    """Sum of a tensor over all shares of a batch, in place if there are several
+    processes.
+    """
     if world.size > 1:
         if not world.counts:
             values.zero_()
@@ -262,7 +329,9 @@ def sum_over_ranks(values: Tensor, world: World) -> Tensor:
 
 @contextmanager
 def single_process() -> Iterator[World]:
-    """Join a process group of one, with a private in-memory store; the environment's ranks return afterwards."""
+    """Join a process group of one, with a private in-memory store; the environment's
+    ranks return afterwards.
+    """
     ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     before = {name: os.environ.get(name) for name in ranks}
     os.environ.update(ranks)

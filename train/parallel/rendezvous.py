@@ -1,7 +1,8 @@
 """Rendezvous of a training on several hosts, and messages about lost hosts.
 
-The leading host writes WORK/rendezvous.json and the others read it. Each of them runs torchrun with these options, to
-which `torchrun.py` adds the host's own address. Hosts that joined are recorded in WORK/hosts/ID/.
+The leading host writes WORK/rendezvous.json and the others read it. Each of them runs
+torchrun with these options, to which `torchrun.py` adds the host's own address. Hosts
+that joined are recorded in WORK/hosts/ID/.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LOOPBACK = "lo"
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Environment variables that select the network interface of gloo and NCCL."""
 TIMEOUT = "GRISTMILL_NETWORK_TIMEOUT"
-"""Environment variable of the ranks of a training on several hosts: timeout of collectives in seconds."""
+"""Environment variable of the ranks of a training on several hosts: timeout of
+collectives in seconds.
+"""
 ELSEWHERE = ("192.0.2.1", 9)
 """Reserved address (RFC 5737) behind the default route; no packet is sent."""
 
@@ -90,7 +93,8 @@ def hosts_of(engine: Mapping[str, Any]) -> int:
 
 
 def lead(folder: Path, engine: Mapping[str, Any]) -> Rendezvous:
-    """Write the rendezvous, with the command of the other hosts, for a training that this host leads.
+    """Write the rendezvous, with the command of the other hosts, for a training that
+    this host leads.
 
     Args:
         folder: of the training's stage.
@@ -113,7 +117,10 @@ def lead(folder: Path, engine: Mapping[str, Any]) -> Rendezvous:
     )
     write_json(
         folder / "work" / "rendezvous.json",
-        {**vars(rendezvous), "command": shlex.join(rendezvous.command(folder, leads=False))},
+        {
+            **vars(rendezvous),
+            "command": shlex.join(rendezvous.command(folder, leads=False)),
+        },
     )
     return rendezvous
 
@@ -124,11 +131,14 @@ def read_rendezvous(folder: Path) -> Rendezvous | None:
         content = read_json(folder / "work" / "rendezvous.json")
     except FileNotFoundError:
         return None
-    return Rendezvous(**{name: value for name, value in content.items() if name != "command"})
+    return Rendezvous(
+        **{name: value for name, value in content.items() if name != "command"}
+    )
 
 
 def use_network(endpoint: str) -> str:
-    """Select the interface of gloo and NCCL that reaches the leading host, unless set; returns its local address.
+    """Select the interface of gloo and NCCL that reaches the leading host, unless set;
+    returns its local address.
 
     Args:
         endpoint: HOST:PORT.
@@ -156,10 +166,13 @@ def address_of(interface: str) -> str:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         try:
-            answer = fcntl.ioctl(connection, SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+            answer = fcntl.ioctl(
+                connection, SIOCGIFADDR, struct.pack("256s", interface[:15].encode())
+            )
         except OSError as error:
             raise HostsError(
-                f"engine.network.interface: {socket.gethostname()} has no interface {interface} with an "
+                f"engine.network.interface: {socket.gethostname()} has no interface "
+                f"{interface} with an "
                 f"IPv4 address; it has {', '.join(addresses()) or 'none'}"
             ) from error
     return socket.inet_ntoa(answer[20:24])
@@ -171,7 +184,9 @@ def addresses() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
         for _, name in socket.if_nameindex():
             try:
-                answer = fcntl.ioctl(connection, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                answer = fcntl.ioctl(
+                    connection, SIOCGIFADDR, struct.pack("256s", name.encode())
+                )
             except OSError:  # no IPv4 address
                 continue
             by_interface[name] = socket.inet_ntoa(answer[20:24])
@@ -185,11 +200,13 @@ def interface_of(address: str) -> str:
         HostsError: no interface has it.
     """
     for name, interface_address in addresses().items():
-        if interface_address == address or (address.startswith("127.") and interface_address.startswith("127.")):
+        if interface_address == address or (
+            address.startswith("127.") and interface_address.startswith("127.")
+        ):
             return name
     raise HostsError(
-        f"{socket.gethostname()} has no interface with the address {address}; name the one that reaches "
-        "the other hosts: engine.network.interface"
+        f"{socket.gethostname()} has no interface with the address {address}; name the "
+        "one that reaches the other hosts: engine.network.interface"
     )
 
 
@@ -204,7 +221,8 @@ def address_towards(host: str, port: int) -> str:
             connection.connect((host, port))
         except OSError as error:
             raise HostsError(
-                f"{socket.gethostname()} has no way to {host}, which leads ({error.strerror or error}); "
+                f"{socket.gethostname()} has no way to {host}, which leads "
+                f"({error.strerror or error}); "
                 "name the interface that reaches it: engine.network.interface"
             ) from error
         return str(connection.getsockname()[0])
@@ -219,10 +237,15 @@ def default_address() -> str:
     try:
         return address_towards(*ELSEWHERE)
     except HostsError:
-        candidates = {name: address for name, address in addresses().items() if not address.startswith("127.")}
+        candidates = {
+            name: address
+            for name, address in addresses().items()
+            if not address.startswith("127.")
+        }
     if len(candidates) != 1:
         raise HostsError(
-            f"by which address other hosts reach {socket.gethostname()} is not known: it has no default "
+            f"by which address other hosts reach {socket.gethostname()} is not "
+            "known: it has no default "
             f"route, and {', '.join(candidates) or 'no interface but the loopback one'}; name one: "
             "engine.network.interface"
         )
@@ -230,11 +253,22 @@ def default_address() -> str:
 
 
 def note_arrival(work: Path) -> None:
-    """Record that this host joined an attempt, so that other hosts can name it; only its first rank does."""
-    if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1 and os.environ["LOCAL_RANK"] == "0":
-        ranks = [int(os.environ["RANK"]) + local_rank for local_rank in range(int(os.environ["LOCAL_WORLD_SIZE"]))]
+    """Record that this host joined an attempt, so that other hosts can name it; only
+    its first rank does.
+    """
+    if (
+        int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1
+        and os.environ["LOCAL_RANK"] == "0"
+    ):
+        ranks = [
+            int(os.environ["RANK"]) + local_rank
+            for local_rank in range(int(os.environ["LOCAL_WORLD_SIZE"]))
+        ]
         write_json(
-            work / "hosts" / os.environ["TORCHELASTIC_RUN_ID"] / f"{os.environ['GROUP_RANK']}.json",
+            work
+            / "hosts"
+            / os.environ["TORCHELASTIC_RUN_ID"]
+            / f"{os.environ['GROUP_RANK']}.json",
             {"host": socket.gethostname(), "ranks": ranks},
         )
 
@@ -248,21 +282,32 @@ def why_lost(work: Path, said: str) -> str:
     """
     hostname, own_rank = socket.gethostname(), os.environ.get("GROUP_RANK")
     try:
-        host_files = sorted((work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json"))
-        lost_hosts = [_name(read_json(path)) for path in host_files if path.stem != own_rank]
+        host_files = sorted(
+            (work / "hosts" / os.environ.get("TORCHELASTIC_RUN_ID", "-")).glob("*.json")
+        )
+        lost_hosts = [
+            _name(read_json(path)) for path in host_files if path.stem != own_rank
+        ]
     except OSError:  # the store is unreachable too
         lost_hosts = []
     seconds = float(os.environ.get(TIMEOUT, "0"))
     late = "timed out" in said.lower() or "timeout" in said.lower()
-    failure = f"did not answer for {seconds:g} s (engine.network.timeout_seconds)" if late else "closed the connection"
+    failure = (
+        f"did not answer for {seconds:g} s (engine.network.timeout_seconds)"
+        if late
+        else "closed the connection"
+    )
     return (
-        f"{' and '.join(lost_hosts) or 'another host'} {failure}, as seen from {hostname}: that host or the network to it is "
-        "gone. The training resumes from its last checkpoint: run it on all hosts again, or on those that are left "
-        "with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
+        f"{' and '.join(lost_hosts) or 'another host'} {failure}, as seen from "
+        f"{hostname}: that host or the network to it is gone. The training resumes "
+        "from its last checkpoint: run it on all hosts again, or on those that are "
+        "left with --set engine.nodes=N (and engine.ranks, where they have fewer GPUs)"
     )
 
 
 def _name(host: Mapping[str, Any]) -> str:
     ranks: Sequence[int] = host["ranks"]
-    ranks_text = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    ranks_text = (
+        f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    )
     return f"{host['host']} ({ranks_text})"

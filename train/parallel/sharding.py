@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def compute_dtype(precision: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device) -> torch.dtype:
+def compute_dtype(
+    precision: Literal["auto", "fp32", "bf16", "fp16"], device: torch.device
+) -> torch.dtype:
     """Dtype of matrix products; `auto` is bf16 on a GPU and fp32 on a CPU."""
     if precision == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -44,19 +46,23 @@ def sharded_model(
 ) -> nn.Module:
     """Build a model whose parameters are sharded over all processes.
 
-    Master weights and gradient reduction are float32, compute is `dtype`. FSDP handles both, also at world size 1
-    (torchtitan #3148); a single process that computes in float32 needs neither and gets a plain module. Every process
-    gets values from `tensor_of` one tensor at a time, so it never holds more than one full tensor beside its shard.
+    Master weights and gradient reduction are float32, compute is `dtype`. FSDP handles
+    both, also at world size 1 (torchtitan #3148); a single process that computes in
+    float32 needs neither and gets a plain module. Every process gets values from
+    `tensor_of` one tensor at a time, so it never holds more than one full tensor beside
+    its shard.
 
     Args:
         shape: of the model.
-        tensor_of: source of its parameters, including those that `adapt` adds; a user's model initialises its own.
+        tensor_of: source of its parameters, including those that `adapt` adds; a user's
+            model initialises its own.
         world: the processes.
         dtype: of matrix products.
         compute: compilation and activation checkpointing.
         float8: 8-bit floating-point mode of linear layers.
         adapt: modifies the model before sharding (see adapters.lora).
-        build: constructs the model; by default a language model (see models.reward_model); not supported in pipelines.
+        build: constructs the model; by default a language model (see
+            models.reward_model); not supported in pipelines.
     """
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -70,7 +76,10 @@ def sharded_model(
 
     if isinstance(shape, OwnShape):
         if world.row_split is not None:
-            raise RowSplitError("engine.parallel.context: a model of your own reads whole rows; use shard")
+            raise RowSplitError(
+                "engine.parallel.context: a model of your own reads whole rows; use "
+                "shard"
+            )
         return _sharded_own(shape, world, dtype)
     assert tensor_of is not None
     compute = compute or Compute()
@@ -80,13 +89,23 @@ def sharded_model(
         model: Any = (
             (build or model_of)(shape)
             if world.pipeline_group is None
-            else PipelineStage(shape, world.stage, world.pipeline_group, dtype, world.device, world.shards_weights)
+            else PipelineStage(
+                shape,
+                world.stage,
+                world.pipeline_group,
+                dtype,
+                world.device,
+                world.shards_weights,
+            )
         )
         if adapt is not None:
             adapt(model)
     if float8 != "off":
         if world.tensor_mesh is not None:
-            raise Float8Error(f"pretrain.float8 is {float8}, but engine.parallel.tensor splits the matrices; use shard")
+            raise Float8Error(
+                f"pretrain.float8 is {float8}, but engine.parallel.tensor splits the "
+                "matrices; use shard"
+            )
         use_float8(model, float8, world.device)
     if world.tensor_mesh is not None:
         split_matrices(model, world.tensor_mesh)
@@ -98,19 +117,30 @@ def sharded_model(
         # FSDP hooks around layers would break the graph of a compiled model.
         layers = model.model.layers.children() if compute.compile != "model" else ()
         for layer in (*layers, *getattr(model, "further_layers", ())):
-            fully_shard(layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
+            fully_shard(
+                layer, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt
+            )
         fully_shard(model, mesh=world.data_mesh, mp_policy=policy, ignored_params=dealt)
     model.to_empty(device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             values = tensor_of(name, parameter.shape).to(world.device)
             parameter.copy_(
-                distribute_tensor(values, parameter.device_mesh, parameter.placements, src_data_rank=None)
+                distribute_tensor(
+                    values,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    src_data_rank=None,
+                )
                 if isinstance(parameter, DTensor)
                 else values
             )
     assert_master_weights(model)
-    probes: Sequence[nn.Module] = [model.model] if compute.compile == "model" else list(model.model.layers.children())
+    probes: Sequence[nn.Module] = (
+        [model.model]
+        if compute.compile == "model"
+        else list(model.model.layers.children())
+    )
     assert_compute_dtype(probes[0], dtype)
     return model
 
@@ -123,8 +153,15 @@ def split_rows(model: Any, split: RowSplit) -> None:
     """
     shape: Shape = model.shape
     if shape.encoder or shape.encoder_decoder or shape.multi_token:
-        kind = "a decoder that predicts further tokens" if shape.multi_token else "an encoder"
-        raise RowSplitError(f"engine.parallel.context is {split.size}, but {kind} reads whole rows; use shard")
+        kind = (
+            "a decoder that predicts further tokens"
+            if shape.multi_token
+            else "an encoder"
+        )
+        raise RowSplitError(
+            f"engine.parallel.context is {split.size}, but {kind} reads whole rows; "
+            "use shard"
+        )
     model.row_split = split
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
@@ -132,15 +169,21 @@ def split_rows(model: Any, split: RowSplit) -> None:
 
 
 def precision_policy(dtype: torch.dtype) -> Any:
-    """FSDP mixed-precision policy: compute in `dtype`, reduce gradients in float32, do not cast inputs."""
+    """FSDP mixed-precision policy: compute in `dtype`, reduce gradients in float32, do
+    not cast inputs.
+    """
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     # Masks and loss weights that pass through `forward` must keep their dtype.
-    return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    return MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
 
 
 def _sharded_own(shape: OwnShape, world: World, dtype: torch.dtype) -> nn.Module:
-    """Build a user's model on every process, with the first one's values, and shard it."""
+    """Build a user's model on every process, with the first one's values, and shard
+    it.
+    """
     from torch.distributed.fsdp import fully_shard
 
     model = build_own(shape)
@@ -157,30 +200,36 @@ def _sharded_own(shape: OwnShape, world: World, dtype: torch.dtype) -> nn.Module
 
 
 def assert_master_weights(model: nn.Module) -> None:
-    """Check that parameters are float32 master weights, and sharded if FSDP has the model.
+    """Check that parameters are float32 master weights, and sharded if FSDP has the
+    model.
 
     Raises:
-        RuntimeError: a parameter has another dtype, or is not sharded though its model is or there are several
-            processes: sharding was not applied, or was undone by a forward pass outside `evaluating`.
+        RuntimeError: a parameter has another dtype, or is not sharded though its model
+            is or there are several processes: sharding was not applied, or was undone
+            by a forward pass outside `evaluating`.
     """
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
     is_sharded = isinstance(model, FSDPModule) or torch.distributed.get_world_size() > 1
     for name, parameter in model.named_parameters():
-        if parameter.dtype != torch.float32 or isinstance(parameter, DTensor) != is_sharded:
+        if (
+            parameter.dtype != torch.float32
+            or isinstance(parameter, DTensor) != is_sharded
+        ):
             raise RuntimeError(
-                f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a float32 "
-                f"{'DTensor' if is_sharded else 'Parameter'}: sharding was not applied to it, or a "
-                "forward pass without `evaluating` undid it"
+                f"{name} is {type(parameter).__name__} of {parameter.dtype}, not a "
+                f"float32 {'DTensor' if is_sharded else 'Parameter'}: sharding was not "
+                "applied to it, or a forward pass without `evaluating` undid it"
             )
 
 
 def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
     """Install a check that the first forward pass of a module computes in `dtype`.
 
-    Checks its parameters (except those of distributed experts, which are still master weights) and its first argument,
-    if floating-point, after FSDP prepared them and outside of compiled code.
+    Checks its parameters (except those of distributed experts, which are still master
+    weights) and its first argument, if floating-point, after FSDP prepared them and
+    outside of compiled code.
 
     Raises:
         RuntimeError: in that pass: the precision policy was not applied.
@@ -194,20 +243,31 @@ def assert_compute_dtype(module: nn.Module, dtype: torch.dtype) -> None:
             if isinstance(experts, Experts) and experts.dealt is not None
             for weight in experts.parameters()
         }
-        dtypes = {parameter.dtype for parameter in module.parameters() if id(parameter) not in masters}
-        dtypes |= {argument.dtype for argument in arguments[:1] if argument.is_floating_point()}
+        dtypes = {
+            parameter.dtype
+            for parameter in module.parameters()
+            if id(parameter) not in masters
+        }
+        dtypes |= {
+            argument.dtype for argument in arguments[:1] if argument.is_floating_point()
+        }
         if dtypes != {dtype}:
-            raise RuntimeError(f"layers compute in {dtypes}, not in {dtype}: the precision policy was not applied")
+            raise RuntimeError(
+                f"layers compute in {dtypes}, not in {dtype}: the precision policy "
+                "was not applied"
+            )
 
     handle = module.register_forward_pre_hook(check)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Context for forward passes without gradients, after which the model is sharded again.
+    """Context for forward passes without gradients, after which the model is sharded
+    again.
 
-    FSDP reshards the root's parameters in the backward pass. Without one they would stay unsharded in the compute
-    dtype, and an optimizer or export would use them as master weights.
+    FSDP reshards the root's parameters in the backward pass. Without one they would
+    stay unsharded in the compute dtype, and an optimizer or export would use them as
+    master weights.
     """
     from torch.distributed.fsdp import FSDPModule
 
@@ -226,7 +286,8 @@ def measured_by_all(
     world: World,
     measure: Callable[[np.ndarray], Tensor],
 ) -> np.ndarray:
-    """Measure n examples with a model, each rank its share: (n, columns) float32, equal on every rank.
+    """Measure n examples with a model, each rank its share: (n, columns) float32, equal
+    on every rank.
 
     Args:
         model: on every rank.
@@ -238,7 +299,9 @@ def measured_by_all(
     """
     measured = torch.zeros(number, columns, dtype=torch.float32, device=world.device)
     with evaluating(model):
-        for part in micro_batches(np.arange(number), world.data_rank, world.data_size, micro_batch_size):
+        for part in micro_batches(
+            np.arange(number), world.data_rank, world.data_size, micro_batch_size
+        ):
             # An empty share still takes part in the collectives of the forward pass.
             values = measure(part if len(part) else np.zeros(1, dtype=np.int64))
             if len(part):
@@ -248,11 +311,16 @@ def measured_by_all(
 
 
 def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Gather all master weights, float32 on the CPU of the first process; empty on the others.
+    """Gather all master weights, float32 on the CPU of the first process; empty on the
+    others.
 
-    This is a collective. Processes except the first hold at most one full tensor, or their own pipeline stage.
+    This is a collective. Processes except the first hold at most one full tensor, or
+    their own pipeline stage.
     """
-    from gristmill.train.parallel.pipeline_parallel import is_beside_first, of_all_stages
+    from gristmill.train.parallel.pipeline_parallel import (
+        is_beside_first,
+        of_all_stages,
+    )
 
     assert_master_weights(model)
     is_kept, full_tensors = is_beside_first(model), dict[str, Tensor]()
@@ -264,7 +332,9 @@ def whole_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Full tensor on every process (a collective); a plain tensor is returned as it is."""
+    """Full tensor on every process (a collective); a plain tensor is returned as it
+    is.
+    """
     from torch.distributed.tensor import DTensor
 
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

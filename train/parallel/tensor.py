@@ -1,8 +1,10 @@
-"""Tensor parallelism with sequence parallelism (Korthikanti et al. 2022), as plans for PyTorch's DTensor.
+"""Tensor parallelism with sequence parallelism (Korthikanti et al. 2022), as plans for
+PyTorch's DTensor.
 
-Within a block, matrices are split by heads and by channels of the feed-forward; between blocks, activations are split
-along the sequence, so that norms and residual connections hold only a share of the tokens. The embedding is split by
-ids. At the end of the model the sequence and the output matrix are gathered, as heads are arbitrary functions.
+Within a block, matrices are split by heads and by channels of the feed-forward; between
+blocks, activations are split along the sequence, so that norms and residual connections
+hold only a share of the tokens. The embedding is split by ids. At the end of the model
+the sequence and the output matrix are gathered, as heads are arbitrary functions.
 """
 
 from __future__ import annotations
@@ -26,17 +28,22 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
     """Split a model's matrices over the processes of a mesh, before it is sharded.
 
     Raises:
-        UnevenSplitError: heads or channels are not divisible by the number of processes, or the model has experts.
+        UnevenSplitError: heads or channels are not divisible by the number of
+            processes, or the model has experts.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
     shape, size = model.shape, mesh.size()
     if shape.experts:
-        raise UnevenSplitError(f"engine.parallel.tensor is {size}, but a mixture of experts is not split so; use shard")
+        raise UnevenSplitError(
+            f"engine.parallel.tensor is {size}, but a mixture of experts is not "
+            "split so; use shard"
+        )
     for name in ("heads", "kv_heads", "ffn_width"):
         if getattr(shape, name) % size:
             raise UnevenSplitError(
-                f"engine.parallel.tensor is {size}, but the model's {name} ({getattr(shape, name)}) "
+                f"engine.parallel.tensor is {size}, but the model's {name} "
+                f"({getattr(shape, name)}) "
                 "does not divide by it; use a divisor, or shard instead"
             )
     parallelize_module(model, mesh, _plan_of_ends(model))
@@ -47,14 +54,23 @@ def split_matrices(model: Llama, mesh: DeviceMesh) -> None:
 
 def _plan_of_ends(model: Llama) -> dict[str, Any]:
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+    )
 
     plan: dict[str, Any] = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)),
+        "model.embed_tokens": RowwiseParallel(
+            input_layouts=Replicate(), output_layouts=Shard(SEQUENCE)
+        ),
         "model.norm": SequenceParallel(use_local_output=False),
         "lm_head": ColwiseParallel(),
         # The single output row of a reward model or critic is split along its inputs.
-        **{name: RowwiseParallel(input_layouts=Replicate()) for name in ("score", "value_head")},
+        **{
+            name: RowwiseParallel(input_layouts=Replicate())
+            for name in ("score", "value_head")
+        },
     }
     present = {name for name, _ in model.named_modules()}
     return {name: style for name, style in plan.items() if name in present}
@@ -75,13 +91,16 @@ def _plan_of_block(model: Llama) -> dict[str, Any]:
     return {
         "input_layernorm": SequenceParallel(),
         "self_attn": PrepareModuleInput(
-            input_layouts=(Shard(SEQUENCE), *other_layouts), desired_input_layouts=(Replicate(), *other_layouts)
+            input_layouts=(Shard(SEQUENCE), *other_layouts),
+            desired_input_layouts=(Replicate(), *other_layouts),
         ),
         **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},
         **(norms if model.shape.qk_norm else {}),
         "self_attn.o_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),
         "post_attention_layernorm": SequenceParallel(),
-        "mlp": PrepareModuleInput(input_layouts=(Shard(SEQUENCE),), desired_input_layouts=(Replicate(),)),
+        "mlp": PrepareModuleInput(
+            input_layouts=(Shard(SEQUENCE),), desired_input_layouts=(Replicate(),)
+        ),
         "mlp.gate_proj": ColwiseParallel(),
         "mlp.up_proj": ColwiseParallel(),
         "mlp.down_proj": RowwiseParallel(output_layouts=Shard(SEQUENCE)),

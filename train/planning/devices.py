@@ -14,8 +14,9 @@ from gristmill.mixtures.yaml_text import YamlFileError, problems_of, read_yaml
 
 GIGA, TERA = 1e9, 1e12
 OTHER_DEVICES = {"mig", "laptop", "d", "max"}
-"""Words in a driver's name for a part or a slower variant of a device: a multi-instance slice, a laptop GPU, the RTX
-4090 D, Max-Q."""
+"""Words in a driver's name for a part or a slower variant of a device: a multi-instance
+slice, a laptop GPU, the RTX 4090 D, Max-Q.
+"""
 DEFAULT = Path(__file__).with_name("prices.yaml")
 
 
@@ -29,9 +30,11 @@ class Device:
 
     Attributes:
         name: common name, with words of the driver's name.
-        flops: dense bfloat16 operations per second, accumulated in float32, without sparsity.
+        flops: dense bfloat16 operations per second, accumulated in float32, without
+            sparsity.
         memory: bytes.
-        link: bytes per second and direction to the other GPUs of its machine (NVLink, Infinity Fabric or PCIe).
+        link: bytes per second and direction to the other GPUs of its machine (NVLink,
+            Infinity Fabric or PCIe).
     """
 
     name: str
@@ -40,18 +43,23 @@ class Device:
     link: float
 
 
-def _device(name: str, teraflops: float, gigabytes: float, link_gigabytes: float) -> Device:
+def _device(
+    name: str, teraflops: float, gigabytes: float, link_gigabytes: float
+) -> Device:
     return Device(name, teraflops * TERA, gigabytes * GIGA, link_gigabytes * GIGA)
 
 
 DEVICES = (
-    _device("GB200", 2500, 186, 900),  # NVIDIA GB200 NVL72 data sheet, 2024: 360 PFLOPS sparse and 13.4 TB over 72
-    _device("B200", 2250, 180, 900),  # NVIDIA HGX B200 data sheet, 2025: 4.5 PFLOPS sparse
+    # NVIDIA GB200 NVL72 data sheet, 2024: 360 PFLOPS sparse and 13.4 TB over 72
+    _device("GB200", 2500, 186, 900),
+    # NVIDIA HGX B200 data sheet, 2025: 4.5 PFLOPS sparse
+    _device("B200", 2250, 180, 900),
     _device("GH200", 989, 96, 450),  # NVIDIA GH200 data sheet, 2023: 1,979 sparse
     _device("H200 NVL", 836, 141, 450),  # NVIDIA H200 data sheet, 2024: 1,671 sparse
     _device("H200", 989, 141, 450),  # the same: 1,979 sparse
     _device("H100 NVL", 835, 94, 300),  # NVIDIA H100 data sheet, 2024: 1,671 sparse
-    _device("H100 PCIe", 756, 80, 300),  # NVIDIA H100 PCIe product brief, 2022: 1,513 sparse
+    # NVIDIA H100 PCIe product brief, 2022: 1,513 sparse
+    _device("H100 PCIe", 756, 80, 300),
     _device("H100", 989, 80, 450),  # NVIDIA H100 data sheet, 2024: 1,979 sparse
     _device("A100-SXM4-40GB", 312, 40, 300),  # NVIDIA A100 data sheet, 2021
     _device("A100-PCIE-40GB", 312, 40, 32),  # the same
@@ -63,8 +71,9 @@ DEVICES = (
     _device("RTX 4090", 165, 24, 32),  # NVIDIA Ada architecture white paper, appendix A
     _device("MI300X", 1307, 192, 448),  # AMD MI300X data sheet, 2023
 )
-"""The first device whose name occurs in the driver's name, in full words, matches: longer names precede shorter
-ones."""
+"""The first device whose name occurs in the driver's name, in full words, matches:
+longer names precede shorter ones.
+"""
 
 
 def find_device(name: str) -> Device | None:
@@ -73,7 +82,9 @@ def find_device(name: str) -> Device | None:
     exact = (device for device in DEVICES if _plain(device.name) == plain_name)
     words = _words(name)
     within = (device for device in DEVICES if _stands_in(_words(device.name), words))
-    return next(exact, None) or (None if OTHER_DEVICES & set(words) else next(within, None))
+    return next(exact, None) or (
+        None if OTHER_DEVICES & set(words) else next(within, None)
+    )
 
 
 def named_device(name: str) -> Device:
@@ -85,7 +96,8 @@ def named_device(name: str) -> Device:
     if (device := find_device(name)) is None:
         names = ", ".join(device.name for device in DEVICES)
         raise UnknownDeviceError(
-            f"no GPU called {name!r} is known; known are {names}; for another one give --peak-tflops and --memory-gb"
+            f"no GPU called {name!r} is known; known are {names}; for another one "
+            "give --peak-tflops and --memory-gb"
         )
     return device
 
@@ -129,9 +141,17 @@ def read_prices(path: Path | None = None) -> Prices:
     except YamlFileError as error:
         raise PricesError(str(error)) from error
     if not isinstance(entries, dict):
-        raise PricesError(f"{path}: a table of prices is a mapping with {', '.join(Prices.model_fields)}")
+        raise PricesError(
+            f"{path}: a table of prices is a mapping with "
+            f"{', '.join(Prices.model_fields)}"
+        )
     try:
         # YAML reads a bare 2026-01-31 as a date.
-        return Prices.model_validate({**entries, **({"as_of": str(entries["as_of"])} if "as_of" in entries else {})})
+        return Prices.model_validate(
+            {
+                **entries,
+                **({"as_of": str(entries["as_of"])} if "as_of" in entries else {}),
+            }
+        )
     except ValidationError as error:
         raise PricesError(f"{path}: {problems_of(error)}") from error

@@ -13,7 +13,9 @@ from gristmill.train.models.model_config import DECODED, Shape
 PETAFLOP_DAY = 1e15 * 24 * 3600
 KAPLAN_SIZE, KAPLAN_SIZE_POWER = 1.3e9, 0.73
 KAPLAN_TOKENS, KAPLAN_TOKENS_POWER = 2e10, 0.27
-"""Kaplan et al. 2020, table 6: N = 1.3e9 C^0.73 without embeddings, D = 2e10 C^0.27, C in petaflop-days."""
+"""Kaplan et al. 2020, table 6: N = 1.3e9 C^0.73 without embeddings, D = 2e10 C^0.27, C
+in petaflop-days.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,16 @@ class Law:
     beta: float
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Loss predicted by the law for a model of N parameters after D tokens of its authors' text."""
+        """Loss predicted by the law for a model of N parameters after D tokens of its
+        authors' text.
+        """
         return self.E + self.A / parameters**self.alpha + self.B / tokens**self.beta
 
     def optimum(self, flops: float) -> tuple[float, float]:
         """(N, D) of least loss with 6 N D = C (Hoffmann et al. 2022, equation 4)."""
-        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
+        ratio = (self.alpha * self.A / (self.beta * self.B)) ** (
+            1 / (self.alpha + self.beta)
+        )
         parameters = ratio * (flops / 6) ** (self.beta / (self.alpha + self.beta))
         return parameters, flops / (6 * parameters)
 
@@ -46,7 +52,10 @@ REPLICATION = Law("Besiroglu et al. 2024", 1.8172, 482.01, 2085.43, 0.3478, 0.36
 def kaplan_optimum(flops: float) -> tuple[float, float]:
     """(N without embeddings, D) by Kaplan et al. 2020."""
     days = flops / PETAFLOP_DAY
-    return KAPLAN_SIZE * days**KAPLAN_SIZE_POWER, KAPLAN_TOKENS * days**KAPLAN_TOKENS_POWER
+    return (
+        KAPLAN_SIZE * days**KAPLAN_SIZE_POWER,
+        KAPLAN_TOKENS * days**KAPLAN_TOKENS_POWER,
+    )
 
 
 def chinchilla_optimum(flops: float) -> tuple[float, float]:
@@ -61,9 +70,11 @@ class Flops:
 
     Attributes:
         six_n: 6 N D's 6 N, with all parameters.
-        matrices: 6 per weight that multiplies a token; the embedding is looked up, not multiplied.
+        matrices: 6 per weight that multiplies a token; the embedding is looked up, not
+            multiplied.
         attention: scores and their use, for the full square of positions.
-        causal_attention: only the part below a causal mask, half of it and the diagonal.
+        causal_attention: only the part below a causal mask, half of it and the
+            diagonal.
     """
 
     six_n: float
@@ -73,7 +84,9 @@ class Flops:
 
     @property
     def whole(self) -> float:
-        """Total as counted by the PaLM paper (appendix B), torchtitan and most reports of MFU."""
+        """Total as counted by the PaLM paper (appendix B), torchtitan and most reports
+        of MFU.
+        """
         return self.matrices + self.attention
 
     @property
@@ -95,4 +108,6 @@ def flops_per_token(shape: Shape, length: int) -> Flops:
     matrices = 6 * (shape.matrix_parameters - padding)
     attention = shape.flops_per_token(length) - 6 * shape.matrix_parameters
     share = (length + 1) / (2 * length) if shape.kind == "decoder" else 1.0
-    return Flops(6.0 * shape.parameters, float(matrices), float(attention), attention * share)
+    return Flops(
+        6.0 * shape.parameters, float(matrices), float(attention), attention * share
+    )

@@ -1,4 +1,6 @@
-"""Comparison of a plan's predictions with a real step of the same model on this machine."""
+"""Comparison of a plan's predictions with a real step of the same model on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from gristmill.train.planning.memory import (
 )
 
 MATMUL, GPU_MATMUL = 1024, 8192
-"""Rows and columns of the plain matrix product; large enough on a GPU to hide launch time."""
+"""Rows and columns of the plain matrix product; large enough on a GPU to hide launch
+time.
+"""
 WARMUPS = 2
 
 
@@ -49,15 +53,24 @@ class Check:
         return self.predicted / self.measured - 1
 
 
-def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int, utilisation: float) -> list[Check]:
-    """Train a new model for some steps on random tokens in this process, and compare; on a GPU also the peak memory.
+def check(
+    shape: Shape,
+    rows: int,
+    length: int,
+    optimizer: Optimizer,
+    steps: int,
+    utilisation: float,
+) -> list[Check]:
+    """Train a new model for some steps on random tokens in this process, and compare;
+    on a GPU also the peak memory.
 
     Args:
         shape: the model.
         rows, length: of a batch.
         optimizer: the manifest's section.
         steps: number of timed steps, after two untimed ones; the fastest counts.
-        utilisation: share of the rate of a plain matrix product that the prediction assumes.
+        utilisation: share of the rate of a plain matrix product that the prediction
+            assumes.
     """
     with single_process() as world:
         dtype = compute_dtype("auto", world.device)
@@ -65,7 +78,9 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
         steppers = make_optimizers(model, optimizer)
         ids = torch.randint(0, shape.vocab_size, (rows, length), device=world.device)
         counted, activation_bytes = _count(model, ids)
-        gradients = sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None)
+        gradients = sum(
+            local(p.grad).nbytes for p in model.parameters() if p.grad is not None
+        )
         seconds = _fastest_step(model, steppers, optimizer.learning_rate, ids, steps)
         peak = peak_bytes(world.device)
         moments = sum(
@@ -84,15 +99,23 @@ def check(shape: Shape, rows: int, length: int, optimizer: Optimizer, steps: int
             Check("arithmetic", flops.whole * tokens, counted, "flops"),
             Check("weights", MASTER_BYTES * shape.parameters, weights, "bytes"),
             Check("gradients", MASTER_BYTES * shape.parameters, gradients, "bytes"),
-            Check("optimizer", optimizer_bytes(shape, optimizer.kind), moments, "bytes"),
+            Check(
+                "optimizer", optimizer_bytes(shape, optimizer.kind), moments, "bytes"
+            ),
             Check(
                 "activations",
                 shape.layers * tokens * block_activation_bytes(shape, dtype.itemsize),
                 activation_bytes,
                 "bytes",
             ),
-            *([] if peak is None else [Check("peak memory", _allocated(shape, load), peak, "bytes")]),
-            Check("step", flops.whole * tokens / (rate * utilisation), seconds, "seconds"),
+            *(
+                []
+                if peak is None
+                else [Check("peak memory", _allocated(shape, load), peak, "bytes")]
+            ),
+            Check(
+                "step", flops.whole * tokens / (rate * utilisation), seconds, "seconds"
+            ),
         ]
 
 
@@ -102,7 +125,9 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def _allocated(shape: Shape, load: Load) -> float:
-    """Predicted peak memory of tensors on one GPU, without framework and fragmentation."""
+    """Predicted peak memory of tensors on one GPU, without framework and
+    fragmentation.
+    """
     memory = rank_memory(shape, Form(), load)
     return memory.total - memory.overhead
 
@@ -112,16 +137,26 @@ def _forward(model: nn.Module, ids: Tensor) -> Tensor:
     targets, shape = next_tokens(ids), model.shape
     if shape.encoder_decoder:  # type: ignore[union-attr]
         targets = ids[:, : max(1, round(ids.shape[1] * DECODED))]
-        ids, beside = ids[:, : max(1, round(ids.shape[1] * ENCODED))], {"decoder_ids": targets}
+        ids, beside = (
+            ids[:, : max(1, round(ids.shape[1] * ENCODED))],
+            {"decoder_ids": targets},
+        )
     weights = torch.full(targets.shape, 1.0 / targets.numel(), device=ids.device)
     all_targets = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
-    head, *further = (partial(weighted_nll, targets=targets_at, weights=weights) for targets_at in all_targets)
-    outputs = model(ids, head, further=further) if further else [model(ids, head, **beside)]
+    head, *further = (
+        partial(weighted_nll, targets=targets_at, weights=weights)
+        for targets_at in all_targets
+    )
+    outputs = (
+        model(ids, head, further=further) if further else [model(ids, head, **beside)]
+    )
     return torch.stack([targets_at[0] for targets_at in outputs]).sum()
 
 
 def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
-    """Operations of a forward and backward pass by torch's counter, and bytes kept by the layers for it."""
+    """Operations of a forward and backward pass by torch's counter, and bytes kept by
+    the layers for it.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     bytes_by_storage: dict[int, int] = {}
@@ -134,7 +169,9 @@ def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
             bytes_by_storage[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    handles = [hook for layer in model.model.layers for hook in _brackets(layer, inside)]  # type: ignore[union-attr]
+    handles = [
+        hook for layer in model.model.layers for hook in _brackets(layer, inside)
+    ]  # type: ignore[union-attr]
     counter = FlopCounterMode(display=False, custom_mapping=uncounted())
     with counter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -158,17 +195,23 @@ def _brackets(layer: Any, inside: list[int]) -> list[Any]:
 
 
 def uncounted() -> dict[Any, Any]:
-    """Formulas for operations missing in torch's counter: attention on CPUs, and in-place sums of products."""
+    """Formulas for operations missing in torch's counter: attention on CPUs, and
+    in-place sums of products.
+    """
 
     def attention(query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
-        # Products of queries and keys, and of their weights and values, for each head of the queries, of which several
-        # may share the keys: the formula of torch 2.11 takes no such shapes.
+        # Products of queries and keys, and of their weights and values, for each head
+        # of the queries, of which several may share the keys: the formula of torch 2.11
+        # takes no such shapes.
         batch, heads, length, width = query
         return 2 * int(batch * heads * length * key[2]) * int(width + value[3])
 
-    def attention_backward(gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> int:
-        # Gradients of queries, keys, values and of the weights: twice the forward pass. What a kernel computes
-        # again (torch counts that for CUDA) is not arithmetic of the model.
+    def attention_backward(
+        gradient: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any
+    ) -> int:
+        # Gradients of queries, keys, values and of the weights: twice the forward pass.
+        # What a kernel computes again (torch counts that for CUDA) is not arithmetic of
+        # the model.
         return 2 * attention(query, key, value)
 
     def addmm(into: Any, left: Any, right: Any, *rest: Any, **named: Any) -> int:
@@ -183,7 +226,11 @@ def uncounted() -> dict[Any, Any]:
 
 
 def _fastest_step(
-    model: nn.Module, steppers: list[torch.optim.Optimizer], rate: float, ids: Tensor, steps: int
+    model: nn.Module,
+    steppers: list[torch.optim.Optimizer],
+    rate: float,
+    ids: Tensor,
+    steps: int,
 ) -> float:
     best, never = float("inf"), torch.tensor(False, device=ids.device)
     for number in range(WARMUPS + steps):

@@ -1,7 +1,8 @@
 """Memory of one rank, by component, for a model and a parallel form.
 
-The estimate models this trainer's memory (FSDP2 with float32 master weights), and is checked against measurements by
-`measured_step.py`. Framework, fragmentation and communication buffers are an added margin.
+The estimate models this trainer's memory (FSDP2 with float32 master weights), and is
+checked against measurements by `measured_step.py`. Framework, fragmentation and
+communication buffers are an added margin.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ OPTIMIZER_BYTES = {
     "dion": 5,
     "ademamix": 12,
 }
-"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a byte; in layers Muon's one, which
-is NorMuon's too (rows count little), and Dion's with a basis of a quarter of its size at most; AdEMAMix's three."""
+"""Per parameter: two float32 moments, one, two, factored ones (negligible), two of a
+byte; in layers Muon's one, which is NorMuon's too (rows count little), and Dion's with
+a basis of a quarter of its size at most; AdEMAMix's three.
+"""
 FRAMEWORK_BYTES = 1.5e9
 """CUDA context, NCCL and cuBLAS workspaces: GPU memory of an idle process."""
 FRAGMENTATION = 0.05
@@ -39,10 +42,13 @@ class Form:
     Attributes:
         replicate: copies of the sharded model (HSDP).
         shard: ranks that share master weights, gradients and moments (FSDP).
-        tensor: ranks that share every matrix product, and by sequence parallelism the activations.
+        tensor: ranks that share every matrix product, and by sequence parallelism the
+            activations.
         pipeline: groups of layers.
-        context: ranks that each compute a share of every row's tokens, and shard weights like those of `shard`.
-        deal_experts: True if ranks that shard weights keep their own experts, and tokens are sent to them.
+        context: ranks that each compute a share of every row's tokens, and shard
+            weights like those of `shard`.
+        deal_experts: True if ranks that shard weights keep their own experts, and
+            tokens are sent to them.
     """
 
     replicate: int = 1
@@ -70,7 +76,9 @@ class Form:
     def label(self) -> str:
         """Label for people: `shard 8`, `replicate 2 x shard 4`."""
         parts = [f"{name} {size}" for name, size in vars(self).items() if size > 1]
-        return (" x ".join(parts) or "one GPU") + (", experts dealt" if self.deal_experts else "")
+        return (" x ".join(parts) or "one GPU") + (
+            ", experts dealt" if self.deal_experts else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -102,16 +110,19 @@ class Memory:
 
     parameters: float
     gradients: float
-    """Float32 sums over the micro-batches so far, reduced in each micro-batch to a rank's share of the weights
-    (`step.accumulate_gradients`)."""
+    """Float32 sums over the micro-batches so far, reduced in each micro-batch to a
+    rank's share of the weights (`step.accumulate_gradients`).
+    """
     optimizer: float
     gathered: float
-    """Full weights and gradients of the blocks being computed, in the compute dtype, and a block's float32 gradients
-    for the reduction."""
+    """Full weights and gradients of the blocks being computed, in the compute dtype,
+    and a block's float32 gradients for the reduction.
+    """
     activations: float
     loss: float
-    """A chunk of logits, and the gradients of the output matrix and of the last hidden states, once for each predicted
-    token of a position."""
+    """A chunk of logits, and the gradients of the output matrix and of the last hidden
+    states, once for each predicted token of a position.
+    """
     overhead: float
 
     @property
@@ -123,7 +134,9 @@ class Memory:
 def block_parameters(shape: Shape) -> float:
     """Weights of one layer."""
     further = shape.multi_token * _beside_further_block(shape)
-    return (shape.parameters - shape.width - _embeddings(shape) - further) / shape.blocks
+    return (
+        shape.parameters - shape.width - _embeddings(shape) - further
+    ) / shape.blocks
 
 
 def expert_parameters(shape: Shape) -> float:
@@ -133,38 +146,65 @@ def expert_parameters(shape: Shape) -> float:
 
 def gathered_parameters(shape: Shape, form: Form) -> float:
     """Weights of one layer that each rank gathers for its computation."""
-    return (block_parameters(shape) - (expert_parameters(shape) if form.deal_experts else 0.0)) / form.tensor
+    return (
+        block_parameters(shape)
+        - (expert_parameters(shape) if form.deal_experts else 0.0)
+    ) / form.tensor
 
 
 def _beside_further_block(shape: Shape) -> float:
-    """Weights of a multi-token module besides its block: a projection and three norms."""
+    """Weights of a multi-token module besides its block: a projection and three
+    norms.
+    """
     return 2 * shape.width**2 + 3 * shape.width
 
 
 def _embeddings(shape: Shape) -> float:
     of_places = (shape.sequence_length + TOKEN_TYPES) * shape.width * shape.bert
-    return shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2) + of_places
+    return (
+        shape.padded_vocab_size * shape.width * (1 if shape.tied_embeddings else 2)
+        + of_places
+    )
 
 
-def optimizer_bytes(shape: Shape, kind: str, layers: float | None = None, root: float | None = None) -> float:
-    """Bytes of an optimizer's state for some weights of the layers and some outside them; for all of them by
-    default."""
+def optimizer_bytes(
+    shape: Shape, kind: str, layers: float | None = None, root: float | None = None
+) -> float:
+    """Bytes of an optimizer's state for some weights of the layers and some outside
+    them; for all of them by default.
+    """
     layers = shape.blocks * block_parameters(shape) if layers is None else layers
     root = _root_parameters(shape, Form()) if root is None else root
-    return OPTIMIZER_BYTES[kind] * layers + OPTIMIZER_BYTES[_outside_layers(kind)] * root
+    return (
+        OPTIMIZER_BYTES[kind] * layers + OPTIMIZER_BYTES[_outside_layers(kind)] * root
+    )
 
 
 def moments_bytes(shape: Shape, form: Form, load: Load) -> tuple[float, float]:
-    """Bytes of the optimizer's state for the fullest rank's parameters: on the device, and in its host's memory.
+    """Bytes of the optimizer's state for the fullest rank's parameters: on the device,
+    and in its host's memory.
 
-    Moments in host memory are moved to the device parameter by parameter, so the largest ones determine its memory.
+    Moments in host memory are moved to the device parameter by parameter, so the
+    largest ones determine its memory.
     """
     layers = math.ceil(shape.blocks / form.pipeline) * block_parameters(shape)
-    kept = optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form)) / form.tensor / form.weights
+    kept = (
+        optimizer_bytes(shape, load.optimizer, layers, _root_parameters(shape, form))
+        / form.tensor
+        / form.weights
+    )
     if not load.offload or load.optimizer in SMALL_MOMENTS:
         return kept, 0.0
-    matrix = max(shape.ffn_width, shape.heads * shape.head_width) * shape.width * OPTIMIZER_BYTES[load.optimizer]
-    lookup = shape.padded_vocab_size * shape.width * OPTIMIZER_BYTES[_outside_layers(load.optimizer)]
+    matrix = (
+        max(shape.ffn_width, shape.heads * shape.head_width)
+        * shape.width
+        * OPTIMIZER_BYTES[load.optimizer]
+    )
+    lookup = (
+        shape.padded_vocab_size
+        * shape.width
+        * OPTIMIZER_BYTES[_outside_layers(load.optimizer)]
+    )
     return max(matrix, lookup) / form.tensor / form.weights, kept
 
 
@@ -175,24 +215,34 @@ def _outside_layers(kind: str) -> str:
 def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
     """Bytes that one layer keeps for the backward pass, per token.
 
-    In widths: its input, both normed inputs, queries, the attention's output (with its log-sum-exp per head in
-    float32) and the residual after it; keys and values; gate, up, silu(gate) and their product. Attention itself keeps
-    no square of positions (FlashAttention, Dao et al. 2022). Korthikanti et al. 2022 count 34 bytes per width for a
-    GPT with dropout in the same way.
+    In widths: its input, both normed inputs, queries, the attention's output (with its
+    log-sum-exp per head in float32) and the residual after it; keys and values; gate,
+    up, silu(gate) and their product. Attention itself keeps no square of positions
+    (FlashAttention, Dao et al. 2022). Korthikanti et al. 2022 count 34 bytes per width
+    for a GPT with dropout in the same way.
     """
     narrow = shape.kv_heads * shape.head_width
     wide = shape.heads * shape.head_width
     if shape.encoder_decoder:
-        # A layer of both sides; the decoder's cross-attention has a norm, queries and a result, and keys and values of
-        # the encoder's output.
+        # A layer of both sides; the decoder's cross-attention has a norm, queries and a
+        # result, and keys and values of the encoder's output.
         self_attention_and_mlp, cross_attention = (
             4 * shape.width + 4 * wide + 4 * shape.ffn_width,
             2 * shape.width + 2 * wide,
         )
-        numbers = ENCODED * (self_attention_and_mlp + 2 * wide) + DECODED * (self_attention_and_mlp + cross_attention)
-        return round(numbers * compute_bytes + 4 * shape.heads * (ENCODED + 2 * DECODED))
+        numbers = ENCODED * (self_attention_and_mlp + 2 * wide) + DECODED * (
+            self_attention_and_mlp + cross_attention
+        )
+        return round(
+            numbers * compute_bytes + 4 * shape.heads * (ENCODED + 2 * DECODED)
+        )
     # BERT's feed-forward layer has no gate.
-    numbers = 4 * shape.width + 2 * wide + 2 * narrow + (2 if shape.bert else 4) * shape.ffn_width
+    numbers = (
+        4 * shape.width
+        + 2 * wide
+        + 2 * narrow
+        + (2 if shape.bert else 4) * shape.ffn_width
+    )
     return numbers * compute_bytes + 4 * shape.heads
 
 
@@ -207,22 +257,38 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
     rank_parameters = layers * block + root
     tokens = load.micro_rows * load.length / form.context
     in_flight = min(form.pipeline, load.micro_batches)
-    kept = (_kept_bytes(shape, load) + _elsewhere_bytes(shape, form, load)) * tokens * layers * in_flight / form.tensor
+    kept = (
+        (_kept_bytes(shape, load) + _elsewhere_bytes(shape, form, load))
+        * tokens
+        * layers
+        * in_flight
+        / form.tensor
+    )
     if load.checkpointing:
-        recomputed = block_activation_bytes(shape, load.compute_bytes) + _elsewhere_bytes(
-            shape, form, replace(load, checkpointing=False)
-        )
+        recomputed = block_activation_bytes(
+            shape, load.compute_bytes
+        ) + _elsewhere_bytes(shape, form, replace(load, checkpointing=False))
         kept += recomputed * tokens / form.tensor
     # The current block and the prefetched one, and parameters outside blocks.
     gathered_weights = gathered_parameters(shape, form)
-    gathered = (2 * gathered_weights + root) * load.compute_bytes + 2 * gathered_weights * load.compute_bytes
+    gathered = (
+        2 * gathered_weights + root
+    ) * load.compute_bytes + 2 * gathered_weights * load.compute_bytes
     if form.weights > 1:
         gathered += MASTER_BYTES * gathered_weights
-    if form.deal_experts:  # own experts in the compute dtype, and their gradients in both
-        gathered += expert_parameters(shape) / form.weights * (2 * load.compute_bytes + MASTER_BYTES)
-    loss = (4 * shape.padded_vocab_size * shape.width / form.tensor + tokens * shape.width * load.compute_bytes) * (
-        1 + shape.multi_token
-    ) + 3 * 4 * min(GPU_CHUNK_LOGITS, tokens * shape.vocab_size)
+    # own experts in the compute dtype, and their gradients in both
+    if form.deal_experts:
+        gathered += (
+            expert_parameters(shape)
+            / form.weights
+            * (2 * load.compute_bytes + MASTER_BYTES)
+        )
+    loss = (
+        4 * shape.padded_vocab_size * shape.width / form.tensor
+        + tokens * shape.width * load.compute_bytes
+    ) * (1 + shape.multi_token) + 3 * 4 * min(
+        GPU_CHUNK_LOGITS, tokens * shape.vocab_size
+    )
     counted = Memory(
         parameters=MASTER_BYTES * rank_parameters / form.weights,
         gradients=MASTER_BYTES * rank_parameters / form.weights,
@@ -232,25 +298,36 @@ def rank_memory(shape: Shape, form: Form, load: Load) -> Memory:
         loss=loss,
         overhead=FRAMEWORK_BYTES,
     )
-    return replace(counted, overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES))
+    return replace(
+        counted,
+        overhead=FRAMEWORK_BYTES + FRAGMENTATION * (counted.total - FRAMEWORK_BYTES),
+    )
 
 
 def _root_parameters(shape: Shape, form: Form) -> float:
-    """Parameters outside the blocks, on the fullest rank: a pipeline has the two embeddings at its two ends."""
+    """Parameters outside the blocks, on the fullest rank: a pipeline has the two
+    embeddings at its two ends.
+    """
     single_embedding = shape.padded_vocab_size * shape.width
     embeddings = _embeddings(shape) if form.pipeline == 1 else single_embedding
     return embeddings + shape.width + shape.multi_token * _beside_further_block(shape)
 
 
 def _elsewhere_bytes(shape: Shape, form: Form, load: Load) -> float:
-    """Bytes per token and layer of a rank: keys and values of the other ranks' tokens of the same rows."""
+    """Bytes per token and layer of a rank: keys and values of the other ranks' tokens
+    of the same rows.
+    """
     if load.checkpointing:
         return 0.0
-    return 2 * shape.kv_heads * shape.head_width * load.compute_bytes * (form.context - 1)
+    return (
+        2 * shape.kv_heads * shape.head_width * load.compute_bytes * (form.context - 1)
+    )
 
 
 def _kept_bytes(shape: Shape, load: Load) -> float:
-    """Bytes per token and layer: all activations, or with checkpointing only the layer's input."""
+    """Bytes per token and layer: all activations, or with checkpointing only the
+    layer's input.
+    """
     if load.checkpointing:
         return shape.width * load.compute_bytes
     return block_activation_bytes(shape, load.compute_bytes)

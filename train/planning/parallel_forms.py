@@ -1,14 +1,18 @@
-"""All ways to distribute a training over GPUs, with memory and time per step, best first.
+"""All ways to distribute a training over GPUs, with memory and time per step, best
+first.
 
 The time of a step is an estimate:
 
-- arithmetic: the step's operations over the peak of all GPUs times the utilisation of a form without idle time;
+- arithmetic: the step's operations over the peak of all GPUs times the utilisation of a
+  form without idle time;
 - recomputing the forward pass, with activation checkpointing: a third more;
-- the pipeline's bubble under 1F1B: (p - 1) / m more for p stages and m micro-batches (Narayanan et al. 2021, 2.2.1);
-- tensor parallelism's collectives, not overlapped: eight per layer and micro-batch, four forward and four
-  backward, each of the residual stream (Korthikanti et al. 2022, 4.2.2);
-- context parallelism's, not overlapped either: keys and values of all tokens gathered in every layer, and their
-  gradients reduced;
+- the pipeline's bubble under 1F1B: (p - 1) / m more for p stages and m micro-batches
+  (Narayanan et al. 2021, 2.2.1);
+- tensor parallelism's collectives, not overlapped: eight per layer and micro-batch,
+  four forward and four backward, each of the residual stream (Korthikanti et al. 2022,
+  4.2.2);
+- context parallelism's, not overlapped either: keys and values of all tokens gathered
+  in every layer, and their gradients reduced;
 - tokens sent to experts and back, forward and backward, with expert parallelism;
 - FSDP's gathers and reductions, overlapped with the arithmetic up to its duration;
 - moments in host memory: transfers to the GPU and back, not overlapped.
@@ -35,9 +39,13 @@ from gristmill.train.planning.memory import (
 
 GPUS_PER_MACHINE = 8
 NETWORK = 50e9
-"""Bytes per second and direction per GPU between machines: 400 Gb/s InfiniBand, one port a GPU, as in DGX H100."""
+"""Bytes per second and direction per GPU between machines: 400 Gb/s InfiniBand, one
+port a GPU, as in DGX H100.
+"""
 HOST_LINK = 32e9
-"""Bytes per second between a GPU and its host, and between unknown GPUs: PCI Express 4, 16 lanes."""
+"""Bytes per second between a GPU and its host, and between unknown GPUs: PCI Express 4,
+16 lanes.
+"""
 RECOMPUTE = 4 / 3
 COLLECTIVES_PER_LAYER = 8
 
@@ -86,8 +94,11 @@ class Candidate:
     utilisation: float
 
 
-def rank_forms(shape: Shape, step: Step, gpus: int, device: Device, utilisation: float) -> list[Candidate]:
-    """Rank all forms for a number of GPUs: those that fit by time, then the others by missing memory.
+def rank_forms(
+    shape: Shape, step: Step, gpus: int, device: Device, utilisation: float
+) -> list[Candidate]:
+    """Rank all forms for a number of GPUs: those that fit by time, then the others by
+    missing memory.
 
     Args:
         shape: the model.
@@ -97,7 +108,13 @@ def rank_forms(shape: Shape, step: Step, gpus: int, device: Device, utilisation:
         utilisation: MFU of the arithmetic alone, between 0 and 1.
     """
     best = [
-        _best([_candidate(shape, form, load, step, device, utilisation) for load in _loads(form, step)], device)
+        _best(
+            [
+                _candidate(shape, form, load, step, device, utilisation)
+                for load in _loads(form, step)
+            ],
+            device,
+        )
         for form in forms(shape, gpus, step.rows, step.length)
     ]
     return sorted(
@@ -111,21 +128,29 @@ def rank_forms(shape: Shape, step: Step, gpus: int, device: Device, utilisation:
 
 
 def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
-    """Yield all factorisations of the number of GPUs that divide the model and the batch.
+    """Yield all factorisations of the number of GPUs that divide the model and the
+    batch.
 
-    A tensor group stays within a machine and has full key/value heads; a pipeline has at least a layer and a
-    micro-batch per stage; context parallelism splits rows within a machine, into two chunks per process, if lengths
-    divide. All of these need a plain decoder, and the first two one without experts; experts may be distributed over
-    the ranks that shard weights.
+    A tensor group stays within a machine and has full key/value heads; a pipeline has
+    at least a layer and a micro-batch per stage; context parallelism splits rows within
+    a machine, into two chunks per process, if lengths divide. All of these need a plain
+    decoder, and the first two one without experts; experts may be distributed over the
+    ranks that shard weights.
     """
     splits = shape.is_plain_decoder and not shape.experts
     for tensor in _divisors(gpus) if splits else [1]:
-        if tensor > GPUS_PER_MACHINE or shape.kv_heads % tensor or shape.ffn_width % tensor:
+        if (
+            tensor > GPUS_PER_MACHINE
+            or shape.kv_heads % tensor
+            or shape.ffn_width % tensor
+        ):
             continue
         for pipeline in _divisors(gpus // tensor):
             if pipeline > (shape.layers if splits else 1):
                 continue
-            for context in _divisors(gpus // tensor // pipeline) if shape.is_plain_decoder else [1]:
+            for context in (
+                _divisors(gpus // tensor // pipeline) if shape.is_plain_decoder else [1]
+            ):
                 data = gpus // tensor // pipeline // context
                 if (
                     rows % data
@@ -137,7 +162,11 @@ def forms(shape: Shape, gpus: int, rows: int, length: int) -> Iterator[Form]:
                 for shard in _divisors(data):
                     form = Form(data // shard, shard, tensor, pipeline, context)
                     yield form
-                    if shape.experts and form.weights > 1 and shape.experts % form.weights == 0:
+                    if (
+                        shape.experts
+                        and form.weights > 1
+                        and shape.experts % form.weights == 0
+                    ):
                         yield replace(form, deal_experts=True)
 
 
@@ -147,13 +176,26 @@ def _loads(form: Form, step: Step) -> Iterator[Load]:
     for micro in (size for size in _divisors(rows) if size <= max_rows):
         for checkpointing in (False, True):
             yield Load(
-                micro, step.length, rows // micro, step.compute_bytes, step.optimizer, checkpointing, step.offload
+                micro,
+                step.length,
+                rows // micro,
+                step.compute_bytes,
+                step.optimizer,
+                checkpointing,
+                step.offload,
             )
 
 
-def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device, utilisation: float) -> Candidate:
+def _candidate(
+    shape: Shape, form: Form, load: Load, step: Step, device: Device, utilisation: float
+) -> Candidate:
     memory = rank_memory(shape, form, load)
-    arithmetic = flops_per_token(shape, step.length).whole * step.rows * step.length / (form.world * device.flops)
+    arithmetic = (
+        flops_per_token(shape, step.length).whole
+        * step.rows
+        * step.length
+        / (form.world * device.flops)
+    )
     busy = arithmetic / utilisation * (RECOMPUTE if load.checkpointing else 1.0)
     waiting = busy * (form.pipeline - 1) / load.micro_batches
     seconds = (
@@ -179,7 +221,9 @@ def _candidate(shape: Shape, form: Form, load: Load, step: Step, device: Device,
 
 
 def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds of a step's collectives in tensor groups; for the fullest stage's layers."""
+    """Seconds of a step's collectives in tensor groups; for the fullest stage's
+    layers.
+    """
     tokens = load.micro_rows * load.length / form.context
     moved = tokens * shape.width * load.compute_bytes * (form.tensor - 1) / form.tensor
     layers = -(-shape.layers // form.pipeline)
@@ -187,51 +231,90 @@ def _tensor_seconds(shape: Shape, form: Form, load: Load, device: Device) -> flo
 
 
 def _context_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds to gather keys and values in a step's forward passes, again with checkpointing, and to reduce
-    gradients."""
+    """Seconds to gather keys and values in a step's forward passes, again with
+    checkpointing, and to reduce gradients.
+    """
     narrow = 2 * shape.kv_heads * shape.head_width / form.tensor
-    moved = load.micro_rows * load.length * narrow * load.compute_bytes * (form.context - 1) / form.context
-    times = (3 if load.checkpointing else 2) * -(-shape.layers // form.pipeline) * load.micro_batches
+    moved = (
+        load.micro_rows
+        * load.length
+        * narrow
+        * load.compute_bytes
+        * (form.context - 1)
+        / form.context
+    )
+    times = (
+        (3 if load.checkpointing else 2)
+        * -(-shape.layers // form.pipeline)
+        * load.micro_batches
+    )
     return times * moved / device.link
 
 
 def _dealing_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds to send tokens to experts and back in a step, forward and backward; again with checkpointing."""
+    """Seconds to send tokens to experts and back in a step, forward and backward; again
+    with checkpointing.
+    """
     if not form.deal_experts:
         return 0.0
-    numbers = load.micro_rows * load.length / form.context * shape.experts_per_token * shape.width
+    numbers = (
+        load.micro_rows
+        * load.length
+        / form.context
+        * shape.experts_per_token
+        * shape.width
+    )
     moved = numbers * load.compute_bytes * (form.weights - 1) / form.weights
     times = (6 if load.checkpointing else 4) * shape.layers * load.micro_batches
-    return times * moved / (device.link if form.weights <= GPUS_PER_MACHINE else NETWORK)
+    return (
+        times * moved / (device.link if form.weights <= GPUS_PER_MACHINE else NETWORK)
+    )
 
 
 def _sharding_seconds(shape: Shape, form: Form, load: Load, device: Device) -> float:
-    """Seconds to gather weights twice and reduce gradients once per micro-batch, and to sum over replicas once per
-    step."""
+    """Seconds to gather weights twice and reduce gradients once per micro-batch, and to
+    sum over replicas once per step.
+    """
     layers = -(-shape.layers // form.pipeline)
     gathered = layers * gathered_parameters(shape, form)
     weights = layers * block_parameters(shape) / form.tensor
     share = (form.weights - 1) / form.weights
     within = form.tensor * form.pipeline * form.weights <= GPUS_PER_MACHINE
-    moved = gathered * share * load.micro_batches * (2 * load.compute_bytes + MASTER_BYTES)
+    moved = (
+        gathered * share * load.micro_batches * (2 * load.compute_bytes + MASTER_BYTES)
+    )
     seconds = moved / (device.link if within else NETWORK)
     if form.replicate > 1:
         in_machine = form.world <= GPUS_PER_MACHINE
-        summed = 2 * MASTER_BYTES * weights / form.weights * (form.replicate - 1) / form.replicate
+        summed = (
+            2
+            * MASTER_BYTES
+            * weights
+            / form.weights
+            * (form.replicate - 1)
+            / form.replicate
+        )
         seconds += summed / (device.link if in_machine else NETWORK)
     return seconds
 
 
 def _best(candidates: list[Candidate], device: Device) -> Candidate:
-    """Fastest candidate that fits, of equal ones the larger micro-batch; else the one that needs the least memory."""
+    """Fastest candidate that fits, of equal ones the larger micro-batch; else the one
+    that needs the least memory.
+    """
     fitting = [candidate for candidate in candidates if candidate.fits]
     if not fitting:
         return min(candidates, key=lambda candidate: candidate.memory.total)
-    return min(fitting, key=lambda candidate: (round(candidate.seconds, 9), -candidate.load.micro_rows))
+    return min(
+        fitting,
+        key=lambda candidate: (round(candidate.seconds, 9), -candidate.load.micro_rows),
+    )
 
 
 def _rounded(seconds: float) -> float:
-    """Round to the precision of the estimate, about a percent, so that memory decides between equally fast forms."""
+    """Round to the precision of the estimate, about a percent, so that memory decides
+    between equally fast forms.
+    """
     return float(f"{seconds:.2g}")
 
 

@@ -1,8 +1,9 @@
 """Curriculum: selection of prompts by their pass rates (online difficulty filtering).
 
-Prompts have a seeded order, epoch after epoch. A batch takes its next prompts that were never used, whose last pass
-rate was within `between`, or that a hash of the seed and the position in the order selects. The selection is a function
-of the seed and of the answers' rewards; position and rates are part of checkpoints.
+Prompts have a seeded order, epoch after epoch. A batch takes its next prompts that were
+never used, whose last pass rate was within `between`, or that a hash of the seed and
+the position in the order selects. The selection is a function of the seed and of the
+answers' rewards; position and rates are part of checkpoints.
 """
 
 from __future__ import annotations
@@ -43,15 +44,22 @@ class PromptChoice:
 
     def tensors(self) -> dict[str, Tensor]:
         """State for a checkpoint, loaded in place."""
-        return {"cursor": self.cursor, "passed_over": self.passed_over, "rates": self.rates}
+        return {
+            "cursor": self.cursor,
+            "passed_over": self.passed_over,
+            "rates": self.rates,
+        }
 
     def choose(self, count: int) -> np.ndarray:
         """Numbers of the next prompts, (count,) int64, in order.
 
-        If a full epoch has too few suitable prompts, the first skipped ones fill the batch.
+        If a full epoch has too few suitable prompts, the first skipped ones fill the
+        batch.
         """
         first = int(self.cursor)
-        numbers = self._order.rows(np.arange(first, first + max(self._order.total, count), dtype=np.int64))
+        numbers = self._order.rows(
+            np.arange(first, first + max(self._order.total, count), dtype=np.int64)
+        )
         selected: list[int] = []
         skipped: list[int] = []
         for place, number in enumerate(numbers.tolist(), start=first):
@@ -74,12 +82,16 @@ class PromptChoice:
         return (
             rate == NEVER
             or low < rate < high
-            or (seeded_key(self._seed, "again", place) < self._section.again * 2**KEY_BITS)
+            or (
+                seeded_key(self._seed, "again", place)
+                < self._section.again * 2**KEY_BITS
+            )
         )
 
     def report(self) -> dict[str, float]:
-        """Number of prompts skipped for the last batch, share of prompts used so far, and of these the shares below,
-        within and above the thresholds."""
+        """Number of prompts skipped for the last batch, share of prompts used so far,
+        and of these the shares below, within and above the thresholds.
+        """
         known_rates = self.rates[self.rates >= 0.0]
         low, high = self._section.between
         values = {

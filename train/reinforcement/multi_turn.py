@@ -1,7 +1,8 @@
 """Answers of several turns: the model calls tools and continues after their results.
 
-Each turn is sampled after the exact tokens before it. A sample depends only on the seed of the answer and these tokens
-(`generation/sampling.py`), so answers do not depend on their batch.
+Each turn is sampled after the exact tokens before it. A sample depends only on the seed
+of the answer and these tokens (`generation/sampling.py`), so answers do not depend on
+their batch.
 """
 
 from __future__ import annotations
@@ -51,9 +52,13 @@ class _Open:
     def next_turn(self) -> Request:
         """Request for its next turn."""
         request = self.asked.request
-        return replace(request, prompt=(*request.prompt, *self.tokens), max_new_tokens=self.left)
+        return replace(
+            request, prompt=(*request.prompt, *self.tokens), max_new_tokens=self.left
+        )
 
-    def add(self, tokens: Sequence[int], drawn: bool, logps: Sequence[float] | None = None) -> None:
+    def add(
+        self, tokens: Sequence[int], drawn: bool, logps: Sequence[float] | None = None
+    ) -> None:
         """Append tokens."""
         self.tokens += tokens
         self.drawn += [drawn] * len(tokens)
@@ -71,15 +76,23 @@ class Dialogue:
         answer_tokens: most tokens of a tool's answer.
     """
 
-    def __init__(self, chat: Chat, form: CallFormat, tools: Toolbox, turns: int, answer_tokens: int) -> None:
+    def __init__(
+        self,
+        chat: Chat,
+        form: CallFormat,
+        tools: Toolbox,
+        turns: int,
+        answer_tokens: int,
+    ) -> None:
         self._chat, self._form, self._tools = chat, form, tools
         self._turns, self._answer_tokens = turns, answer_tokens
 
     def answers(self, draw: Draw, asked: Sequence[Asked]) -> list[Generated]:
         """Answer each request: turns, with the tools' answers between them.
 
-        An answer is truncated if its tokens run out, if a tool's answer leaves no room for another turn (the tool's
-        answer is then dropped), and if its last turn makes a call.
+        An answer is truncated if its tokens run out, if a tool's answer leaves no room
+        for another turn (the tool's answer is then dropped), and if its last turn makes
+        a call.
         """
         everyone = [_Open(answer) for answer in asked]
         running, by_engine = everyone, False
@@ -88,11 +101,21 @@ class Dialogue:
             for answer, drawn in zip(running, turns, strict=True):
                 by_engine = by_engine or drawn.logps is not None
                 answer.add(drawn.tokens, True, drawn.logps)
-                text = self._chat.decode(drawn.tokens[:-1] if drawn.ended else drawn.tokens, special=True)
+                text = self._chat.decode(
+                    drawn.tokens[:-1] if drawn.ended else drawn.tokens, special=True
+                )
                 # A truncated turn has no room for a tool's answer.
-                answer.calls = self._form.calls(text) if drawn.ended and answer.asked.offered else []
+                answer.calls = (
+                    self._form.calls(text)
+                    if drawn.ended and answer.asked.offered
+                    else []
+                )
                 answer.ended = drawn.ended and not answer.calls
-            calling = [answer for answer in running if answer.calls] if turn < self._turns else []
+            calling = (
+                [answer for answer in running if answer.calls]
+                if turn < self._turns
+                else []
+            )
             running = self._answered(turn, calling)
             if not running:
                 break
@@ -111,7 +134,12 @@ class Dialogue:
         """Answer the calls by tools; returns the answers with room for another turn."""
         used = iter(
             self._tools.answer(
-                turn, [(call, open_answer.asked.offered) for open_answer in calling for call in open_answer.calls]
+                turn,
+                [
+                    (call, open_answer.asked.offered)
+                    for open_answer in calling
+                    for call in open_answer.calls
+                ],
             )
         )
         running = []

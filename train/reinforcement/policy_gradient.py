@@ -1,7 +1,9 @@
-"""Advantages of tokens, and the losses of policies and critics, as pure functions of numbers and masks.
+"""Advantages of tokens, and the losses of policies and critics, as pure functions of
+numbers and masks.
 
-Notation: n answers, g per prompt and adjacent, r tokens of the longest; arrays are (n, r) unless stated otherwise.
-Position j is the answer's j-th token; tokens outside the mask are ignored.
+Notation: n answers, g per prompt and adjacent, r tokens of the longest; arrays are (n,
+r) unless stated otherwise. Position j is the answer's j-th token; tokens outside the
+mask are ignored.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ Normalisation = Literal["sequence", "token", "constant"]
 
 
 def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
-    """Rewards minus the mean of their group, optionally divided by a standard deviation; (n,).
+    """Rewards minus the mean of their group, optionally divided by a standard
+    deviation; (n,).
 
-    Shao et al. 2024, section 4.1.2; without the division Liu et al. 2025 (Dr. GRPO). The deviation is the unbiased one
-    (n - 1), as in TRL.
+    Shao et al. 2024, section 4.1.2; without the division Liu et al. 2025 (Dr. GRPO).
+    The deviation is the unbiased one (n - 1), as in TRL.
 
     Args:
         rewards: (n,), answers to a prompt adjacent.
@@ -38,7 +41,11 @@ def group_advantages(rewards: Tensor, group_size: int, scale: Scale) -> Tensor:
     advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
     if scale == "none":
         return advantages
-    deviation = groups.std(dim=1).repeat_interleave(group_size) if scale == "group" else rewards.std()
+    deviation = (
+        groups.std(dim=1).repeat_interleave(group_size)
+        if scale == "group"
+        else rewards.std()
+    )
     return advantages / (deviation + STD_FLOOR)
 
 
@@ -48,16 +55,21 @@ def groups_without_variance(rewards: Tensor, group_size: int) -> Tensor:
     return (groups == groups[:, :1]).all(dim=1).repeat_interleave(group_size)
 
 
-def token_rewards(rewards: Tensor, divergence: Tensor, kl_weight: float, mask: Tensor) -> Tensor:
-    """Rewards of tokens in PPO, (n, r): minus the weighted divergence, plus the answer's reward at its last token.
+def token_rewards(
+    rewards: Tensor, divergence: Tensor, kl_weight: float, mask: Tensor
+) -> Tensor:
+    """Rewards of tokens in PPO, (n, r): minus the weighted divergence, plus the
+    answer's reward at its last token.
 
-    Ouyang et al. 2022, equation 2, as a penalty per token (Stiennon et al. 2020, section 3.4).
+    Ouyang et al. 2022, equation 2, as a penalty per token (Stiennon et al. 2020,
+    section 3.4).
 
     Args:
         rewards: (n,) of the answers.
         divergence: (n, r) per token, from the reference.
         kl_weight: beta.
-        mask: (n, r) bool, at least one in each row; tokens between two sampled runs are skipped.
+        mask: (n, r) bool, at least one in each row; tokens between two sampled runs are
+            skipped.
     """
     penalties = -kl_weight * divergence * mask
     places = torch.arange(mask.shape[1], device=mask.device)
@@ -68,10 +80,12 @@ def token_rewards(rewards: Tensor, divergence: Tensor, kl_weight: float, mask: T
 def generalised_advantages(
     rewards: Tensor, values: Tensor, mask: Tensor, discount: float, gae_lambda: float
 ) -> tuple[Tensor, Tensor]:
-    """GAE(lambda) of Schulman et al. 2016, equation 16: advantages and returns, (n, r) each.
+    """GAE(lambda) of Schulman et al. 2016, equation 16: advantages and returns, (n, r)
+    each.
 
-    A truncated answer ends like a complete one: nothing follows its last token. Tokens between two sampled runs, such
-    as a tool's answer, are skipped: the successor of a token is the next sampled one.
+    A truncated answer ends like a complete one: nothing follows its last token. Tokens
+    between two sampled runs, such as a tool's answer, are skipped: the successor of a
+    token is the next sampled one.
 
     Args:
         rewards: of each token.
@@ -81,8 +95,8 @@ def generalised_advantages(
         gae_lambda: lambda.
 
     Returns:
-        A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and A_t + V_t, the critic's targets;
-        0 outside the mask.
+        A_t = sum over k of (gamma lambda)^k (r_{t+k} + gamma V_{t+k+1} - V_{t+k}), and
+        A_t + V_t, the critic's targets; 0 outside the mask.
 
     >>> rewards, values = torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]])
     >>> advantages, returns = generalised_advantages(rewards, values, torch.tensor([[True, True]]), 1.0, 1.0)
@@ -96,32 +110,52 @@ def generalised_advantages(
     for t in reversed(range(values.shape[1])):
         surprise = rewards[:, t] + discount * after - values[:, t]
         is_sampled = mask[:, t]
-        following = torch.where(is_sampled, surprise + discount * gae_lambda * following, following)
-        advantages[:, t], after = following * real[:, t], torch.where(is_sampled, values[:, t], after)
+        following = torch.where(
+            is_sampled, surprise + discount * gae_lambda * following, following
+        )
+        advantages[:, t], after = (
+            following * real[:, t],
+            torch.where(is_sampled, values[:, t], after),
+        )
     return advantages, (advantages + values) * real
 
 
 def whitened(values: Tensor, mask: Tensor) -> Tensor:
-    """Values with mean 0 and variance 1 over the mask, 0 elsewhere; the variance is the unbiased one."""
+    """Values with mean 0 and variance 1 over the mask, 0 elsewhere; the variance is the
+    unbiased one.
+    """
     chosen = values[mask]
-    variance = chosen.var() if len(chosen) > 1 else torch.zeros((), dtype=values.dtype, device=values.device)
+    variance = (
+        chosen.var()
+        if len(chosen) > 1
+        else torch.zeros((), dtype=values.dtype, device=values.device)
+    )
     return (values - chosen.mean()) * torch.rsqrt(variance + WHITENING_FLOOR) * mask
 
 
 def surrogate_loss(
-    logps: Tensor, old: Tensor, advantages: Tensor, clip: float, clip_high: float | None = None
+    logps: Tensor,
+    old: Tensor,
+    advantages: Tensor,
+    clip: float,
+    clip_high: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Clipped surrogate per token: -min(ratio A, clip(ratio, 1 - clip, 1 + clip_high) A).
+    """Clipped surrogate per token: -min(ratio A, clip(ratio, 1 - clip, 1 + clip_high)
+    A).
 
-    Schulman et al. 2017, equation 7; with another upper bound it is DAPO's "clip-higher" (Yu et al. 2025, section 3.1).
+    Schulman et al. 2017, equation 7; with another upper bound it is DAPO's
+    "clip-higher" (Yu et al. 2025, section 3.1).
 
     Args:
-        logps, old: log-probabilities of the tokens under the current and under the sampling policy.
+        logps, old: log-probabilities of the tokens under the current and under the
+            sampling policy.
         advantages: of each token; (n, 1) if equal for all tokens of an answer.
-        clip, clip_high: lower and upper clip of the ratio; `clip` for both if the latter is absent.
+        clip, clip_high: lower and upper clip of the ratio; `clip` for both if the
+            latter is absent.
 
     Returns:
-        the loss, and a bool mask of tokens whose clipped term is the smaller one: their gradient is zero.
+        the loss, and a bool mask of tokens whose clipped term is the smaller one: their
+        gradient is zero.
 
     >>> loss, clipped = surrogate_loss(torch.tensor([0.5]), torch.tensor([0.0]), torch.tensor([1.0]), clip=0.2)
     >>> f"{loss.item():.1f}", clipped.item()
@@ -129,34 +163,43 @@ def surrogate_loss(
     """
     ratio = (logps - old).exp()
     plain = ratio * advantages
-    clipped = ratio.clamp(1.0 - clip, 1.0 + (clip if clip_high is None else clip_high)) * advantages
+    clipped = (
+        ratio.clamp(1.0 - clip, 1.0 + (clip if clip_high is None else clip_high))
+        * advantages
+    )
     return -torch.minimum(plain, clipped), clipped < plain
 
 
-def value_loss(values: Tensor, old: Tensor, returns: Tensor, clip: float | None) -> Tensor:
-    """The critic's loss per token: half the squared error, or that of the clipped estimate where it is larger.
+def value_loss(
+    values: Tensor, old: Tensor, returns: Tensor, clip: float | None
+) -> Tensor:
+    """The critic's loss per token: half the squared error, or that of the clipped
+    estimate where it is larger.
 
     Args:
         values, old: the critic's estimates, and those from before the update.
         returns: what they should have been.
-        clip: how far an estimate may move from the old one and still lower the loss (OpenAI baselines, ppo2); not
-            limited if None.
+        clip: how far an estimate may move from the old one and still lower the loss
+            (OpenAI baselines, ppo2); not limited if None.
 
     >>> value_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([3.0]), clip=0.5).item()  # (0.5 - 3)^2 / 2
     3.125
     """
     error = (values - returns).square()
     if clip is not None:
-        error = torch.maximum(error, (old + (values - old).clamp(-clip, clip) - returns).square())
+        error = torch.maximum(
+            error, (old + (values - old).clamp(-clip, clip) - returns).square()
+        )
     return 0.5 * error
 
 
 def kl_estimate(logps: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
-    """KL(policy || reference) per token, estimated from tokens that the policy drew (Schulman 2020, "Approximating KL
-    divergence"). With x = log(policy / reference):
+    """KL(policy || reference) per token, estimated from tokens that the policy drew
+    (Schulman 2020, "Approximating KL divergence"). With x = log(policy / reference):
 
-    k1 = x: unbiased, of large variance, may be negative. k2 = x^2 / 2: biased, never negative; its gradient is that of
-    the divergence. k3 = exp(-x) - 1 + x: unbiased and never negative.
+    k1 = x: unbiased, of large variance, may be negative. k2 = x^2 / 2: biased, never
+    negative; its gradient is that of the divergence. k3 = exp(-x) - 1 + x: unbiased and
+    never negative.
 
     >>> f"{kl_estimate(torch.tensor([0.5]), torch.tensor([0.0]), 'k3').item():.6f}"
     '0.106531'
@@ -171,24 +214,31 @@ def kl_estimate(logps: Tensor, reference: Tensor, kind: KlEstimator) -> Tensor:
             return torch.expm1(-x) + x
 
 
-def kl_loss(logps: Tensor, old: Tensor, reference: Tensor, kind: KlEstimator, corrected: bool) -> Tensor:
-    """The divergence as a part of the loss per token: its estimate, perhaps times the ratio of new to old probability.
+def kl_loss(
+    logps: Tensor, old: Tensor, reference: Tensor, kind: KlEstimator, corrected: bool
+) -> Tensor:
+    """The divergence as a part of the loss per token: its estimate, perhaps times the
+    ratio of new to old probability.
 
-    An expectation under the policy has a gradient through its own probabilities too, which an estimate from drawn
-    tokens lacks; the ratio, 1 in value in the first update, brings it back (DeepSeek-V3.2 2025, section 3.1).
+    An expectation under the policy has a gradient through its own probabilities too,
+    which an estimate from drawn tokens lacks; the ratio, 1 in value in the first
+    update, brings it back (DeepSeek-V3.2 2025, section 3.1).
     """
     estimate = kl_estimate(logps, reference, kind)
     return (logps - old).exp() * estimate if corrected else estimate
 
 
 def token_weights(mask: Tensor, kind: Normalisation, most_tokens: int) -> Tensor:
-    """Weight of each token's loss, such that the sum over a step's n answers, divided by n, is the step's loss.
+    """Weight of each token's loss, such that the sum over a step's n answers, divided
+    by n, is the step's loss.
 
     Args:
-        mask: (n, r) of all answers of an optimizer step, independent of its micro-batches.
-        kind: `sequence`: the mean over answers of the mean over their tokens (GRPO, Shao et al. 2024, equation 3);
-            `token`: the mean over all tokens (DAPO, Yu et al. 2025, equation 8); `constant`: tokens out of
-            `most_tokens` per answer (Dr. GRPO, Liu et al. 2025, section 3.2).
+        mask: (n, r) of all answers of an optimizer step, independent of its
+            micro-batches.
+        kind: `sequence`: the mean over answers of the mean over their tokens (GRPO,
+            Shao et al. 2024, equation 3); `token`: the mean over all tokens (DAPO, Yu
+            et al. 2025, equation 8); `constant`: tokens out of `most_tokens` per answer
+            (Dr. GRPO, Liu et al. 2025, section 3.2).
         most_tokens: that an answer may have.
 
     >>> token_weights(torch.tensor([[True, True], [True, False]]), "sequence", 2).tolist()

@@ -1,7 +1,9 @@
-"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL term or a critic.
+"""Objective of reinforcement learning: a clipped surrogate over answers, with a KL term
+or a critic.
 
-A row is a position in the stream of answers: each step's rows follow those of the previous step, so every row is read
-once. The step determines its answers: a batch's answers are distributed to several steps, for one or more epochs.
+A row is a position in the stream of answers: each step's rows follow those of the
+previous step, so every row is read once. The step determines its answers: a batch's
+answers are distributed to several steps, for one or more epochs.
 """
 
 from __future__ import annotations
@@ -17,15 +19,21 @@ from torch import Tensor, nn
 from gristmill.mixtures.reinforcement import Curriculum, Rl, name_of
 from gristmill.train.loop.objective import Measured
 from gristmill.train.reinforcement.policy import Opinion, opinion_of
-from gristmill.train.reinforcement.policy_gradient import kl_estimate, kl_loss, surrogate_loss, value_loss
+from gristmill.train.reinforcement.policy_gradient import (
+    kl_estimate,
+    kl_loss,
+    surrogate_loss,
+    value_loss,
+)
 from gristmill.train.reinforcement.prompts import fingerprint_of_prompts
 from gristmill.train.reinforcement.rollout_phase import Actor
 
 OF_TOKENS = 4
 """Sums over tokens, after the loss: tokens, entropy, divergence, clipped."""
 OF_ANSWERS = 10
-"""Sums over answers, after those: policy's loss, critic's loss, reward, its square, truncated, in groups with equal
-rewards, passed, turns, calls of tools, failed calls."""
+"""Sums over answers, after those: policy's loss, critic's loss, reward, its square,
+truncated, in groups with equal rewards, passed, turns, calls of tools, failed calls.
+"""
 
 
 class InOrder:
@@ -54,7 +62,11 @@ class Reinforcement:
         self.fingerprint = fingerprint_of_prompts(actor.prompts)
         self.flops_per_token = flops_per_token
         self.sequence_length = length
-        self._section, self._actor, self._rollouts = actor.section, actor, actor.rollouts
+        self._section, self._actor, self._rollouts = (
+            actor.section,
+            actor,
+            actor.rollouts,
+        )
         self._device = actor.world.device
         self._names = [name_of(reward) for reward in self._section.rewards]
         self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
@@ -66,28 +78,50 @@ class Reinforcement:
     def num_tokens(self, rows: np.ndarray) -> int:
         """Tokens of prompts and answers, without padding."""
         places = answers_of_rows(rows, self._section)
-        return int((self._rollouts.sizes + self._rollouts.lengths)[torch.from_numpy(places)].sum())
+        return int(
+            (self._rollouts.sizes + self._rollouts.lengths)[
+                torch.from_numpy(places)
+            ].sum()
+        )
 
     def prepare(self, rows: np.ndarray, cuts: int = 1, step: int = 0) -> np.ndarray:
         """The rows themselves, as their answers may not exist yet."""
         return rows
 
-    def loss(self, model: nn.Module, batch: np.ndarray, scale: float | Tensor, draw: int | None = None) -> Measured:
-        """See objective.Objective; sums: the loss, OF_TOKENS, OF_ANSWERS, and each reward."""
+    def loss(
+        self,
+        model: nn.Module,
+        batch: np.ndarray,
+        scale: float | Tensor,
+        draw: int | None = None,
+    ) -> Measured:
+        """See objective.Objective; sums: the loss, OF_TOKENS, OF_ANSWERS, and each
+        reward.
+        """
         real = float(bool(len(batch)))
         # An empty micro-batch computes too: its passes are collective operations.
-        places = answers_of_rows(batch, self._section) if len(batch) else np.zeros(1, dtype=np.int64)
+        places = (
+            answers_of_rows(batch, self._section)
+            if len(batch)
+            else np.zeros(1, dtype=np.int64)
+        )
         part = self._rollouts.part(places).to(self._device)
         opinion = opinion_of(model, part, self._section.temperature)
         width = opinion.logps.shape[1]
         old, reference, advantages, weights = self._rollouts.of(
             places, width, self._device, "old", "reference", "advantages", "weights"
         )
-        of_policy, clipped = surrogate_loss(opinion.logps, old, advantages, self._section.clip, self._section.clip_high)
+        of_policy, clipped = surrogate_loss(
+            opinion.logps, old, advantages, self._section.clip, self._section.clip_high
+        )
         losses = of_policy
         if self._section.algorithm == "grpo" and self._section.kl_weight:
             losses = losses + self._section.kl_weight * kl_loss(
-                opinion.logps, old, reference, self._section.kl_kind, self._section.kl_correction
+                opinion.logps,
+                old,
+                reference,
+                self._section.kl_kind,
+                self._section.kl_correction,
             )
         of_critic = self._critic_losses(opinion, places, width)
         total = losses + self._section.critic.loss_weight * of_critic
@@ -116,12 +150,18 @@ class Reinforcement:
             * real
         )
         # The recorded loss of a row is absolute: a surrogate may have either sign.
-        return Measured(row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None])
+        return Measured(
+            row_losses.sum() * (scale * real), sums, row_losses.detach().abs()[:, None]
+        )
 
-    def _critic_losses(self, opinion: Opinion, places: np.ndarray, width: int) -> Tensor:
+    def _critic_losses(
+        self, opinion: Opinion, places: np.ndarray, width: int
+    ) -> Tensor:
         if opinion.values is None:
             return torch.zeros_like(opinion.logps)
-        before, returns = self._rollouts.of(places, width, self._device, "values", "returns")
+        before, returns = self._rollouts.of(
+            places, width, self._device, "values", "returns"
+        )
         return value_loss(opinion.values, before, returns, self._section.critic.clip)
 
     def _sums_of_answers(self, places: np.ndarray) -> Tensor:
@@ -133,8 +173,14 @@ class Reinforcement:
                 totals.square().sum(),
                 (~rollouts.ended[chosen]).sum().double(),
                 rollouts.flat[chosen].sum().double(),
-                (totals >= (self._section.curriculum or Curriculum()).passed_at).sum().double(),
-                *(torch.zeros(3).double() if rollouts.used is None else rollouts.used[chosen].double().sum(dim=0)),
+                (totals >= (self._section.curriculum or Curriculum()).passed_at)
+                .sum()
+                .double(),
+                *(
+                    torch.zeros(3).double()
+                    if rollouts.used is None
+                    else rollouts.used[chosen].double().sum(dim=0)
+                ),
                 *rollouts.rewards[chosen].double().sum(dim=0),
             ]
         ).to(self._device)
@@ -142,10 +188,12 @@ class Reinforcement:
     def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
         """Means under the names of TRL's GRPOTrainer.
 
-        `kl` is the k3 estimate per token, `clip_ratio` a share of tokens, `completions/clipped_ratio` one of answers,
-        `frac_reward_zero_std` that of answers whose groups have equal rewards. `completions/mean_turns` and
-        `tools/call_frequency` are per answer, `tools/failure_frequency` per call. With a curriculum `pass_rate` is a
-        share of answers, and keys with the prefix `curriculum/` describe its batch (see `PromptChoice`).
+        `kl` is the k3 estimate per token, `clip_ratio` a share of tokens,
+        `completions/clipped_ratio` one of answers, `frac_reward_zero_std` that of
+        answers whose groups have equal rewards. `completions/mean_turns` and
+        `tools/call_frequency` are per answer, `tools/failure_frequency` per call. With
+        a curriculum `pass_rate` is a share of answers, and keys with the prefix
+        `curriculum/` describe its batch (see `PromptChoice`).
         """
         (
             loss,
@@ -170,7 +218,10 @@ class Reinforcement:
             "loss": loss / weight,
             "reward": mean,
             "reward_std": math.sqrt(max(0.0, square / weight - mean**2)),
-            **{f"rewards/{name}": value / weight for name, value in zip(self._names, each, strict=True)},
+            **{
+                f"rewards/{name}": value / weight
+                for name, value in zip(self._names, each, strict=True)
+            },
             "entropy": entropy / tokens,
             "clip_ratio": clipped / tokens,
             "completions/mean_length": tokens / weight,
@@ -202,18 +253,26 @@ class Reinforcement:
         """Each answer with its prompt's id and its absolute loss."""
         return [
             {"id": prompt_id, "loss": float(losses[0]), "row": row}
-            for prompt_id, row, losses in zip(self._ids_of(rows), rows.tolist(), row_losses, strict=True)
+            for prompt_id, row, losses in zip(
+                self._ids_of(rows), rows.tolist(), row_losses, strict=True
+            )
         ]
 
     def _ids_of(self, rows: np.ndarray) -> list[str]:
         """Prompt ids of rows."""
         # Rows are described in the step that reads them, while their batch is current.
-        numbers = self._rollouts.prompts[torch.from_numpy(answers_of_rows(rows, self._section))].tolist()
+        numbers = self._rollouts.prompts[
+            torch.from_numpy(answers_of_rows(rows, self._section))
+        ].tolist()
         return [self._actor.prompts[number].example["id"] for number in numbers]
 
 
 def answers_of_rows(rows: np.ndarray, section: Rl) -> np.ndarray:
-    """Index of each row's answer in its batch, int64: steps divide a batch's answers, epoch after epoch."""
+    """Index of each row's answer in its batch, int64: steps divide a batch's answers,
+    epoch after epoch.
+    """
     step, place = np.divmod(rows, section.global_batch_size)
-    answers: np.ndarray = step % section.steps_per_batch * section.global_batch_size + place
+    answers: np.ndarray = (
+        step % section.steps_per_batch * section.global_batch_size + place
+    )
     return answers

@@ -1,4 +1,6 @@
-"""Prompts of reinforcement learning: reading, encoding, held-out prompts, and the order of steps."""
+"""Prompts of reinforcement learning: reading, encoding, held-out prompts, and the order
+of steps.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Prompt:
     """A prompt to answer.
 
     Attributes:
-        example: source record: id, prompt (messages), optionally answer, tools and columns.
+        example: source record: id, prompt (messages), optionally answer, tools and
+            columns.
         ids: of the conversation, up to the assistant's turn.
         offered: names of the tools described in the prompt.
     """
@@ -67,12 +70,13 @@ def read_prompts(
         tools: tools to call, with their format.
 
     Returns:
-        the usable prompts without duplicates, and counts per set: examples, used, repeated (duplicates), dropped (too
-        long), unrenderable (with the reasons).
+        the usable prompts without duplicates, and counts per set: examples, used,
+        repeated (duplicates), dropped (too long), unrenderable (with the reasons).
 
     Raises:
         NothingToTrainError: a set has no usable prompt.
-        gristmill.dataprep.rewards.answer_checks.NoAnswerError: a prompt lacks the answer that a reward compares with.
+        gristmill.dataprep.rewards.answer_checks.NoAnswerError: a prompt lacks the
+            answer that a reward compares with.
     """
     prompts_by_id: dict[str, Prompt] = {}
     sets = []
@@ -86,18 +90,29 @@ def read_prompts(
             prompt_set.answer,
             columns_of(rewards),
         )
-        check_answers(f"rl data {prompt_set.path}", records.examples, rewards, prompt_set.answer)
+        check_answers(
+            f"rl data {prompt_set.path}", records.examples, rewards, prompt_set.answer
+        )
         prompts, counts = prepare_prompts(records.examples, chat, longest, tools)
         left_out = counts.pop("left_out")
         check_content(
-            f"rl data {prompt_set.path}", left_out, records.places(), records.records, prompt_set.max_quarantined
+            f"rl data {prompt_set.path}",
+            left_out,
+            records.places(),
+            records.records,
+            prompt_set.max_quarantined,
         )
         if not prompts:
             raise NothingToTrainError(
-                f"rl data {prompt_set.path}: none of its {counts['examples']} prompts has at most {longest} tokens "
-                f"({why_left_out(counts)}); raise rl.sequence_length, lower rl.max_new_tokens, or look at the data"
+                f"rl data {prompt_set.path}: none of its {counts['examples']} prompts "
+                f"has at most {longest} tokens ({why_left_out(counts)}); raise "
+                "rl.sequence_length, lower rl.max_new_tokens, or look at the data"
             )
-        fresh = {prompt.example["id"]: prompt for prompt in prompts if prompt.example["id"] not in prompts_by_id}
+        fresh = {
+            prompt.example["id"]: prompt
+            for prompt in prompts
+            if prompt.example["id"] not in prompts_by_id
+        }
         prompts_by_id |= fresh
         sets.append(
             {
@@ -124,32 +139,49 @@ class OfferedTools:
     toolbox: Toolbox
 
     def encode(self, example: Mapping[str, Any]) -> tuple[list[int], tuple[str, ...]]:
-        """Tokens of a prompt, and the names of its tools: those that the record describes, or all.
+        """Tokens of a prompt, and the names of its tools: those that the record
+        describes, or all.
 
         Raises:
-            ChatError: the record describes a tool that the training does not have, or the template refuses the prompt.
+            ChatError: the record describes a tool that the training does not have, or
+                the template refuses the prompt.
         """
-        names = [str(tool.get("function", tool).get("name")) for tool in example.get("tools", ())]
+        names = [
+            str(tool.get("function", tool).get("name"))
+            for tool in example.get("tools", ())
+        ]
         if unknown := [name for name in names if name not in self.toolbox.names]:
             raise ChatError(
-                f"`tools` of the record describes {unknown[0]!r}, which rl.tools does not have; it has "
-                f"{', '.join(self.toolbox.names)}"
+                f"`tools` of the record describes {unknown[0]!r}, which rl.tools does "
+                f"not have; it has {', '.join(self.toolbox.names)}"
             )
         offered = tuple(names) or self.toolbox.names
-        return self.form.prompt(example["prompt"], self.toolbox.descriptions(offered)), offered
+        return self.form.prompt(
+            example["prompt"], self.toolbox.descriptions(offered)
+        ), offered
 
 
 def prepare_prompts(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, longest: int, tools: OfferedTools | None = None
+    examples: Sequence[Mapping[str, Any]],
+    chat: Chat,
+    longest: int,
+    tools: OfferedTools | None = None,
 ) -> tuple[list[Prompt], dict[str, Any]]:
-    """Encode prompts; returns those of at most `longest` tokens, and counts (see `read_prompts`)."""
+    """Encode prompts; returns those of at most `longest` tokens, and counts (see
+    `read_prompts`).
+    """
     used: list[Prompt] = []
     unrenderable = UnrenderableExamples()
     dropped = 0
     for example in examples:
         try:
             ids, offered = (
-                (chat.encode(example["prompt"], prompt=True, tools=example.get("tools", ())).ids.tolist(), ())
+                (
+                    chat.encode(
+                        example["prompt"], prompt=True, tools=example.get("tools", ())
+                    ).ids.tolist(),
+                    (),
+                )
                 if tools is None
                 else tools.encode(example)
             )
@@ -167,17 +199,25 @@ def prepare_prompts(
     }
 
 
-def split(prompts: Sequence[Prompt], share: float, limit: int, seed: int) -> tuple[list[Prompt], list[Prompt]]:
-    """Split prompts into training and held-out ones, by a hash of seed and prompt; at most `limit` held out.
+def split(
+    prompts: Sequence[Prompt], share: float, limit: int, seed: int
+) -> tuple[list[Prompt], list[Prompt]]:
+    """Split prompts into training and held-out ones, by a hash of seed and prompt; at
+    most `limit` held out.
 
     Raises:
         NothingToTrainError: all prompts are held out.
     """
-    held_out = [prompt for prompt in prompts if is_held_out(prompt.example, share, seed)]
-    training = [prompt for prompt in prompts if not is_held_out(prompt.example, share, seed)]
+    held_out = [
+        prompt for prompt in prompts if is_held_out(prompt.example, share, seed)
+    ]
+    training = [
+        prompt for prompt in prompts if not is_held_out(prompt.example, share, seed)
+    ]
     if not training:
         raise NothingToTrainError(
-            f"rl: all {len(prompts)} prompts are held out; lower rl.holdout ({share}) or add prompts"
+            f"rl: all {len(prompts)} prompts are held out; lower rl.holdout "
+            f"({share}) or add prompts"
         )
     return training, sorted(held_out, key=lambda prompt: prompt.example["id"])[:limit]
 
@@ -210,7 +250,9 @@ class PromptPlan:
     epochs_per_batch: int
 
     def positions(self, step: int) -> tuple[int, int]:
-        """First position of a step (counted from 0) in the order of the prompts, and the number of positions."""
+        """First position of a step (counted from 0) in the order of the prompts, and
+        the number of positions.
+        """
         batch, within = divmod(step, self.steps_per_batch * self.epochs_per_batch)
         first = batch * self.steps_per_batch + within % self.steps_per_batch
         return first * self.prompts_per_step, self.prompts_per_step
@@ -220,10 +262,16 @@ class PromptPlan:
         return order.span(*self.positions(step))
 
     def steps_of(self, positions: np.ndarray) -> np.ndarray:
-        """Steps that train on some positions, counted from 0, int64, (epochs, n): the inverse of `positions`."""
-        batch, within = np.divmod(positions // self.prompts_per_step, self.steps_per_batch)
+        """Steps that train on some positions, counted from 0, int64, (epochs, n): the
+        inverse of `positions`.
+        """
+        batch, within = np.divmod(
+            positions // self.prompts_per_step, self.steps_per_batch
+        )
         epochs = np.arange(self.epochs_per_batch, dtype=np.int64)[:, None]
-        steps: np.ndarray = (batch * self.epochs_per_batch + epochs) * self.steps_per_batch + within
+        steps: np.ndarray = (
+            batch * self.epochs_per_batch + epochs
+        ) * self.steps_per_batch + within
         return steps
 
     def end(self, steps: int) -> int:
@@ -235,5 +283,7 @@ class PromptPlan:
 def prompt_plan_of(section: Rl) -> PromptPlan:
     """Plan of a section."""
     return PromptPlan(
-        section.global_batch_size // section.group_size, section.steps_per_batch, section.epochs_per_batch
+        section.global_batch_size // section.group_size,
+        section.steps_per_batch,
+        section.epochs_per_batch,
     )

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 
 from gristmill.core.files import as_path
-from gristmill.dataprep.rewards.answer_checks import Answer, own_reward, record_columns, verifier_of
+from gristmill.dataprep.rewards.answer_checks import (
+    Answer,
+    own_reward,
+    record_columns,
+    verifier_of,
+)
 from gristmill.mixtures.reinforcement import AnyReward, ModelReward, OwnReward
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.models.reward_model import RewardModel, load_reward_model, scores
@@ -19,7 +24,9 @@ from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
 
 PROBE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"})
-"""Conversation that shows the text written by the template after the end of an answer."""
+"""Conversation that shows the text written by the template after the end of an
+answer.
+"""
 Given = Callable[[Sequence[Prompt], Sequence[Generated]], Tensor]
 """Function from prompts and answers to rewards (n,) float32."""
 ROWS = 16
@@ -31,13 +38,17 @@ class RewardModelError(ValueError):
 
 
 def text_of(chat: Chat, answer: Generated) -> str:
-    """Text of an answer's last turn for checks, without the stop token and special tokens."""
+    """Text of an answer's last turn for checks, without the stop token and special
+    tokens.
+    """
     last = answer.turns[-1]
     return chat.decode(last[:-1] if answer.ended else last)
 
 
 def turns_of(chat: Chat, answer: Generated) -> list[dict[str, Any]]:
-    """Messages of an answer: the assistant's turns, and the tools' answers to its calls."""
+    """Messages of an answer: the assistant's turns, and the tools' answers to its
+    calls.
+    """
     *earlier, _ = answer.turns
     messages: list[dict[str, Any]] = []
     for number, turn in enumerate(earlier, start=1):
@@ -47,18 +58,30 @@ def turns_of(chat: Chat, answer: Generated) -> list[dict[str, Any]]:
                 "role": "assistant",
                 "content": chat.decode(turn, special=True),
                 "tool_calls": [
-                    {"type": "function", "function": {"name": call.name, "arguments": call.arguments}} for call in used
+                    {
+                        "type": "function",
+                        "function": {"name": call.name, "arguments": call.arguments},
+                    }
+                    for call in used
                 ],
             }
         )
-        messages += [{"role": "tool", "name": call.name, "content": call.answer} for call in used]
+        messages += [
+            {"role": "tool", "name": call.name, "content": call.answer} for call in used
+        ]
     return [*messages, {"role": "assistant", "content": text_of(chat, answer)}]
 
 
 def rewards_of(
-    section: Sequence[AnyReward], inputs: Mapping[str, Path], chat: Chat, vocab_size: int, world: World, rows: int
+    section: Sequence[AnyReward],
+    inputs: Mapping[str, Path],
+    chat: Chat,
+    vocab_size: int,
+    world: World,
+    rows: int,
 ) -> Given:
-    """Function from n answers to all rewards, (n, k) float32 on the CPU, without weights; called on all ranks.
+    """Function from n answers to all rewards, (n, k) float32 on the CPU, without
+    weights; called on all ranks.
 
     Args:
         section: the rewards.
@@ -77,11 +100,18 @@ def rewards_of(
         if isinstance(reward, OwnReward):
             return _on_first(_by_own(reward, chat), world)
         if isinstance(reward, ModelReward):
-            return _shared(_by_model(_reward_folder(reward, inputs), chat, vocab_size, world.device, rows), world)
+            return _shared(
+                _by_model(
+                    _reward_folder(reward, inputs), chat, vocab_size, world.device, rows
+                ),
+                world,
+            )
         return _shared(_by_check(reward, chat), world)
 
     parts = [part_of(entry) for entry in section]
-    return lambda prompts, answers: torch.stack([part(prompts, answers) for part in parts], dim=1)
+    return lambda prompts, answers: torch.stack(
+        [part(prompts, answers) for part in parts], dim=1
+    )
 
 
 def _shared(reward: Given, world: World) -> Given:
@@ -90,14 +120,18 @@ def _shared(reward: Given, world: World) -> Given:
     def all_rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         rank_share = slice(world.data_rank, None, world.data_size)
         rewards = torch.zeros(len(answers), device=world.device)
-        rewards[rank_share] = reward(prompts[rank_share], answers[rank_share]).to(rewards.device)
+        rewards[rank_share] = reward(prompts[rank_share], answers[rank_share]).to(
+            rewards.device
+        )
         return sum_over_ranks(rewards, world).cpu()
 
     return all_rewards
 
 
 def _on_first(reward: Given, world: World) -> Given:
-    """Compute a reward on the first rank, as a function that compares answers must see all of them."""
+    """Compute a reward on the first rank, as a function that compares answers must see
+    all of them.
+    """
     return lambda prompts, answers: on_first(lambda: reward(prompts, answers), world)
 
 
@@ -111,7 +145,9 @@ def _by_own(reward: OwnReward, chat: Chat) -> Given:
 
     def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         examples = [prompt.example for prompt in prompts]
-        columns = record_columns(reward, examples, [example["prompt"] for example in examples])
+        columns = record_columns(
+            reward, examples, [example["prompt"] for example in examples]
+        )
         return torch.tensor(
             ask(
                 [prompt.example["prompt"][-1]["content"] for prompt in prompts],
@@ -131,7 +167,13 @@ def _by_check(reward: AnyReward, chat: Chat) -> Given:
     def rewards(prompts: Sequence[Prompt], answers: Sequence[Generated]) -> Tensor:
         return torch.tensor(
             [
-                check(Answer(text_of(chat, answer), answer.num_drawn - answer.ended, prompt.answer))
+                check(
+                    Answer(
+                        text_of(chat, answer),
+                        answer.num_drawn - answer.ended,
+                        prompt.answer,
+                    )
+                )
                 for prompt, answer in zip(prompts, answers, strict=True)
             ],
             dtype=torch.float32,
@@ -145,17 +187,20 @@ def _reward_folder(reward: ModelReward, inputs: Mapping[str, Path]) -> Path:
         return as_path(reward.path)
     if "reward" not in inputs:
         raise RewardModelError(
-            "rl.rewards: a reward of kind model has no `path`, and the manifest has no section "
-            "`reward:` whose model could be taken; give one of the two"
+            "rl.rewards: a reward of kind model has no `path`, and the manifest has no "
+            "section `reward:` whose model could be taken; give one of the two"
         )
     return inputs["reward"] / "model"
 
 
-def _by_model(folder: Path, chat: Chat, vocab_size: int, device: torch.device, rows: int) -> Given:
+def _by_model(
+    folder: Path, chat: Chat, vocab_size: int, device: torch.device, rows: int
+) -> Given:
     model = load_reward_model(folder, str(device))
     if model.shape.vocab_size != vocab_size:
         raise RewardModelError(
-            f"{folder}: the reward model has {model.shape.vocab_size} ids, the policy {vocab_size}: "
+            f"{folder}: the reward model has {model.shape.vocab_size} ids, the "
+            f"policy {vocab_size}: "
             "it reads the policy's own tokens, so both need the same tokenizer"
         )
     tail = chat_tail(chat)
@@ -175,11 +220,18 @@ def _by_model(folder: Path, chat: Chat, vocab_size: int, device: torch.device, r
 
 
 @torch.no_grad()
-def _score(model: RewardModel, conversations: Sequence[Sequence[int]], pad: int, rows: int) -> Tensor:
-    """Scores of a reward model for n conversations, (n,) float32 on the CPU; truncates to its context."""
+def _score(
+    model: RewardModel, conversations: Sequence[Sequence[int]], pad: int, rows: int
+) -> Tensor:
+    """Scores of a reward model for n conversations, (n,) float32 on the CPU; truncates
+    to its context.
+    """
     chunks, device = [torch.zeros(0)], model.score.weight.device
     for start in range(0, len(conversations), rows):
-        batch = [conversation[: model.shape.sequence_length] for conversation in conversations[start : start + rows]]
+        batch = [
+            conversation[: model.shape.sequence_length]
+            for conversation in conversations[start : start + rows]
+        ]
         ids = torch.full((len(batch), max(map(len, batch))), pad, dtype=torch.int64)
         for row, tokens in enumerate(batch):
             ids[row, : len(tokens)] = torch.tensor(tokens)
@@ -187,24 +239,34 @@ def _score(model: RewardModel, conversations: Sequence[Sequence[int]], pad: int,
     return torch.cat(chunks)
 
 
-def load_answer_scorer(folder: str) -> Callable[[Sequence[Sequence[Mapping[str, Any]]]], list[float]]:
-    """Function from n conversations, messages that end with an answer, to scores of a reward model.
+def load_answer_scorer(
+    folder: str,
+) -> Callable[[Sequence[Sequence[Mapping[str, Any]]]], list[float]]:
+    """Function from n conversations, messages that end with an answer, to scores of a
+    reward model.
 
     Args:
-        folder: output of the stage `reward`: the model with its tokenizer and chat template.
+        folder: output of the stage `reward`: the model with its tokenizer and chat
+            template.
 
     Raises:
-        gristmill.train.data.conversation_tokens.ChatError: it has no chat template, or the template rejects a conversation.
+        gristmill.train.data.conversation_tokens.ChatError: it has no chat template, or
+            the template rejects a conversation.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     chat, model = Chat(as_path(folder)), load_reward_model(as_path(folder), device)
     return lambda conversations: _score(
-        model, [chat.encode(messages).ids.tolist() for messages in conversations], chat.pad, ROWS
+        model,
+        [chat.encode(messages).ids.tolist() for messages in conversations],
+        chat.pad,
+        ROWS,
     ).tolist()
 
 
 def chat_tail(chat: Chat) -> list[int]:
-    """Tokens of a conversation after the end of its last answer, as in the reward model's training."""
+    """Tokens of a conversation after the end of its last answer, as in the reward
+    model's training.
+    """
     tokens = chat.encode(PROBE)
     last = int((tokens.turns > 0).nonzero()[0][-1])
     tail: list[int] = tokens.ids[last + 1 :].tolist()

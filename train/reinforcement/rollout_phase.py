@@ -1,8 +1,10 @@
-"""Steps before the updates of a batch: sampling answers, rewarding them, and computing advantages.
+"""Steps before the updates of a batch: sampling answers, rewarding them, and computing
+advantages.
 
-Samples depend only on seed, batch, prompt and position in the batch: not on the number of processes or on the other
-answers (up to rounding, as matrix shapes differ). Tools may depend on more, so a killed training reloads saved batches
-and continues as it would have.
+Samples depend only on seed, batch, prompt and position in the batch: not on the number
+of processes or on the other answers (up to rounding, as matrix shapes differ). Tools
+may depend on more, so a killed training reloads saved batches and continues as it would
+have.
 """
 
 from __future__ import annotations
@@ -57,16 +59,19 @@ class Actor:
         prompts: to train on.
         order: of the prompts.
         model: the policy, sharded.
-        reference: the frozen model, sharded; None if the policy without adapters is the reference, or none is needed.
+        reference: the frozen model, sharded; None if the policy without adapters is the
+            reference, or none is needed.
         sampler: samples from the policy.
-        reward: (prompts, answers) -> (n, k) float32 on the CPU, every rank together (see rewards.rewards_of).
+        reward: (prompts, answers) -> (n, k) float32 on the CPU, every rank together
+            (see rewards.rewards_of).
         rollouts: filled by the actor.
         choice: selection of prompts, with a curriculum.
         chat: tokenizer and template.
         world: the processes.
         folder: folder of saved batches of answers.
         drawn_tokens, seconds: tokens of all answers so far, and their sampling time.
-        agreement: difference between the log-probabilities of an external engine and of the model, of the last batch.
+        agreement: difference between the log-probabilities of an external engine and of
+            the model, of the last batch.
     """
 
     section: Rl
@@ -96,7 +101,13 @@ class Actor:
         answers = self._kept(batch, chosen) or self.draw(
             chosen,
             [
-                sampling_of(section.temperature, section.key_seed, batch, prompt.example["id"], place)
+                sampling_of(
+                    section.temperature,
+                    section.key_seed,
+                    batch,
+                    prompt.example["id"],
+                    place,
+                )
                 for place, prompt in enumerate(chosen)
             ],
         )
@@ -105,14 +116,22 @@ class Actor:
         weights = torch.tensor([reward.weight for reward in section.rewards])
         rollouts.totals.copy_(rollouts.rewards @ weights)
         if self.choice is not None and section.curriculum is not None:
-            passed = (rollouts.totals >= section.curriculum.passed_at).view(-1, section.group_size)
-            self.choice.learn(prompts[:: section.group_size].tolist(), passed.float().mean(dim=1))
+            passed = (rollouts.totals >= section.curriculum.passed_at).view(
+                -1, section.group_size
+            )
+            self.choice.learn(
+                prompts[:: section.group_size].tolist(), passed.float().mean(dim=1)
+            )
         self._ask_models()
-        self.agreement = check_agreement(answers, rollouts.old, rollouts.mask, section.rollouts_agree)
+        self.agreement = check_agreement(
+            answers, rollouts.old, rollouts.mask, section.rollouts_agree
+        )
         learn_from(rollouts, section)
         rollouts.batch.fill_(batch)
         if self.world.is_first:
-            advantages = rollouts.advantages.sum(dim=1) / rollouts.mask.sum(dim=1).clamp(min=1)
+            advantages = rollouts.advantages.sum(dim=1) / rollouts.mask.sum(
+                dim=1
+            ).clamp(min=1)
             entries = self.shown(chosen, answers, rollouts.rewards, rollouts.totals)
             keep_batch(
                 self.folder,
@@ -120,7 +139,10 @@ class Actor:
                 [
                     {**answer, "advantage": advantage, **tokens}
                     for answer, advantage, tokens in zip(
-                        entries, advantages.tolist(), rollouts.tokens_of_answers(bool(section.kl_weight)), strict=True
+                        entries,
+                        advantages.tolist(),
+                        rollouts.tokens_of_answers(bool(section.kl_weight)),
+                        strict=True,
                     )
                 ],
                 [name_of(reward) for reward in section.rewards],
@@ -128,9 +150,16 @@ class Actor:
             )
 
     def _kept(self, batch: int, prompts: Sequence[Prompt]) -> list[Generated] | None:
-        """Answers of a batch as saved by an earlier attempt; None if the batch was never sampled."""
-        answers = on_first(lambda: read_batch([self.folder.parent], batch, with_tokens=True), self.world)
-        if answers is None or [answer["id"] for answer in answers] != [prompt.example["id"] for prompt in prompts]:
+        """Answers of a batch as saved by an earlier attempt; None if the batch was
+        never sampled.
+        """
+        answers = on_first(
+            lambda: read_batch([self.folder.parent], batch, with_tokens=True),
+            self.world,
+        )
+        if answers is None or [answer["id"] for answer in answers] != [
+            prompt.example["id"] for prompt in prompts
+        ]:
             return None
         return [
             Generated(
@@ -143,21 +172,35 @@ class Actor:
         ]
 
     def _prompts(self, batch: int) -> np.ndarray:
-        """Numbers of the prompts of the next batch, one per answer, those of a group adjacent, (N,) int64."""
+        """Numbers of the prompts of the next batch, one per answer, those of a group
+        adjacent, (N,) int64.
+        """
         count = self.section.rollouts_per_batch // self.section.group_size
         numbers = (
-            self.order.rows(np.arange(batch * count, (batch + 1) * count, dtype=np.int64))
+            self.order.rows(
+                np.arange(batch * count, (batch + 1) * count, dtype=np.int64)
+            )
             if (self.choice is None)
             else self.choice.choose(count)
         )
         return np.repeat(numbers, self.section.group_size)
 
-    def draw(self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]) -> list[Generated]:
+    def draw(
+        self, prompts: Sequence[Prompt], samplings: Sequence[Sampling]
+    ) -> list[Generated]:
         """Answer each prompt."""
         started = time.perf_counter()
         answers = self.sampler.answer(
             [
-                Asked(Request(prompt.ids, self.section.max_new_tokens, self.chat.stops, sampling), prompt.offered)
+                Asked(
+                    Request(
+                        prompt.ids,
+                        self.section.max_new_tokens,
+                        self.chat.stops,
+                        sampling,
+                    ),
+                    prompt.offered,
+                )
                 for prompt, sampling in zip(prompts, samplings, strict=True)
             ]
         )
@@ -166,7 +209,11 @@ class Actor:
         return answers
 
     def shown(
-        self, prompts: Sequence[Prompt], answers: Sequence[Generated], rewards: Tensor, totals: Tensor
+        self,
+        prompts: Sequence[Prompt],
+        answers: Sequence[Generated],
+        rewards: Tensor,
+        totals: Tensor,
     ) -> list[dict[str, Any]]:
         """Answers for saving: prompt, text, and each reward."""
         names = [name_of(reward) for reward in self.section.rewards]
@@ -190,40 +237,65 @@ class Actor:
     def _turns(self, answer: Generated) -> dict[str, Any]:
         """Number of turns and calls of an answer with tools."""
         return (
-            {"turns": len(answer.turns), "used": [asdict(call) for call in answer.used]} if self.section.tools else {}
+            {"turns": len(answer.turns), "used": [asdict(call) for call in answer.used]}
+            if self.section.tools
+            else {}
         )
 
     def measure(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
         """The policy's greedy answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
         rewards = self.reward(prompts, answers)
-        totals = rewards @ torch.tensor([reward.weight for reward in self.section.rewards])
+        totals = rewards @ torch.tensor(
+            [reward.weight for reward in self.section.rewards]
+        )
         return self.shown(prompts, answers, rewards, totals)
 
     def _ask_models(self) -> None:
-        """Compute log-probabilities and values of policy, critic and reference, in the micro-batches of the updates."""
+        """Compute log-probabilities and values of policy, critic and reference, in the
+        micro-batches of the updates.
+        """
         opinions = self._opinions(self.model)
         self.rollouts.old.copy_(opinions[0])
         if opinions[1] is not None:
             self.rollouts.values.copy_(opinions[1])
         if self.section.kl_weight:
-            with nullcontext() if self.reference is not None else without_adapters(self.model):
-                self.rollouts.reference.copy_(self._opinions(self.reference or self.model)[0])
+            with (
+                nullcontext()
+                if self.reference is not None
+                else without_adapters(self.model)
+            ):
+                self.rollouts.reference.copy_(
+                    self._opinions(self.reference or self.model)[0]
+                )
 
     def _opinions(self, model: nn.Module) -> tuple[Tensor, Tensor | None]:
         section, world = self.section, self.world
         shape = self.rollouts.old.shape
-        logps, values = (torch.zeros(shape, dtype=torch.float32, device=world.device) for _ in range(2))
+        logps, values = (
+            torch.zeros(shape, dtype=torch.float32, device=world.device)
+            for _ in range(2)
+        )
         with evaluating(model):
             for first in range(0, len(logps), section.global_batch_size):
                 rows = np.arange(first, first + section.global_batch_size)
-                for batch in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
-                    # A rank without rows still takes part in the collectives of the forward pass.
+                for batch in micro_batches(
+                    rows, world.data_rank, world.data_size, section.micro_batch_size
+                ):
+                    # A rank without rows still takes part in the collectives of the
+                    # forward pass.
                     rows_or_first = batch if len(batch) else rows[:1]
-                    opinion = opinion_of(model, self.rollouts.part(rows_or_first).to(world.device), section.temperature)
+                    opinion = opinion_of(
+                        model,
+                        self.rollouts.part(rows_or_first).to(world.device),
+                        section.temperature,
+                    )
                     if not len(batch):
                         continue
-                    index = torch.from_numpy(batch).to(world.device), slice(opinion.logps.shape[1])
+                    index = (
+                        torch.from_numpy(batch).to(world.device),
+                        slice(opinion.logps.shape[1]),
+                    )
                     logps[index[0], index[1]] = opinion.logps
                     if opinion.values is not None:
                         values[index[0], index[1]] = opinion.values
@@ -237,18 +309,28 @@ def learn_from(rollouts: Rollouts, section: Rl) -> None:
     mask = rollouts.mask
     rollouts.flat.copy_(groups_without_variance(rollouts.totals, section.group_size))
     if section.algorithm == "grpo":
-        advantages = group_advantages(rollouts.totals, section.group_size, section.advantage_scale)
+        advantages = group_advantages(
+            rollouts.totals, section.group_size, section.advantage_scale
+        )
         rollouts.advantages.copy_(advantages[:, None] * mask)
     else:
         divergence = kl_estimate(rollouts.old, rollouts.reference, section.kl_kind)
         rewards = token_rewards(rollouts.totals, divergence, section.kl_weight, mask)
         advantages_per_token, returns = generalised_advantages(
-            rewards, rollouts.values, mask, section.critic.discount, section.critic.gae_lambda
+            rewards,
+            rollouts.values,
+            mask,
+            section.critic.discount,
+            section.critic.gae_lambda,
         )
         rollouts.returns.copy_(returns)
         rollouts.advantages.copy_(whitened(advantages_per_token, mask))
     counted = mask & rollouts.ended[:, None] if section.mask_truncated else mask
     for weights, of_step in zip(
-        rollouts.weights.split(section.global_batch_size), counted.split(section.global_batch_size), strict=True
+        rollouts.weights.split(section.global_batch_size),
+        counted.split(section.global_batch_size),
+        strict=True,
     ):
-        weights.copy_(token_weights(of_step, section.normalisation, section.max_new_tokens))
+        weights.copy_(
+            token_weights(of_step, section.normalisation, section.max_new_tokens)
+        )

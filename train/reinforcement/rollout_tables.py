@@ -1,4 +1,6 @@
-"""Tables of the answers of reinforcement learning, which `trace` reads without torch."""
+"""Tables of the answers of reinforcement learning, which `trace` reads without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,24 @@ BATCHES = "answers"
 def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
     """Schema of answers, in the order of a batch, answers to one prompt adjacent.
 
-    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null if no reward needs it), `ended`,
-    `tokens` (including the stop token), `reward` (weighted total), `rewards` (each without its weight), `advantage`
-    (the mean of its tokens').
+    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null if no reward
+    needs it), `ended`, `tokens` (including the stop token), `reward` (weighted total),
+    `rewards` (each without its weight), `advantage` (the mean of its tokens').
 
-    Inputs to recompute losses from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and per token of the answer `logps`
-    under the sampling policy and `reference_logps` (null without a reference), both at the sampling temperature, and
-    `advantages`.
+    Inputs to recompute losses from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and per
+    token of the answer `logps` under the sampling policy and `reference_logps` (null
+    without a reference), both at the sampling temperature, and `advantages`.
 
-    With tools `answer` is the last turn, `tokens` counts sampled tokens, `turns` the turns, and `used` holds the calls
-    with their answers. `answer_ids` then covers all turns and the text between them; `drawn` marks the sampled tokens,
-    and the values of other tokens are 0.
+    With tools `answer` is the last turn, `tokens` counts sampled tokens, `turns` the
+    turns, and `used` holds the calls with their answers. `answer_ids` then covers all
+    turns and the text between them; `drawn` marks the sampled tokens, and the values of
+    other tokens are 0.
     """
-    more: dict[str, pa.DataType] = {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())} if tools else {}
+    more: dict[str, pa.DataType] = (
+        {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())}
+        if tools
+        else {}
+    )
     return pa.schema(
         {
             "id": pa.string(),
@@ -60,17 +67,27 @@ def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
             "reward": pa.float32(),
             "rewards": pa.struct([(name, pa.float32()) for name in names]),
             "advantage": pa.float32(),
-            **{name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32()) for name in TOKEN_COLUMNS},
+            **{
+                name: pa.list_(pa.int32() if name.endswith("ids") else pa.float32())
+                for name in TOKEN_COLUMNS
+            },
             **more,
         }
     )
 
 
 def keep_batch(
-    folder: Path, batch: int, answers: Sequence[Mapping[str, Any]], names: Sequence[str], tools: bool = False
+    folder: Path,
+    batch: int,
+    answers: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    tools: bool = False,
 ) -> None:
     """Write a batch's answers; a training that samples it again writes the same."""
-    write_table(folder / batch_name(batch), pa.Table.from_pylist(list(answers), schema_of(names, tools)))
+    write_table(
+        folder / batch_name(batch),
+        pa.Table.from_pylist(list(answers), schema_of(names, tools)),
+    )
 
 
 def gather_batches(folder: Path, batches: int, out: Path) -> None:
@@ -86,8 +103,11 @@ def gather_batches(folder: Path, batches: int, out: Path) -> None:
             writer.close()
 
 
-def read_batch(folders: Iterable[Path], batch: int, with_tokens: bool = False) -> list[dict[str, Any]] | None:
-    """Read a batch's answers from the first folder that has it: of a finished or of an unfinished stage.
+def read_batch(
+    folders: Iterable[Path], batch: int, with_tokens: bool = False
+) -> list[dict[str, Any]] | None:
+    """Read a batch's answers from the first folder that has it: of a finished or of an
+    unfinished stage.
 
     Args:
         folders: folders to search.
@@ -106,7 +126,9 @@ def read_batch(folders: Iterable[Path], batch: int, with_tokens: bool = False) -
 
 def _rows(table: pa.Table, with_tokens: bool) -> list[dict[str, Any]]:
     left_out = set() if with_tokens else {*TOKEN_COLUMNS, DRAWN}
-    rows: list[dict[str, Any]] = table.select([name for name in table.column_names if name not in left_out]).to_pylist()
+    rows: list[dict[str, Any]] = table.select(
+        [name for name in table.column_names if name not in left_out]
+    ).to_pylist()
     return rows
 
 

@@ -1,7 +1,7 @@
 """Batch of answers with all inputs of its updates, as tensors for checkpoints.
 
-A training killed between two updates of a batch resumes with the same answers, as the policy that sampled them no
-longer exists.
+A training killed between two updates of a batch resumes with the same answers, as the
+policy that sampled them no longer exists.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from gristmill.core.files import read_json
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
-from gristmill.train.reinforcement.rollout_tables import batch_name, keep_batch, read_batch
+from gristmill.train.reinforcement.rollout_tables import (
+    batch_name,
+    keep_batch,
+    read_batch,
+)
 from gristmill.train.reinforcement.tools.tool_call import Used
 
 NO_BATCH = -1
@@ -32,12 +36,14 @@ class Generated:
     """A sampled answer.
 
     Attributes:
-        tokens: ids, including the stop token; of several turns including the text between them.
+        tokens: ids, including the stop token; of several turns including the text
+            between them.
         ended: True with a stop token, False if truncated.
-        drawn: True for sampled ids; the others are answers of tools and the template's text around them. All are
-            sampled if absent.
+        drawn: True for sampled ids; the others are answers of tools and the template's
+            text around them. All are sampled if absent.
         used: calls of tools with their answers, in order.
-        logps: log-probabilities of the ids by an external engine; 0 for ids not sampled.
+        logps: log-probabilities of the ids by an external engine; 0 for ids not
+            sampled.
     """
 
     tokens: list[int]
@@ -53,7 +59,9 @@ class Generated:
             return [self.tokens]
         return [
             [token for token, _ in turn]
-            for drawn, turn in groupby(zip(self.tokens, self.drawn, strict=True), key=lambda pair: pair[1])
+            for drawn, turn in groupby(
+                zip(self.tokens, self.drawn, strict=True), key=lambda pair: pair[1]
+            )
             if drawn
         ]
 
@@ -65,11 +73,13 @@ class Generated:
 
 @dataclass(frozen=True)
 class Part:
-    """Some answers, padded; n rows, t tokens of prompt and answer, r of the longest answer.
+    """Some answers, padded; n rows, t tokens of prompt and answer, r of the longest
+    answer.
 
     Attributes:
         ids: (n, t) prompt and answer, right-padded.
-        columns: (n, r) position of the hidden state that predicts each token of the answer.
+        columns: (n, r) position of the hidden state that predicts each token of the
+            answer.
         mask: (n, r) bool, the tokens sampled from the policy.
         tokens: (n, r) the answer.
     """
@@ -81,11 +91,17 @@ class Part:
 
     def to(self, device: torch.device) -> Part:
         """Copy on a device."""
-        return Part(*(part.to(device, non_blocking=True) for part in (self.ids, self.columns, self.mask, self.tokens)))
+        return Part(
+            *(
+                part.to(device, non_blocking=True)
+                for part in (self.ids, self.columns, self.mask, self.tokens)
+            )
+        )
 
 
 class Rollouts:
-    """Current answers, on the CPU and equal on every rank; N answers of at most R tokens.
+    """Current answers, on the CPU and equal on every rank; N answers of at most R
+    tokens.
 
     Args:
         section: number and length of answers.
@@ -93,14 +109,18 @@ class Rollouts:
         pad: the padding id.
 
     Attributes:
-        batch: () int64, number of the batch of prompts, from 0; NO_BATCH before the first.
+        batch: () int64, number of the batch of prompts, from 0; NO_BATCH before the
+            first.
         prompts: (N,) int64, numbers of training prompts.
         rewards: (N, k) float32 of each reward, without its weight.
         totals: (N,) float32, weighted sums of the rewards.
-        drawn: (N, R) bool, the sampled tokens of the answers; None without tools: all tokens.
-        used: (N, 3) int64, turns, calls of tools and failed calls of each answer; None without tools.
-        old, reference, values: (N, R) float32, log-probabilities of the tokens under the sampling policy and under the
-            reference, and the critic's estimates before each token.
+        drawn: (N, R) bool, the sampled tokens of the answers; None without tools: all
+            tokens.
+        used: (N, 3) int64, turns, calls of tools and failed calls of each answer; None
+            without tools.
+        old, reference, values: (N, R) float32, log-probabilities of the tokens under
+            the sampling policy and under the reference, and the critic's estimates
+            before each token.
         advantages, returns: (N, R) float32.
         weights: (N, R) float32, see surrogate.token_weights.
         flat: (N,) bool, True if the group has equal rewards.
@@ -110,21 +130,42 @@ class Rollouts:
         count, max_tokens = section.rollouts_per_batch, section.max_new_tokens
         self._pad = pad
         self.batch = torch.tensor(NO_BATCH)
-        self.prompts, self.sizes, self.lengths = (torch.zeros(count, dtype=torch.int64) for _ in range(3))
+        self.prompts, self.sizes, self.lengths = (
+            torch.zeros(count, dtype=torch.int64) for _ in range(3)
+        )
         self.ids = torch.full((count, length), pad, dtype=torch.int32)
         self.ended, self.flat = (torch.zeros(count, dtype=torch.bool) for _ in range(2))
-        self.rewards, self.totals = torch.zeros(count, len(section.rewards)), torch.zeros(count)
-        self.drawn = torch.zeros(count, max_tokens, dtype=torch.bool) if section.tools else None
-        self.used = torch.zeros(count, 3, dtype=torch.int64) if section.tools else None
-        self.old, self.reference, self.values, self.advantages, self.returns, self.weights = (
-            torch.zeros(count, max_tokens) for _ in range(6)
+        self.rewards, self.totals = (
+            torch.zeros(count, len(section.rewards)),
+            torch.zeros(count),
         )
+        self.drawn = (
+            torch.zeros(count, max_tokens, dtype=torch.bool) if section.tools else None
+        )
+        self.used = torch.zeros(count, 3, dtype=torch.int64) if section.tools else None
+        (
+            self.old,
+            self.reference,
+            self.values,
+            self.advantages,
+            self.returns,
+            self.weights,
+        ) = (torch.zeros(count, max_tokens) for _ in range(6))
 
     def tensors(self) -> dict[str, Tensor]:
         """State for a checkpoint, loaded in place."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
 
-    def put(self, prompts: np.ndarray, prompt_ids: Sequence[Sequence[int]], answers: Sequence[Generated]) -> None:
+    def put(
+        self,
+        prompts: np.ndarray,
+        prompt_ids: Sequence[Sequence[int]],
+        answers: Sequence[Generated],
+    ) -> None:
         """Store the answers of a new batch and reset all values of the last one.
 
         Args:
@@ -137,29 +178,47 @@ class Rollouts:
         self.prompts.copy_(torch.from_numpy(prompts))
         for row, (prompt, answer) in enumerate(zip(prompt_ids, answers, strict=True)):
             self.sizes[row], self.lengths[row] = len(prompt), len(answer.tokens)
-            self.ids[row, : len(prompt) + len(answer.tokens)] = torch.tensor([*prompt, *answer.tokens])
+            self.ids[row, : len(prompt) + len(answer.tokens)] = torch.tensor(
+                [*prompt, *answer.tokens]
+            )
             self.ended[row] = answer.ended
             if self.drawn is not None and self.used is not None:
-                self.drawn[row, : len(answer.tokens)] = torch.tensor(answer.drawn or [True] * len(answer.tokens))
+                self.drawn[row, : len(answer.tokens)] = torch.tensor(
+                    answer.drawn or [True] * len(answer.tokens)
+                )
                 self.used[row] = torch.tensor(
-                    [len(answer.turns), len(answer.used), sum(call.failed for call in answer.used)]
+                    [
+                        len(answer.turns),
+                        len(answer.used),
+                        sum(call.failed for call in answer.used),
+                    ]
                 )
 
     def tokens_of_answers(self, has_reference: bool) -> Iterator[dict[str, Any]]:
         """Columns `kept_answers.TOKEN_COLUMNS` of each answer."""
-        for row, (size, length) in enumerate(zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)):
+        for row, (size, length) in enumerate(
+            zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)
+        ):
             yield {
                 "prompt_ids": self.ids[row, :size].tolist(),
                 "answer_ids": self.ids[row, size : size + length].tolist(),
                 "logps": self.old[row, :length].tolist(),
-                "reference_logps": self.reference[row, :length].tolist() if has_reference else None,
+                "reference_logps": self.reference[row, :length].tolist()
+                if has_reference
+                else None,
                 "advantages": self.advantages[row, :length].tolist(),
-                **({} if self.drawn is None else {"drawn": self.drawn[row, :length].tolist()}),
+                **(
+                    {}
+                    if self.drawn is None
+                    else {"drawn": self.drawn[row, :length].tolist()}
+                ),
             }
 
     @property
     def mask(self) -> Tensor:
-        """(N, R) bool: tokens of answers sampled from the policy, which are trained on."""
+        """(N, R) bool: tokens of answers sampled from the policy, which are trained
+        on.
+        """
         within = torch.arange(self.old.shape[1]) < self.lengths[:, None]
         return within if self.drawn is None else within & self.drawn
 
@@ -177,13 +236,20 @@ class Rollouts:
         tokens = torch.where(mask, ids.gather(1, columns + 1), 0)
         return Part(ids, columns, mask, tokens)
 
-    def of(self, rows: np.ndarray, width: int, device: torch.device, *names: str) -> list[Tensor]:
+    def of(
+        self, rows: np.ndarray, width: int, device: torch.device, *names: str
+    ) -> list[Tensor]:
         """Columns of some answers, (n, width) each, on a device."""
         chosen = torch.from_numpy(rows)
-        return [getattr(self, name)[chosen, :width].to(device, non_blocking=True) for name in names]
+        return [
+            getattr(self, name)[chosen, :width].to(device, non_blocking=True)
+            for name in names
+        ]
 
 
-def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int) -> None:
+def take_earlier_batches(
+    folder: Path, checkpoint: Path, updates_per_batch: int
+) -> None:
     """Copy the batches used by the training of a checkpoint, unless they exist.
 
     Raises:
@@ -192,13 +258,18 @@ def take_earlier_batches(folder: Path, checkpoint: Path, updates_per_batch: int)
     if not checkpoint.name.startswith(PREFIX) or not is_complete(checkpoint):
         return  # The loop rejects it with the reason.
     stage = checkpoint.parents[2]
-    for batch in range(-(-int(read_json(checkpoint / MARKER)["step"]) // updates_per_batch)):
+    for batch in range(
+        -(-int(read_json(checkpoint / MARKER)["step"]) // updates_per_batch)
+    ):
         if (folder / batch_name(batch)).exists():
             continue
         answers = read_batch([stage / "data", stage / "work"], batch, with_tokens=True)
         if answers is None:
             raise FileNotFoundError(
-                f"rl.continue_from: the answers that the training of {checkpoint} learned from are "
+                f"rl.continue_from: the answers that the training of {checkpoint} "
+                "learned from are "
                 f"not in {stage}; name the checkpoint where that training has saved it"
             )
-        keep_batch(folder, batch, answers, list(answers[0]["rewards"]), "used" in answers[0])
+        keep_batch(
+            folder, batch, answers, list(answers[0]["rewards"]), "used" in answers[0]
+        )

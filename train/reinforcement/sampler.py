@@ -1,4 +1,5 @@
-"""Sampling of answers from a model in training: every process gets the full weights, and answers its share.
+"""Sampling of answers from a model in training: every process gets the full weights,
+and answers its share.
 
 The weights are the current ones, with adapters merged, in the dtype of the training.
 """
@@ -50,7 +51,9 @@ class OwnEngine:
         device: of the copy.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, rows: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, rows: int, device: torch.device
+    ) -> None:
         self._rows = rows
         with torch.device("meta"):
             copy = Llama(shape).to(dtype)
@@ -80,14 +83,32 @@ class Sampler:
     """
 
     def __init__(
-        self, model: nn.Module, lora: Lora | None, engine: Engine, world: World, dialogue: Dialogue | None = None
+        self,
+        model: nn.Module,
+        lora: Lora | None,
+        engine: Engine,
+        world: World,
+        dialogue: Dialogue | None = None,
     ) -> None:
-        self._model, self._lora, self._engine, self._world, self._dialogue = model, lora, engine, world, dialogue
+        self._model, self._lora, self._engine, self._world, self._dialogue = (
+            model,
+            lora,
+            engine,
+            world,
+            dialogue,
+        )
 
     def answer(self, asked: Sequence[Asked]) -> list[Generated]:
-        """Answer each request, with the same results on every rank; a collective call with the same requests."""
+        """Answer each request, with the same results on every rank; a collective call
+        with the same requests.
+        """
         self._engine.load(self._weights())
-        rank_requests = [asked[number] for number in range(self._world.data_rank, len(asked), self._world.data_size)]
+        rank_requests = [
+            asked[number]
+            for number in range(
+                self._world.data_rank, len(asked), self._world.data_size
+            )
+        ]
         drawn = (
             self._engine.draw([request.request for request in rank_requests])
             if self._dialogue is None
@@ -106,16 +127,25 @@ class Sampler:
     @torch.no_grad()
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights, adapters merged, layer by layer."""
-        for _, layer in groupby(_whole(self._model), key=lambda item: item[0].split(".")[:LAYER_PARTS]):
+        for _, layer in groupby(
+            _whole(self._model), key=lambda item: item[0].split(".")[:LAYER_PARTS]
+        ):
             tensors = dict(layer)
-            yield from (tensors if self._lora is None else merged(tensors, self._lora)).items()
+            yield from (
+                tensors if self._lora is None else merged(tensors, self._lora)
+            ).items()
 
 
 def _whole(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Weights of a policy without its critic, gathered one by one; rounded ones precede their adapters."""
+    """Weights of a policy without its critic, gathered one by one; rounded ones precede
+    their adapters.
+    """
     rounded = rounded_weights(model)
     for name, parameter in model.named_parameters():
-        if name.endswith(DOWN) and (weight := rounded.get(f"{name.removesuffix(DOWN)}weight")) is not None:
+        if (
+            name.endswith(DOWN)
+            and (weight := rounded.get(f"{name.removesuffix(DOWN)}weight")) is not None
+        ):
             yield f"{name.removesuffix(DOWN)}weight", weight.whole(torch.float32)
         if not is_critic(name):
             yield name, gathered(parameter)
@@ -136,7 +166,9 @@ def drawn_by(scheduler: Scheduler, requests: Sequence[Request]) -> list[Generate
     return [Generated(tokens[number], number in ended) for number in numbers]
 
 
-def sampling_of(temperature: float, seed: int, batch: int, prompt: str, place: int) -> Sampling:
+def sampling_of(
+    temperature: float, seed: int, batch: int, prompt: str, place: int
+) -> Sampling:
     """Sampling parameters of an answer.
 
     Args:

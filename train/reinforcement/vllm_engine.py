@@ -1,8 +1,10 @@
-"""Rollouts through vLLM (`rl.rollouts: vllm`) by its public Python API, with a check of its log-probabilities.
+"""Rollouts through vLLM (`rl.rollouts: vllm`) by its public Python API, with a check of
+its log-probabilities.
 
-The policy's weights are written into a folder, which vLLM loads once and reloads before each batch
-(`collective_rpc("reload_weights")`, as in its sleep mode and examples). vLLM's log-probability of each sampled token
-must agree with the model's own forward pass; otherwise the batch is not used.
+The policy's weights are written into a folder, which vLLM loads once and reloads before
+each batch (`collective_rpc("reload_weights")`, as in its sleep mode and examples).
+vLLM's log-probability of each sampled token must agree with the model's own forward
+pass; otherwise the batch is not used.
 """
 
 from __future__ import annotations
@@ -25,7 +27,11 @@ from gristmill.train.models.model_config import Shape
 from gristmill.train.models.tensor_files import WEIGHTS_FILE, ready, write_tensors
 from gristmill.train.reinforcement.rollouts import Generated
 
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+DTYPES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 SEED_BITS = 32
 
 
@@ -49,14 +55,26 @@ class VllmEngine:
     """
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype, folder: Path, stops: Sequence[int], pad: int, memory: float
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        folder: Path,
+        stops: Sequence[int],
+        pad: int,
+        memory: float,
     ) -> None:
         if find_spec("vllm") is None:
             raise RolloutEngineError(
-                "rl.rollouts is vllm, which is not installed here; install it, which wants a GPU "
-                "(`pip install vllm`), or remove the key: the engine that is here draws then"
+                "rl.rollouts is vllm, which is not installed here; install it, which "
+                "wants a GPU (`pip install vllm`), or remove the key: the engine that "
+                "is here draws then"
             )
-        self._shape, self._dtype, self._folder, self._memory = shape, dtype, folder, memory
+        self._shape, self._dtype, self._folder, self._memory = (
+            shape,
+            dtype,
+            folder,
+            memory,
+        )
         self._stops, self._pad = sorted(stops), pad
         self._llm: Any = None
 
@@ -66,15 +84,24 @@ class VllmEngine:
         for source_name, tensor in weights:
             if source_name in VOCABULARY_TENSORS:  # the model has padding rows
                 tensor = tensor[: self._shape.vocab_size]
-            for name, part in split_for_hf(source_name, tensor.detach(), self._shape).items():
+            for name, part in split_for_hf(
+                source_name, tensor.detach(), self._shape
+            ).items():
                 parts.setdefault(name, []).append(part.to(self._dtype).cpu())
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_json(self._folder / "config.json", hf_config(self._shape, DTYPES[self._dtype], self._stops, self._pad))
+        write_json(
+            self._folder / "config.json",
+            hf_config(self._shape, DTYPES[self._dtype], self._stops, self._pad),
+        )
         # Parts of a fused tensor share its name, and are joined by rows.
         write_tensors(
             self._folder / WEIGHTS_FILE,
             {
-                name: ready(torch.cat(source_name) if len(source_name) > 1 else source_name[0].contiguous())
+                name: ready(
+                    torch.cat(source_name)
+                    if len(source_name) > 1
+                    else source_name[0].contiguous()
+                )
                 for name, source_name in parts.items()
             },
         )
@@ -93,8 +120,9 @@ class VllmEngine:
         self._llm.reset_prefix_cache()
 
     def draw(self, requests: Sequence[Request]) -> list[Generated]:
-        """See `sampler.Engine.draw`; samples depend on seed and prompt as far as vLLM is deterministic, up to rounding
-        that depends on the batch."""
+        """See `sampler.Engine.draw`; samples depend on seed and prompt as far as vLLM
+        is deterministic, up to rounding that depends on the batch.
+        """
         if not requests:
             return []
         sampling_params = [
@@ -102,25 +130,37 @@ class VllmEngine:
                 temperature=request.sampling.temperature,
                 max_tokens=request.max_new_tokens,
                 stop_token_ids=sorted(request.stops),
-                seed=content_key(request.sampling.seed, list(request.prompt), bits=SEED_BITS),
+                seed=content_key(
+                    request.sampling.seed, list(request.prompt), bits=SEED_BITS
+                ),
                 logprobs=0,
                 detokenize=False,
             )
             for request in requests
         ]
         outputs = self._llm.generate(
-            [{"prompt_token_ids": list(request.prompt)} for request in requests], sampling_params, use_tqdm=False
+            [{"prompt_token_ids": list(request.prompt)} for request in requests],
+            sampling_params,
+            use_tqdm=False,
         )
-        return [_generated(output.outputs[0], request) for output, request in zip(outputs, requests, strict=True)]
+        return [
+            _generated(output.outputs[0], request)
+            for output, request in zip(outputs, requests, strict=True)
+        ]
 
 
 def _generated(output: Any, request: Request) -> Generated:
     tokens = list(output.token_ids)
-    logps = tuple(float(token_logps[token].logprob) for token, token_logps in zip(tokens, output.logprobs, strict=True))
+    logps = tuple(
+        float(token_logps[token].logprob)
+        for token, token_logps in zip(tokens, output.logprobs, strict=True)
+    )
     return Generated(tokens, bool(tokens) and tokens[-1] in request.stops, logps=logps)
 
 
-def check_agreement(answers: Sequence[Generated], ours: Tensor, mask: Tensor, bound: float) -> dict[str, float]:
+def check_agreement(
+    answers: Sequence[Generated], ours: Tensor, mask: Tensor, bound: float
+) -> dict[str, float]:
     """Compare an engine's log-probabilities of its sampled tokens with the model's.
 
     Args:
@@ -130,7 +170,8 @@ def check_agreement(answers: Sequence[Generated], ours: Tensor, mask: Tensor, bo
         bound: the largest mean of their absolute differences.
 
     Returns:
-        `rollouts/logp_difference`, the mean, and `rollouts/largest_logp_difference`; empty if no answer has any.
+        `rollouts/logp_difference`, the mean, and `rollouts/largest_logp_difference`;
+        empty if no answer has any.
 
     Raises:
         RolloutEngineError: the mean is beyond the bound, or not a number.
@@ -139,14 +180,21 @@ def check_agreement(answers: Sequence[Generated], ours: Tensor, mask: Tensor, bo
         return {}
     theirs = torch.zeros_like(ours)
     for row, answer in enumerate(answers):
-        theirs[row, : len(answer.tokens)] = torch.tensor(answer.logps or [0.0] * len(answer.tokens))
+        theirs[row, : len(answer.tokens)] = torch.tensor(
+            answer.logps or [0.0] * len(answer.tokens)
+        )
     differences = (theirs - ours).abs()[mask].double()
     mean, largest = float(differences.mean()), float(differences.max())
     if not mean <= bound:
         raise RolloutEngineError(
-            f"rl.rollouts: the log-probabilities of the {len(differences):,} tokens that the engine drew differ from ours by "
-            f"{mean:.4f} in the mean (at most {largest:.4f}), and rl.rollouts_agree allows {bound:g}: it draws from "
-            "another policy than the one that learns. Use the dtype that the training computes in, or another version "
-            "of the engine; raise the bound only if you know where the difference is from"
+            f"rl.rollouts: the log-probabilities of the {len(differences):,} tokens "
+            f"that the engine drew differ from ours by {mean:.4f} in the mean (at most "
+            f"{largest:.4f}), and rl.rollouts_agree allows {bound:g}: it draws from "
+            "another policy than the one that learns. Use the dtype that the training "
+            "computes in, or another version of the engine; raise the bound only if "
+            "you know where the difference is from"
         )
-    return {"rollouts/logp_difference": mean, "rollouts/largest_logp_difference": largest}
+    return {
+        "rollouts/logp_difference": mean,
+        "rollouts/largest_logp_difference": largest,
+    }

@@ -1,9 +1,11 @@
-"""Stage `dpo`: direct preference optimisation (Rafailov et al. 2023) of the tuned model.
+"""Stage `dpo`: direct preference optimisation (Rafailov et al. 2023) of the tuned
+model.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the held-out pairs with
-their log-probabilities under the start model; `examples.txt`, the example of each row, and `rows-per-set.json`;
-`margins.parquet`, the margin of each pair (see objectives/margins.py); with `lora` also `adapter/`, which PEFT loads,
-and `model/` is the model with the adapters merged.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training;
+`holdout.jsonl`, the held-out pairs with their log-probabilities under the start model;
+`examples.txt`, the example of each row, and `rows-per-set.json`; `margins.parquet`, the
+margin of each pair (see objectives/margins.py); with `lora` also `adapter/`, which PEFT
+loads, and `model/` is the model with the adapters merged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,13 @@ from gristmill.core.stage_context import Context
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.adapters.lora import adapted_flops_per_token, tuned_model
-from gristmill.train.data.pairs import HOLDOUT, gained_more, more_likely, reward_accuracy, write_holdout
+from gristmill.train.data.pairs import (
+    HOLDOUT,
+    gained_more,
+    more_likely,
+    reward_accuracy,
+    write_holdout,
+)
 from gristmill.train.data.preference_rows import (
     PairRows,
     check_pairs,
@@ -43,22 +51,39 @@ from gristmill.train.objectives.preference_report import (
     write_margins,
 )
 from gristmill.train.objectives.preflight_checks import CERTIFICATE
-from gristmill.train.objectives.reference_logps import certify_start, key_of, pair_logps, read_reference, rounding_of
+from gristmill.train.objectives.reference_logps import (
+    certify_start,
+    key_of,
+    pair_logps,
+    read_reference,
+    rounding_of,
+)
 from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.kto import optimise
 from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
-from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
+from gristmill.train.stages.trained_models import (
+    describe_model,
+    publish_tuned,
+    tuned_shape,
+    tuning_job,
+)
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Optimise preferences; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.data.conversation_tokens.NothingToTrainError: no pair is left to train on.
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or pairs.
-        gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's margin is not zero.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: no pair is left to
+            train on.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is
+            of other weights or pairs.
+        gristmill.train.objectives.reference_logps.NotTheReferenceError: the first
+            batch's margin is not zero.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
+            continues.
     """
     section = Dpo.model_validate(config)
     if section.loss == "kto":
@@ -70,7 +95,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     with (
         open_rows(inputs["dpo_data"], context) as data,
         open_mixture(inputs, context) as packed,
-        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+        process_group(
+            context.parallel, pipelined=False, split=section.lora is None
+        ) as world,
     ):
         rows, length = PairRows(data), data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
@@ -78,32 +105,52 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         is_out = held_out_mask(records, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
-        reference = read_reference(inputs["reference"], key_of(start, rows, dtype, rounding_of(section)))
-        model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
+        reference = read_reference(
+            inputs["reference"], key_of(start, rows, dtype, rounding_of(section))
+        )
+        model = tuned_model(
+            shape, stored(start), section.lora, seed, world, dtype, context
+        )
         flops = adapted_flops_per_token(shape, length, section.lora)
-        objective = Preferences(rows, draws, reference, section, seed, flops, world.device, context.warn)
+        objective = Preferences(
+            rows, draws, reference, section, seed, flops, world.device, context.warn
+        )
         section = section.in_steps(objective.order.total)
         if world.is_first:
             write_drawn_ids(out, rows, draws)
         certificate = measured_once(
-            context.work / CERTIFICATE, world, partial(certify_start, model, objective, section, dtype, world)
+            context.work / CERTIFICATE,
+            world,
+            partial(certify_start, model, objective, section, dtype, world),
         )
-        job = tuning_job(section, objective, model, shape, inputs, packed, world, context)
+        job = tuning_job(
+            section, objective, model, shape, inputs, packed, world, context
+        )
         record, summary = train(job)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
         logps = pair_logps(model, rows, measured, section.micro_batch_size, world)
-        before, after, held_out = reference[is_out], logps[is_out[measured]], np.flatnonzero(is_out)
+        before, after, held_out = (
+            reference[is_out],
+            logps[is_out[measured]],
+            np.flatnonzero(is_out),
+        )
         summary |= publish_tuned(job, section.lora, shape, start, out, record)
         if record is not None:
             summary["chosen_decline"] = decline_of(record.lines())
-            rewards = pair_rewards(logps, reference[measured], rows.scored_tokens[measured], section)
+            rewards = pair_rewards(
+                logps, reference[measured], rows.scored_tokens[measured], section
+            )
             summary["margins"] = write_margins(
                 out / MARGINS,
                 pair_margins(rows, data.sources, measured, rewards, is_out),
                 {rows.ids[pair]: records[pair] for pair in measured},
             )
             write_holdout(
-                out / HOLDOUT, [records[pair] for pair in held_out], "reference", before, sequence_length=length
+                out / HOLDOUT,
+                [records[pair] for pair in held_out],
+                "reference",
+                before,
+                sequence_length=length,
             )
     return {
         **summary,
@@ -121,6 +168,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             "reward_accuracy_interval": share_with_interval(gained_more(after, before)),
             "chosen_more_likely_before": more_likely(before),
             "chosen_more_likely": more_likely(after),
-            "chosen_more_likely_interval": share_with_interval(after[:, 0] > after[:, 1]),
+            "chosen_more_likely_interval": share_with_interval(
+                after[:, 0] > after[:, 1]
+            ),
         },
     }

@@ -1,7 +1,9 @@
-"""Stage `export`: the final model as a folder that transformers loads, with a model card that states its lineage.
+"""Stage `export`: the final model as a folder that transformers loads, with a model
+card that states its lineage.
 
-Output: config.json, model.safetensors (or its shards and their index), generation_config.json, the tokenizer's files,
-README.md; on request GGUF files for llama.cpp and a Modelfile for Ollama.
+Output: config.json, model.safetensors (or its shards and their index),
+generation_config.json, the tokenizer's files, README.md; on request GGUF files for
+llama.cpp and a Modelfile for Ollama.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from gristmill.tokenize.encoding.chat_templates import PROBE, as_plain_jinja
 from gristmill.tokenize.encoding.llama_cpp_vocabulary import llama_cpp_vocabulary
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import TEMPLATE_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Chat
+from gristmill.train.data.conversation_tokens import (
+    TEMPLATE_FILE,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    Chat,
+)
 from gristmill.train.evaluation.held_out import ROWS_PER_FORWARD, metrics_of, score_rows
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.gguf_model import Labels, write_gguf
@@ -35,7 +42,13 @@ from gristmill.train.models.initialisation import VOCABULARY_TENSORS
 from gristmill.train.models.int8 import QUANTIZATION_CONFIG, in_int8
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.ollama import go_template, modelfile
-from gristmill.train.models.tensor_files import FRAMEWORK, WEIGHTS_FILE, Planned, TensorFile, write_model
+from gristmill.train.models.tensor_files import (
+    FRAMEWORK,
+    WEIGHTS_FILE,
+    Planned,
+    TensorFile,
+    write_model,
+)
 from gristmill.train.models.weights import load_model, read_shape
 from gristmill.train.objectives.masked_rows import mask_token
 from gristmill.train.stages.stage_inputs import MODEL, MODELS
@@ -48,10 +61,12 @@ MODELFILE = "Modelfile"
 PREFIX_NOTE = [
     "## Prefixes",
     "",
-    "This model was trained to read a prefix in both directions (prefix language modelling). "
-    "transformers reads a prompt from left to right, and its `generate` cannot do otherwise: for a forward pass as in "
-    "training, give it an `attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token stands before "
-    "another or in the prefix. `gristmill chat` and `generate` read prompts in both directions.",
+    "This model was trained to read a prefix in both directions (prefix language "
+    "modelling). transformers reads a prompt from left to right, and its `generate` "
+    "cannot do otherwise: for a forward pass as in training, give it an "
+    "`attention_mask` of shape (rows, 1, tokens, tokens) that is true where a token "
+    "stands before another or in the prefix. `gristmill chat` and `generate` read "
+    "prompts in both directions.",
     "",
 ]
 LOADERS = {
@@ -59,27 +74,47 @@ LOADERS = {
     "encoder": ("fill-mask", "AutoModelForMaskedLM"),
     "encoder_decoder": ("text2text-generation", "AutoModelForSeq2SeqLM"),
 }
-"""Kind of model -> the task of its card, and the class of transformers that loads it."""
+"""Kind of model -> the task of its card, and the class of transformers that loads
+it.
+"""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Write the folder; one plain process."""
     lineage = config.get("lineage", {})
-    section = Export.model_validate({key: value for key, value in config.items() if key != "lineage"})
+    section = Export.model_validate(
+        {key: value for key, value in config.items() if key != "lineage"}
+    )
     stage = next(name for name in reversed(MODELS) if name in inputs)
-    source, tokenizer = weights_folder(inputs[stage], stage, section), inputs["tokenizer"]
+    source, tokenizer = (
+        weights_folder(inputs[stage], stage, section),
+        inputs["tokenizer"],
+    )
     shape, parameters, size = write_folder(source, tokenizer, section, out)
     chat = Chat(tokenizer)
     if chat.formatter is not None and shape.kind == "decoder":
         context.warn(
-            f"the exported model has no chat template: {chat.formatter} writes its conversations, and a "
-            "folder for transformers cannot carry code; the model card shows a conversation as it was trained"
+            f"the exported model has no chat template: {chat.formatter} writes its "
+            "conversations, and a folder for transformers cannot carry code; the model "
+            "card shows a conversation as it was trained"
         )
-    precision = f"{section.dtype}, matrices of layers in int8" if section.int8 else section.dtype
+    precision = (
+        f"{section.dtype}, matrices of layers in int8"
+        if section.int8
+        else section.dtype
+    )
     with atomic_write(out / "README.md") as sink:
         conversations = formatted(chat) if shape.kind == "decoder" else []
-        sink.write(model_card(lineage, stage, shape, parameters, precision, conversations).encode())
-    sizes = write_gguf_files(source, shape, chat, section, out, lineage.get("name", stage), context)
+        sink.write(
+            model_card(
+                lineage, stage, shape, parameters, precision, conversations
+            ).encode()
+        )
+    sizes = write_gguf_files(
+        source, shape, chat, section, out, lineage.get("name", stage), context
+    )
     cost = {"int8": int8_cost(source, out, inputs.get("mix"))} if section.int8 else {}
     return {
         "model": stage,
@@ -92,7 +127,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> tuple[Shape, int, int]:
+def write_folder(
+    source: Path, tokenizer: Path, section: Export, out: Path
+) -> tuple[Shape, int, int]:
     """Write everything except the model card.
 
     Args:
@@ -118,26 +155,45 @@ def write_folder(source: Path, tokenizer: Path, section: Export, out: Path) -> t
         config["quantization_config"] = QUANTIZATION_CONFIG
     write_json(out / "config.json", config)
     if not shape.encoder:
-        start_ids = {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
-        write_json(out / "generation_config.json", {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids})
+        start_ids = (
+            {"decoder_start_token_id": chat.pad} if shape.encoder_decoder else {}
+        )
+        write_json(
+            out / "generation_config.json",
+            {"eos_token_id": eos, "pad_token_id": chat.pad, **start_ids},
+        )
     size = write_model(out, groups, section.max_shard_bytes, metadata)
     has_template = chat.formatter is None and shape.kind == "decoder"
     for file in (TOKENIZER_FILE, TEMPLATE_FILE) if has_template else (TOKENIZER_FILE,):
         copy_file(tokenizer / file, out / file)
     tokenizer_config = json.loads((tokenizer / TOKENIZER_CONFIG_FILE).read_bytes())
-    mask = {"mask_token": mask_token(load_tokenizer(tokenizer))} if shape.encoder else {}
-    write_json(out / TOKENIZER_CONFIG_FILE, {**tokenizer_config, **mask, "model_max_length": shape.sequence_length})
+    mask = (
+        {"mask_token": mask_token(load_tokenizer(tokenizer))} if shape.encoder else {}
+    )
+    write_json(
+        out / TOKENIZER_CONFIG_FILE,
+        {**tokenizer_config, **mask, "model_max_length": shape.sequence_length},
+    )
     return shape, parameters, size
 
 
 def write_gguf_files(
-    source: Path, shape: Shape, chat: Chat, section: Export, out: Path, name: str, context: Context
+    source: Path,
+    shape: Shape,
+    chat: Chat,
+    section: Export,
+    out: Path,
+    name: str,
+    context: Context,
 ) -> dict[str, int]:
-    """Write the GGUF files of the section and a Modelfile; returns bytes by kind of file.
+    """Write the GGUF files of the section and a Modelfile; returns bytes by kind of
+    file.
 
     Raises:
-        gristmill.tokenize.encoding.llama_cpp_vocabulary.NotForLlamaCppError: llama.cpp would encode text differently.
-        gristmill.train.models.gguf_model.GgufError: llama.cpp would compute differently.
+        gristmill.tokenize.encoding.llama_cpp_vocabulary.NotForLlamaCppError: llama.cpp
+            would encode text differently.
+        gristmill.train.models.gguf_model.GgufError: llama.cpp would compute
+            differently.
     """
     if not section.gguf:
         return {}
@@ -156,34 +212,54 @@ def write_gguf_files(
     )
     context.work.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {
-        kind: write_gguf(out / f"model-{kind}.gguf", source / WEIGHTS_FILE, shape, kind, labels, context.work)
+        kind: write_gguf(
+            out / f"model-{kind}.gguf",
+            source / WEIGHTS_FILE,
+            shape,
+            kind,
+            labels,
+            context.work,
+        )
         for kind in section.gguf
     }
     go_chat_template = go_template(chat)
     if template is not None and go_chat_template is None:
         context.warn(
-            "the Modelfile has no TEMPLATE: the chat template writes a message in a way that depends on those "
-            "around it, which Ollama's templates cannot say here; write one by hand before `ollama create`"
+            "the Modelfile has no TEMPLATE: the chat template writes a message in a "
+            "way that depends on those around it, which Ollama's templates cannot say "
+            "here; write one by hand before `ollama create`"
         )
     with atomic_write(out / MODELFILE) as sink:
-        sink.write(modelfile(f"model-{section.gguf[0]}.gguf", chat, shape.sequence_length, go_chat_template).encode())
+        sink.write(
+            modelfile(
+                f"model-{section.gguf[0]}.gguf",
+                chat,
+                shape.sequence_length,
+                go_chat_template,
+            ).encode()
+        )
     return sizes
 
 
 def check_can_round(shape: Shape) -> None:
-    """Raise ValueError for models other than decoders, and for mixtures of experts, whose expert weights `int8`
-    skips."""
+    """Raise ValueError for models other than decoders, and for mixtures of experts,
+    whose expert weights `int8` skips.
+    """
     if shape.kind != "decoder":
         raise ValueError(
             "export.int8 rounds the layers of a decoder, but this model is an "
             f"{shape.kind.replace('_', '-')}; remove it"
         )
     if shape.experts:
-        raise ValueError("export.int8 rounds the matrices of dense layers, but this model has experts; remove it")
+        raise ValueError(
+            "export.int8 rounds the matrices of dense layers, but this model has "
+            "experts; remove it"
+        )
 
 
 def int8_cost(source: Path, exported: Path, mix: Path | None) -> dict[str, Any]:
-    """Perplexity on the mixture's held-out rows before and after rounding, and its relative growth.
+    """Perplexity on the mixture's held-out rows before and after rounding, and its
+    relative growth.
 
     All three are None if there is no mixture or it holds nothing out.
     """
@@ -191,18 +267,38 @@ def int8_cost(source: Path, exported: Path, mix: Path | None) -> dict[str, Any]:
     if mix is not None:
         with closing(PackedSet(mix)) as packed:
             parts = [packed.validation(source) for source in packed.sources]
-            rows = np.concatenate(parts)[:COST_ROWS] if any(len(part) for part in parts) else None
+            rows = (
+                np.concatenate(parts)[:COST_ROWS]
+                if any(len(part) for part in parts)
+                else None
+            )
     if rows is None:
-        return {"perplexity_before": None, "perplexity": None, "growth": None, "rows": 0}
+        return {
+            "perplexity_before": None,
+            "perplexity": None,
+            "growth": None,
+            "rows": 0,
+        }
     ids = torch.from_numpy(rows.astype(np.int64))
-    before, after = (perplexity(load_model(folder), ids) for folder in (source, exported))
-    return {"perplexity_before": before, "perplexity": after, "growth": after / before - 1.0, "rows": len(rows)}
+    before, after = (
+        perplexity(load_model(folder), ids) for folder in (source, exported)
+    )
+    return {
+        "perplexity_before": before,
+        "perplexity": after,
+        "growth": after / before - 1.0,
+        "rows": len(rows),
+    }
 
 
 def perplexity(model: Llama, ids: Tensor) -> float:
-    """Perplexity of rows of tokens (n, t), on the CPU, with causal attention within a row."""
+    """Perplexity of rows of tokens (n, t), on the CPU, with causal attention within a
+    row.
+    """
     no_bytes = torch.zeros(model.shape.padded_vocab_size)
-    sums = sum(score_rows(model, batch, no_bytes) for batch in ids.split(ROWS_PER_FORWARD))
+    sums = sum(
+        score_rows(model, batch, no_bytes) for batch in ids.split(ROWS_PER_FORWARD)
+    )
     return metrics_of(torch.as_tensor(sums).tolist())["perplexity"]
 
 
@@ -216,20 +312,29 @@ def weights_folder(training: Path, stage: str, section: Export) -> Path:
         return training / MODEL
     if not (training / MODEL_AVERAGE).exists():
         raise ValueError(
-            f"export.weights is `average`, but {stage} kept no running mean of its weights; set "
-            f"{stage}.average, or export.weights: raw"
+            f"export.weights is `average`, but {stage} kept no running mean of its "
+            f"weights; set {stage}.average, or export.weights: raw"
         )
     return training / MODEL_AVERAGE
 
 
-def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str, Planned]:
-    """The model's tensors under Hugging Face's names in the export's dtype, without padding rows; read lazily."""
+def exported_tensors(
+    source: Path, shape: Shape, dtype: torch.dtype
+) -> dict[str, Planned]:
+    """The model's tensors under Hugging Face's names in the export's dtype, without
+    padding rows; read lazily.
+    """
     file = TensorFile(source / WEIGHTS_FILE)
-    # A tensor that is split into several, such as a layer's experts, is read once for all of them.
+    # A tensor that is split into several, such as a layer's experts, is read once for
+    # all of them.
     read = lru_cache(maxsize=1)(file.read)
 
     def split(name: str, tensor: Tensor) -> dict[str, Tensor]:
-        return split_for_hf(name, tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor, shape)
+        return split_for_hf(
+            name,
+            tensor[: shape.vocab_size] if name in VOCABULARY_TENSORS else tensor,
+            shape,
+        )
 
     def join_parts(inner: str, names: Sequence[str]) -> Tensor:
         parts = [split(name, read(name))[inner].to(dtype) for name in names]
@@ -237,10 +342,14 @@ def exported_tensors(source: Path, shape: Shape, dtype: torch.dtype) -> dict[str
 
     part_shapes: dict[str, dict[str, torch.Size]] = {}
     for name in sorted(file.names()):
-        for inner, part in split(name, torch.empty(file.shape(name), device="meta")).items():
+        for inner, part in split(
+            name, torch.empty(file.shape(name), device="meta")
+        ).items():
             part_shapes.setdefault(inner, {})[name] = part.shape
     return {
-        inner: Planned(dtype, joined_shape([*parts.values()]), partial(join_parts, inner, [*parts]))
+        inner: Planned(
+            dtype, joined_shape([*parts.values()]), partial(join_parts, inner, [*parts])
+        )
         for inner, parts in part_shapes.items()
     }
 
@@ -257,17 +366,21 @@ def copy_file(source: Path, target: Path) -> None:
 
 
 def formatted(chat: Chat) -> list[str]:
-    """Lines of the model card about conversations written by a user's function; empty with a chat template."""
+    """Lines of the model card about conversations written by a user's function; empty
+    with a chat template.
+    """
     if chat.formatter is None:
         return []
     conversation = "".join(text for text, _ in chat.segments(PROBE))
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", conversation)), default=0))
+    fence = "`" * max(
+        3, 1 + max((len(run) for run in re.findall("`+", conversation)), default=0)
+    )
     return [
         "## Conversations",
         "",
         "This folder has no chat template: the model was tuned on conversations that a "
-        f"Python function wrote (`{chat.formatter}`), which transformers cannot carry. Write them in the same way "
-        "before you encode them; this is one:",
+        f"Python function wrote (`{chat.formatter}`), which transformers cannot carry. "
+        "Write them in the same way before you encode them; this is one:",
         "",
         f"{fence}text",
         conversation,
@@ -284,15 +397,29 @@ def model_card(
     dtype: str,
     conversations: Sequence[str] = (),
 ) -> str:
-    """README of the exported folder: description of the model, sources, loading and lineage."""
+    """README of the exported folder: description of the model, sources, loading and
+    lineage.
+    """
     name = lineage.get("name", "gristmill model")
     rows = [
-        f"| {source} | {facts.get('weight', '')} | {facts.get('licence') or 'not stated'} |"
+        f"| {source} | {facts.get('weight', '')} | "
+        f"{facts.get('licence') or 'not stated'} |"
         for source, facts in lineage.get("sources", {}).items()
     ]
     kind = shape.kind.replace("_", "-")
     task, loader = LOADERS[shape.kind]
-    sources = ["## Sources", "", "| source | weight | licence |", "| --- | --- | --- |", *rows, ""] if rows else []
+    sources = (
+        [
+            "## Sources",
+            "",
+            "| source | weight | licence |",
+            "| --- | --- | --- |",
+            *rows,
+            "",
+        ]
+        if rows
+        else []
+    )
     return "\n".join(
         [
             "---",
@@ -302,9 +429,10 @@ def model_card(
             "",
             f"# {name}",
             "",
-            f"A {family_of(shape)} {kind} of {parameters:,} parameters ({shape.layers} layers, width {shape.width}, "
-            f"vocabulary {shape.vocab_size:,}, {shape.sequence_length} tokens of context), trained by gristmill; "
-            f"last stage: {stage}; weights in {dtype}.",
+            f"A {family_of(shape)} {kind} of {parameters:,} parameters ({shape.layers} "
+            f"layers, width {shape.width}, vocabulary {shape.vocab_size:,}, "
+            f"{shape.sequence_length} tokens of context), trained by gristmill; last "
+            f"stage: {stage}; weights in {dtype}.",
             "",
             "```python",
             f"from transformers import {loader}, AutoTokenizer",

@@ -1,4 +1,6 @@
-"""Kahneman-Tversky optimisation, run by the stage `dpo` for `loss: kto`: single answers instead of pairs."""
+"""Kahneman-Tversky optimisation, run by the stage `dpo` for `loss: kto`: single answers
+instead of pairs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from gristmill.train.evaluation.intervals import wilson
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.kto_objective import Desirability, answer_logps, weights_to_balance
+from gristmill.train.objectives.kto_objective import (
+    Desirability,
+    answer_logps,
+    weights_to_balance,
+)
 from gristmill.train.objectives.preference_report import (
     MARGINS,
     answer_margins,
@@ -35,68 +41,115 @@ from gristmill.train.objectives.preference_report import (
     write_margins,
 )
 from gristmill.train.objectives.preflight_checks import CERTIFICATE
-from gristmill.train.objectives.reference_logps import answer_key, certify_answers, read_answer_reference, rounding_of
+from gristmill.train.objectives.reference_logps import (
+    answer_key,
+    certify_answers,
+    read_answer_reference,
+    rounding_of,
+)
 from gristmill.train.parallel.process_groups import process_group
 from gristmill.train.parallel.sharding import compute_dtype
 from gristmill.train.stages.stage_inputs import open_mixture, open_rows, start_of
-from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
+from gristmill.train.stages.trained_models import (
+    describe_model,
+    publish_tuned,
+    tuned_shape,
+    tuning_job,
+)
 
 MOST_IMBALANCE = 4 / 3
-"""Equation 8 of the paper: total weights of both kinds are equal, up to this factor for the desirable one."""
+"""Equation 8 of the paper: total weights of both kinds are equal, up to this factor for
+the desirable one.
+"""
 
 
-def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Context) -> dict[str, Any]:
-    """Optimise desirability; called on every rank of a torchrun process group. Returns the stage's summary.
+def optimise(
+    inputs: Mapping[str, Path], section: Dpo, out: Path, context: Context
+) -> dict[str, Any]:
+    """Optimise desirability; called on every rank of a torchrun process group. Returns
+    the stage's summary.
 
     Raises:
-        gristmill.train.data.conversation_tokens.NothingToTrainError: no answer is left to train on.
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is of other weights or rows.
-        gristmill.train.objectives.reference_logps.NotTheReferenceError: the first batch's rewards are not zero.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: no answer is left
+            to train on.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the reference is
+            of other weights or rows.
+        gristmill.train.objectives.reference_logps.NotTheReferenceError: the first
+            batch's rewards are not zero.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
+            continues.
     """
     seed, start = section.key_seed, start_of(inputs)
     with (
         open_rows(inputs["dpo_data"], context) as data,
         open_mixture(inputs, context) as packed,
-        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+        process_group(
+            context.parallel, pipelined=False, split=section.lora is None
+        ) as world,
     ):
         rows, length = AnswerRows(data), data.sequence_length
         shape = tuned_shape(read_shape(start), length, context)
         is_out = held_out_answers(rows, section, seed)
         draws = draw_pairs(rows, is_out, section, seed)
         dtype = compute_dtype(section.precision, world.device)
-        reference = read_answer_reference(inputs["reference"], answer_key(start, rows, dtype, rounding_of(section)))
-        model = tuned_model(shape, stored(start), section.lora, seed, world, dtype, context)
+        reference = read_answer_reference(
+            inputs["reference"], answer_key(start, rows, dtype, rounding_of(section))
+        )
+        model = tuned_model(
+            shape, stored(start), section.lora, seed, world, dtype, context
+        )
         # Estimating the KL takes one more forward pass over about as many tokens.
-        flops = adapted_flops_per_token(shape, length, section.lora) + 2 * shape.matrix_parameters
-        objective = Desirability(rows, draws, reference, section, seed, flops, world, context.warn)
+        flops = (
+            adapted_flops_per_token(shape, length, section.lora)
+            + 2 * shape.matrix_parameters
+        )
+        objective = Desirability(
+            rows, draws, reference, section, seed, flops, world, context.warn
+        )
         section = section.in_steps(objective.order.total)
         if world.is_first:
             write_drawn_ids(out, rows, draws)
             warn_of_imbalance(rows.desirable[merged(draws)], section, context)
         certificate = measured_once(
-            context.work / CERTIFICATE, world, partial(certify_answers, model, objective, section, dtype, world)
+            context.work / CERTIFICATE,
+            world,
+            partial(certify_answers, model, objective, section, dtype, world),
         )
-        job = tuning_job(section, objective, model, shape, inputs, packed, world, context)
-        record, summary = train(replace(job, before_step=lambda step, rows: objective.take_baseline(model, rows)))
+        job = tuning_job(
+            section, objective, model, shape, inputs, packed, world, context
+        )
+        record, summary = train(
+            replace(
+                job, before_step=lambda step, rows: objective.take_baseline(model, rows)
+            )
+        )
         held_out = np.flatnonzero(is_out)
         measured = measured_again(rows.ids, is_out, section.measured_pairs)
-        answer_gains = answer_logps(model, rows, measured, section.micro_batch_size, world) - reference[measured, 0]
+        answer_gains = (
+            answer_logps(model, rows, measured, section.micro_batch_size, world)
+            - reference[measured, 0]
+        )
         gains = answer_gains[is_out[measured]]
         summary |= publish_tuned(job, section.lora, shape, start, out, record)
         if record is not None:
             summary["chosen_decline"] = decline_of(record.lines())
             summary["margins"] = write_margins(
                 out / MARGINS,
-                answer_margins(rows, data.sources, measured, section.beta * answer_gains, is_out),
-                {rows.ids[answer]: rows.records[rows.examples[answer]] for answer in measured},
+                answer_margins(
+                    rows, data.sources, measured, section.beta * answer_gains, is_out
+                ),
+                {
+                    rows.ids[answer]: rows.records[rows.examples[answer]]
+                    for answer in measured
+                },
             )
             # The rejected answer of a pair follows its chosen answer.
             chosen = np.array(
                 [
                     answer
                     for answer in held_out
-                    if rows.desirable[answer] and "chosen" in rows.records[rows.examples[answer]]
+                    if rows.desirable[answer]
+                    and "chosen" in rows.records[rows.examples[answer]]
                 ],
                 dtype=np.int64,
             )
@@ -119,11 +172,16 @@ def optimise(inputs: Mapping[str, Path], section: Dpo, out: Path, context: Conte
             "desirable": int(rows.desirable[~is_out].sum()),
             "undesirable": int((~rows.desirable[~is_out]).sum()),
         },
-        "held_out_answers": {"desirable": int(desirable.sum()), "undesirable": int((~desirable).sum())},
+        "held_out_answers": {
+            "desirable": int(desirable.sum()),
+            "undesirable": int((~desirable).sum()),
+        },
         "step_0": certificate,
         "held_out": {
             "ranked_right": ranked_right(gains[desirable], gains[~desirable]),
-            "ranked_right_interval": ranked_right_interval(gains[desirable], gains[~desirable]),
+            "ranked_right_interval": ranked_right_interval(
+                gains[desirable], gains[~desirable]
+            ),
         },
     }
 
@@ -133,35 +191,49 @@ def warn_of_imbalance(desirable: np.ndarray, section: Dpo, context: Context) -> 
     counts = int(desirable.sum()), int((~desirable).sum())
     if not all(counts):
         missing = "undesirable" if counts[0] else "desirable"
-        context.warn(f"dpo: there is no {missing} answer to train on; training on one kind alone has little effect")
+        context.warn(
+            f"dpo: there is no {missing} answer to train on; training on one kind "
+            "alone has little effect"
+        )
         return
-    share = weights_to_balance(*counts, section.desirable_weight, section.undesirable_weight)
+    share = weights_to_balance(
+        *counts, section.desirable_weight, section.undesirable_weight
+    )
     if not 1 / MOST_IMBALANCE <= share <= MOST_IMBALANCE:
         context.warn(
-            f"dpo: {counts[0]:,} desirable answers with the weight {section.desirable_weight:g} against "
-            f"{counts[1]:,} undesirable ones with {section.undesirable_weight:g} are {share:.2f} to 1, where "
-            "Ethayarajh et al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
+            f"dpo: {counts[0]:,} desirable answers with the weight "
+            f"{section.desirable_weight:g} against {counts[1]:,} undesirable ones with "
+            f"{section.undesirable_weight:g} are {share:.2f} to 1, where Ethayarajh et "
+            "al. 2024 (equation 8) ask for 1 to 1.33: set dpo.desirable_weight or "
             "dpo.undesirable_weight"
         )
 
 
 def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None:
-    """Share of all (desirable, undesirable) pairs in which the desirable answer gained more; ties count half.
+    """Share of all (desirable, undesirable) pairs in which the desirable answer gained
+    more; ties count half.
 
     The area under the curve of Mann & Whitney 1947. None if a kind is missing.
     """
     if not len(desirable) or not len(undesirable):
         return None
     ordered = np.sort(undesirable)
-    lower, not_higher = (np.searchsorted(ordered, desirable, side=side) for side in ("left", "right"))
+    lower, not_higher = (
+        np.searchsorted(ordered, desirable, side=side) for side in ("left", "right")
+    )
     return float((lower + not_higher).sum() / (2 * len(desirable) * len(undesirable)))
 
 
-def ranked_right_interval(desirable: np.ndarray, undesirable: np.ndarray) -> dict[str, float] | None:
-    """`ranked_right` with Wilson's interval over as many units as the smaller kind has answers; None if a kind is
-    missing.
+def ranked_right_interval(
+    desirable: np.ndarray, undesirable: np.ndarray
+) -> dict[str, float] | None:
+    """`ranked_right` with Wilson's interval over as many units as the smaller kind has
+    answers; None if a kind is missing.
 
-    The variance is at most A (1 - A) / min(m, n) (Birnbaum & Klose 1957), so the interval is conservative.
+    The variance is at most A (1 - A) / min(m, n) (Birnbaum & Klose 1957), so the
+    interval is conservative.
     """
     share = ranked_right(desirable, undesirable)
-    return None if share is None else wilson(share, min(len(desirable), len(undesirable)))
+    return (
+        None if share is None else wilson(share, min(len(desirable), len(undesirable)))
+    )

@@ -1,7 +1,8 @@
-"""Stage `merge`: a weighted average of pre-training checkpoints, measured beside each of them.
+"""Stage `merge`: a weighted average of pre-training checkpoints, measured beside each
+of them.
 
-Output: `model/` as of pre-training; `merged.json`: share and held-out metrics of each checkpoint, of the merged model
-and of the last checkpoint.
+Output: `model/` as of pre-training; `merged.json`: share and held-out metrics of each
+checkpoint, of the merged model and of the last checkpoint.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ from gristmill.train.loop.checkpoints import (
 from gristmill.train.loop.safe_loading import SafePlanner, check_index
 from gristmill.train.loop.store_sync import fetch_tree
 from gristmill.train.models.own_model import INNER
-from gristmill.train.models.tensor_files import WEIGHTS_FILE, Planned, TensorFile, ready, write_tensors
+from gristmill.train.models.tensor_files import (
+    WEIGHTS_FILE,
+    Planned,
+    TensorFile,
+    ready,
+    write_tensors,
+)
 from gristmill.train.models.weights import SHAPE_FILE, load_model
 from gristmill.train.parallel.process_groups import make_deterministic
 from gristmill.train.stages.evaluate import measure_filling, measure_sources
@@ -40,7 +47,9 @@ class MergeError(RuntimeError):
     """A checkpoint to merge is missing."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Merge and measure; one plain process.
 
     Raises:
@@ -53,12 +62,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             _measured,
             packed=packed,
             tokenizer=inputs["tokenizer"],
-            section=Evaluate(seed=config["seed"], bootstrap_samples=config["bootstrap_samples"]),
+            section=Evaluate(
+                seed=config["seed"], bootstrap_samples=config["bootstrap_samples"]
+            ),
         )
         singles, measurements = [], []
         for step, share in zip(steps, shares, strict=True):
             singles.append(_single(trained, step, config["of"], context))
-            measurements.append({"model": f"step {step}", "share": share, "sources": measure(singles[-1])})
+            measurements.append(
+                {
+                    "model": f"step {step}",
+                    "share": share,
+                    "sources": measure(singles[-1]),
+                }
+            )
             context.progress(len(singles), len(steps) + 2, "models")
         write_average(out / MODEL, singles, shares)
         merged, last = (measure(folder / MODEL) for folder in (out, trained))
@@ -77,7 +94,8 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
 
 
 def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) -> None:
-    """Write the weighted mean of models of one shape; sums in float64, one tensor at a time.
+    """Write the weighted mean of models of one shape; sums in float64, one tensor at a
+    time.
 
     Args:
         out: folder of the new model.
@@ -88,34 +106,56 @@ def write_average(out: Path, models: Sequence[Path], shares: Sequence[float]) ->
 
     def mean(name: str) -> Tensor:
         return sum(
-            (share * file.read(name).double() for file, share in zip(files, shares, strict=True)),
+            (
+                share * file.read(name).double()
+                for file, share in zip(files, shares, strict=True)
+            ),
             torch.zeros((), dtype=torch.float64),
         ).float()
 
     write_tensors(
         out / WEIGHTS_FILE,
-        {name: Planned(torch.float32, files[0].shape(name), partial(mean, name)) for name in files[0].names()},
+        {
+            name: Planned(torch.float32, files[0].shape(name), partial(mean, name))
+            for name in files[0].names()
+        },
     )
     write_json(out / SHAPE_FILE, read_json(models[0] / SHAPE_FILE))
 
 
 def _single(trained: Path, step: int, last: int, context: Context) -> Path:
-    """Folder with the model of a checkpoint, independent of the number of processes; for the last step, the final
-    model."""
+    """Folder with the model of a checkpoint, independent of the number of processes;
+    for the last step, the final model.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     if step == last:
         return trained / MODEL
-    checkpoint, single = _checkpoint(trained, step, context), context.work / f"step-{step}"
+    checkpoint, single = (
+        _checkpoint(trained, step, context),
+        context.work / f"step-{step}",
+    )
     file = TensorFile(trained / MODEL / WEIGHTS_FILE)
     saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
     prefix = INNER if any(key.startswith(f"model.{INNER}") for key in saved) else ""
-    tensors = {f"model.{prefix}{name}": torch.empty(file.shape(name)) for name in file.names()}
-    if mismatched := [key for key, tensor in tensors.items() if getattr(saved.get(key), "size", None) != tensor.shape]:
-        raise MergeError(f"merge: {checkpoint} is of another model: it has no {mismatched[0]} of this one's shape")
+    tensors = {
+        f"model.{prefix}{name}": torch.empty(file.shape(name)) for name in file.names()
+    }
+    if mismatched := [
+        key
+        for key, tensor in tensors.items()
+        if getattr(saved.get(key), "size", None) != tensor.shape
+    ]:
+        raise MergeError(
+            f"merge: {checkpoint} is of another model: it has no {mismatched[0]} of "
+            "this one's shape"
+        )
     dcp.load(tensors, checkpoint_id=checkpoint, planner=SafePlanner(), no_dist=True)  # type: ignore[attr-defined]
-    write_tensors(single / WEIGHTS_FILE, {name: ready(tensors[f"model.{prefix}{name}"]) for name in file.names()})
+    write_tensors(
+        single / WEIGHTS_FILE,
+        {name: ready(tensors[f"model.{prefix}{name}"]) for name in file.names()},
+    )
     write_json(single / SHAPE_FILE, read_json(trained / MODEL / SHAPE_FILE))
     return single
 
@@ -127,9 +167,9 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
     if not is_complete(checkpoint):
         available = ", ".join(map(str, complete_steps(folder))) or "none"
         raise MergeError(
-            f"merge: the training keeps no complete checkpoint of step {step} (there are: {available}); set "
-            "engine.permanent_every to merge.every, or a divisor of it, and train again: gristmill stage "
-            "pretrain MANIFEST --force"
+            f"merge: the training keeps no complete checkpoint of step {step} (there "
+            f"are: {available}); set engine.permanent_every to merge.every, or a "
+            "divisor of it, and train again: gristmill stage pretrain MANIFEST --force"
         )
     if not is_local(checkpoint):
         local_copy = step_folder(context.work / CHECKPOINTS, step)
@@ -137,18 +177,22 @@ def _checkpoint(trained: Path, step: int, context: Context) -> Path:
         checkpoint = local_copy
     if damaged := damaged_files(checkpoint):
         raise MergeError(
-            f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge others, or train "
-            "again: gristmill stage pretrain MANIFEST --force"
+            f"merge: {checkpoint}: {', '.join(damaged)} is not what was saved; merge "
+            "others, or train again: gristmill stage pretrain MANIFEST --force"
         )
     check_index(checkpoint)
     return checkpoint
 
 
-def _measured(folder: Path, packed: PackedSet, tokenizer: Path, section: Evaluate) -> dict[str, Any]:
+def _measured(
+    folder: Path, packed: PackedSet, tokenizer: Path, section: Evaluate
+) -> dict[str, Any]:
     """Metrics of the stage `evaluate` on held-out rows, by source."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(folder, device, runs_own_code=True, kind=None)
     if model.shape.kind != "decoder":
-        sources: dict[str, Any] = measure_filling(model, packed, tokenizer, section)["sources"]
+        sources: dict[str, Any] = measure_filling(model, packed, tokenizer, section)[
+            "sources"
+        ]
         return sources
     return measure_sources(model, packed, tokenizer, section)

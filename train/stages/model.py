@@ -1,7 +1,7 @@
 """Stage `model`: an existing model in the format that later stages read.
 
-Output: `model/config.json`, `model/model.safetensors` (float32), as of pre-training, so that later stages do not depend
-on whether the run pre-trained.
+Output: `model/config.json`, `model/model.safetensors` (float32), as of pre-training, so
+that later stages do not depend on whether the run pre-trained.
 """
 
 from __future__ import annotations
@@ -24,27 +24,37 @@ from gristmill.train.stages.stage_inputs import MODEL
 from gristmill.train.stages.trained_models import describe_model
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Copy the model tensor by tensor; one plain process.
 
     Raises:
-        WeightsError: a file is missing or damaged, or the tokenizer has more ids than the model.
-        gristmill.train.models.hf_configs.UnknownArchitectureError: the architecture is not supported.
+        WeightsError: a file is missing or damaged, or the tokenizer has more ids than
+            the model.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the architecture is
+            not supported.
     """
     folder = as_path(config["path"])
     shape, tokenizer = check_model(folder), load(inputs["tokenizer"])
     if tokenizer.vocab_size > shape.vocab_size:
         raise WeightsError(
-            f"model.path {folder}: the model has {shape.vocab_size} ids, but the tokenizer has {tokenizer.vocab_size}; "
-            "give its own tokenizer, or where special tokens of a chat template were added, a template that uses none "
+            f"model.path {folder}: the model has {shape.vocab_size} ids, but the "
+            f"tokenizer has {tokenizer.vocab_size}; give its own tokenizer, or where "
+            "special tokens of a chat template were added, a template that uses none "
             "but the tokenizer's own (tokenizer.chat_template)"
         )
     with torch.device("meta"):
-        sizes = {name: parameter.shape for name, parameter in Llama(shape).named_parameters()}
+        sizes = {
+            name: parameter.shape for name, parameter in Llama(shape).named_parameters()
+        }
     read = stored(folder)
     write_tensors(
         out / MODEL / WEIGHTS_FILE,
-        {name: Planned(torch.float32, tuple(size), partial(read, name, size)) for name, size in sizes.items()},
+        {
+            name: Planned(torch.float32, tuple(size), partial(read, name, size))
+            for name, size in sizes.items()
+        },
     )
     write_json(out / MODEL / SHAPE_FILE, shape_to_json(shape))
     return {**describe_model(shape, shape.sequence_length), "path": str(folder)}

@@ -1,7 +1,8 @@
 """Stage `pretrain`: trains a new decoder or encoder on the packed set.
 
-Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`, `skipped_steps.jsonl`;
-`model-average/` if the section configures it, and `autopsies/` of skipped steps.
+Output: `model/config.json`, `model/model.safetensors` (float32), `metrics.jsonl`,
+`skipped_steps.jsonl`; `model-average/` if the section configures it, and `autopsies/`
+of skipped steps.
 """
 
 from __future__ import annotations
@@ -24,9 +25,22 @@ from gristmill.train.loop.batch_plan import plan_of
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.prefetch import reading_threads
 from gristmill.train.loop.throughput import peak_flops
-from gristmill.train.models.model_config import OwnShape, Shape, further_heads, shape_in_phase, shape_to_train
+from gristmill.train.models.model_config import (
+    OwnShape,
+    Shape,
+    further_heads,
+    shape_in_phase,
+    shape_to_train,
+)
 from gristmill.train.models.multi_token import FURTHER, trunk_of
-from gristmill.train.models.weights import TensorOf, WeightsError, check_kind, drawn, read_shape, stored
+from gristmill.train.models.weights import (
+    TensorOf,
+    WeightsError,
+    check_kind,
+    drawn,
+    read_shape,
+    stored,
+)
 from gristmill.train.objectives.glm import read_blanks
 from gristmill.train.objectives.masked_rows import read_masking
 from gristmill.train.objectives.next_token import NextToken
@@ -45,11 +59,14 @@ from gristmill.train.stages.trained_models import (
 )
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Pre-train; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
+            continues.
     """
     section = Pretrain.model_validate(config)
     seed = section.key_seed
@@ -60,8 +77,11 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         length = packed.sequence_length
         with process_group(context.parallel) as world:
             dtype = compute_dtype(section.precision, world.device)
-            model = sharded_model(shape, tensor_of, world, dtype, context.compute, section.float8)
-            shape = cast(Shape | OwnShape, model.shape)  # an OwnShape now has its number of parameters
+            model = sharded_model(
+                shape, tensor_of, world, dtype, context.compute, section.float8
+            )
+            # an OwnShape now has its number of parameters
+            shape = cast(Shape | OwnShape, model.shape)
             token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
             average = averaged(model, section)
             job = Job(
@@ -82,7 +102,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 ),
                 after_step=_InLoop(
                     Validation(
-                        section.validate_every, section.steps, packed, model, average, token_bytes, world, layout
+                        section.validate_every,
+                        section.steps,
+                        packed,
+                        model,
+                        average,
+                        token_bytes,
+                        world,
+                        layout,
                     ),
                     InLoopTasks(
                         section.tasks,
@@ -93,7 +120,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 ),
                 average=average,
                 decode=decoder(inputs["tokenizer"]),
-                known=partial(known_of, packed, context.origins) if context.origins else None,
+                known=partial(known_of, packed, context.origins)
+                if context.origins
+                else None,
                 reading_threads=reading_threads(packed.local, world.device),
                 phases=packed.described_phases(),
                 phase_ends=packed.phase_ends(),
@@ -101,12 +130,20 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             )
             rotary_positions = _Positions(model, shape, job)
             record, summary = train(
-                replace(job, before_step=lambda step, rows: rotary_positions.of_step(step)) if section.phases else job
+                replace(
+                    job, before_step=lambda step, rows: rotary_positions.of_step(step)
+                )
+                if section.phases
+                else job
             )
             rotary_positions.of_step(summary["steps"] - 1)
             shape = cast(Shape | OwnShape, model.shape)
             tensors = {
-                folder: {name: tensor for name, tensor in weights.items() if not name.startswith(FURTHER)}
+                folder: {
+                    name: tensor
+                    for name, tensor in weights.items()
+                    if not name.startswith(FURTHER)
+                }
                 for folder, weights in all_tensors(model, average).items()
             }
             published = trunk_of(shape) if isinstance(shape, Shape) else shape
@@ -131,12 +168,16 @@ def check_stages(packed: PackedSet, section: Pretrain) -> None:
     packed.order(section.key_seed).check_reads(first + size)
 
 
-def read_layout(section: Pretrain, tokenizer: Path, seed: int, length: int) -> Layout | None:
+def read_layout(
+    section: Pretrain, tokenizer: Path, seed: int, length: int
+) -> Layout | None:
     """Targets of rows of `length` tokens; None for next-token prediction.
 
     Raises:
-        gristmill.train.objectives.span_rows.NoSentinelsError: the tokenizer lacks special tokens for hidden spans.
-        gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer has no mask token.
+        gristmill.train.objectives.span_rows.NoSentinelsError: the tokenizer lacks
+            special tokens for hidden spans.
+        gristmill.train.objectives.masked_rows.NoMaskTokenError: the tokenizer has no
+            mask token.
     """
     if section.masked is not None:
         return read_masking(section.masked, tokenizer, seed)
@@ -148,17 +189,23 @@ def read_layout(section: Pretrain, tokenizer: Path, seed: int, length: int) -> L
     return None if section.prefix_lm is None else PrefixCut(section.prefix_lm, seed)
 
 
-def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Shape | OwnShape, TensorOf | None]:
-    """Shape of the model to train, and the source of its first weights: random or a checkpoint; None for own models.
+def starting_model(
+    section: Pretrain, packed: PackedSet, seed: int
+) -> tuple[Shape | OwnShape, TensorOf | None]:
+    """Shape of the model to train, and the source of its first weights: random or a
+    checkpoint; None for own models.
 
     Raises:
-        WeightsError: the mixture's tokenizer has more ids than the checkpoint, or the checkpoint is a decoder and an
-            encoder is to be trained, or the reverse.
-        gristmill.train.models.hf_configs.UnknownArchitectureError: the checkpoint's architecture is not supported.
+        WeightsError: the mixture's tokenizer has more ids than the checkpoint, or the
+            checkpoint is a decoder and an encoder is to be trained, or the reverse.
+        gristmill.train.models.hf_configs.UnknownArchitectureError: the checkpoint's
+            architecture is not supported.
     """
     model, vocab_size = section.model, packed.manifest["tokenizer"]["vocab_size"]
     if model.own is not None:
-        return OwnShape(model.own, vocab_size, packed.sequence_length, model.document_mask, seed), None
+        return OwnShape(
+            model.own, vocab_size, packed.sequence_length, model.document_mask, seed
+        ), None
     if model.init_from is None:
         shape = shape_to_train(section, vocab_size, packed.sequence_length)
         return shape, drawn(shape, seed, model.init, model.mup_base_width)
@@ -167,14 +214,15 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
     check_kind(folder, shape, section.kind)
     if vocab_size > shape.vocab_size:
         raise WeightsError(
-            f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} ids, but the mixture "
+            f"pretrain.model.init_from {folder}: the model has {shape.vocab_size} "
+            "ids, but the mixture "
             f"was tokenised with {vocab_size}; give its own tokenizer as tokenizer.path"
         )
     if shape.bert and packed.sequence_length > shape.sequence_length:
         raise WeightsError(
-            f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} learned "
-            f"positions, but rows have {packed.sequence_length} tokens; say mix.sequence_length: "
-            f"{shape.sequence_length}"
+            f"pretrain.model.init_from {folder}: the model has {shape.sequence_length} "
+            f"learned positions, but rows have {packed.sequence_length} tokens; say "
+            f"mix.sequence_length: {shape.sequence_length}"
         )
     length = max(shape.sequence_length, packed.sequence_length)
     tuned = replace(
@@ -185,12 +233,14 @@ def starting_model(section: Pretrain, packed: PackedSet, seed: int) -> tuple[Sha
         multi_token=further_heads(section),
     )
     new, old = drawn(tuned, seed), stored(folder)
-    return tuned, lambda name, size: (new if name.startswith(FURTHER) else old)(name, size)
+    return tuned, lambda name, size: (new if name.startswith(FURTHER) else old)(
+        name, size
+    )
 
 
 class _Positions:
-    """Sets a decoder's rotary positions for the phase of a step: a function of the step alone, so that resumed and
-    rewound trainings agree with uninterrupted ones.
+    """Sets a decoder's rotary positions for the phase of a step: a function of the step
+    alone, so that resumed and rewound trainings agree with uninterrupted ones.
 
     Args:
         model: reads them from its shape in every forward pass.
@@ -208,12 +258,17 @@ class _Positions:
 
 
 class _InLoop:
-    """Measurements between steps: held-out rows and tasks, each at its own steps, in one line."""
+    """Measurements between steps: held-out rows and tasks, each at its own steps, in
+    one line.
+    """
 
     def __init__(self, validation: Validation, tasks: InLoopTasks) -> None:
         self._validation, self._tasks = validation, tasks
 
     def __call__(self, step: int) -> dict[str, Any] | None:
         task_metrics = self._tasks(step)
-        line = {**(self._validation(step) or {}), **({"tasks": task_metrics} if task_metrics else {})}
+        line = {
+            **(self._validation(step) or {}),
+            **({"tasks": task_metrics} if task_metrics else {}),
+        }
         return line or None

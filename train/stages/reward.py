@@ -1,8 +1,9 @@
 """Stage `reward`: trains a reward model on preferences (Bradley-Terry).
 
-Output: `model/`, a LlamaForSequenceClassification with one label (or that of the decoder's family) and its tokenizer;
-`metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `holdout.jsonl`, the held-out pairs with their scores;
-`examples.txt`, the example of each row; `margins.parquet`, the score difference of each pair (see
+Output: `model/`, a LlamaForSequenceClassification with one label (or that of the
+decoder's family) and its tokenizer; `metrics.jsonl`, `skipped_steps.jsonl` as of
+pre-training; `holdout.jsonl`, the held-out pairs with their scores; `examples.txt`, the
+example of each row; `margins.parquet`, the score difference of each pair (see
 objectives/margins.py); `model-average/` if an average is configured.
 """
 
@@ -21,7 +22,12 @@ from gristmill.dataprep.examples.kept_examples import set_names
 from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import Lora
 from gristmill.mixtures.reinforcement import Reward
-from gristmill.train.adapters.lora import adapted_flops_per_token, describe_rounding, merged, tuned_model
+from gristmill.train.adapters.lora import (
+    adapted_flops_per_token,
+    describe_rounding,
+    merged,
+    tuned_model,
+)
 from gristmill.train.data.conversation_tokens import (
     LEFT_OUT_SHARE,
     TEMPLATE_FILE,
@@ -31,14 +37,29 @@ from gristmill.train.data.conversation_tokens import (
     NothingToTrainError,
     write_example_ids,
 )
-from gristmill.train.data.pairs import HOLDOUT, Pair, are_held_out, read_pairs, write_holdout
+from gristmill.train.data.pairs import (
+    HOLDOUT,
+    Pair,
+    are_held_out,
+    read_pairs,
+    write_holdout,
+)
 from gristmill.train.evaluation.intervals import share_with_interval
 from gristmill.train.loop.loop import Job, train
 from gristmill.train.loop.throughput import peak_flops
 from gristmill.train.models.model_config import Shape
-from gristmill.train.models.reward_model import RewardModel, save_reward_model, with_new_score
+from gristmill.train.models.reward_model import (
+    RewardModel,
+    save_reward_model,
+    with_new_score,
+)
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.preference_report import MARGINS, measured_again, score_margins, write_margins
+from gristmill.train.objectives.preference_report import (
+    MARGINS,
+    measured_again,
+    score_margins,
+    write_margins,
+)
 from gristmill.train.objectives.reward_pairs import RewardPairs, pair_scores
 from gristmill.train.parallel.process_groups import World, process_group
 from gristmill.train.parallel.sharding import compute_dtype
@@ -56,12 +77,15 @@ from gristmill.train.stages.trained_models import (
 TOKENIZER_FILES = (TOKENIZER_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE)
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Train a reward model; called on every rank of a torchrun process group.
 
     Raises:
         NothingToTrainError: no pair is left to train on.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
+            continues.
     """
     section = Reward.model_validate(config)
     seed, start = section.key_seed, start_of(inputs)
@@ -70,22 +94,37 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape = tuned_shape(shape, length, context)
     pairs_per_set, sets, _ = read_pairs(section.data or (), chat, length, inputs)
     names = set_names([counts["path"] for counts in sets])
-    all_pairs = [(pair, name) for name, of_set in zip(names, pairs_per_set, strict=True) for pair in of_set]
-    usable = [(pair, name) for pair, name in all_pairs if not (pair.chosen.truncated or pair.rejected.truncated)]
+    all_pairs = [
+        (pair, name)
+        for name, of_set in zip(names, pairs_per_set, strict=True)
+        for pair in of_set
+    ]
+    usable = [
+        (pair, name)
+        for pair, name in all_pairs
+        if not (pair.chosen.truncated or pair.rejected.truncated)
+    ]
     pairs = [pair for pair, _ in usable]
     is_out = held_out_pairs(pairs, section, len(all_pairs))
-    training, held_out = ([pairs[number] for number in np.flatnonzero(mask)] for mask in (~is_out, is_out))
-    with process_group(context.parallel, pipelined=False, split=section.lora is None) as world:
+    training, held_out = (
+        [pairs[number] for number in np.flatnonzero(mask)] for mask in (~is_out, is_out)
+    )
+    with process_group(
+        context.parallel, pipelined=False, split=section.lora is None
+    ) as world:
         if world.is_first:
-            write_example_ids(out, [pair.example["id"] for pair in training], [len(training)])
+            write_example_ids(
+                out, [pair.example["id"] for pair in training], [len(training)]
+            )
             for counts in sets:
                 for warning in warnings_of(counts["path"], counts["audit"]):
                     context.warn(warning)
             num_read = sum(counts["examples"] for counts in sets)
             if num_read - len(pairs) > LEFT_OUT_SHARE * num_read:
                 context.warn(
-                    f"{num_read - len(pairs):,} of {num_read:,} pairs are not trained on: no template renders them, "
-                    f"or one of their answers ends behind reward.sequence_length, {length:,} tokens"
+                    f"{num_read - len(pairs):,} of {num_read:,} pairs are not trained "
+                    "on: no template renders them, or one of their answers ends behind "
+                    f"reward.sequence_length, {length:,} tokens"
                 )
         dtype = compute_dtype(section.precision, world.device)
         model = new_reward_model(shape, start, section, world, dtype, context)
@@ -98,7 +137,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 world=world,
                 context=context,
                 average=average,
-                objective=RewardPairs(training, section, seed, chat.pad, length, flops, world.device),
+                objective=RewardPairs(
+                    training, section, seed, chat.pad, length, flops, world.device
+                ),
                 peak_flops=peak_flops(world.device, dtype),
                 causal_share=causal_share(shape, length, flops),
             )
@@ -106,7 +147,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         ids = [pair.example["id"] for pair in pairs]
         measured = measured_again(ids, is_out, section.measured_pairs)
         scores = pair_scores(
-            model, [pairs[pair] for pair in measured], chat.pad, length, section.micro_batch_size, world
+            model,
+            [pairs[pair] for pair in measured],
+            chat.pad,
+            length,
+            section.micro_batch_size,
+            world,
         )
         scored = scores[is_out[measured]]
         tensors = all_tensors(model, average)
@@ -120,15 +166,24 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                     sorted(chat.stops),
                     chat.pad,
                 )
-                for file in (filename for filename in TOKENIZER_FILES if (inputs["tokenizer"] / filename).exists()):
+                for file in (
+                    filename
+                    for filename in TOKENIZER_FILES
+                    if (inputs["tokenizer"] / filename).exists()
+                ):
                     copy_file(inputs["tokenizer"] / file, out / name / file)
             record.publish(out)
             summary |= final_measurements(record.lines())
-            write_holdout(out / HOLDOUT, [pair.example for pair in held_out], "score", scored)
+            write_holdout(
+                out / HOLDOUT, [pair.example for pair in held_out], "score", scored
+            )
             summary["margins"] = write_margins(
                 out / MARGINS,
                 score_margins(
-                    [ids[pair] for pair in measured], [usable[pair][1] for pair in measured], is_out[measured], scores
+                    [ids[pair] for pair in measured],
+                    [usable[pair][1] for pair in measured],
+                    is_out[measured],
+                    scores,
                 ),
                 {pair.example["id"]: pair.example for pair in pairs},
             )
@@ -155,35 +210,60 @@ def held_out_pairs(pairs: Sequence[Pair], section: Reward, read: int) -> np.ndar
     Raises:
         NothingToTrainError: no pair is left to train on.
     """
-    is_out = are_held_out((pair.example for pair in pairs), section.holdout, section.key_seed)
+    is_out = are_held_out(
+        (pair.example for pair in pairs), section.holdout, section.key_seed
+    )
     if is_out.all():
         raise NothingToTrainError(
-            f"reward: of {read} pairs {read - len(pairs)} are longer than reward.sequence_length and {len(pairs)} are "
-            f"held out (reward.holdout {section.holdout}): none is left to train on; raise the one, lower the other, "
-            "or add pairs with other prompts"
+            f"reward: of {read} pairs {read - len(pairs)} are longer than "
+            f"reward.sequence_length and {len(pairs)} are held out (reward.holdout "
+            f"{section.holdout}): none is left to train on; raise the one, lower the "
+            "other, or add pairs with other prompts"
         )
     return is_out
 
 
 def new_reward_model(
-    shape: Shape, start: Path, section: Reward, world: World, dtype: torch.dtype, context: Context
+    shape: Shape,
+    start: Path,
+    section: Reward,
+    world: World,
+    dtype: torch.dtype,
+    context: Context,
 ) -> nn.Module:
-    """A saved decoder with a new scoring head, sharded, with adapters if the section has them."""
+    """A saved decoder with a new scoring head, sharded, with adapters if the section
+    has them.
+    """
     seed = section.key_seed
     return tuned_model(
-        shape, with_new_score(stored(start), seed), section.lora, seed, world, dtype, context, train_score, RewardModel
+        shape,
+        with_new_score(stored(start), seed),
+        section.lora,
+        seed,
+        world,
+        dtype,
+        context,
+        train_score,
+        RewardModel,
     )
 
 
 def train_score(model: nn.Module) -> None:
-    """Make the scoring head of a reward model trainable, in place, even if all other weights are frozen."""
+    """Make the scoring head of a reward model trainable, in place, even if all other
+    weights are frozen.
+    """
     model.get_submodule("score").requires_grad_(True)
 
 
 def scoring_flops_per_token(shape: Shape, length: int, lora: Lora | None) -> float:
-    """Arithmetic of a training per token: that of the decoder without its output projection."""
+    """Arithmetic of a training per token: that of the decoder without its output
+    projection.
+    """
     per_weight = 6 if lora is None else 4
-    return adapted_flops_per_token(shape, length, lora) - per_weight * shape.vocab_size * shape.width
+    return (
+        adapted_flops_per_token(shape, length, lora)
+        - per_weight * shape.vocab_size * shape.width
+    )
 
 
 def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
@@ -194,18 +274,23 @@ def judged(pairs: Sequence[Pair], scored: np.ndarray) -> dict[str, Any]:
         scored: (n, 2) float32, chosen first.
 
     Returns:
-        `accuracy`, the share whose chosen answer scores higher (ties count as wrong), with its interval;
-        `longer_chosen`, the accuracy of preferring the longer answer, with its interval; `length_correlation`,
-        Pearson's, of scores and answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all scores.
-        Undefined values are None.
+        `accuracy`, the share whose chosen answer scores higher (ties count as wrong),
+        with its interval; `longer_chosen`, the accuracy of preferring the longer
+        answer, with its interval; `length_correlation`, Pearson's, of scores and
+        answers' tokens; `margin`, the mean difference; `mean` and `deviation` of all
+        scores. Undefined values are None.
     """
-    lengths = np.array([pair.scored_tokens for pair in pairs], dtype=np.float64).reshape(-1, 2)
+    lengths = np.array(
+        [pair.scored_tokens for pair in pairs], dtype=np.float64
+    ).reshape(-1, 2)
     scores = scored.astype(np.float64)
     varies = len(pairs) > 1 and lengths.std() > 0 and scores.std() > 0
     return {
         "accuracy": share_with_interval(scores[:, 0] > scores[:, 1]),
         "longer_chosen": share_with_interval(lengths[:, 0] > lengths[:, 1]),
-        "length_correlation": float(np.corrcoef(scores.ravel(), lengths.ravel())[0, 1]) if varies else None,
+        "length_correlation": float(np.corrcoef(scores.ravel(), lengths.ravel())[0, 1])
+        if varies
+        else None,
         "margin": float((scores[:, 0] - scores[:, 1]).mean()) if len(pairs) else None,
         "mean": float(scores.mean()) if len(pairs) else None,
         "deviation": float(scores.std()) if len(pairs) else None,

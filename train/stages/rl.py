@@ -1,9 +1,11 @@
 """Stage `rl`: reinforcement learning from rewards of sampled answers, by GRPO or PPO.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training; `prompts.txt`, the ids of the training
-prompts; `answers.parquet`, all answers used for training (see reinforcement/rollouts.py); `rollouts.json`: answers of
-some batches, and greedy answers to held-out prompts before and after; with `lora` also `adapter/`, which PEFT loads,
-and `model/` is the model with the adapters merged. PPO's critic is not part of the model.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl` as of pre-training;
+`prompts.txt`, the ids of the training prompts; `answers.parquet`, all answers used for
+training (see reinforcement/rollouts.py); `rollouts.json`: answers of some batches, and
+greedy answers to held-out prompts before and after; with `lora` also `adapter/`, which
+PEFT loads, and `model/` is the model with the adapters merged. PPO's critic is not part
+of the model.
 """
 
 from __future__ import annotations
@@ -33,17 +35,33 @@ from gristmill.train.reinforcement.curriculum import PromptChoice
 from gristmill.train.reinforcement.multi_turn import Dialogue
 from gristmill.train.reinforcement.policy import add_critic, is_critic
 from gristmill.train.reinforcement.policy_objective import Reinforcement
-from gristmill.train.reinforcement.prompts import OfferedTools, Prompt, read_prompts, split, write_prompt_ids
+from gristmill.train.reinforcement.prompts import (
+    OfferedTools,
+    Prompt,
+    read_prompts,
+    split,
+    write_prompt_ids,
+)
 from gristmill.train.reinforcement.rewards import rewards_of
 from gristmill.train.reinforcement.rollout_phase import Actor
-from gristmill.train.reinforcement.rollout_tables import ANSWERS, BATCHES, gather_batches, read_batch
+from gristmill.train.reinforcement.rollout_tables import (
+    ANSWERS,
+    BATCHES,
+    gather_batches,
+    read_batch,
+)
 from gristmill.train.reinforcement.rollouts import Rollouts, take_earlier_batches
 from gristmill.train.reinforcement.sampler import Engine, OwnEngine, Sampler
 from gristmill.train.reinforcement.tools.call_format import CallFormat
 from gristmill.train.reinforcement.tools.toolbox import Toolbox
 from gristmill.train.reinforcement.vllm_engine import RolloutEngineError, VllmEngine
 from gristmill.train.stages.stage_inputs import MODEL, MODELS, open_mixture
-from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
+from gristmill.train.stages.trained_models import (
+    describe_model,
+    publish_tuned,
+    tuned_shape,
+    tuning_job,
+)
 
 ROLLOUTS, PROMPTS = "rollouts.json", "prompts.txt"
 SHOWN_GROUPS = 4
@@ -54,16 +72,23 @@ RESAMPLES = 1000
 """Bootstrap samples, the default of `evaluate.bootstrap_samples`."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
     """Reinforce; called on every rank of a torchrun process group.
 
     Raises:
-        gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left to train on.
-        gristmill.dataprep.rewards.answer_checks.NoAnswerError: a reward needs right answers that prompts do not have.
-        gristmill.train.reinforcement.rewards.RewardModelError: a reward model is missing, or knows other ids.
+        gristmill.train.data.conversation_tokens.NothingToTrainError: no prompt is left
+            to train on.
+        gristmill.dataprep.rewards.answer_checks.NoAnswerError: a reward needs right
+            answers that prompts do not have.
+        gristmill.train.reinforcement.rewards.RewardModelError: a reward model is
+            missing, or knows other ids.
         gristmill.train.reinforcement.tools.toolbox.ToolError: a tool is not available.
-        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
+        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no
+            sandbox for Python.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
+            continues.
     """
     section = Rl.model_validate(config)
     start_stage = next(name for name in reversed(MODELS) if name in inputs)
@@ -71,21 +96,42 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     shape = read_shape(start)
     length = row_length(section, shape)
     shape = tuned_shape(shape, length, context)
-    tools = OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs)) if section.tools else None
-    prompts, sets = read_prompts(section.data, section.rewards, chat, length - section.max_new_tokens, inputs, tools)
-    training, held_out = split(prompts, section.holdout, section.holdout_limit, section.key_seed)
+    tools = (
+        OfferedTools(CallFormat(chat), Toolbox(section.tools, inputs))
+        if section.tools
+        else None
+    )
+    prompts, sets = read_prompts(
+        section.data,
+        section.rewards,
+        chat,
+        length - section.max_new_tokens,
+        inputs,
+        tools,
+    )
+    training, held_out = split(
+        prompts, section.holdout, section.holdout_limit, section.key_seed
+    )
     section = section.in_steps(len(training))
     with (
         open_mixture(inputs, context) as packed,
-        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+        process_group(
+            context.parallel, pipelined=False, split=section.lora is None
+        ) as world,
     ):
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
             for counts in sets:
-                if warning := left_out_warning(counts["path"], counts, length - section.max_new_tokens):
+                if warning := left_out_warning(
+                    counts["path"], counts, length - section.max_new_tokens
+                ):
                     context.warn(warning)
             if section.continue_from is not None:
-                take_earlier_batches(context.work / BATCHES, as_path(section.continue_from), section.updates_per_batch)
+                take_earlier_batches(
+                    context.work / BATCHES,
+                    as_path(section.continue_from),
+                    section.updates_per_batch,
+                )
         dtype = compute_dtype(section.precision, world.device)
         model = tuned_model(
             shape,
@@ -99,13 +145,19 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         )
         needs_reference = bool(section.kl_weight) and section.lora is None
         order = Order([len(training)], section.key_seed)
-        choice = None if section.curriculum is None else PromptChoice(section.curriculum, order, section.key_seed)
+        choice = (
+            None
+            if section.curriculum is None
+            else PromptChoice(section.curriculum, order, section.key_seed)
+        )
         actor = Actor(
             section,
             training,
             order,
             model,
-            sharded_model(shape, stored(start), world, dtype, context.compute).requires_grad_(False)
+            sharded_model(
+                shape, stored(start), world, dtype, context.compute
+            ).requires_grad_(False)
             if needs_reference
             else None,
             Sampler(
@@ -115,9 +167,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 world,
                 None
                 if tools is None
-                else Dialogue(chat, tools.form, tools.toolbox, section.turns, section.tool_answer_tokens),
+                else Dialogue(
+                    chat,
+                    tools.form,
+                    tools.toolbox,
+                    section.turns,
+                    section.tool_answer_tokens,
+                ),
             ),
-            rewards_of(section.rewards, inputs, chat, shape.vocab_size, world, section.micro_batch_size),
+            rewards_of(
+                section.rewards,
+                inputs,
+                chat,
+                shape.vocab_size,
+                world,
+                section.micro_batch_size,
+            ),
             Rollouts(section, length, chat.pad),
             chat,
             world,
@@ -125,19 +190,33 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             choice,
         )
         before = answers_before(actor, held_out, context.work / "before.json")
-        objective = Reinforcement(actor, length, adapted_flops_per_token(shape, length, section.lora))
+        objective = Reinforcement(
+            actor, length, adapted_flops_per_token(shape, length, section.lora)
+        )
         job = replace(
-            tuning_job(section, objective, model, shape, inputs, packed, world, context),
+            tuning_job(
+                section, objective, model, shape, inputs, packed, world, context
+            ),
             before_step=lambda step, rows: actor.before_step(step),
-            state={"rollouts": actor.rollouts} | ({} if choice is None else {"curriculum": choice}),
+            state={"rollouts": actor.rollouts}
+            | ({} if choice is None else {"curriculum": choice}),
         )
         record, summary = train(job)
         after = actor.measure(held_out)
-        summary |= publish_tuned(job, section.lora, shape, start, out, record, is_extra=is_critic)
+        summary |= publish_tuned(
+            job, section.lora, shape, start, out, record, is_extra=is_critic
+        )
         if record is not None:
             summary |= rewards_at_both_ends(record.lines(), section)
             gather_batches(context.work / BATCHES, batches_of(section), out / ANSWERS)
-            write_json(out / ROLLOUTS, {"batches": shown_batches(out, section), "before": before, "after": after})
+            write_json(
+                out / ROLLOUTS,
+                {
+                    "batches": shown_batches(out, section),
+                    "before": before,
+                    "after": after,
+                },
+            )
     return {
         **summary,
         **describe_model(shape, length),
@@ -158,25 +237,42 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 "after": last_answer["answer"],
                 "reward": last_answer["reward"],
             }
-            for first_answer, last_answer in zip(before[:SHOWN_HELD_OUT], after, strict=False)
+            for first_answer, last_answer in zip(
+                before[:SHOWN_HELD_OUT], after, strict=False
+            )
         ],
     }
 
 
-def engine_of(section: Rl, shape: Shape, dtype: torch.dtype, chat: Chat, world: World, context: Context) -> Engine:
+def engine_of(
+    section: Rl,
+    shape: Shape,
+    dtype: torch.dtype,
+    chat: Chat,
+    world: World,
+    context: Context,
+) -> Engine:
     """Engine that samples answers on this rank.
 
     Raises:
-        gristmill.train.reinforcement.vllm_engine.RolloutEngineError: `rollouts` is vllm, which cannot run here.
+        gristmill.train.reinforcement.vllm_engine.RolloutEngineError: `rollouts` is
+            vllm, which cannot run here.
     """
     if section.rollouts == "own":
         return OwnEngine(shape, dtype, section.generation_rows, world.device)
     if world.size > 1:
         raise RolloutEngineError(
-            f"rl.rollouts is vllm, which draws in one process, but there are {world.size}: set "
-            "engine.ranks to 1, or remove the key"
+            "rl.rollouts is vllm, which draws in one process, but there are "
+            f"{world.size}: set engine.ranks to 1, or remove the key"
         )
-    return VllmEngine(shape, dtype, context.work / "vllm", sorted(chat.stops), chat.pad, section.vllm_memory)
+    return VllmEngine(
+        shape,
+        dtype,
+        context.work / "vllm",
+        sorted(chat.stops),
+        chat.pad,
+        section.vllm_memory,
+    )
 
 
 def row_length(section: Rl, shape: Shape) -> int:
@@ -188,13 +284,18 @@ def row_length(section: Rl, shape: Shape) -> int:
     length = section.sequence_length or shape.sequence_length
     if section.max_new_tokens >= length:
         raise ValueError(
-            f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a prompt within {length} tokens; lower it"
+            f"rl.max_new_tokens ({section.max_new_tokens}) leaves no room for a "
+            f"prompt within {length} tokens; lower it"
         )
     return length
 
 
-def answers_before(actor: Actor, held_out: Sequence[Prompt], file: Path) -> list[dict[str, Any]]:
-    """Greedy answers of the start model to held-out prompts; computed once per run, also if training resumes."""
+def answers_before(
+    actor: Actor, held_out: Sequence[Prompt], file: Path
+) -> list[dict[str, Any]]:
+    """Greedy answers of the start model to held-out prompts; computed once per run,
+    also if training resumes.
+    """
     return measured_once(file, actor.world, lambda: actor.measure(held_out))
 
 
@@ -209,15 +310,21 @@ def shown_batches(out: Path, section: Rl) -> list[dict[str, Any]]:
     return [
         {
             "step": batch * section.updates_per_batch + 1,
-            "answers": (read_batch([out], batch) or [])[: SHOWN_GROUPS * section.group_size],
+            "answers": (read_batch([out], batch) or [])[
+                : SHOWN_GROUPS * section.group_size
+            ],
         }
         for batch in range(last + 1)
         if batch % section.samples_every == 0 or batch == last
     ]
 
 
-def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[str, Any]:
-    """Mean total and single rewards of sampled answers, in the first and the last line of the metrics."""
+def rewards_at_both_ends(
+    lines: Sequence[dict[str, Any]], section: Rl
+) -> dict[str, Any]:
+    """Mean total and single rewards of sampled answers, in the first and the last line
+    of the metrics.
+    """
     rewarded = [line for line in lines if "reward" in line]
     if not rewarded:
         return {}
@@ -231,11 +338,15 @@ def rewards_at_both_ends(lines: Sequence[dict[str, Any]], section: Rl) -> dict[s
 def held_out_rewards(
     before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], section: Rl
 ) -> dict[str, Any] | None:
-    """Mean rewards of greedy answers to held-out prompts before and after, and their paired difference; None without
-    held-out prompts."""
+    """Mean rewards of greedy answers to held-out prompts before and after, and their
+    paired difference; None without held-out prompts.
+    """
     if not before:
         return None
-    first, second = (np.array([answer["reward"] for answer in answers]) for answers in (before, after))
+    first, second = (
+        np.array([answer["reward"] for answer in answers])
+        for answers in (before, after)
+    )
     return {
         "reward_before": float(first.mean()),
         "reward": float(second.mean()),

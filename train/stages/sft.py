@@ -1,8 +1,10 @@
-"""Stage `sft`: supervised fine-tuning on conversations; the loss covers only tokens of the data's masks.
+"""Stage `sft`: supervised fine-tuning on conversations; the loss covers only tokens of
+the data's masks.
 
-Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training; `examples.txt`: the examples of each row,
-and `rows-per-set.json`; `step-0.json`: results of the checks before the first step; with `lora` also `adapter/`, which
-PEFT loads, and `model/` is the model with the adapters merged.
+Output: `model/`, `metrics.jsonl`, `skipped_steps.jsonl`, as of pre-training;
+`examples.txt`: the examples of each row, and `rows-per-set.json`; `step-0.json`:
+results of the checks before the first step; with `lora` also `adapter/`, which PEFT
+loads, and `model/` is the model with the adapters merged.
 """
 
 from __future__ import annotations
@@ -32,7 +34,12 @@ from gristmill.train.loop.resuming import measured_once
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import read_shape, stored
-from gristmill.train.objectives.distillation import TaughtTurns, TeacherRows, check_teacher_key, teacher_key
+from gristmill.train.objectives.distillation import (
+    TaughtTurns,
+    TeacherRows,
+    check_teacher_key,
+    teacher_key,
+)
 from gristmill.train.objectives.next_token import NextToken
 from gristmill.train.objectives.preflight_checks import CERTIFICATE, prove
 from gristmill.train.objectives.sft_objective import AssistantTurns
@@ -42,30 +49,49 @@ from gristmill.train.parallel.sharding import compute_dtype, evaluating
 from gristmill.train.stages.sft_data import COUNTS, HELD_OUT
 from gristmill.train.stages.stage_inputs import first_model, open_mixture, open_rows
 from gristmill.train.stages.teacher import kept_ids, teacher_folder
-from gristmill.train.stages.trained_models import describe_model, publish_tuned, tuned_shape, tuning_job
+from gristmill.train.stages.trained_models import (
+    describe_model,
+    publish_tuned,
+    tuned_shape,
+    tuning_job,
+)
 
 HELD_OUT_BEFORE = "held-out-before.json"
 """Working file: the loss on held-out conversations before the first step."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Fine-tune the pre-trained model; called on every rank of a torchrun process group.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Fine-tune the pre-trained model; called on every rank of a torchrun process
+    group.
 
     Raises:
-        gristmill.train.objectives.preflight_checks.NotProvedError: a check before the first step fails.
-        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun continues.
+        gristmill.train.objectives.preflight_checks.NotProvedError: a check before the
+            first step fails.
+        gristmill.train.loop.stopping.StoppedError: SIGTERM was received; a rerun
+            continues.
     """
-    section = Tuning.model_validate({key: value for key, value in config.items() if key != READS})
+    section = Tuning.model_validate(
+        {key: value for key, value in config.items() if key != READS}
+    )
     start = first_model(inputs)
     with (
         ExitStack() as stack,
         open_rows(inputs["sft_data"], context) as rows,
         open_mixture(inputs, context) as packed,
-        process_group(context.parallel, pipelined=False, split=section.lora is None) as world,
+        process_group(
+            context.parallel, pipelined=False, split=section.lora is None
+        ) as world,
     ):
-        length, dtype = rows.sequence_length, compute_dtype(section.precision, world.device)
+        length, dtype = (
+            rows.sequence_length,
+            compute_dtype(section.precision, world.device),
+        )
         shape = tuned_shape(read_shape(start), length, context)
-        model = tuned_model(shape, stored(start), section.lora, section.key_seed, world, dtype, context)
+        model = tuned_model(
+            shape, stored(start), section.lora, section.key_seed, world, dtype, context
+        )
         flops = adapted_flops_per_token(shape, length, section.lora)
         token_bytes = read_token_bytes(inputs["tokenizer"], world.device)
         objective = AssistantTurns(rows, section.key_seed, token_bytes, flops)
@@ -73,7 +99,9 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if world.is_first:
             write_example_ids(out, examples_of_rows(rows), rows.rows_per_source)
         student_objective = (
-            objective if section.distill is None else taught_turns(section.distill, objective, inputs, dtype, shape)
+            objective
+            if section.distill is None
+            else taught_turns(section.distill, objective, inputs, dtype, shape)
         )
         certificate = measured_once(
             context.work / CERTIFICATE,
@@ -97,10 +125,14 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
                 rows_read(packed, config[READS], inputs["pretrain"]),
             )
         )
-        job = tuning_job(section, student_objective, model, shape, inputs, packed, world, context)
+        job = tuning_job(
+            section, student_objective, model, shape, inputs, packed, world, context
+        )
         before, measures = None, [job.after_step]
         if (inputs["sft_data"] / HELD_OUT).exists():
-            held_out_rows = stack.enter_context(open_rows(inputs["sft_data"] / HELD_OUT, context))
+            held_out_rows = stack.enter_context(
+                open_rows(inputs["sft_data"] / HELD_OUT, context)
+            )
             turns = HeldOutTurns(
                 section.validate_every,
                 section.steps,
@@ -124,7 +156,12 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
         if record is not None:
             write_json(out / CERTIFICATE, certificate)
             summary["held_out"] = next(
-                (line["held_out"] for line in reversed(record.lines()) if "held_out" in line), None
+                (
+                    line["held_out"]
+                    for line in reversed(record.lines())
+                    if "held_out" in line
+                ),
+                None,
             )
             summary["held_out_before"] = before
     return {
@@ -136,24 +173,36 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     }
 
 
-def measuring(*measures: Callable[[int], dict[str, Any] | None]) -> Callable[[int], dict[str, Any] | None]:
-    """Merge the results of several measurements after a step into one line; None for steps without any."""
+def measuring(
+    *measures: Callable[[int], dict[str, Any] | None],
+) -> Callable[[int], dict[str, Any] | None]:
+    """Merge the results of several measurements after a step into one line; None for
+    steps without any.
+    """
 
     def after_step(step: int) -> dict[str, Any] | None:
         lines = [line for measure in measures if (line := measure(step)) is not None]
-        return {key: value for line in lines for key, value in line.items()} if lines else None
+        return (
+            {key: value for line in lines for key, value in line.items()}
+            if lines
+            else None
+        )
 
     return after_step
 
 
 def taught_turns(
-    distill: Distill, turns: AssistantTurns, inputs: Mapping[str, Path], dtype: torch.dtype, student: Shape
+    distill: Distill,
+    turns: AssistantTurns,
+    inputs: Mapping[str, Path],
+    dtype: torch.dtype,
+    student: Shape,
 ) -> TaughtTurns:
     """Rows of `turns` with the stored predictions of the stage `teacher`.
 
     Raises:
-        gristmill.train.objectives.reference_logps.StaleReferenceError: the predictions are of other weights or rows, or
-            of another vocabulary than the student's.
+        gristmill.train.objectives.reference_logps.StaleReferenceError: the predictions
+            are of other weights or rows, or of another vocabulary than the student's.
     """
     key = teacher_key(
         teacher_folder(distill, inputs),
@@ -169,19 +218,27 @@ def taught_turns(
 
 
 def held_by_pretraining(
-    model: nn.Module, section: ElasticConsolidation, pretraining: NextToken, trained: RowsRead
+    model: nn.Module,
+    section: ElasticConsolidation,
+    pretraining: NextToken,
+    trained: RowsRead,
 ) -> ElasticWeights:
-    """Elastic penalty that keeps weights near their pre-trained values, from the first rows read by the
-    pre-training."""
+    """Elastic penalty that keeps weights near their pre-trained values, from the first
+    rows read by the pre-training.
+    """
     rows = trained.first(min(section.fisher_rows, trained.count))
-    return ElasticWeights(model, fisher_diagonal(model, pretraining, rows), section.weight)
+    return ElasticWeights(
+        model, fisher_diagonal(model, pretraining, rows), section.weight
+    )
 
 
 def examples_of_rows(packed: PackedSet) -> list[str]:
     """Space-separated ids of the examples in each row."""
     rows: list[list[str]] = [[] for _ in range(packed.rows)]
     pieces = packed.pieces(np.arange(packed.rows, dtype=np.int64))
-    for row, example_id in zip(pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True):
+    for row, example_id in zip(
+        pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True
+    ):
         rows[row].append(example_id.hex())
     return [" ".join(row) for row in rows]
 
@@ -207,12 +264,18 @@ class HeldOutTurns:
         model: nn.Module,
         world: World,
     ) -> None:
-        self._every, self._last, self._turns, self._size = every or steps, steps, turns, micro_batch_size
+        self._every, self._last, self._turns, self._size = (
+            every or steps,
+            steps,
+            turns,
+            micro_batch_size,
+        )
         self._model, self._world = model, world
 
     def __call__(self, step: int) -> dict[str, Any] | None:
-        """`held_out`: loss per trained token and bits per byte, in total and per set; None after a step without
-        measurement."""
+        """`held_out`: loss per trained token and bits per byte, in total and per set;
+        None after a step without measurement.
+        """
         if step != self._last and step % self._every:
             return None
         return {"held_out": self.measure()}
@@ -220,8 +283,16 @@ class HeldOutTurns:
     def measure(self) -> dict[str, Any]:
         """Measure the current loss; called on every rank."""
         world, rows = self._world, np.arange(self._turns.packed.rows, dtype=np.int64)
-        sums = torch.zeros(self._turns.sums_length, dtype=torch.float64, device=world.device)
+        sums = torch.zeros(
+            self._turns.sums_length, dtype=torch.float64, device=world.device
+        )
         with evaluating(self._model):
-            for batch in micro_batches(rows, world.data_rank, world.data_size, self._size):
-                sums += self._turns.loss(self._model, self._turns.prepare(batch), 1.0).sums
-        return self._turns.report(sum_over_ranks(sums, world).tolist(), self._turns.weight(rows))
+            for batch in micro_batches(
+                rows, world.data_rank, world.data_size, self._size
+            ):
+                sums += self._turns.loss(
+                    self._model, self._turns.prepare(batch), 1.0
+                ).sums
+        return self._turns.report(
+            sum_over_ranks(sums, world).tolist(), self._turns.weight(rows)
+        )

@@ -1,4 +1,6 @@
-"""Inputs of a training stage: its start model, the mixture, and the length of its rows."""
+"""Inputs of a training stage: its start model, the mixture, and the length of its
+rows.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,19 @@ from gristmill.tokenize.packed import PackedSet
 MODEL = "model"
 """Folder of the model in a stage's output."""
 EXAMPLE_TOKENS = 1024
-"""Longest example if neither its section nor a mixture sets a length: `max_length` of TRL's SFTConfig and DPOConfig."""
+"""Longest example if neither its section nor a mixture sets a length: `max_length` of
+TRL's SFTConfig and DPOConfig.
+"""
 
 
 def first_model(inputs: Mapping[str, Path]) -> Path:
-    """Start model of tuning: the merged one, else the pre-trained one, else the given one."""
-    return inputs[next(name for name in ("merge", "pretrain", "model") if name in inputs)] / MODEL
+    """Start model of tuning: the merged one, else the pre-trained one, else the given
+    one.
+    """
+    return (
+        inputs[next(name for name in ("merge", "pretrain", "model") if name in inputs)]
+        / MODEL
+    )
 
 
 def start_of(inputs: Mapping[str, Path]) -> Path:
@@ -26,8 +35,12 @@ def start_of(inputs: Mapping[str, Path]) -> Path:
     return inputs["sft"] / MODEL if "sft" in inputs else first_model(inputs)
 
 
-def open_mixture(inputs: Mapping[str, Path], context: Context) -> AbstractContextManager[PackedSet | None]:
-    """The mixture, whose held-out rows a training measures; None if the run has none."""
+def open_mixture(
+    inputs: Mapping[str, Path], context: Context
+) -> AbstractContextManager[PackedSet | None]:
+    """The mixture, whose held-out rows a training measures; None if the run has
+    none.
+    """
     return open_rows(inputs["mix"], context) if "mix" in inputs else nullcontext(None)
 
 
@@ -37,12 +50,14 @@ def open_rows(folder: Path, context: Context) -> closing[PackedSet]:
 
 
 def example_length(asked: int | None, inputs: Mapping[str, Path]) -> int:
-    """Tokens per row of examples: the configured length, else the mixture's, else the model's context up to
-    EXAMPLE_TOKENS."""
+    """Tokens per row of examples: the configured length, else the mixture's, else the
+    model's context up to EXAMPLE_TOKENS.
+    """
     if asked is not None:
         return asked
     if "mix" in inputs:
         return PackedSet(inputs["mix"]).sequence_length
-    from gristmill.train.models.weights import read_shape  # rows of a mixture's length need no torch
+    # rows of a mixture's length need no torch
+    from gristmill.train.models.weights import read_shape
 
     return min(read_shape(first_model(inputs)).sequence_length, EXAMPLE_TOKENS)

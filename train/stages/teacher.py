@@ -1,7 +1,9 @@
-"""Stage `teacher`: a larger model's predictions at every trained token of the fine-tuning rows, computed once.
+"""Stage `teacher`: a larger model's predictions at every trained token of the
+fine-tuning rows, computed once.
 
-Output: the files of `objectives/distillation.py`, and `key.json`, the inputs that they depend on. The key holds neither
-divergence nor weight, so changing them recomputes nothing.
+Output: the files of `objectives/distillation.py`, and `key.json`, the inputs that they
+depend on. The key holds neither divergence nor weight, so changing them recomputes
+nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +27,21 @@ from gristmill.train.evaluation.held_out import read_token_bytes
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.model_config import Shape
 from gristmill.train.models.weights import SHAPE_FILE, read_shape, stored
-from gristmill.train.objectives.distillation import Taught, TeacherFiles, kept_of, teacher_key
+from gristmill.train.objectives.distillation import (
+    Taught,
+    TeacherFiles,
+    kept_of,
+    teacher_key,
+)
 from gristmill.train.objectives.losses import IGNORED, chunk_rows
 from gristmill.train.objectives.reference_logps import KEY
 from gristmill.train.objectives.sft_objective import AssistantTurns
-from gristmill.train.parallel.process_groups import World, agree, process_group, sum_over_ranks
+from gristmill.train.parallel.process_groups import (
+    World,
+    agree,
+    process_group,
+    sum_over_ranks,
+)
 from gristmill.train.parallel.sharding import compute_dtype, evaluating, sharded_model
 from gristmill.train.planning.flops import flops_per_token
 from gristmill.train.stages.stage_inputs import MODEL, open_rows
@@ -40,8 +52,11 @@ class TeacherError(ValueError):
     """The model cannot teach this run's student."""
 
 
-def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context) -> dict[str, Any]:
-    """Store a teacher's distributions; called on every rank of a torchrun process group.
+def run(
+    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
+) -> dict[str, Any]:
+    """Store a teacher's distributions; called on every rank of a torchrun process
+    group.
 
     Raises:
         TeacherError: the model is missing, or its vocabulary is not the run's.
@@ -50,17 +65,22 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
     folder, chat = teacher_folder(section, inputs), Chat(inputs["tokenizer"])
     shape = read_shape(folder)
     check_vocabulary(folder, shape, chat)
-    with open_rows(inputs["sft_data"], context) as packed, process_group(context.parallel, pipelined=False) as world:
+    with (
+        open_rows(inputs["sft_data"], context) as packed,
+        process_group(context.parallel, pipelined=False) as world,
+    ):
         if context.apart:
             raise TeacherError(
-                "all processes write what a teacher predicts into the same files, which hosts whose "
-                "store is no folder do not share; make this stage on one of them: engine.nodes=1 (and "
-                "engine.ranks, where it has fewer GPUs); later stages can have several again"
+                "all processes write what a teacher predicts into the same files, "
+                "which hosts whose store is no folder do not share; make this stage on "
+                "one of them: engine.nodes=1 (and engine.ranks, where it has fewer "
+                "GPUs); later stages can have several again"
             )
         if world.is_first and shape.sequence_length < packed.sequence_length:
             context.warn(
-                f"sft.distill.teacher {folder} was trained on rows of {shape.sequence_length} tokens, but "
-                f"those of sft have {packed.sequence_length}: its predictions beyond that may be worse"
+                f"sft.distill.teacher {folder} was trained on rows of "
+                f"{shape.sequence_length} tokens, but those of sft have "
+                f"{packed.sequence_length}: its predictions beyond that may be worse"
             )
         dtype = compute_dtype(section.precision, world.device)
         objective = AssistantTurns(
@@ -70,9 +90,19 @@ def run(inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: 
             flops_per_token(shape, packed.sequence_length).whole,
         )
         kept = kept_ids(section, shape.vocab_size)
-        key = teacher_key(folder, chat, objective.fingerprint, dtype, section.temperature, kept, shape.vocab_size)
+        key = teacher_key(
+            folder,
+            chat,
+            objective.fingerprint,
+            dtype,
+            section.temperature,
+            kept,
+            shape.vocab_size,
+        )
         if world.is_first:
-            TeacherFiles.create(out, objective.masks, kept or shape.vocab_size, kept is not None)
+            TeacherFiles.create(
+                out, objective.masks, kept or shape.vocab_size, kept is not None
+            )
         agree(None, world)  # the files exist before any process opens them
         sums = teach(shape, folder, objective, section, out, world, dtype, context)
         if world.is_first:
@@ -96,45 +126,59 @@ def teacher_folder(section: TeacherKeys, inputs: Mapping[str, Path]) -> Path:
     Raises:
         TeacherError: the folder has no model.
     """
-    folder = inputs["pretrain"] / MODEL if section.teacher == "pretrain" else as_path(section.teacher)
+    folder = (
+        inputs["pretrain"] / MODEL
+        if section.teacher == "pretrain"
+        else as_path(section.teacher)
+    )
     if not (folder / SHAPE_FILE).exists():
         raise TeacherError(
-            f"sft.distill.teacher: {folder} has no {SHAPE_FILE}; give the folder of a model, such as "
-            "one that `export` wrote or that transformers loads"
+            f"sft.distill.teacher: {folder} has no {SHAPE_FILE}; give the folder of a "
+            "model, such as one that `export` wrote or that transformers loads"
         )
     return folder
 
 
 def kept_ids(section: TeacherKeys, vocab_size: int) -> int | None:
     """Number of ids stored per token; None for all."""
-    return None if section.top_k == "all" or section.top_k >= vocab_size else section.top_k
+    return (
+        None if section.top_k == "all" or section.top_k >= vocab_size else section.top_k
+    )
 
 
 def check_vocabulary(folder: Path, shape: Shape, chat: Chat) -> None:
     """Reject a teacher with another vocabulary.
 
     Raises:
-        TeacherError: it predicts another number of ids, or its tokenizer gives another id to some token.
+        TeacherError: it predicts another number of ids, or its tokenizer gives another
+            id to some token.
     """
     if shape.vocab_size != (vocab_size := chat.tokenizer.get_vocab_size()):
         raise TeacherError(
-            f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the run's tokenizer "
-            f"has {vocab_size}; a teacher needs the same vocabulary: give its tokenizer as tokenizer.path, or "
-            "take another teacher"
+            f"sft.distill.teacher: {folder} predicts {shape.vocab_size} ids, but the "
+            f"run's tokenizer has {vocab_size}; a teacher needs the same vocabulary: "
+            "give its tokenizer as tokenizer.path, or take another teacher"
         )
     if not (folder / TOKENIZER_FILE).exists():
         return
     from tokenizers import Tokenizer
 
-    theirs = Tokenizer.from_str((folder / TOKENIZER_FILE).read_text(encoding="utf-8")).get_vocab()
+    theirs = Tokenizer.from_str(
+        (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
+    ).get_vocab()
     ours = chat.tokenizer.get_vocab()
-    if differing := sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token)):
+    if differing := sorted(
+        token
+        for token in theirs.keys() | ours.keys()
+        if theirs.get(token) != ours.get(token)
+    ):
         token = differing[0]
         raise TeacherError(
-            f"sft.distill.teacher: {folder / TOKENIZER_FILE} gives {len(differing)} tokens another id "
-            f"than the run's tokenizer does, among them {json.dumps(token)} ({theirs.get(token)}, not "
-            f"{ours.get(token)}); a teacher needs the same vocabulary: give its tokenizer as "
-            "tokenizer.path, or take another teacher"
+            f"sft.distill.teacher: {folder / TOKENIZER_FILE} gives {len(differing)} "
+            "tokens another id than the run's tokenizer does, among them "
+            f"{json.dumps(token)} ({theirs.get(token)}, not {ours.get(token)}); a "
+            "teacher needs the same vocabulary: give its tokenizer as tokenizer.path, "
+            "or take another teacher"
         )
 
 
@@ -148,14 +192,17 @@ def teach(
     dtype: torch.dtype,
     context: Context,
 ) -> list[float]:
-    """Write the teacher's predictions for all rows; returns sums over their trained tokens: nll, mass of ids not
-    stored, tokens."""
+    """Write the teacher's predictions for all rows; returns sums over their trained
+    tokens: nll, mass of ids not stored, tokens.
+    """
     model = sharded_model(shape, stored(folder), world, dtype, context.compute)
     files = TeacherFiles(out, objective.masks)
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     rows = np.arange(objective.order.total, dtype=np.int64)
     with evaluating(model):
-        for batch in micro_batches(rows, world.data_rank, world.data_size, section.micro_batch_size):
+        for batch in micro_batches(
+            rows, world.data_rank, world.data_size, section.micro_batch_size
+        ):
             placed = objective.place(objective.prepare(batch))
             head = partial(
                 distributions,
@@ -166,18 +213,37 @@ def teach(
             taught, nll = model(placed.ids, head, positions=placed.positions)
             if len(batch) and world.counts:
                 files.write(batch, taught)
-                rest_mass = torch.zeros(()) if taught.rest is None else taught.rest.exp().double().sum()
-                sums += torch.stack([nll.double().sum().cpu(), rest_mass.cpu(), torch.tensor(float(len(nll)))]).to(sums)
+                rest_mass = (
+                    torch.zeros(())
+                    if taught.rest is None
+                    else taught.rest.exp().double().sum()
+                )
+                sums += torch.stack(
+                    [
+                        nll.double().sum().cpu(),
+                        rest_mass.cpu(),
+                        torch.tensor(float(len(nll))),
+                    ]
+                ).to(sums)
     files.close()
     totals: list[float] = sum_over_ranks(sums, world).tolist()
     return totals
 
 
 def distributions(
-    hidden: Tensor, matrix: Tensor, targets: Tensor, temperature: float, top_k: int | None
+    hidden: Tensor,
+    matrix: Tensor,
+    targets: Tensor,
+    temperature: float,
+    top_k: int | None,
 ) -> tuple[Taught, Tensor]:
-    """Stored part of the distributions over m tokens that have a target, row by row, and the targets' nll (m,)."""
-    flat, labels = hidden.flatten(0, 1)[(targets != IGNORED).flatten()], targets[targets != IGNORED]
+    """Stored part of the distributions over m tokens that have a target, row by row,
+    and the targets' nll (m,).
+    """
+    flat, labels = (
+        hidden.flatten(0, 1)[(targets != IGNORED).flatten()],
+        targets[targets != IGNORED],
+    )
     size = chunk_rows(matrix)
     predictions, nll = [], []
     for start in range(0, max(len(flat), 1), size):
@@ -185,7 +251,10 @@ def distributions(
         logits = (flat[chunk] @ matrix.T).float()
         predictions.append(kept_of(logits, temperature, top_k))
         nll.append(F.cross_entropy(logits, labels[chunk], reduction="none"))
-    ids, rest_mass = ([getattr(prediction, name) for prediction in predictions] for name in ("ids", "rest"))
+    ids, rest_mass = (
+        [getattr(prediction, name) for prediction in predictions]
+        for name in ("ids", "rest")
+    )
     return Taught(
         torch.cat([prediction.logps for prediction in predictions]),
         None if ids[0] is None else torch.cat(ids),

@@ -1,4 +1,6 @@
-"""Models of the training stages: descriptions, averages, tuning jobs, gathered weights and published files."""
+"""Models of the training stages: descriptions, averages, tuning jobs, gathered weights
+and published files.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ MODEL_AVERAGE = "model-average"
 
 
 def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
-    """Figures about the model for a stage's summary, with the arithmetic for rows of `length` tokens."""
+    """Figures about the model for a stage's summary, with the arithmetic for rows of
+    `length` tokens.
+    """
     return {
         "parameters": shape.parameters,
         "flops_per_token": shape.flops_per_token(length),
@@ -43,7 +47,8 @@ def describe_model(shape: Shape | OwnShape, length: int) -> dict[str, Any]:
 
 
 def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
-    """Shape of a model to tune on rows of `length` tokens: the longer context of both, and causal attention on prompts.
+    """Shape of a model to tune on rows of `length` tokens: the longer context of both,
+    and causal attention on prompts.
 
     Warns if the rows have positions that the model was not trained on.
     """
@@ -53,9 +58,11 @@ def tuned_shape(shape: Shape, length: int, context: Context) -> Shape:
     return replace(shape, sequence_length=max(trained, length), prefix_lm=False)
 
 
-def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = None) -> float:
-    """Share of a training's arithmetic that remains if attention to later positions is not counted; 1 for own models
-    and models with an encoder.
+def causal_share(
+    shape: Shape | OwnShape, length: int, whole: float | None = None
+) -> float:
+    """Share of a training's arithmetic that remains if attention to later positions is
+    not counted; 1 for own models and models with an encoder.
 
     Args:
         shape: of the model.
@@ -65,12 +72,18 @@ def causal_share(shape: Shape | OwnShape, length: int, whole: float | None = Non
     if isinstance(shape, OwnShape) or shape.kind != "decoder":
         return 1.0
     flops = flops_per_token(shape, length)
-    return 1.0 - (flops.attention - flops.causal_attention) / (whole or shape.flops_per_token(length))
+    return 1.0 - (flops.attention - flops.causal_attention) / (
+        whole or shape.flops_per_token(length)
+    )
 
 
 def averaged(model: nn.Module, section: Training) -> AveragedWeights | None:
     """Running mean of a model's weights, if the section configures one."""
-    return None if section.average is None else AveragedWeights(model, section.average, section.steps)
+    return (
+        None
+        if section.average is None
+        else AveragedWeights(model, section.average, section.steps)
+    )
 
 
 def tuning_job(
@@ -83,7 +96,8 @@ def tuning_job(
     world: World,
     context: Context,
 ) -> Job:
-    """Training job of an existing model; measures the mixture's held-out rows between steps.
+    """Training job of an existing model; measures the mixture's held-out rows between
+    steps.
 
     Args:
         section: of the stage; may configure a running mean of the weights.
@@ -102,8 +116,12 @@ def tuning_job(
         world=world,
         context=context,
         average=average,
-        peak_flops=peak_flops(world.device, compute_dtype(section.precision, world.device)),
-        causal_share=causal_share(shape, objective.sequence_length, objective.flops_per_token),
+        peak_flops=peak_flops(
+            world.device, compute_dtype(section.precision, world.device)
+        ),
+        causal_share=causal_share(
+            shape, objective.sequence_length, objective.flops_per_token
+        ),
         after_step=Validation(
             section.validate_every,
             section.steps,
@@ -116,7 +134,9 @@ def tuning_job(
     )
 
 
-def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, dict[str, Tensor]]:
+def all_tensors(
+    model: nn.Module, average: AveragedWeights | None
+) -> dict[str, dict[str, Tensor]]:
     """Full master weights by their target folder, on the first rank; a collective call.
 
     Frozen matrices that are stored rounded are included, dequantised.
@@ -125,15 +145,23 @@ def all_tensors(model: nn.Module, average: AveragedWeights | None) -> dict[str, 
     tensors = {MODEL: whole_tensors(model) | frozen}
     if average is not None:
         with average.in_place():
-            # In one process the full tensors are the model's storage, which gets its own weights back.
-            tensors[MODEL_AVERAGE] = {name: tensor.clone() for name, tensor in whole_tensors(model).items()} | frozen
+            # In one process the full tensors are the model's storage, which gets its
+            # own weights back.
+            tensors[MODEL_AVERAGE] = {
+                name: tensor.clone() for name, tensor in whole_tensors(model).items()
+            } | frozen
     return tensors
 
 
 def publish(
-    out: Path, shape: Shape | OwnShape, tensors: dict[str, dict[str, Tensor]], record: Record
+    out: Path,
+    shape: Shape | OwnShape,
+    tensors: dict[str, dict[str, Tensor]],
+    record: Record,
 ) -> dict[str, Any]:
-    """Write a training stage's models and record into its data folder; returns its last measurements."""
+    """Write a training stage's models and record into its data folder; returns its last
+    measurements.
+    """
     for name, weights in tensors.items():
         save_model(out / name, shape, weights)
     record.publish(out)
@@ -161,7 +189,8 @@ def publish_tuned(
         is_extra: True for names of parameters that are not published.
 
     Returns:
-        for the summary: the rounding of frozen weights, and on the first rank the last measurements.
+        for the summary: the rounding of frozen weights, and on the first rank the last
+        measurements.
     """
     tensors = {
         folder: {name: tensor for name, tensor in weights.items() if not is_extra(name)}
@@ -170,14 +199,18 @@ def publish_tuned(
     rounding = describe_rounding(job.model, lora)
     if record is None:
         return rounding
-    return rounding | publish(out, shape, settle_adapters(out, tensors, lora, start), record)
+    return rounding | publish(
+        out, shape, settle_adapters(out, tensors, lora, start), record
+    )
 
 
 def final_measurements(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """First and last training loss, and the last validation, for a stage's summary."""
     losses = [line["loss"] for line in lines if "loss" in line]
     validations = [line["validation"] for line in lines if "validation" in line]
-    averages = [line["validation_average"] for line in lines if "validation_average" in line]
+    averages = [
+        line["validation_average"] for line in lines if "validation_average" in line
+    ]
     return {
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,

@@ -10,7 +10,9 @@ from typing import Any
 
 MOST_CHARACTERS = 1000
 MOST_DIGITS = 1000
-"""Largest number of digits of an intermediate integer; a power with more is an error."""
+"""Largest number of digits of an intermediate integer; a power with more is an
+error.
+"""
 MOST_ROUNDED = 15
 """Largest precision of `round`; a double has no more digits."""
 SIGNS = (("^", "**"), ("\u00d7", "*"), ("\u00f7", "/"), ("\u2212", "-"))
@@ -33,7 +35,13 @@ def _rounded(value: Any, digits: int = 0) -> Any:
     return round(value, digits)
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {"sqrt": math.sqrt, "abs": abs, "round": _rounded, "min": min, "max": max}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sqrt": math.sqrt,
+    "abs": abs,
+    "round": _rounded,
+    "min": min,
+    "max": max,
+}
 
 
 class CalculatorError(ValueError):
@@ -50,7 +58,9 @@ def calculate(expression: str) -> str:
     ('84', '0.333333333333', '1024')
     """
     if len(expression) > MOST_CHARACTERS:
-        raise CalculatorError(f"the expression has more than {MOST_CHARACTERS} characters")
+        raise CalculatorError(
+            f"the expression has more than {MOST_CHARACTERS} characters"
+        )
     # Common notation; commas separate arguments, so thousands have none.
     source = expression.strip()
     for sign, operator_ in SIGNS:
@@ -67,20 +77,31 @@ def calculate(expression: str) -> str:
         raise CalculatorError("the value is no finite number")
     if isinstance(value, float) and not value.is_integer():
         return f"{value:.12g}"
-    return str(int(value)) if abs(value) < 10**15 or isinstance(value, int) else f"{value:.12g}"
+    return (
+        str(int(value))
+        if abs(value) < 10**15 or isinstance(value, int)
+        else f"{value:.12g}"
+    )
 
 
 def _value(node: ast.expr) -> Any:
     match node:
-        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+        case ast.Constant(value=int() | float() as number) if not isinstance(
+            number, bool
+        ):
             return number
         case ast.UnaryOp(op=op, operand=inner) if type(op) in OPERATORS:
             return OPERATORS[type(op)](_value(inner))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return _bounded(op, _value(left), _value(right))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if (
+            name in FUNCTIONS
+        ):
             return FUNCTIONS[name](*map(_value, arguments))
-    raise CalculatorError(f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} can be worked out")
+    raise CalculatorError(
+        f"only numbers, + - * / // % **, parentheses and {', '.join(FUNCTIONS)} can "
+        "be worked out"
+    )
 
 
 def _bounded(op: ast.operator, left: Any, right: Any) -> Any:

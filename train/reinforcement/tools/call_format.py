@@ -1,8 +1,10 @@
-"""Format of conversations with tool calls: the chat template's, or Hermes' if the template does not support tools.
+"""Format of conversations with tool calls: the chat template's, or Hermes' if the
+template does not support tools.
 
-Sampled tokens are never encoded again. A turn with calls is followed by the template's tokens between the end of that
-turn and the start of the next one, encoded separately, as in training on conversations: they are taken from a rendered
-conversation of probes around the tools' answers (as in TRL's GRPOTrainer).
+Sampled tokens are never encoded again. A turn with calls is followed by the template's
+tokens between the end of that turn and the start of the next one, encoded separately,
+as in training on conversations: they are taken from a rendered conversation of probes
+around the tools' answers (as in TRL's GRPOTrainer).
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ PROBE_TOOL = {
     },
 }
 HERMES = "<tool_call>", "</tool_call>", "name", "arguments"
-ASKING = 'To call a tool, write:\n<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
+ASKING = (
+    'To call a tool, write:\n<tool_call>\n{"name": NAME, "arguments": '
+    "{...}}\n</tool_call>"
+)
 """Instruction added to prompts if the template does not support tools."""
 
 
@@ -64,35 +69,55 @@ class CallFormat:
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         try:
-            rendered = chat.segments(_probe([PROBE_ANSWER]), prompt=True, tools=[PROBE_TOOL])
+            rendered = chat.segments(
+                _probe([PROBE_ANSWER]), prompt=True, tools=[PROBE_TOOL]
+            )
         except ChatError:
             self.templated = False
             self._opening, self._closing, self._name, self._arguments = HERMES
             return
         self.templated = True
-        written = "".join(text for text, generated in rendered if generated) or "".join(text for text, _ in rendered)
-        self._opening, self._closing, self._name, self._arguments = _form_of(chat, written)
+        written = "".join(text for text, generated in rendered if generated) or "".join(
+            text for text, _ in rendered
+        )
+        self._opening, self._closing, self._name, self._arguments = _form_of(
+            chat, written
+        )
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[int]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
         """Tokens of a prompt with tools.
 
         Raises:
             ChatError: the template rejects it.
         """
         if self.templated or not tools:
-            ids: list[int] = self._chat.encode(messages, prompt=True, tools=tools).ids.tolist()
+            ids: list[int] = self._chat.encode(
+                messages, prompt=True, tools=tools
+            ).ids.tolist()
             return ids
-        described = f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n{ASKING}\n\n"
-        first = next(number for number, message in enumerate(messages) if message["role"] == "user")
+        described = (
+            f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n{ASKING}\n\n"
+        )
+        first = next(
+            number
+            for number, message in enumerate(messages)
+            if message["role"] == "user"
+        )
         prompt_messages = [
-            {**message, "content": described + message["content"]} if number == first else message
+            {**message, "content": described + message["content"]}
+            if number == first
+            else message
             for number, message in enumerate(messages)
         ]
         ids = self._chat.encode(prompt_messages, prompt=True).ids.tolist()
         return ids
 
     def calls(self, turn: str) -> list[Call]:
-        """Calls in a turn of the assistant, given with special tokens but without its end."""
+        """Calls in a turn of the assistant, given with special tokens but without its
+        end.
+        """
         if not self._opening:
             return [self._call(turn, 0)[0]] if turn.lstrip().startswith("{") else []
         calls, at = [], turn.find(self._opening)
@@ -108,9 +133,17 @@ class CallFormat:
         try:
             entry, end = json.JSONDecoder().raw_decode(turn, at)
         except (json.JSONDecodeError, RecursionError) as error:
-            return Call("", {}, f"the call is no JSON: {getattr(error, 'msg', 'it is nested too deep')}"), at
+            return Call(
+                "",
+                {},
+                f"the call is no JSON: {getattr(error, 'msg', 'it is nested too deep')}",
+            ), at
         if not isinstance(entry, dict) or not isinstance(entry.get(self._name), str):
-            return Call("", {}, f"a call is an object with {self._name!r} and {self._arguments!r}"), end
+            return Call(
+                "",
+                {},
+                f"a call is an object with {self._name!r} and {self._arguments!r}",
+            ), end
         name, arguments = entry[self._name], entry.get(self._arguments, {})
         if isinstance(arguments, str):
             try:
@@ -122,12 +155,17 @@ class CallFormat:
         return Call(name, arguments), end
 
     def answers(self, answers: Sequence[str]) -> list[int]:
-        """Tokens between the end of a turn with calls and the assistant's next turn, for tools' answers without special
-        tokens."""
+        """Tokens between the end of a turn with calls and the assistant's next turn,
+        for tools' answers without special tokens.
+        """
         if self.templated:
-            rendered = self._chat.segments(_probe(answers), prompt=True, tools=[PROBE_TOOL])
+            rendered = self._chat.segments(
+                _probe(answers), prompt=True, tools=[PROBE_TOOL]
+            )
         else:
-            responses = "\n".join(f"<tool_response>\n{one}\n</tool_response>" for one in answers)
+            responses = "\n".join(
+                f"<tool_response>\n{one}\n</tool_response>" for one in answers
+            )
             rendered = self._chat.segments(
                 [
                     {"role": "user", "content": "x"},
@@ -136,33 +174,49 @@ class CallFormat:
                 ],
                 prompt=True,
             )
-        last = max(number for number, (_, generated) in enumerate(rendered) if generated)
+        last = max(
+            number for number, (_, generated) in enumerate(rendered) if generated
+        )
         ids: list[int] = self._chat.tokenizer.encode(
             "".join(text for text, _ in rendered[last + 1 :]), add_special_tokens=False
         ).ids
-        # If the template's marks exclude the end of a turn, the model has already sampled it.
+        # If the template's marks exclude the end of a turn, the model has already
+        # sampled it.
         return ids[1:] if ids and ids[0] in self._chat.stops else ids
 
 
 def _probe(answers: Sequence[str]) -> list[dict[str, Any]]:
-    """Conversation with as many calls as answers; ids are nine letters or digits, as Mistral's templates require."""
+    """Conversation with as many calls as answers; ids are nine letters or digits, as
+    Mistral's templates require.
+    """
     ids = [f"call{number:05d}" for number in range(len(answers))]
     calls = [
-        {"id": call_id, "type": "function", "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS}}
+        {
+            "id": call_id,
+            "type": "function",
+            "function": {"name": PROBE_NAME, "arguments": PROBE_ARGUMENTS},
+        }
         for call_id in ids
     ]
     return [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": calls},
         *(
-            {"role": "tool", "name": PROBE_NAME, "tool_call_id": call_id, "content": answer}
+            {
+                "role": "tool",
+                "name": PROBE_NAME,
+                "tool_call_id": call_id,
+                "content": answer,
+            }
             for call_id, answer in zip(ids, answers, strict=True)
         ),
     ]
 
 
 def _form_of(chat: Chat, written: str) -> tuple[str, str, str, str]:
-    """Text before and after a call in a rendered turn, and the keys of its name and of its arguments."""
+    """Text before and after a call in a rendered turn, and the keys of its name and of
+    its arguments.
+    """
     at = written.find("{")
     while at >= 0:
         try:
@@ -172,12 +226,22 @@ def _form_of(chat: Chat, written: str) -> tuple[str, str, str, str]:
         if isinstance(entry, dict) and PROBE_NAME in entry.values():
             name = next(key for key, value in entry.items() if value == PROBE_NAME)
             arguments = next(
-                (key for key, value in entry.items() if value in (PROBE_ARGUMENTS, json.dumps(PROBE_ARGUMENTS))),
+                (
+                    key
+                    for key, value in entry.items()
+                    if value in (PROBE_ARGUMENTS, json.dumps(PROBE_ARGUMENTS))
+                ),
                 "arguments",
             )
-            return written[:at].strip(), chat.plain(written[end:]).strip(), name, arguments
+            return (
+                written[:at].strip(),
+                chat.plain(written[end:]).strip(),
+                name,
+                arguments,
+            )
         at = written.find("{", at + 1)
     raise ChatError(
-        f"{chat.folder}: the chat template writes calls of tools in a form that is not JSON, which "
-        "rl.tools cannot read; give the tokenizer a template that writes them as JSON, or remove the tools"
+        f"{chat.folder}: the chat template writes calls of tools in a form that is not "
+        "JSON, which rl.tools cannot read; give the tokenizer a template that writes "
+        "them as JSON, or remove the tools"
     )

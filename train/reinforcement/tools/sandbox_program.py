@@ -1,7 +1,8 @@
-"""The first program inside the sandbox: limits its own resources, then runs the model's code from stdin.
+"""The first program inside the sandbox: limits its own resources, then runs the model's
+code from stdin.
 
-Started as `python sandbox_program.py SECONDS MEMORY_MB`. It imports the standard library alone, because the sandbox has
-nothing else. See `sandbox.py`.
+Started as `python sandbox_program.py SECONDS MEMORY_MB`. It imports the standard
+library alone, because the sandbox has nothing else. See `sandbox.py`.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ def limit_resources(seconds: int, memory_mb: int) -> None:
 
 
 def run(code: str) -> None:
-    """Run a program; print the value of its last line if that is an expression, as notebooks do."""
+    """Run a program; print the value of its last line if that is an expression, as
+    notebooks do.
+    """
     tree = ast.parse(code, FILE_NAME)
     names = {"__name__": "__main__", "__builtins__": __builtins__}
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = (
+        tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    )
     exec(compile(tree, FILE_NAME, "exec"), names)
     if isinstance(last, ast.Expr):
         value = eval(compile(ast.Expression(last.value), FILE_NAME, "eval"), names)
@@ -49,7 +54,9 @@ def describe(error: BaseException) -> str:
         message = error.msg if isinstance(error, SyntaxError) else str(error)
     except BaseException:  # noqa: BLE001 - the program's own `__str__`
         message = ""
-    return f"{type(error).__name__}: {message}".rstrip(": ") + (f" (line {line})" if line else "")
+    return f"{type(error).__name__}: {message}".rstrip(": ") + (
+        f" (line {line})" if line else ""
+    )
 
 
 def main() -> int:

@@ -1,4 +1,6 @@
-"""Tools of a training: descriptions for the model, and answers; errors are answers too."""
+"""Tools of a training: descriptions for the model, and answers; errors are answers
+too.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,14 @@ from gristmill.dataprep.examples.read_examples import read_records
 from gristmill.dataprep.user_functions import call_own, load_function
 from gristmill.dataprep.words.bm25_index import WordIndex
 from gristmill.dataprep.words.snippets import snippet
-from gristmill.mixtures.objectives.rl_tools import CalculatorTool, OwnTool, PythonTool, SearchTool, Tool, name_of_tool
+from gristmill.mixtures.objectives.rl_tools import (
+    CalculatorTool,
+    OwnTool,
+    PythonTool,
+    SearchTool,
+    Tool,
+    name_of_tool,
+)
 from gristmill.mixtures.sources import INGEST
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.reinforcement.tools.calculator import CalculatorError, calculate
@@ -43,7 +52,9 @@ class ToolError(ValueError):
 
 @dataclass(frozen=True)
 class _Ready:
-    """A tool: its description for the model and its function; `beside`: True if calls may run in parallel."""
+    """A tool: its description for the model and its function; `beside`: True if calls
+    may run in parallel.
+    """
 
     description: Mapping[str, Any]
     answer: Callable[..., str]
@@ -60,7 +71,8 @@ class Toolbox:
     Raises:
         ToolError: a search has no documents, or a function has no docstring.
         OwnCodeError: a function of the user's cannot be loaded.
-        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no sandbox for Python.
+        gristmill.train.reinforcement.tools.sandbox.SandboxError: this machine has no
+            sandbox for Python.
     """
 
     def __init__(self, tools: Sequence[Tool], inputs: Mapping[str, Path]) -> None:
@@ -75,18 +87,27 @@ class Toolbox:
         """Descriptions of some tools for a prompt, in OpenAI's form."""
         return [self._tools[name].description for name in names]
 
-    def answer(self, turn: int, calls: Sequence[tuple[Call, Sequence[str]]]) -> list[Used]:
+    def answer(
+        self, turn: int, calls: Sequence[tuple[Call, Sequence[str]]]
+    ) -> list[Used]:
         """Answer calls, each with its allowed names; programs run in parallel."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             futures = [
-                pool.submit(self._answer, call, offered) if self._beside(call) else None for call, offered in calls
+                pool.submit(self._answer, call, offered) if self._beside(call) else None
+                for call, offered in calls
             ]
             answers = [
                 self._answer(*call_args) if running is None else running.result()
                 for call_args, running in zip(calls, futures, strict=True)
             ]
         return [
-            Used(turn, call.name, json.dumps(call.arguments, ensure_ascii=False, sort_keys=True), text, failed)
+            Used(
+                turn,
+                call.name,
+                json.dumps(call.arguments, ensure_ascii=False, sort_keys=True),
+                text,
+                failed,
+            )
             for (call, _), (text, failed) in zip(calls, answers, strict=True)
         ]
 
@@ -98,7 +119,9 @@ class Toolbox:
             if call.problem:
                 raise ToolError(call.problem)
             if call.name not in offered:
-                raise ToolError(f"there is no tool {call.name!r}; there are {', '.join(offered)}")
+                raise ToolError(
+                    f"there is no tool {call.name!r}; there are {', '.join(offered)}"
+                )
             tool = self._tools[call.name]
             _check_arguments(call, tool.description["function"]["parameters"])
             return tool.answer(**call.arguments), False
@@ -122,7 +145,9 @@ def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
         case CalculatorTool():
             return _Ready(
                 _described(
-                    name, "Works out an arithmetic expression.", {"expression": ("string", "Such as 12 * (3 + 4)")}
+                    name,
+                    "Works out an arithmetic expression.",
+                    {"expression": ("string", "Such as 12 * (3 + 4)")},
                 ),
                 lambda expression: calculate(_text(expression)),
             )
@@ -130,14 +155,20 @@ def _ready(tool: Tool, inputs: Mapping[str, Path]) -> _Ready:
             check_sandbox()
             return _Ready(
                 _described(
-                    name, "Runs a Python program and returns what it prints.", {"code": ("string", "The program")}
+                    name,
+                    "Runs a Python program and returns what it prints.",
+                    {"code": ("string", "The program")},
                 ),
                 _python(tool),
                 beside=True,
             )
         case SearchTool():
             return _Ready(
-                _described(name, "Finds the documents that have some words.", {"query": ("string", "The words")}),
+                _described(
+                    name,
+                    "Finds the documents that have some words.",
+                    {"query": ("string", "The words")},
+                ),
                 _search(tool, inputs),
             )
         case OwnTool():
@@ -179,7 +210,9 @@ def _python(tool: PythonTool) -> Callable[..., str]:
     def run(code: Any) -> str:
         result = run_python(_text(code), tool)
         if not result.succeeded:
-            raise ToolError(result.output or "it ended with an error and printed nothing")
+            raise ToolError(
+                result.output or "it ended with an error and printed nothing"
+            )
         return result.output or "it printed nothing"
 
     return run
@@ -204,11 +237,16 @@ def _search(tool: SearchTool, inputs: Mapping[str, Path]) -> Callable[..., str]:
     return search
 
 
-def _texts(tool: SearchTool, inputs: Mapping[str, Path], titles: list[str]) -> Iterator[str]:
+def _texts(
+    tool: SearchTool, inputs: Mapping[str, Path], titles: list[str]
+) -> Iterator[str]:
     """Yield the texts to search, and fill `titles` with the title of each."""
     if tool.path is None:
         if INGEST not in inputs:
-            raise ToolError("rl.tools: search has no `path`, and this run has no documents; give one")
+            raise ToolError(
+                "rl.tools: search has no `path`, and this run has no documents; give "
+                "one"
+            )
         for batch in Corpus(inputs).batches([TEXT]):
             for text in batch[TEXT].to_pylist():
                 titles.append("")
@@ -226,23 +264,39 @@ def _own(name: str, tool: OwnTool) -> _Ready:
     function = load_function(tool.use)
     summary = (inspect.getdoc(function) or "").partition("\n\n")[0].strip()
     if not summary:
-        raise ToolError(f"rl.tools: {tool.use.place}: {name} has no docstring, from which the model knows what it does")
+        raise ToolError(
+            f"rl.tools: {tool.use.place}: {name} has no docstring, from which the "
+            "model knows what it does"
+        )
     arguments_by_name = {
-        key: parameter for key, parameter in inspect.signature(function).parameters.items() if key not in tool.options
+        key: parameter
+        for key, parameter in inspect.signature(function).parameters.items()
+        if key not in tool.options
     }
     if any(
-        parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
+        parameter.kind
+        in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY)
         for parameter in arguments_by_name.values()
     ):
         raise ToolError(
-            f"rl.tools: {tool.use.place}: {name} must take its arguments by name, each with a name of its own"
+            f"rl.tools: {tool.use.place}: {name} must take its arguments by name, "
+            "each with a name of its own"
         )
     hints = typing.get_type_hints(function)
     parameters = {
-        key: (JSON_TYPES.get(typing.get_origin(hints.get(key)) or hints.get(key), "string"), "")
+        key: (
+            JSON_TYPES.get(
+                typing.get_origin(hints.get(key)) or hints.get(key), "string"
+            ),
+            "",
+        )
         for key in arguments_by_name
     }
-    required = [key for key, parameter in arguments_by_name.items() if parameter.default is parameter.empty]
+    required = [
+        key
+        for key, parameter in arguments_by_name.items()
+        if parameter.default is parameter.empty
+    ]
 
     def answer(**arguments: Any) -> str:
         try:
@@ -255,6 +309,10 @@ def _own(name: str, tool: OwnTool) -> _Ready:
         try:
             return json.dumps(returned, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise ToolError(f"what it returned is neither text nor JSON: {type(returned).__name__}") from error
+            raise ToolError(
+                f"what it returned is neither text nor JSON: {type(returned).__name__}"
+            ) from error
 
-    return _Ready(_described(name, " ".join(summary.split()), parameters, required), answer)
+    return _Ready(
+        _described(name, " ".join(summary.split()), parameters, required), answer
+    )
