@@ -59,11 +59,18 @@ def row(
     return Row(name, ours, peer, unit, ratio, note, floor)
 
 
-def cost_row(name: str, ours: float, peer: float, unit: str, note: str = "") -> Row:
+def cost_row(
+    name: str,
+    ours: float,
+    peer: float,
+    unit: str,
+    note: str = "",
+    floor: float | None = None,
+) -> Row:
     """Return a row whose ratio is the peer's over ours: for seconds, bytes and
     errors.
     """
-    return Row(name, ours, peer, unit, peer / ours if ours else None, note)
+    return Row(name, ours, peer, unit, peer / ours if ours else None, note, floor)
 
 
 def fastest(

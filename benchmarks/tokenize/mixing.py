@@ -462,14 +462,14 @@ def remixing_rows() -> Iterator[Row]:
         "one worker, by processor time, of all its threads; bound: "
         f"{BOUND_MB_PER_S} MB/s; {peer_note}"
     )
-    # 0.44, 2026-11-24 04:24, 2 cores, load 1.
+    # 0.44, 2026-11-24 04:24; 0.33 to 0.36 on another machine, 2026-11-28; 2 cores.
     yield row(
         "remix_mb_per_s_per_core",
         size / our_cpu,
         size / peer_cpu,
         "MB/s",
         note,
-        floor=0.38,
+        floor=0.3,
     )
     note = (
         "one worker, by the clock: it waits for the disk, and writes tokens "
