@@ -267,7 +267,7 @@ def _run(
         upstream = [
             futures[name] for name in session.plan[stage].inputs if name in futures
         ]
-        trains = session.plan[stage].stage.trains
+        trains = session.plan[stage].stage.requirements.torchrun
         tags = {f"stage:{stage}"}
         if training_deployment and trains:
             remote_task: Any = run_stage_elsewhere.with_options(

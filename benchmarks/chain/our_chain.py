@@ -179,7 +179,7 @@ class Chain:
     def kept(self) -> int:
         """Count documents that all steps kept."""
         session = self.session()
-        steps = [stage for stage, node in session.plan.items() if node.stage.judges]
+        steps = [stage for stage, node in session.plan.items() if node.stage.step]
         kept: int = session.folder(steps[-1]).manifest()["summary"]["counts"]["kept"]
         return kept
 

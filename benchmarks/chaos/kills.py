@@ -55,13 +55,17 @@ class Kill:
 
     def stages(self, run: Undisturbed) -> list[str]:
         """Return the stages that can be ended in this way."""
-        launched = {"rank": "torchrun", "worker": "process"}.get(self.role)
+        torchrun = {"rank": True, "worker": False}.get(self.role)
         workers = [
             stage
             for stage in run.stages
             if self.role != "worker" or stage in BEAM_STAGES
         ]
-        return [stage for stage in workers if launched in (None, STAGES[stage].launch)]
+        return [
+            stage
+            for stage in workers
+            if torchrun in (None, STAGES[stage].requirements.torchrun)
+        ]
 
 
 BEAM_STAGES = (

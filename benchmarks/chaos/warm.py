@@ -132,7 +132,7 @@ def main(argv: list[str]) -> None:
         import_beam()
         for name in (
             *IMPORTED,
-            *(stage.run.partition(":")[0] for stage in STAGES.values()),
+            *(stage.module for stage in STAGES.values()),
         ):
             with suppress(ImportError):
                 importlib.import_module(name)

@@ -170,7 +170,7 @@ def _sample_of_run(session: Session, source: str) -> Sample:
     assert last_output is not None
     inputs = {INGEST: last_output.data}
     for name, node in session.plan.items():
-        if not node.stage.judges:
+        if node.stage.step is None:
             continue
         output = session.committed(name)
         if output is None:

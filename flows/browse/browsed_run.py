@@ -133,7 +133,7 @@ class BrowsedRun:
         if IMPORTED in inputs:
             by_name[IMPORTED] = corpora(inputs)[-1]
         for stage, folder in inputs.items():
-            if self.session.plan[stage].stage.of_examples:
+            if self.session.plan[stage].stage.output == "examples":
                 by_name[stage] = prepared_inputs(folder)
         return by_name
 

@@ -363,7 +363,7 @@ def _reads(run: BrowsedRun, query: OneRow) -> Links:
     """
     links: list[Inline] = []
     for stage, node in run.session.plan.items():
-        if node.stage.rows != "documents" or query.stage not in node.inputs:
+        if node.stage.row_kind != "documents" or query.stage not in node.inputs:
             continue
         try:
             reading = reading_of(run.session, stage)

@@ -76,7 +76,7 @@ def trainings(run: BrowsedRun) -> list[str]:
     return [
         name
         for name, node in run.session.plan.items()
-        if node.stage.trained is not None
+        if node.stage.training is not None
     ]
 
 

@@ -128,9 +128,9 @@ def manifest_keys() -> dict[str, KeyInfo]:
 
     keys: dict[str, KeyInfo] = {}
     for name, stage in STAGES.items():
-        if stage.section is None:
+        if stage.step is None:
             continue
-        for key, key_info in _keys(stage.section, f"{name}."):
+        for key, key_info in _keys(stage.step.section, f"{name}."):
             keys[short_key(key)] = key_info  # keys of the rules have a short form
     for key, key_info in _keys(Manifest, ""):
         if not key.startswith(("prepare", "sources")):

@@ -349,7 +349,7 @@ def trace(
     from gristmill.mixtures.yaml_text import did_you_mean
 
     training_stages = [
-        name for name, registered in STAGES.items() if registered.trained is not None
+        name for name, registered in STAGES.items() if registered.training is not None
     ]
     if stage is not None and stage not in training_stages:
         fail(

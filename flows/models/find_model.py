@@ -81,7 +81,9 @@ def find_trained(session: Session, tokenizer: str | None) -> ModelFolders:
             f"{session.manifest_file} has no `pretrain:` section and no `model:`, so "
             "it has no model; name a model's folder, or a manifest that trains one"
         )
-    stages = [name for name, node in session.plan.items() if node.stage.makes_model]
+    stages = [
+        name for name, node in session.plan.items() if node.stage.output == "model"
+    ]
     outputs = (session.committed(name) for name in reversed(stages))
     trained = next((output for output in outputs if output is not None), None)
     own_tokenizer = session.committed(TOKENIZER_STAGE)

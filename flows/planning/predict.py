@@ -218,7 +218,9 @@ def _measurable_stages(session: Session) -> list[str]:
     stages: list[str] = []
     for name, node in session.plan.items():
         is_of_documents = bool(node.inputs) and set(node.inputs) <= set(stages)
-        if name == INGEST or (is_of_documents and node.stage.pace is None):
+        if name == INGEST or (
+            is_of_documents and node.stage.no_estimate_reason is None
+        ):
             stages.append(name)
     return stages
 
@@ -328,7 +330,10 @@ def _of_past(session: Session, name: str) -> dict[str, Any]:
     """Return a later stage's figures from the newest output of the same manifest, or
     the error.
     """
-    unknown = {"stage": name, "error": session.plan[name].stage.pace or OF_SAMPLES}
+    unknown = {
+        "stage": name,
+        "error": session.plan[name].stage.no_estimate_reason or OF_SAMPLES,
+    }
     manifests = []
     for stage, folder in session.store.outputs():
         is_ours = stage == name and folder.path.name.startswith(

@@ -174,7 +174,7 @@ class Run:
         rows = [
             {"stage": name, **_flatten(line)}
             for name, node in self._session.plan.items()
-            if node.stage.trained is not None
+            if node.stage.training is not None
             and stage in (None, name)
             and self._session.committed(name)
             for line in training(self._folder(name))

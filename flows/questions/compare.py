@@ -94,7 +94,7 @@ def facts_of(store: Store, record: Mapping[str, Any]) -> Facts:
         "training": {
             name: training(folder)
             for name, folder in folders.items()
-            if name in STAGES and STAGES[name].trained is not None
+            if name in STAGES and STAGES[name].training is not None
         },
         "seconds": {
             stage: manifest["seconds"] for stage, manifest in manifests.items()

@@ -118,7 +118,7 @@ def _example_history(
     unknown there.
     """
     for stage, folder in inputs.items():
-        if not session.plan[stage].stage.of_examples:
+        if session.plan[stage].stage.output != "examples":
             continue
         prepared = prepared_inputs(folder)
         try:

@@ -359,7 +359,7 @@ def _state_of_training(
         if examples_read & node.inputs.keys():
             examples_read.add(name)
         if affected & node.inputs.keys() or (
-            name in examples_read and node.stage.trains
+            name in examples_read and node.stage.requirements.torchrun
         ):
             affected.add(name)
         if name in affected and session.committed(name) is not None:

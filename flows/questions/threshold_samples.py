@@ -12,7 +12,7 @@ from gristmill.dataprep.documents import column_names, shard_names
 from gristmill.dataprep.row_groups import read_document_rows
 from gristmill.dataprep.whatif_thresholds import Rule, judge_shard, nearest, rules_of
 from gristmill.flows.running.session import Session
-from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.sources import INGEST
 
@@ -34,7 +34,7 @@ def stored_rules(session: Session, inputs: Mapping[str, Path]) -> dict[str, list
     shards = shard_names(inputs[INGEST])
     return {
         name: rules_of(
-            imported(STAGES[step.stage].rules),
+            imported(prepare_step(step.stage).rules),
             step.stage,
             step.config,
             column_names(inputs[name] / shards[0]) if shards else [],

@@ -55,7 +55,7 @@ def trace_step(
     )
     answers = (
         answers_of_step(reading, step, rank_share, num_shares)
-        if session.plan[stage].stage.rows == "prompts"
+        if session.plan[stage].stage.row_kind == "prompts"
         else None
     )
     # Same split as train.loop.stream.micro_batches, which splits answers in
@@ -225,7 +225,7 @@ def _trace_example(session: Session, query: str) -> dict[str, Any] | None:
     prefix = query.lower()
     trace: dict[str, Any] | None = None
     for stage, node in session.plan.items():
-        if node.stage.rows in (None, "documents"):
+        if node.stage.row_kind in (None, "documents"):
             continue
         data = session.folder(stage).data
         if not any((data / name).exists() for name in (EXAMPLE_IDS, PROMPT_IDS)):

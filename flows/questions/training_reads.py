@@ -186,13 +186,13 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
         )
     node = session.plan[stage]
     folder = session.folder(stage)
-    if node.stage.trained is None:
-        traced = [name for name, other in STAGES.items() if other.trained is not None]
+    if node.stage.training is None:
+        traced = [name for name, other in STAGES.items() if other.training is not None]
         raise TraceError(
             f"the steps of {stage} cannot be traced; those of {', '.join(traced)} can"
         )
-    section = node.stage.trained.model_validate(node.config)
-    if node.stage.rows == "documents":
+    section = node.stage.training.section.model_validate(node.config)
+    if node.stage.row_kind == "documents":
         inputs = committed_inputs(session, session.plan)
         if MIX not in inputs:
             raise TraceError(
@@ -200,7 +200,9 @@ def reading_of(session: Session, stage: str = PRETRAIN) -> Reading:
                 f"{session.command('run', '--until', MIX)}"
             )
         return _pre_training(stage, folder, section, inputs[MIX])
-    ids = folder.data / (PROMPT_IDS if node.stage.rows == "prompts" else EXAMPLE_IDS)
+    ids = folder.data / (
+        PROMPT_IDS if node.stage.row_kind == "prompts" else EXAMPLE_IDS
+    )
     if not ids.exists():
         raise TraceError(
             f"the examples that {stage} reads are known once it has started; run: "

@@ -203,7 +203,7 @@ def continuable(session: Session, stage: str) -> dict[str, Any]:
     stage itself checks this again.
     """
     node, checkpoints = session.plan[stage], []
-    if node.stage.trained is None or node.config.get("continue_from") is not None:
+    if node.stage.training is None or node.config.get("continue_from") is not None:
         return {}
     recipe = json.loads(json.dumps(mask_secrets(dict(node.recipe))))
     for name, folder in session.store.outputs():

@@ -47,6 +47,7 @@ from gristmill.flows.questions.threshold_samples import (
 )
 from gristmill.flows.running.session import Session
 from gristmill.flows.running.terminal import plain_console
+from gristmill.flows.stages.registry import prepare_step
 from gristmill.flows.stages.stage import imported
 from gristmill.mixtures.load import short_key
 from gristmill.mixtures.sources import INGEST
@@ -103,7 +104,7 @@ def compare(before: Session, after: Session) -> Comparison:
         prepared = next(
             name
             for name, node in after.plan.items()
-            if node.stage.of_examples and node.recipe["kind"] == section
+            if node.stage.output == "examples" and node.recipe["kind"] == section
         )
         raise NotReplayableError(
             f"{example_keys[0]} concerns examples, but whatif replays documents only; "
@@ -221,11 +222,12 @@ def _replayable(
     rules = stored_rules(session, inputs)
     shards = shard_names(inputs[INGEST])
     for stage, step in session.manifest.steps.items() if shards else ():
-        if (find := session.plan[stage].stage.ranking) is None:
+        ranking_path = prepare_step(step.stage).ranking
+        if ranking_path is None:
             continue
         seed = session.plan[stage].config.get("seed", 0)
         columns = column_names(inputs[stage] / shards[0])
-        ranking = imported(find)(
+        ranking = imported(ranking_path)(
             inputs, stage, step.config, seed, ran or rules, rules, columns
         )
         rules[stage] += [] if ranking is None else [ranking]

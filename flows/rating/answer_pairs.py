@@ -134,7 +134,7 @@ def _stages_with_model(session: Session) -> list[str]:
     return [
         name
         for name, node in session.plan.items()
-        if node.stage.makes_model and session.committed(name) is not None
+        if node.stage.output == "model" and session.committed(name) is not None
     ]
 
 
@@ -148,7 +148,9 @@ def _last(session: Session, trained: Sequence[str]) -> str:
 
 
 def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
-    makers = [name for name, node in session.plan.items() if node.stage.makes_model]
+    makers = [
+        name for name, node in session.plan.items() if node.stage.output == "model"
+    ]
     if stage not in makers:
         raise ModelNotFoundError(
             f"{session.manifest_file}: {stage!r} makes no model; those that do are "
@@ -161,7 +163,7 @@ def _rated_model(session: Session, stage: str, label: str) -> RatedModel:
             f"{session.command('run', '--until', stage)}"
         )
     node = session.plan[stage]
-    is_chat = node.stage.rows != "documents"  # pre-training makes a model of texts
+    is_chat = node.stage.row_kind != "documents"  # pre-training makes a model of texts
     return RatedModel(
         label, node.identity, folder.data / "model", tokenizer.data, is_chat
     )

@@ -26,7 +26,7 @@ def prerenderer(session: Session) -> Callable[[str], None]:
     remaining = {
         name
         for name, node in session.plan.items()
-        if (node.stage.judges or name == INGEST) and session.committed(name) is None
+        if (node.stage.step or name == INGEST) and session.committed(name) is None
     }
     if remaining:
         _start_later(

@@ -108,7 +108,7 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
     manifests = {name: folder.manifest() for name, folder in folders.items()}
     summaries = {name: manifest["summary"] for name, manifest in manifests.items()}
     trainings = [
-        name for name in folders if session.plan[name].stage.trained is not None
+        name for name in folders if session.plan[name].stage.training is not None
     ]
     facts: Facts = {
         "name": session.manifest.name,
@@ -126,7 +126,7 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
         "near_duplicates": {
             name: least_alike(folder.data)
             for name, folder in folders.items()
-            if session.plan[name].stage.of_examples
+            if session.plan[name].stage.output == "examples"
         },
     }
     if INGEST in folders and whole:
@@ -134,7 +134,10 @@ def _gather(session: Session, folders: Mapping[str, StageFolder], whole: bool) -
     for name, folder in folders.items():
         stage = session.plan[name].stage
         facts |= topics_of(stage, folder)
-        for path in (stage.facts, stage.report_facts if whole else None):
+        for path in (
+            stage.display.facts,
+            stage.display.report_facts if whole else None,
+        ):
             if path is not None:
                 facts |= imported(path)(session, name, folder, facts)
     return facts
@@ -189,7 +192,8 @@ def _document_facts(
 def topics_of(stage: Stage, folder: StageFolder) -> Facts:
     """Topics that a stage wrote for every reader."""
     return {
-        topic: read_json(folder.data / file) for topic, file in stage.topics.items()
+        topic: read_json(folder.data / file)
+        for topic, file in stage.display.topics.items()
     }
 
 

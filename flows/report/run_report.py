@@ -144,7 +144,11 @@ def render_report(
     }
     # Prepared data stands before the trainings on it.
     first_training = next(
-        (index for index, stage in enumerate(stages.values()) if stage.trains),
+        (
+            index
+            for index, stage in enumerate(stages.values())
+            if stage.requirements.torchrun
+        ),
         len(stages),
     )
     candidates = [
@@ -185,7 +189,7 @@ def stage_sections(facts: Facts, stages: Mapping[str, Stage]) -> Iterator[Sectio
             part of the title.
     """
     for name, stage in stages.items():
-        for path in stage.report:
+        for path in stage.display.report:
             section: Section | None = imported(path)(facts, name)
             if section is not None:
                 yield (

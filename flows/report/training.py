@@ -140,8 +140,10 @@ def loss_rows(facts: Facts) -> list[dict[str, Any]]:
         if not steps:
             continue
         summary = facts.get("summaries", {}).get(stage, {})
-        describe = STAGES[stage].details if stage in STAGES else None
-        details = "" if describe is None else imported(describe)(facts, steps)
+        training = STAGES[stage].training if stage in STAGES else None
+        details = ""
+        if training is not None and training.details is not None:
+            details = imported(training.details)(facts, steps)
         ended = ended_by(summary)
         rows.append(
             {

@@ -40,7 +40,9 @@ def unreachable_models(
             if kind.instances is None
             else kind.instances(session.manifest)[name]
         )
-        for model in _models_in((node.settings, kind.asks(part))):
+        for model in _models_in(
+            (node.settings, kind.requirements.language_models(part))
+        ):
             messages.update(
                 dict.fromkeys(
                     f"{name}: {problem}" for problem in _problems_of(model, session)

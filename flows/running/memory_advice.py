@@ -41,4 +41,4 @@ def available_memory() -> int:
 
 def advise(stage: Stage) -> str:
     """Advice for a stage that ran out of memory."""
-    return SMALLER_BATCHES if stage.trains else FEWER_SHARDS
+    return SMALLER_BATCHES if stage.requirements.torchrun else FEWER_SHARDS

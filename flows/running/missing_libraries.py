@@ -123,7 +123,7 @@ def _requirements(session: Session, name: str) -> Iterator[tuple[str, str]]:
     an extra that it needs.
     """
     stage = session.plan[name].stage
-    if stage.needs_torch:
+    if stage.requirements.torch:
         yield name, TORCH
     section: Any
     if name in session.manifest.steps:
@@ -132,8 +132,8 @@ def _requirements(session: Session, name: str) -> Iterator[tuple[str, str]]:
         section = stage.instances(session.manifest)[name]
     else:
         section = session.manifest
-    for key, library in stage.needs_libraries(section):
-        yield key or name, library
+    for library in stage.requirements.libraries(section):
+        yield library.key or name, library.name
 
 
 def _build_requirement(library: str) -> str:

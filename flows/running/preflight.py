@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from gristmill.flows.stages.registry import LAST, STAGES, instances_of, measured_by
+from gristmill.flows.stages.registry import (
+    LAST,
+    STAGES,
+    instances_of,
+    measured_by,
+    prepare_step,
+)
 from gristmill.flows.stages.stage import Stage
 from gristmill.mixtures.base import outside_paths
 from gristmill.mixtures.generated_source import GeneratedSource
@@ -123,6 +129,6 @@ def _is_left_out(manifest: Manifest, location: Location) -> bool:
     for part in location[:step_end]:
         is_container = isinstance(settings, tuple | dict)
         settings = settings[part] if is_container else getattr(settings, str(part))  # type: ignore[index]
-    return location[step_end] in STAGES[str(location[step_end - 1])].leaves_out(
+    return location[step_end] in prepare_step(str(location[step_end - 1])).pinned_files(
         settings
     )

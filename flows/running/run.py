@@ -257,7 +257,9 @@ class Runner:
 
             def begin(owner: Mapping[str, Any]) -> None:
                 self.observer.stage_waits(node, owner)
-                if self.engine.nodes > 1 and (node.stage.trains or node.uses_workers):
+                if self.engine.nodes > 1 and (
+                    node.stage.requirements.torchrun or node.uses_workers
+                ):
                     _, secrets = split_secrets(self.describe(node, workers))
                     log = (
                         folder.logs
@@ -361,10 +363,12 @@ class Runner:
         """
         origins = {}
         # folders with annotations of the documents, which do not affect a training
-        if node.stage.rows == "documents":
+        if node.stage.row_kind == "documents":
             for name, other_node in self.plan.items():
                 folder = self.folder(name)
-                is_origin = name in (INGEST, IMPORTED) or other_node.stage.judges
+                is_origin = (
+                    name in (INGEST, IMPORTED) or other_node.stage.step is not None
+                )
                 if is_origin and folder.state() == "committed":
                     origins[name] = str(folder.data)
         engine = {
@@ -374,14 +378,18 @@ class Runner:
         }
         return {
             **self.header(node),
-            "launch": node.stage.launch,
+            "launch": "torchrun" if node.stage.requirements.torchrun else "process",
             "run": node.stage.run,
             "config": dict(node.config),
             "inputs": [
                 {"stage": name, "folder": str(self.folder(name).data)}
                 for name in node.inputs
             ],
-            "trained": [name for name in node.inputs if self.plan[name].stage.trains],
+            "trained": [
+                name
+                for name in node.inputs
+                if self.plan[name].stage.requirements.torchrun
+            ],
             "origins": origins,
             "engine": engine,
         }
@@ -465,10 +473,14 @@ class Runner:
     ) -> StageProcess:
         """Start a stage's process: as a fork of the server if there is one."""
         if self.server and self.server.is_running and is_forkable(self.plan, node.name):
-            module = node.stage.run.partition(":")[0]
             with suppress(ForkServerError):  # the server has just ended
                 return StageProcess(
-                    folder.path, log, on_event, secrets, self.server, imports=[module]
+                    folder.path,
+                    log,
+                    on_event,
+                    secrets,
+                    self.server,
+                    imports=[node.stage.module],
                 )
         return StageProcess(folder.path, log, on_event, secrets)
 

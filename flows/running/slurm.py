@@ -52,7 +52,7 @@ def scripts_of(session: Session, allotment: Allotment, folder: Path) -> dict[str
     """
     scripts = {}
     for number, (name, node) in enumerate(session.plan.items(), 1):
-        if node.stage.trains:
+        if node.stage.requirements.torchrun:
             text = _training_script(session, name, allotment, folder)
         else:
             text = _stage_script(

@@ -94,7 +94,7 @@ def stage_server(
     """
     nodes = [plan[name] for name in stages if is_forkable(plan, name)]
     modules_per_stage = [
-        (node.stage.run.partition(":")[0], *node.stage.imports(node.settings))
+        (node.stage.module, *node.stage.requirements.preload(node.settings))
         for node in nodes
     ]
     if len(nodes) < FEWEST or engine.runner != "local":
@@ -151,7 +151,7 @@ def _end_early() -> None:
 def is_forkable(plan: Plan, stage: str) -> bool:
     """True if a stage may start as a fork."""
     kind = plan[stage].stage
-    return kind.launch == "process" and kind.run.startswith(FORKABLE)
+    return not kind.requirements.torchrun and kind.run.startswith(FORKABLE)
 
 
 def main(argv: list[str]) -> None:

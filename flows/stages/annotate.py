@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gristmill.flows.stages.stage import Location, Stage
+from gristmill.flows.stages.stage import Display, Location, PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import measured_columns
 from gristmill.mixtures.steps.own_steps import Annotate, OwnAnnotate, OwnStep
@@ -118,11 +118,12 @@ STAGE = Stage(
     "annotate",
     1,
     "gristmill.dataprep.user_code.annotate:run",
-    section=Annotate,
-    columns=columns,
     preflight=preflight,
-    report=(
-        "gristmill.flows.report.document_sections:own_code",
-        "gristmill.flows.report.document_sections:reader",
+    step=PrepareStep(Annotate, columns),
+    display=Display(
+        report=(
+            "gristmill.flows.report.document_sections:own_code",
+            "gristmill.flows.report.document_sections:reader",
+        )
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Display, PrepareStep, Stage
 from gristmill.mixtures.steps.clean import Clean
 
 
@@ -32,7 +32,6 @@ STAGE = Stage(
     "clean",
     3,
     "gristmill.dataprep.cleaning.clean:run",
-    section=Clean,
-    columns=columns,
-    report=("gristmill.flows.report.document_sections:edits",),
+    step=PrepareStep(Clean, columns),
+    display=Display(report=("gristmill.flows.report.document_sections:edits",)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.dedup_semantic import wrong_with_vectors
-from gristmill.flows.stages.stage import Location, Stage
+from gristmill.flows.stages.stage import Display, Location, PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster
 
@@ -21,11 +21,12 @@ STAGE = Stage(
     "cluster",
     2,
     "gristmill.dataprep.semantic.cluster:run",
-    section=Cluster,
     preflight=preflight,
-    columns=lambda section: ["domain", "domain_name"],
-    report=(
-        "gristmill.flows.report.document_sections:domains",
-        "gristmill.flows.report.document_sections:reader",
+    step=PrepareStep(Cluster, lambda section: ["domain", "domain_name"]),
+    display=Display(
+        report=(
+            "gristmill.flows.report.document_sections:domains",
+            "gristmill.flows.report.document_sections:reader",
+        )
     ),
 )

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Display, PrepareStep, Stage
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 
 STAGE = Stage(
     "decontaminate",
     3,
     "gristmill.dataprep.passages.decontaminate:run",
-    section=Decontaminate,
-    columns=lambda section: [
-        "contamination",
-        "contamination_words",
-        "contaminated_item",
-        "left_words",
-        "edits",
-    ],
-    rules="gristmill.dataprep.passages.decontaminate:rules",
-    report=("gristmill.flows.report.document_sections:contamination",),
+    step=PrepareStep(
+        Decontaminate,
+        columns=lambda section: [
+            "contamination",
+            "contamination_words",
+            "contaminated_item",
+            "left_words",
+            "edits",
+        ],
+        rules="gristmill.dataprep.passages.decontaminate:rules",
+    ),
+    display=Display(report=("gristmill.flows.report.document_sections:contamination",)),
 )

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gristmill.flows.stages.stage import Location, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    PrepareStep,
+    Requirements,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.dedup_semantic import DedupSemantic
@@ -35,17 +41,21 @@ STAGE = Stage(
     "dedup",
     3,
     "gristmill.dataprep.duplicates.dedup:run",
-    section=Dedup,
     preflight=preflight,
-    imports=lambda settings: ["datasketch"],
-    columns=lambda section: [
-        "cluster",
-        "cluster_size",
-        "duplicate_of",
-        "jaccard",
-        "against_index",
-        "against_locator",
-    ],
-    report_facts="gristmill.flows.report.report_facts:clusters_found",
-    report=("gristmill.flows.report.document_sections:duplicates",),
+    step=PrepareStep(
+        Dedup,
+        columns=lambda section: [
+            "cluster",
+            "cluster_size",
+            "duplicate_of",
+            "jaccard",
+            "against_index",
+            "against_locator",
+        ],
+    ),
+    requirements=Requirements(preload=lambda settings: ["datasketch"]),
+    display=Display(
+        report_facts="gristmill.flows.report.report_facts:clusters_found",
+        report=("gristmill.flows.report.document_sections:duplicates",),
+    ),
 )

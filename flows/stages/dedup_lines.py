@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Display, PrepareStep, Stage
 from gristmill.mixtures.steps.dedup import DedupLines
 
 STAGE = Stage(
     "dedup_lines",
     1,
     "gristmill.dataprep.passages.dedup_lines:run",
-    section=DedupLines,
-    columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"],
-    report=("gristmill.flows.report.document_sections:repeated_lines",),
+    step=PrepareStep(
+        DedupLines,
+        columns=lambda section: ["lines_removed", "removed_line_ratio", "edits"],
+    ),
+    display=Display(
+        report=("gristmill.flows.report.document_sections:repeated_lines",)
+    ),
 )

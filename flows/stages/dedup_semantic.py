@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages import dedup
-from gristmill.flows.stages.stage import Location, Stage
+from gristmill.flows.stages.stage import Display, Location, PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.dedup_semantic import Cluster, DedupSemantic
 
@@ -44,18 +44,22 @@ STAGE = Stage(
     "dedup_semantic",
     1,
     "gristmill.dataprep.semantic.dedup_semantic:run",
-    section=DedupSemantic,
     preflight=preflight,
-    columns=lambda section: [
-        "cluster",
-        "cluster_size",
-        "duplicate_of",
-        "cosine",
-        "centroid",
-    ],
-    report_facts="gristmill.flows.report.report_facts:clusters_found",
-    report=(
-        "gristmill.flows.report.document_sections:duplicates",
-        "gristmill.flows.report.document_sections:reader",
+    step=PrepareStep(
+        DedupSemantic,
+        columns=lambda section: [
+            "cluster",
+            "cluster_size",
+            "duplicate_of",
+            "cosine",
+            "centroid",
+        ],
+    ),
+    display=Display(
+        report_facts="gristmill.flows.report.report_facts:clusters_found",
+        report=(
+            "gristmill.flows.report.document_sections:duplicates",
+            "gristmill.flows.report.document_sections:reader",
+        ),
     ),
 )

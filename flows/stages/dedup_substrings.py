@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Display, PrepareStep, Stage
 from gristmill.mixtures.steps.dedup import DedupSubstrings
 
 STAGE = Stage(
     "dedup_substrings",
     1,
     "gristmill.dataprep.passages.dedup_substrings:run",
-    section=DedupSubstrings,
-    columns=lambda section: [
-        "duplicated_substring_words",
-        "duplicated_substring_ratio",
-        "edits",
-    ],
-    report=("gristmill.flows.report.document_sections:repeated_passages",),
+    step=PrepareStep(
+        DedupSubstrings,
+        columns=lambda section: [
+            "duplicated_substring_words",
+            "duplicated_substring_ratio",
+            "edits",
+        ],
+    ),
+    display=Display(
+        report=("gristmill.flows.report.document_sections:repeated_passages",)
+    ),
 )

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Location, Recipe, Stage, documents
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    always,
+    documents,
+)
 from gristmill.mixtures.evaluation import Documents
 from gristmill.mixtures.manifest import Manifest
 
@@ -169,8 +177,8 @@ STAGE = Stage(
     "gristmill.dataprep.exporting.export_documents:run",
     configure,
     documents(),
-    parallel=True,
     preflight=preflight,
-    pace="a sample has no complete files of documents",
-    facts="gristmill.flows.report.report_facts:exported_documents",
+    no_estimate_reason="a sample has no complete files of documents",
+    requirements=Requirements(is_parallel=always),
+    display=Display(facts="gristmill.flows.report.report_facts:exported_documents"),
 )

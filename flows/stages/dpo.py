@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gristmill.flows.stages import reference
-from gristmill.flows.stages.trainings import training, whole
+from gristmill.flows.stages.stage import Display, TrainingStage
+from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.posttraining import Dpo
 
@@ -15,14 +16,14 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", "mix", *reference.needs(manifest), "reference"]
 
 
-STAGE = training(
+STAGE = torchrun_stage(
     "dpo",
     6,
     whole("dpo"),
     needs,
-    trained=Dpo,
-    rows="examples",
-    makes_model=True,
-    details="gristmill.flows.report.training:reward_details",
-    report=("gristmill.flows.report.finetuning:preference_effects",),
+    training=TrainingStage(
+        Dpo, "examples", "gristmill.flows.report.training:reward_details"
+    ),
+    output="model",
+    display=Display(report=("gristmill.flows.report.finetuning:preference_effects",)),
 )

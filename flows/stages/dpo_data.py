@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gristmill.flows.stages import decontaminate
 from gristmill.flows.stages.sections import step_recipe, without
-from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.stage import Display, Recipe, Stage
 from gristmill.flows.stages.trainings import data_needs, made_sets, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.decontaminate import Decontaminate
@@ -64,5 +64,5 @@ STAGE = Stage(
     "gristmill.train.stages.dpo_data:run",
     configure,
     needs,
-    report=("gristmill.flows.report.finetuning:preferences",),
+    display=Display(report=("gristmill.flows.report.finetuning:preferences",)),
 )

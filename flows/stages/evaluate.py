@@ -13,7 +13,15 @@ from gristmill.flows.stages.sections import (
     seed_of,
     without,
 )
-from gristmill.flows.stages.stage import Location, Recipe, Stage, only
+from gristmill.flows.stages.stage import (
+    Display,
+    Library,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    only,
+)
 from gristmill.mixtures.evaluation import GIVEN, QUESTION, ModelToxicity, RedTeam
 from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.steps.asked_model import HOW
@@ -99,13 +107,11 @@ def preflight(
             yield (*place, "toxicity", "column"), str(error)
 
 
-def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def libraries(manifest: Manifest) -> Iterator[Library]:
     """Yield the libraries that compare generated texts with references."""
     for task in () if manifest.evaluate is None else manifest.evaluate.tasks:
-        yield from (
-            (f"evaluate.tasks.{task.name}.metrics", library)
-            for library in task.libraries
-        )
+        for library in task.libraries:
+            yield Library(library, f"evaluate.tasks.{task.name}.metrics")
 
 
 STAGE = Stage(
@@ -115,16 +121,17 @@ STAGE = Stage(
     configure,
     only("tokenizer", "mix", *MODELS),
     preflight=preflight,
-    needs_torch=True,
-    needs_libraries=needs_libraries,
-    topics={"evaluation": "evaluation.json"},
-    report=(
-        "gristmill.flows.report.evaluation:held_out",
-        "gristmill.flows.report.evaluation:tasks",
-        "gristmill.flows.report.evaluation:suites",
-        "gristmill.flows.report.evaluation:memorisation",
-        "gristmill.flows.report.evaluation:leaks",
-        "gristmill.flows.report.safety:red_team",
-        "gristmill.flows.report.evaluation:samples",
+    requirements=Requirements(torch=True, libraries=libraries),
+    display=Display(
+        topics={"evaluation": "evaluation.json"},
+        report=(
+            "gristmill.flows.report.evaluation:held_out",
+            "gristmill.flows.report.evaluation:tasks",
+            "gristmill.flows.report.evaluation:suites",
+            "gristmill.flows.report.evaluation:memorisation",
+            "gristmill.flows.report.evaluation:leaks",
+            "gristmill.flows.report.safety:red_team",
+            "gristmill.flows.report.evaluation:samples",
+        ),
     ),
 )

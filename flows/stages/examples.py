@@ -8,7 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of, without
-from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Library,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.reinforcement import ModelReward
 from gristmill.mixtures.steps.asked_model import HOW
@@ -107,14 +114,11 @@ def preflight(
         )
 
 
-def needs_libraries(manifest: Manifest) -> Iterator[tuple[str, str]]:
+def libraries(manifest: Manifest) -> Iterator[Library]:
     """Yield the library that reward models need."""
     for section in manifest.examples.values():
-        yield from (
-            ("", "torch")
-            for reward in section.rewards
-            if isinstance(reward, ModelReward)
-        )
+        if any(isinstance(reward, ModelReward) for reward in section.rewards):
+            yield Library("torch")
 
 
 STAGE = Stage(
@@ -124,10 +128,12 @@ STAGE = Stage(
     configure,
     needs,
     instances=instances,
-    asks=lambda manifest: manifest.examples,
     preflight=preflight,
-    needs_libraries=needs_libraries,
-    imports=lambda settings: ["httpx"],
-    pace="the speed of a model's answers depends on its server",
-    report=("gristmill.flows.report.llm_sections:made_examples",),
+    no_estimate_reason="the speed of a model's answers depends on its server",
+    requirements=Requirements(
+        libraries=libraries,
+        preload=lambda settings: ["httpx"],
+        language_models=lambda manifest: manifest.examples,
+    ),
+    display=Display(report=("gristmill.flows.report.llm_sections:made_examples",)),
 )

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.stage import Display, Recipe, Requirements, Stage
 from gristmill.flows.stages.trainings import model_before
 from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.mix import uses_own_weights
@@ -106,8 +106,10 @@ STAGE = Stage(
     "gristmill.train.stages.export:run",
     configure,
     needs,
-    needs_torch=True,
     preflight=preflight,
-    facts="gristmill.flows.report.report_facts:exported",
-    report=("gristmill.flows.report.finetuning:rounding",),
+    requirements=Requirements(torch=True),
+    display=Display(
+        facts="gristmill.flows.report.report_facts:exported",
+        report=("gristmill.flows.report.finetuning:rounding",),
+    ),
 )

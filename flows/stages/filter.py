@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.langid import model_name
-from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Library,
+    Location,
+    PrepareStep,
+    Recipe,
+    Requirements,
+    Stage,
+)
 from gristmill.mixtures.base import Judging
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.filter import RULES_LANGUAGE, Filter
@@ -112,20 +120,21 @@ def _marked(rules: Recipe) -> Recipe:
     )
 
 
-def imports(section: Filter) -> list[str]:
+def preload(section: Filter) -> list[str]:
     """Return the preload of spaCy's tokenizer, if any rules count its words."""
     return (
         ["gristmill.dataprep.words.spacy_preload"] if "exact" in _words(section) else []
     )
 
 
-def needs_libraries(section: Filter) -> list[tuple[str, str]]:
+def libraries(section: Filter) -> list[Library]:
     """Return the libraries that split words, if rules do not count gristmill's own
     words.
     """
     library_of = {"exact": "spacy", "language": "datatrove"}
     return [
-        ("", library_of[words]) for words in sorted(_words(section) & library_of.keys())
+        Library(library_of[words])
+        for words in sorted(_words(section) & library_of.keys())
     ]
 
 
@@ -146,15 +155,18 @@ STAGE = Stage(
     "filter",
     3,
     "gristmill.dataprep.filtering.filter:run",
-    section=Filter,
-    columns=columns,
-    recipe=recipe,
-    imports=imports,
-    needs_libraries=needs_libraries,
-    rules="gristmill.dataprep.filtering.filter:rules",
     preflight=preflight,
-    report=(
-        "gristmill.flows.report.document_sections:lengths",
-        "gristmill.flows.report.document_sections:rules_by_language",
+    step=PrepareStep(
+        Filter,
+        columns,
+        recipe=recipe,
+        rules="gristmill.dataprep.filtering.filter:rules",
+    ),
+    requirements=Requirements(libraries=libraries, preload=preload),
+    display=Display(
+        report=(
+            "gristmill.flows.report.document_sections:lengths",
+            "gristmill.flows.report.document_sections:rules_by_language",
+        )
     ),
 )

@@ -17,7 +17,14 @@ from gristmill.flows.stages import (
 )
 from gristmill.flows.stages.ingest import read_sources
 from gristmill.flows.stages.sections import dump, name_outside_files, step_recipe
-from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    always,
+)
 from gristmill.mixtures.generated_source import Generate, generation_order
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.asked_model import HOW
@@ -124,10 +131,12 @@ STAGE = Stage(
     1,
     "gristmill.dataprep.llm.generated_documents:run",
     configure,
-    parallel=True,
-    asks=lambda manifest: manifest.generated_sources,
     preflight=preflight,
-    imports=lambda settings: ["httpx"],
-    pace="the speed of a model's answers depends on its server",
-    report=("gristmill.flows.report.llm_sections:generated",),
+    no_estimate_reason="the speed of a model's answers depends on its server",
+    requirements=Requirements(
+        preload=lambda settings: ["httpx"],
+        is_parallel=always,
+        language_models=lambda manifest: manifest.generated_sources,
+    ),
+    display=Display(report=("gristmill.flows.report.llm_sections:generated",)),
 )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    always,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit
 from gristmill.mixtures.sources import GENERATE, INGEST
@@ -97,10 +104,12 @@ STAGE = Stage(
     "gristmill.dataprep.reading.ingest:run",
     configure,
     needs,
-    parallel=True,
     preflight=preflight,
-    report=(
-        "gristmill.flows.report.document_sections:damaged_files",
-        "gristmill.flows.report.document_sections:skipped_records",
+    requirements=Requirements(is_parallel=always),
+    display=Display(
+        report=(
+            "gristmill.flows.report.document_sections:damaged_files",
+            "gristmill.flows.report.document_sections:skipped_records",
+        )
     ),
 )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    PrepareStep,
+    Recipe,
+    Requirements,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.asked_model import HOW
 from gristmill.mixtures.steps.judge import Judge, Question
@@ -64,11 +71,11 @@ STAGE = Stage(
     "judge",
     1,
     "gristmill.dataprep.llm.judge:run",
-    section=Judge,
-    imports=lambda settings: ["httpx"],
-    columns=lambda section: section.measured,
-    recipe=asked_recipe,
     preflight=preflight,
-    pace="the speed of a model's answers depends on its server",
-    report=("gristmill.flows.report.llm_sections:judges",),
+    step=PrepareStep(
+        Judge, columns=lambda section: section.measured, recipe=asked_recipe
+    ),
+    no_estimate_reason="the speed of a model's answers depends on its server",
+    requirements=Requirements(preload=lambda settings: ["httpx"]),
+    display=Display(report=("gristmill.flows.report.llm_sections:judges",)),
 )

@@ -7,7 +7,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-from gristmill.flows.stages.stage import Location, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    PrepareStep,
+    Requirements,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.langid import LanguageId
 
@@ -31,7 +37,7 @@ def columns(section: LanguageId) -> Iterable[str]:
     ]
 
 
-def leaves_out(section: LanguageId) -> Collection[str]:
+def pinned_files(section: LanguageId) -> Collection[str]:
     """Return the key of lid.176's path, which is one pinned file in any place."""
     from gristmill.dataprep.fasttext.fasttext_models import is_other_model
 
@@ -75,11 +81,13 @@ STAGE = Stage(
     "langid",
     3,
     "gristmill.dataprep.langid.langid:run",
-    section=LanguageId,
-    columns=columns,
-    leaves_out=leaves_out,
     preflight=preflight,
-    imports=lambda settings: ["fasttext"],
-    rules="gristmill.dataprep.langid.langid:rules",
-    report=("gristmill.flows.report.document_sections:languages",),
+    step=PrepareStep(
+        LanguageId,
+        columns,
+        pinned_files,
+        rules="gristmill.dataprep.langid.langid:rules",
+    ),
+    requirements=Requirements(preload=lambda settings: ["fasttext"]),
+    display=Display(report=("gristmill.flows.report.document_sections:languages",)),
 )

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.sections import seed_of
-from gristmill.flows.stages.stage import Location, Recipe, Stage, only
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    only,
+)
 from gristmill.mixtures.evaluation import Evaluate
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.scaling.merging import merge_problems, merged_steps
@@ -49,9 +56,11 @@ STAGE = Stage(
     "gristmill.train.stages.merge:run",
     configure,
     only("tokenizer", "mix", "pretrain"),
-    needs_torch=True,
-    makes_model=True,
     preflight=preflight,
-    topics={"merged": "merged.json"},
-    report=("gristmill.flows.report.evaluation:merged",),
+    output="model",
+    requirements=Requirements(torch=True),
+    display=Display(
+        topics={"merged": "merged.json"},
+        report=("gristmill.flows.report.evaluation:merged",),
+    ),
 )

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.ingest import MIXTURE_KEYS
 from gristmill.flows.stages.sections import dump, name_outside_files, seed_of
-from gristmill.flows.stages.stage import Location, Recipe, Stage, documents
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    always,
+    documents,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 
@@ -69,9 +77,11 @@ STAGE = Stage(
     "gristmill.tokenize.mixing.mix:run",
     configure,
     documents("tokenizer", "tokenize", "import_tokens"),
-    parallel=True,
     preflight=preflight,
-    pace="a sample has too few tokens to be mixed",
-    topics={"packed": "packed.json"},
-    report=("gristmill.flows.report.mixture:mixture_section",),
+    no_estimate_reason="a sample has too few tokens to be mixed",
+    requirements=Requirements(is_parallel=always),
+    display=Display(
+        topics={"packed": "packed.json"},
+        report=("gristmill.flows.report.mixture:mixture_section",),
+    ),
 )

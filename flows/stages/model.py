@@ -8,7 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.pretrain import why_no_model
 from gristmill.flows.stages.sections import dump, name_outside_files
-from gristmill.flows.stages.stage import Location, Recipe, Stage, only
+from gristmill.flows.stages.stage import (
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    only,
+)
 from gristmill.flows.stages.tokenizer import tokenizer_of
 from gristmill.mixtures.manifest import Manifest
 
@@ -38,6 +44,6 @@ STAGE = Stage(
     configure,
     only("tokenizer"),
     preflight=preflight,
-    needs_torch=True,
-    makes_model=True,
+    output="model",
+    requirements=Requirements(torch=True),
 )

@@ -76,8 +76,8 @@ class Node:
     @property
     def uses_workers(self) -> bool:
         """True if its work is divided among `engine.workers`."""
-        return self.stage.judges or (
-            self.stage.parallel and not self.stage.is_short(dict(self.recipe))
+        return self.stage.step is not None or self.stage.requirements.is_parallel(
+            dict(self.recipe)
         )
 
 
@@ -136,7 +136,7 @@ def add_later_stages(
     """
     extended = dict(plan)
     for placed in _placed(manifest):
-        if placed.name in extended or placed.name == INGEST or placed.stage.judges:
+        if placed.name in extended or placed.name == INGEST or placed.stage.step:
             continue
         try:
             configured = placed.configure(False)
@@ -245,7 +245,7 @@ def _listed(manifest: Manifest) -> Iterator[_Placed]:
     manifest's order after ingest.
     """
     for stage in STAGES.values():
-        if stage.judges:
+        if stage.step is not None:
             continue
         instances = (
             {stage.name: manifest}

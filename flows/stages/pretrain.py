@@ -9,8 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from gristmill.core.files import as_path
-from gristmill.flows.stages.stage import Location, Recipe, only
-from gristmill.flows.stages.trainings import recipe_of, training
+from gristmill.flows.stages.stage import (
+    Display,
+    Location,
+    Recipe,
+    TrainingStage,
+    only,
+)
+from gristmill.flows.stages.trainings import recipe_of, torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.span_objectives import lacking
 from gristmill.mixtures.objectives.token_objectives import MASK_TOKENS, Kind
@@ -133,14 +139,15 @@ def _given_tokenizer(tokenizer: Tokenizer | None) -> Any:
         return None  # the stage `tokenizer` reports it
 
 
-STAGE = training(
+STAGE = torchrun_stage(
     "pretrain",
     2,
     configure,
     only("tokenizer", "mix"),
     preflight=preflight,
-    trained=Pretrain,
-    rows="documents",
-    makes_model=True,
-    report_facts="gristmill.flows.report.report_facts:spikes_with_origins",
+    training=TrainingStage(Pretrain, "documents"),
+    output="model",
+    display=Display(
+        report_facts="gristmill.flows.report.report_facts:spikes_with_origins"
+    ),
 )

@@ -7,7 +7,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gristmill.flows.stages.judge import asked_recipe, wrong_question
-from gristmill.flows.stages.stage import Location, Recipe, Stage
+from gristmill.flows.stages.stage import (
+    Display,
+    Library,
+    Location,
+    PrepareStep,
+    Recipe,
+    Requirements,
+    Stage,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.steps.quality import Quality
 from gristmill.mixtures.yaml_text import did_you_mean
@@ -64,38 +72,42 @@ def preflight(
         )
 
 
-def needs_libraries(section: Quality) -> Iterator[tuple[str, str]]:
+def libraries(section: Quality) -> Iterator[Library]:
     """Yield the libraries that train a fastText classifier, and that score with an
     external n-gram model.
     """
     if section.distil == "fasttext" or (
         section.classifier is not None and section.classifier.model is None
     ):
-        yield "", "fasttext"
+        yield Library("fasttext")
     if section.perplexity is not None and section.perplexity.kenlm is not None:
-        yield "", "kenlm"
+        yield Library("kenlm")
+
+
+def preload(section: Quality) -> Iterator[str]:
+    """Yield the libraries of a fastText classifier, and of a judge's requests."""
+    if section.classifier is not None:
+        yield "fasttext"
+    if section.judge is not None and section.judge.model is not None:
+        yield "httpx"
 
 
 STAGE = Stage(
     "quality",
     4,
     "gristmill.dataprep.quality.quality:run",
-    section=Quality,
-    needs_libraries=needs_libraries,
-    imports=lambda settings: [
-        *(["fasttext"] if settings.classifier else []),
-        *(
-            ["httpx"]
-            if settings.judge is not None and settings.judge.model is not None
-            else []
-        ),
-    ],
     preflight=preflight,
-    columns=lambda section: [*section.scores, "perplexity_bucket"],
-    recipe=recipe,
-    ranking="gristmill.dataprep.quality.whatif_keep_top:keep_top_rule",
-    report=(
-        "gristmill.flows.report.document_sections:quality",
-        "gristmill.flows.report.llm_sections:judges",
+    step=PrepareStep(
+        Quality,
+        columns=lambda section: [*section.scores, "perplexity_bucket"],
+        recipe=recipe,
+        ranking="gristmill.dataprep.quality.whatif_keep_top:keep_top_rule",
+    ),
+    requirements=Requirements(libraries=libraries, preload=preload),
+    display=Display(
+        report=(
+            "gristmill.flows.report.document_sections:quality",
+            "gristmill.flows.report.llm_sections:judges",
+        )
     ),
 )

@@ -5,7 +5,7 @@ preferences are learned.
 from __future__ import annotations
 
 from gristmill.flows.stages.stage import Recipe
-from gristmill.flows.stages.trainings import model_before, training
+from gristmill.flows.stages.trainings import model_before, torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 
 
@@ -35,4 +35,4 @@ def needs(manifest: Manifest) -> list[str]:
     return ["dpo_data", model_before("dpo", manifest)]
 
 
-STAGE = training("reference", 2, configure, needs)
+STAGE = torchrun_stage("reference", 2, configure, needs)

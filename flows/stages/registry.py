@@ -45,7 +45,7 @@ from gristmill.flows.stages import (
     tokenize,
     tokenizer,
 )
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.prepare import Step, register_step, unregister_step
 from gristmill.mixtures.sources import INGEST
@@ -139,15 +139,22 @@ def register(stage: Stage, behind: str = INGEST) -> None:
 
 def unregister(name: str) -> None:
     """Remove a registered stage."""
-    if STAGES.pop(name).section is not None:
+    if STAGES.pop(name).step is not None:
         unregister_step(name)
+
+
+def prepare_step(stage: str) -> PrepareStep:
+    """Return the description of a step of `prepare`."""
+    step = STAGES[stage].step
+    assert step is not None
+    return step
 
 
 def measured_by(step: Step) -> list[str]:
     """Return the columns that a step may write; some may be missing from its output
     (`script`, for a language model whose labels have none).
     """
-    return list(dict.fromkeys(STAGES[step.stage].columns(step.config)))
+    return list(dict.fromkeys(prepare_step(step.stage).columns(step.config)))
 
 
 def instances_of(manifest: Manifest) -> dict[str, Stage]:
@@ -162,8 +169,8 @@ def instances_of(manifest: Manifest) -> dict[str, Stage]:
 
 
 def _let_stand(stage: Stage) -> None:
-    if stage.section is not None:
-        register_step(stage.name, stage.section)
+    if stage.step is not None:
+        register_step(stage.name, stage.step.section)
 
 
 for _module in ORDER:

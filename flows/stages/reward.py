@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Recipe
-from gristmill.flows.stages.trainings import first_model, made_sets, training, whole
+from gristmill.flows.stages.stage import Display, Recipe, TrainingStage
+from gristmill.flows.stages.trainings import (
+    first_model,
+    made_sets,
+    torchrun_stage,
+    whole,
+)
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.reinforcement import Reward
 
@@ -37,13 +42,13 @@ def needs(manifest: Manifest) -> list[str]:
     ]
 
 
-STAGE = training(
+STAGE = torchrun_stage(
     "reward",
     4,
     configure,
     needs,
-    trained=Reward,
-    rows="examples",
-    details="gristmill.flows.report.training:ranking_details",
-    report=("gristmill.flows.report.finetuning:reward_model",),
+    training=TrainingStage(
+        Reward, "examples", "gristmill.flows.report.training:ranking_details"
+    ),
+    display=Display(report=("gristmill.flows.report.finetuning:reward_model",)),
 )

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gristmill.flows.stages.stage import Recipe
-from gristmill.flows.stages.trainings import made_sets, model_before, training, whole
+from gristmill.flows.stages.stage import Display, Recipe, TrainingStage
+from gristmill.flows.stages.trainings import (
+    made_sets,
+    model_before,
+    torchrun_stage,
+    whole,
+)
 from gristmill.mixtures.manifest import Location, Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
 from gristmill.mixtures.reinforcement import Rl
@@ -86,15 +91,15 @@ def preflight(
             yield (STAGE.name, "tools", number), str(error)
 
 
-STAGE = training(
+STAGE = torchrun_stage(
     "rl",
     4,
     configure,
     needs,
-    trained=Rl,
     preflight=preflight,
-    rows="prompts",
-    makes_model=True,
-    details="gristmill.flows.report.training:reinforcement_details",
-    report=("gristmill.flows.report.training:reinforcement",),
+    training=TrainingStage(
+        Rl, "prompts", "gristmill.flows.report.training:reinforcement_details"
+    ),
+    output="model",
+    display=Display(report=("gristmill.flows.report.training:reinforcement",)),
 )

@@ -47,14 +47,16 @@ def step_recipe(
     """Return the recipe of a step on documents or examples, and the argument of its
     function.
     """
+    step = stage.step
+    assert step is not None
     seed = (
         {"seed": seed_of(section, manifest)}
         if "seed" in type(section).model_fields
         else {}
     )
     config = {**dump(section), **seed}
-    left_out = tuple(stage.leaves_out(section))
-    return stage.recipe(
+    left_out = tuple(step.pinned_files(section))
+    return step.recipe(
         section,
         name_outside_files(without(config, *left_out), section, verify, left_out),
     ), config

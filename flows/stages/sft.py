@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gristmill.flows.stages.sections import reads_of
-from gristmill.flows.stages.stage import Recipe, only
-from gristmill.flows.stages.trainings import training, whole
+from gristmill.flows.stages.stage import Recipe, TrainingStage, only
+from gristmill.flows.stages.trainings import torchrun_stage, whole
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.posttraining import Tuning
 
@@ -53,13 +53,13 @@ def part_of_section(
     return recipe, arguments
 
 
-STAGE = training(
+STAGE = torchrun_stage(
     "sft",
     6,
     configure,
     only("tokenizer", "mix", "sft_data", "model", "pretrain", "merge", "teacher"),
-    trained=Tuning,
-    rows="examples",
-    makes_model=True,
-    details="gristmill.flows.report.training:teaching_details",
+    training=TrainingStage(
+        Tuning, "examples", "gristmill.flows.report.training:teaching_details"
+    ),
+    output="model",
 )

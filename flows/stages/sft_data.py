@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from gristmill.flows.stages.sections import reads_of
 from gristmill.flows.stages.sft import part_of_section
-from gristmill.flows.stages.stage import Recipe, Stage
+from gristmill.flows.stages.stage import Display, Recipe, Stage
 from gristmill.flows.stages.trainings import data_needs, made_sets
 from gristmill.mixtures.manifest import Manifest
 
@@ -43,5 +43,5 @@ STAGE = Stage(
     "gristmill.train.stages.sft_data:run",
     configure,
     needs,
-    report=("gristmill.flows.report.finetuning:masks",),
+    display=Display(report=("gristmill.flows.report.finetuning:masks",)),
 )

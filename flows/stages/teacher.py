@@ -5,8 +5,8 @@ trained.
 from __future__ import annotations
 
 from gristmill.flows.stages.sections import dump, name_outside_files
-from gristmill.flows.stages.stage import Recipe
-from gristmill.flows.stages.trainings import training
+from gristmill.flows.stages.stage import Display, Recipe
+from gristmill.flows.stages.trainings import torchrun_stage
 from gristmill.mixtures.manifest import Manifest
 
 
@@ -39,10 +39,10 @@ def needs(manifest: Manifest) -> list[str]:
     return ["tokenizer", "sft_data", *(["pretrain"] if is_trained_here else [])]
 
 
-STAGE = training(
+STAGE = torchrun_stage(
     "teacher",
     1,
     configure,
     needs,
-    report=("gristmill.flows.report.finetuning:distillation",),
+    display=Display(report=("gristmill.flows.report.finetuning:distillation",)),
 )

@@ -5,7 +5,13 @@ them.
 from __future__ import annotations
 
 from gristmill.flows.stages.sections import dump
-from gristmill.flows.stages.stage import Recipe, Stage, only
+from gristmill.flows.stages.stage import (
+    Recipe,
+    Requirements,
+    Stage,
+    always,
+    only,
+)
 from gristmill.mixtures.manifest import Manifest
 
 
@@ -24,6 +30,6 @@ STAGE = Stage(
     "gristmill.tokenize.text_index:run",
     configure,
     only("mix"),
-    parallel=True,
-    pace="a sample is not mixed, so it has no rows",
+    no_estimate_reason="a sample is not mixed, so it has no rows",
+    requirements=Requirements(is_parallel=always),
 )

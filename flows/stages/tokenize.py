@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from gristmill.flows.stages.stage import Recipe, Stage, documents
+from gristmill.flows.stages.stage import (
+    Display,
+    Recipe,
+    Requirements,
+    Stage,
+    always,
+    documents,
+)
 from gristmill.mixtures.manifest import Manifest
 
 
@@ -17,7 +24,9 @@ STAGE = Stage(
     "gristmill.tokenize.encoding.encode:run",
     configure,
     documents("tokenizer"),
-    parallel=True,
-    imports=lambda settings: ["tokenizers", "gigatoken", "awkward"],
-    report=("gristmill.flows.report.mixture:tokenizer_section",),
+    requirements=Requirements(
+        preload=lambda settings: ["tokenizers", "gigatoken", "awkward"],
+        is_parallel=always,
+    ),
+    display=Display(report=("gristmill.flows.report.mixture:tokenizer_section",)),
 )

@@ -9,7 +9,13 @@ from typing import Any
 
 from gristmill.core.files import as_path, read_json, sha256_file
 from gristmill.flows.stages.sections import dump, dump_only, name_outside_files, seed_of
-from gristmill.flows.stages.stage import Location, Recipe, Stage, documents
+from gristmill.flows.stages.stage import (
+    Location,
+    Recipe,
+    Requirements,
+    Stage,
+    documents,
+)
 from gristmill.mixtures.base import OutsidePath
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.own_signatures import misfit, signature_of
@@ -174,8 +180,9 @@ STAGE = Stage(
     "gristmill.tokenize.encoding.tokenizer:run",
     configure,
     needs,
-    parallel=True,
-    is_short=lambda recipe: "external" in recipe,
-    imports=lambda settings: ["tokenizers"],
     preflight=preflight,
+    requirements=Requirements(
+        preload=lambda settings: ["tokenizers"],
+        is_parallel=lambda recipe: "external" not in recipe,
+    ),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from gristmill.core.files import as_path
 from gristmill.flows.stages import annotate, decontaminate, dedup, filter, judge, langid
@@ -19,11 +19,17 @@ from gristmill.flows.stages.sections import (
 )
 from gristmill.flows.stages.stage import (
     Configure,
+    Display,
+    Library,
     Location,
     Needs,
     Preflight,
+    PrepareStep,
     Recipe,
+    Requirements,
     Stage,
+    TrainingStage,
+    always,
 )
 from gristmill.mixtures.engine import Trackers
 from gristmill.mixtures.manifest import MODELS, TUNINGS, Manifest
@@ -32,11 +38,6 @@ from gristmill.mixtures.steps.filter import Filter
 from gristmill.mixtures.steps.judge_pairs import JudgePairs
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.training import Training
-
-PACE = (
-    "the speed depends on the device and the model: measure it with gristmill "
-    "plan MANIFEST --gpus N --measure 3"
-)
 
 
 def _compared(section: JudgePairs, settings: Recipe) -> Recipe:
@@ -49,8 +50,7 @@ COMPARES = Stage(
     "judge_pairs",
     1,
     "gristmill.dataprep.llm.judge_pairs:run",
-    section=JudgePairs,
-    recipe=_compared,
+    step=PrepareStep(JudgePairs, recipe=_compared),
 )
 """The step that only examples have: it compares the answers of pairs."""
 JUDGES = {
@@ -74,13 +74,15 @@ before versions were added.
 """
 
 
-def training(
+def torchrun_stage(
     name: str,
     version: int,
     configure: Configure,
     needs: Needs,
     preflight: Preflight | None = None,
-    **attributes: Any,
+    training: TrainingStage | None = None,
+    output: Literal["model"] | None = None,
+    display: Display | None = None,
 ) -> Stage:
     """Return a stage that torchrun starts on every rank, with the function `run` of the
     file of its name; see `Stage`.
@@ -91,14 +93,17 @@ def training(
         f"gristmill.train.stages.{name}:run",
         configure,
         needs,
-        launch="torchrun",
-        needs_torch=True,
-        needs_libraries=_libraries_of(name),
         preflight=_rows_within_window(name, preflight)
         if name in TUNINGS
         else preflight,
-        pace=PACE,
-        **attributes,
+        training=training,
+        output=output,
+        no_estimate_reason="the speed depends on the device and the model: measure it "
+        "with gristmill plan MANIFEST --gpus N --measure 3",
+        requirements=Requirements(
+            torch=True, torchrun=True, libraries=_libraries_of(name)
+        ),
+        display=display or Display(),
     )
 
 
@@ -142,31 +147,29 @@ def _beyond_window(manifest: Manifest, stage: str) -> str | None:
     return None
 
 
-def _libraries_of(name: str) -> Callable[[Manifest], Iterator[tuple[str, str]]]:
+def _libraries_of(name: str) -> Callable[[Manifest], Iterator[Library]]:
     """Return the libraries for computing in few bits, for sampling, and for tracking a
     training.
     """
 
-    def needed(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    def libraries(manifest: Manifest) -> Iterator[Library]:
         section = getattr(manifest, name, None)
         if not isinstance(section, Training):
             return
         lora = getattr(section, "lora", None)
         if section.optimizer.kind == "adamw8bit":
-            yield f"{name}.optimizer.kind", "torchao"
+            yield Library("torchao", f"{name}.optimizer.kind")
         if getattr(section, "float8", "off") != "off":
-            yield f"{name}.float8", "torchao"
+            yield Library("torchao", f"{name}.float8")
         if lora is not None and lora.base == "nf4":
-            yield f"{name}.lora.base", "bitsandbytes"
+            yield Library("bitsandbytes", f"{name}.lora.base")
         if getattr(section, "rollouts", None) == "vllm":
-            yield f"{name}.rollouts", "vllm"
-        yield from (
-            (f"engine.{client}", client)
-            for client in Trackers.model_fields
-            if getattr(manifest.engine, client) is not None
-        )
+            yield Library("vllm", f"{name}.rollouts")
+        for client in Trackers.model_fields:
+            if getattr(manifest.engine, client) is not None:
+                yield Library(client, f"engine.{client}")
 
-    return needed
+    return libraries
 
 
 def model_before(name: str, manifest: Manifest) -> str:
@@ -257,9 +260,7 @@ def recipe_of(
     }
 
 
-def prepares_examples(
-    name: str, version: int, section: str, **attributes: Any
-) -> Stage:
+def prepares_examples(name: str, version: int, section: str) -> Stage:
     """Return the stage that prepares a section's examples, if the section has steps;
     see `Stage`.
     """
@@ -269,12 +270,15 @@ def prepares_examples(
         "gristmill.dataprep.examples.prepare_examples:run",
         _examples(section),
         lambda manifest: made_sets(getattr(manifest, section)),
-        of_examples=True,
         preflight=_wrong_steps(section),
-        parallel=True,
-        asks=lambda manifest: getattr(getattr(manifest, section), "prepare", ()),
-        report=("gristmill.flows.report.finetuning:preparation",),
-        **attributes,
+        output="examples",
+        requirements=Requirements(
+            is_parallel=always,
+            language_models=lambda manifest: getattr(
+                getattr(manifest, section), "prepare", ()
+            ),
+        ),
+        display=Display(report=("gristmill.flows.report.finetuning:preparation",)),
     )
 
 

@@ -24,7 +24,7 @@ from gristmill.dataprep.user_code import annotate
 from gristmill.flows.report.document_sections import agreement
 from gristmill.flows.report.llm_sections import judges
 from gristmill.flows.running.session import open_session
-from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.registry import prepare_step
 from gristmill.mixtures.load import ManifestError
 from gristmill.mixtures.steps.quality import Quality
 from tests.chat_endpoint import Endpoint
@@ -296,7 +296,7 @@ def test_recipe_has_the_question_but_not_the_endpoint() -> None:
         section = Quality.model_validate(
             {"judge": judge, "distil": "fasttext", "seed": 1}
         )
-        return STAGES["quality"].recipe(
+        return prepare_step("quality").recipe(
             section, section.model_dump(mode="json", context="recipe")
         )["judge"]
 

@@ -74,6 +74,6 @@ def make_run(folder: Path) -> Session:
     """Run all stages except training."""
     session = open_session(str(write_project(folder)), [], str(folder / "store"))
     for name, node in session.plan.items():
-        if not node.stage.trains:
+        if not node.stage.requirements.torchrun:
             session.runner(ShardClock()).run_stage(name)
     return session

@@ -26,7 +26,7 @@ from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.running.run_records import RunRecord, collect
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.plan import Node, settle_plan
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Requirements, Stage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 
@@ -278,7 +278,7 @@ def test_facts_of_a_report_have_the_identity(upgraded: Make) -> None:
 
 
 def test_the_digest_of_a_training_leaves_out_what_records_its_speed() -> None:
-    training = Stage("pretrain", 1, "m:run", launch="torchrun")
+    training = Stage("pretrain", 1, "m:run", requirements=Requirements(torchrun=True))
     files = {
         name: {"bytes": 1, "sha256": name}
         for name in ("metrics.jsonl", "model/model.safetensors")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gristmill.flows.running import launch
+from gristmill.flows.stages.stage import Requirements
 
 
 @pytest.fixture
@@ -46,7 +47,11 @@ def start(
         "gristmill.flows.orchestration.flow_liveness.mark_crashed_quietly", lambda: None
     )
     node = SimpleNamespace(
-        settings=None, stage=SimpleNamespace(instances=None, asks=lambda manifest: ())
+        settings=None,
+        stage=SimpleNamespace(
+            instances=None,
+            requirements=Requirements(),
+        ),
     )
     session: Any = SimpleNamespace(
         overrides=[],

@@ -231,14 +231,16 @@ def test_every_stage_whose_module_needs_torch_says_so(light: Path) -> None:
         "import importlib, json\nfrom gristmill.flows.stages.registry import "
         "STAGES\nfound = []\n"
         "for name, stage in STAGES.items():\n"
-        "    try:\n        importlib.import_module(stage.run.partition(':')[0])\n"
+        "    try:\n        importlib.import_module(stage.module)\n"
         "    except ImportError as error:\n        found.append((name, error.name))\n"
         "print(json.dumps(found))"
     )
     process = done(light, "-c", code)
     assert process.returncode == 0, process.stderr
     failing = dict(json.loads(process.stdout))
-    assert set(failing) == {name for name, stage in STAGES.items() if stage.needs_torch}
+    assert set(failing) == {
+        name for name, stage in STAGES.items() if stage.requirements.torch
+    }
     assert set(failing.values()) == {"torch"}
 
 

@@ -36,7 +36,7 @@ import pyarrow.compute as pc
 from gristmill.dataprep.conservation import balance
 from gristmill.dataprep.documents import annotate, kept_rows, read_documents, write_table
 from gristmill.dataprep.jobs.tasks import Done, run_tasks, shard_tasks
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import PrepareStep, Stage
 from gristmill.mixtures.base import Fraction, Judging
 
 
@@ -67,7 +67,7 @@ def judge(task, inputs, config, out):
     return Done([out / task.name], {"counts": counts})
 
 
-STAGE = Stage("shouting", 1, "made_up_shouting:run", section=Shouting, columns=lambda section: ["capital_share"])
+STAGE = Stage("shouting", 1, "made_up_shouting:run", step=PrepareStep(Shouting, lambda section: ["capital_share"]))
 '''
 MANIFEST = """
 name: loud

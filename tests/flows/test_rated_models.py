@@ -42,13 +42,13 @@ def session(
     """
     plan = {
         stage: SimpleNamespace(
-            stage=SimpleNamespace(makes_model=True, rows=rows),
+            stage=SimpleNamespace(output="model", row_kind=rows),
             identity=f"{name}-{stage}",
         )
         for stage, rows in ROWS.items()
     }
     plan["filter"] = SimpleNamespace(
-        stage=SimpleNamespace(makes_model=False, rows=None), identity=""
+        stage=SimpleNamespace(output=None, row_kind=None), identity=""
     )
 
     def committed(stage: str) -> Any:

@@ -10,6 +10,7 @@ import pytest
 from gristmill.flows.questions.what_changed import differences, explain_plan
 from gristmill.flows.running.run import Runner
 from gristmill.flows.running.session import Session
+from gristmill.flows.stages.stage import TrainingStage
 from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.sources import Source
 from gristmill.mixtures.training import Pretrain
@@ -129,7 +130,8 @@ def test_a_training_that_would_begin_anew_is_told_of_the_furthest_checkpoint_tha
         session = session_of(toy_runner(pretrain={**recipe, **changes}))
         node = session.plan["pretrain"]
         session.plan["pretrain"] = replace(
-            node, stage=replace(node.stage, trained=Pretrain)
+            node,
+            stage=replace(node.stage, training=TrainingStage(Pretrain, "documents")),
         )
         (row,) = explain_plan(session)
         return row

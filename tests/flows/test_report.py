@@ -42,7 +42,7 @@ from gristmill.flows.report.run_report import costs, stage_sections
 from gristmill.flows.report.terminal_summary import print_funnel, print_tokens
 from gristmill.flows.report.training import by_source, spikes
 from gristmill.flows.stages.registry import STAGES
-from gristmill.flows.stages.stage import Stage
+from gristmill.flows.stages.stage import Display, Stage
 from gristmill.train.loop.spike_report import describe_origin
 from tests.flows.rendered import html_of, sections_about
 
@@ -363,7 +363,10 @@ def test_a_step_that_comes_twice_has_its_own_section_each_time_and_a_stage_bring
         },
     }
     shouting = Stage(
-        "shouting", 1, "nowhere:run", report=("tests.flows.test_report:loudest",)
+        "shouting",
+        1,
+        "nowhere:run",
+        display=Display(report=("tests.flows.test_report:loudest",)),
     )
     kinds = {
         "filter": STAGES["filter"],

@@ -32,7 +32,7 @@ class Project:
                     fingerprint="f",
                     alias="",
                     inputs={},
-                    stage=SimpleNamespace(trained=None),
+                    stage=SimpleNamespace(training=None),
                 )
             },
             store=SimpleNamespace(root=folder),
@@ -170,8 +170,8 @@ def test_the_report_is_drawn_ahead_once_all_documents_are_judged(
     kinds = {"ingest": False, "filter": True, "dedup": True, "mix": False}
     session: Any = SimpleNamespace(
         plan={
-            name: SimpleNamespace(stage=SimpleNamespace(judges=judges))
-            for name, judges in kinds.items()
+            name: SimpleNamespace(stage=SimpleNamespace(step=is_step or None))
+            for name, is_step in kinds.items()
         },
         committed=lambda name: object() if name == "ingest" else None,
     )

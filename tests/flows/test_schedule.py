@@ -302,7 +302,7 @@ def test_of_a_plan_runs_together_what_reads_nothing_of_each_other_and_has_worker
     line = [
         plan_job
         for plan_job in jobs
-        if plan_job.name == "ingest" or plan[plan_job.name].stage.section is not None
+        if plan_job.name == "ingest" or plan[plan_job.name].stage.step is not None
     ]
     assert all(
         previous_job.name in plan_job.needs for previous_job, plan_job in pairwise(line)

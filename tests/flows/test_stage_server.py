@@ -23,6 +23,7 @@ from gristmill.flows.running import stage_server
 from gristmill.flows.running.fork_server import ForkServer, ForkServerError, Server
 from gristmill.flows.running.run import Runner, StageFailedError
 from gristmill.flows.stages.registry import STAGES
+from gristmill.flows.stages.stage import Requirements
 from gristmill.mixtures.manifest import Engine
 from gristmill.mixtures.steps.dedup import Dedup
 from gristmill.mixtures.steps.filter import Filter
@@ -125,14 +126,19 @@ def test_a_server_that_has_died_is_told_of_and_a_stage_begins_without_it(
 def test_only_stages_of_data_on_this_machine_are_forked_and_a_single_one_is_not_worth_it() -> (
     None
 ):
-    def node(name: str, run: str, launch: str = "process") -> Any:
+    def node(name: str, run: str, torchrun: bool = False) -> Any:
         toy = toy_node(name, {})
-        return replace(toy, stage=replace(toy.stage, run=run, launch=launch))  # type: ignore[arg-type]
+        requirements = Requirements(torchrun=torchrun)
+        return replace(
+            toy, stage=replace(toy.stage, run=run, requirements=requirements)
+        )
 
     plan = {
         "filter": node("filter", "gristmill.dataprep.filtering.filter:run"),
         "mix": node("mix", "gristmill.tokenize.mixing.mix:run"),
-        "pretrain": node("pretrain", "gristmill.train.stages.pretrain:run", "torchrun"),
+        "pretrain": node(
+            "pretrain", "gristmill.train.stages.pretrain:run", torchrun=True
+        ),
         "own": node("own", "somebody.elses:run"),
     }
     assert [name for name in plan if stage_server.is_forkable(plan, name)] == [
@@ -230,7 +236,7 @@ def test_what_a_stage_imports_where_it_uses_it_is_imported_before_it_is_forked(
             "gristmill.dataprep.duplicates.dedup",
             "datasketch",
         ]
-    assert STAGES["filter"].imports(Filter()) == []
+    assert STAGES["filter"].requirements.preload(Filter()) == []
 
 
 def test_a_worker_does_not_wait_for_what_another_one_imports(
