@@ -1,18 +1,14 @@
 """Conversations from all input forms of instructions, in the message format of chat
 templates.
 
-A message is `{"role", "content"}` with a role of ROLES and an optional `name`. An
-assistant's message may have `reasoning_content`; `tool_calls`, a list of `{"type":
-"function", "function": {"name", "arguments"}}` whose arguments are an object, as
-transformers' templates expect; and `"trained": false` if its tokens are not trained on.
-A tool's message may have a `tool_call_id`. Messages with images or sound are refused;
-keys that are not content are dropped.
+Messages with images or sound are refused; keys that are not content are dropped.
 
     messages      messages (OpenAI's; also under the key conversations); the last may be
-    another than the assistant's sharegpt      conversations of from and value,
-    optionally system and tools completion    prompt and completion (or response), texts
-    or messages instruction   instruction and output, optionally input, system and
-    history (Alpaca's; LLaMA-Factory's history)
+                  another than the assistant's
+    sharegpt      conversations of from and value, optionally system and tools
+    completion    prompt and completion (or response), texts or messages
+    instruction   instruction and output, optionally input, system and history
+                  (Alpaca's; LLaMA-Factory's history)
 
 Unless a manifest names the form, a row's keys determine it, in this order.
 """
@@ -21,12 +17,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict, get_args
 
-ROLES = ("system", "user", "assistant", "tool")
-OPENAI_ROLES = {**{role: role for role in ROLES}, "developer": "system"}
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = get_args(Role)
+OPENAI_ROLES: Mapping[str, Role] = {
+    **{role: role for role in ROLES},
+    "developer": "system",
+}
 """Roles of OpenAI's API; `developer` is its later name of `system`."""
-SHAREGPT_ROLES = {
+SHAREGPT_ROLES: Mapping[str, Role] = {
     "system": "system",
     "human": "user",
     "user": "user",
@@ -41,7 +41,7 @@ CALL = "function_call"
 PART_TEXTS = ("text", "value")
 """Keys of the text in a content part: OpenAI's, and LLaMA-Factory's newer form."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Keys of the assistant's reasoning; templates get it under the first one, as in
+"""Keys of the assistant's reasoning; templates get it as `reasoning_content`, as in
 transformers 5.
 """
 MEDIA = ("image", "images", "video", "videos", "audio", "audios")
@@ -53,7 +53,76 @@ WEIGHTS = ("weight", "loss_weight")
 LLaMA-Factory's newer form.
 """
 
-Message = dict[str, Any]
+Row = Mapping[str, Any]
+"""Record as read: a JSON object with any keys."""
+Tool = Mapping[str, Any]
+"""Description of a tool: a JSON object, normally in OpenAI's form, passed to templates
+unchanged.
+"""
+
+
+class CalledFunction(TypedDict):
+    """Function of a tool call, with its arguments by name."""
+
+    name: str
+    arguments: dict[str, object]
+
+
+class ToolCall(TypedDict):
+    """Call of a tool by the assistant, as transformers' templates expect it."""
+
+    id: NotRequired[str]
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class Message(TypedDict):
+    """Message of a conversation.
+
+    Attributes:
+        role: of the speaker.
+        content: may be empty beside tool calls.
+        name: of the speaker; for a tool's message, of the tool.
+        reasoning_content: of the assistant, before its content.
+        tool_calls: of the assistant.
+        tool_call_id: of the call that a tool's message answers.
+        trained: False for an assistant's message whose tokens are not trained on.
+    """
+
+    role: Role
+    content: str
+    name: NotRequired[str]
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+    tool_call_id: NotRequired[str]
+    trained: NotRequired[bool]
+
+
+class Example(TypedDict, total=False):
+    """Example of post-training; its kind determines its keys.
+
+    Attributes:
+        id: hash of the other fields, added by `read_set`.
+        messages: conversation to fine-tune on.
+        prompt: messages before the answers, for all other kinds.
+        chosen, rejected: messages of the two answers of a preference pair.
+        completion: messages of a single answer.
+        label: True if that answer is desirable (KTO).
+        answer: reference answer of a prompt for reinforcement learning.
+        columns: values of such a prompt's record that rewards take, by key.
+        tools: descriptions of the tools that may be called.
+    """
+
+    id: str
+    messages: list[Message]
+    prompt: list[Message]
+    chosen: list[Message]
+    rejected: list[Message]
+    completion: list[Message]
+    label: bool
+    answer: str
+    columns: dict[str, object]
+    tools: list[Tool]
 
 
 def checked_messages(key: str, value: Any) -> list[Message]:
@@ -89,17 +158,15 @@ def any_messages(key: str, value: Any) -> list[Message]:
     return (sharegpt_messages if is_sharegpt else checked_messages)(key, value)
 
 
-def turns(key: str, value: Any, role: str) -> list[Message]:
+def turns(key: str, value: Any, role: Role) -> list[Message]:
     """Convert a message, a list of messages, or a text, which becomes one message of
     `role`.
     """
     if isinstance(value, dict):
         return any_messages(key, [value])
-    return (
-        any_messages(key, value)
-        if isinstance(value, list)
-        else [{"role": role, "content": text(key, value)}]
-    )
+    if isinstance(value, list):
+        return any_messages(key, value)
+    return [{"role": role, "content": text(key, value)}]
 
 
 def text(key: str, value: Any) -> str:
@@ -115,7 +182,7 @@ def text(key: str, value: Any) -> str:
     return _encodable(key, value)
 
 
-def checked_tools(value: Any) -> list[dict[str, Any]]:
+def checked_tools(value: Any) -> list[Tool]:
     """Parse tool descriptions, a list of objects or its JSON; empty if there are none.
 
     Raises:
@@ -132,7 +199,7 @@ def checked_tools(value: Any) -> list[dict[str, Any]]:
     return tools
 
 
-def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def tools_of(row: Row) -> list[Tool]:
     """Tool descriptions of a row, also under OpenAI's former key `functions`.
 
     Raises:
@@ -190,38 +257,37 @@ def _openai_message(where: str, message: Any) -> Message:
             f"{', '.join(OPENAI_ROLES)}"
         )
     refuse_media(where, message)
-    calls = message.get("tool_calls") or _legacy_call(message)
-    if not calls:
+    function_call = message.get("function_call")
+    calls = message.get("tool_calls") or (function_call and [function_call])
+    content = _joined(where, message.get("content"))
+    if calls:
+        if role != "assistant":
+            raise ValueError(
+                f"{where}: tool_calls are the assistant's, not the {role}'s"
+            )
+        if not isinstance(content or "", str):
+            raise ValueError(f"{where}: content must be a string")
         converted: Message = {
             "role": role,
-            "content": text(
-                f"{where}: content", _joined(where, message.get("content"))
-            ),
-        }
-    elif role != "assistant":
-        raise ValueError(f"{where}: tool_calls are the assistant's, not the {role}'s")
-    else:
-        content = _joined(where, message.get("content")) or ""
-        if not isinstance(content, str):
-            raise ValueError(f"{where}: content must be a string")
-        converted = {
-            "role": role,
-            "content": _encodable(f"{where}: content", content),
+            "content": _encodable(f"{where}: content", content or ""),
             "tool_calls": [
                 _call(where, call) for call in _list(f"{where}: tool_calls", calls)
             ],
         }
+    else:
+        converted = {"role": role, "content": text(f"{where}: content", content)}
     if role == "assistant":
-        converted |= _reasoning_field(where, message)
-    if role == "assistant" and not _weight(where, message):
-        converted["trained"] = False
-    keys = ("tool_call_id", "name") if role == "tool" else ("name",)
-    return converted | {
-        key: text(f"{where}: {key}", message[key]) for key in keys if message.get(key)
-    }
+        _add_reasoning(where, message, converted)
+        if not _weight(where, message):
+            converted["trained"] = False
+    if role == "tool" and (call_id := message.get("tool_call_id")):
+        converted["tool_call_id"] = text(f"{where}: tool_call_id", call_id)
+    if name := message.get("name"):
+        converted["name"] = text(f"{where}: name", name)
+    return converted
 
 
-def refuse_media(where: str, record: Mapping[str, Any]) -> None:
+def refuse_media(where: str, record: Row) -> None:
     """Refuse a message or row with images, videos or sound.
 
     Raises:
@@ -231,16 +297,10 @@ def refuse_media(where: str, record: Mapping[str, Any]) -> None:
         raise ValueError(f"{where}: has {key}; only text can be trained on")
 
 
-def _reasoning_field(where: str, message: Mapping[str, Any]) -> dict[str, str]:
-    """Reasoning of an assistant's message, under the key that templates read."""
-    key = next((key for key in REASONING if message.get(key)), None)
-    return {} if key is None else {REASONING[0]: text(f"{where}: {key}", message[key])}
-
-
-def _legacy_call(message: Mapping[str, Any]) -> list[Any]:
-    """Tool call from OpenAI's former `function_call`."""
-    call = message.get("function_call")
-    return [call] if call else []
+def _add_reasoning(where: str, message: Row, converted: Message) -> None:
+    """Add the reasoning of an assistant's message, if it has any."""
+    if key := next((key for key in REASONING if message.get(key)), None):
+        converted["reasoning_content"] = text(f"{where}: {key}", message[key])
 
 
 def _sharegpt_message(where: str, message: Any) -> Message:
@@ -254,24 +314,22 @@ def _sharegpt_message(where: str, message: Any) -> Message:
         )
     refuse_media(where, message)
     content = text(f"{where}: value", message.get("value"))
-    if speaker != CALL:
+    if speaker == CALL:
+        calls = _parsed(f"{where}: value", content)
+        if not isinstance(calls, list):
+            calls = [calls]
         return {
             "role": role,
-            "content": content,
-            **(_reasoning_field(where, message) if role == "assistant" else {}),
+            "content": "",
+            "tool_calls": [_call(where, call) for call in calls],
         }
-    calls = _parsed(f"{where}: value", content)
-    return {
-        "role": role,
-        "content": "",
-        "tool_calls": [
-            _call(where, call)
-            for call in (calls if isinstance(calls, list) else [calls])
-        ],
-    }
+    converted: Message = {"role": role, "content": content}
+    if role == "assistant":
+        _add_reasoning(where, message, converted)
+    return converted
 
 
-def _call(where: str, call: Any) -> dict[str, Any]:
+def _call(where: str, call: Any) -> ToolCall:
     function = call.get("function", call) if isinstance(call, dict) else None
     if (
         not isinstance(function, dict)
@@ -287,21 +345,21 @@ def _call(where: str, call: Any) -> dict[str, Any]:
             f"{where}: the arguments of {function['name']} must be an "
             "object, or the JSON of one"
         )
-    id_field = {"id": text(f"{where}: id", call["id"])} if call.get("id") else {}
-    converted = {
-        **id_field,
+    converted: ToolCall = {
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
+    if call.get("id"):
+        converted = {"id": text(f"{where}: id", call["id"]), **converted}
     _encodable(where, json.dumps(converted, ensure_ascii=False))
     return converted
 
 
 def _joined(where: str, content: Any) -> Any:
     """Concatenate content that is a list of parts."""
-    if not isinstance(content, list):
-        return content
-    return "".join(_part_text(where, part) for part in content)
+    if isinstance(content, list):
+        return "".join(_part_text(where, part) for part in content)
+    return content
 
 
 def _part_text(where: str, part: Any) -> str:
@@ -321,7 +379,7 @@ def _part_text(where: str, part: Any) -> str:
     return str(part_text)
 
 
-def _weight(where: str, message: Mapping[str, Any]) -> bool:
+def _weight(where: str, message: Row) -> bool:
     """Return the weight of a message in training as a bool; True if it has none."""
     for key in WEIGHTS:
         if (weight := message.get(key)) is not None:
@@ -354,7 +412,7 @@ def _encodable(key: str, value: str) -> str:
     return value
 
 
-def said(message: Mapping[str, Any]) -> list[str]:
+def said(message: Message) -> list[str]:
     """Texts of a message: its content, and the arguments of its tool calls as JSON."""
     calls = [
         json.dumps(call["function"]["arguments"], ensure_ascii=False, sort_keys=True)
@@ -363,7 +421,7 @@ def said(message: Mapping[str, Any]) -> list[str]:
     return [part for part in (message["content"], *calls) if part]
 
 
-def with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message]:
+def with_system(row: Row, messages: list[Message]) -> list[Message]:
     """Prepend a row's `system` text, unless it is missing or empty."""
     system = row.get("system")
     if system is None or system == "":
@@ -371,10 +429,7 @@ def with_system(row: Mapping[str, Any], messages: list[Message]) -> list[Message
     return [{"role": "system", "content": text("system", system)}, *messages]
 
 
-Row = Mapping[str, Any]
-
-
-def sft_example(row: Row, form: str = "auto") -> dict[str, Any]:
+def sft_example(row: Row, form: str = "auto") -> Example:
     """Convert a row to an SFT example (without `id`).
 
     Raises:
@@ -383,8 +438,13 @@ def sft_example(row: Row, form: str = "auto") -> dict[str, Any]:
     refuse_media("the record", row)
     messages = SFT_FORMS[form_of(row) if form == "auto" else form](row)
     check_turns("the conversation", messages)
+    return with_tools(row, {"messages": messages})
+
+
+def with_tools(row: Row, example: Example) -> Example:
+    """Add the tool descriptions of a row to an example, if it has any."""
     tools = tools_of(row)
-    return {"messages": messages, **({"tools": tools} if tools else {})}
+    return {**example, "tools": tools} if tools else example
 
 
 def form_of(row: Row) -> str:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gristmill.core.files import canonical_json
 from gristmill.core.seeds import seeded_key
+from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.llm.judge_pairs import in_both_orders, score_of
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate
-from gristmill.dataprep.llm.prompting import Answer, Message, Request
+from gristmill.dataprep.llm.prompting import Answer, Request
 from gristmill.dataprep.rewards.answer_checks import Answer as Checked
 from gristmill.dataprep.rewards.answer_checks import (
     own_reward,
@@ -64,7 +64,7 @@ class Asked:
     id: str
     messages: Sequence[Message]
     parents: tuple[str, ...] = ()
-    example: Mapping[str, Any] = field(default_factory=dict)
+    example: Example = field(default_factory=Example)
     licences: tuple[str, ...] = ()
 
     @property
@@ -169,43 +169,29 @@ def revise(
         for draft in active:
             key = seeded_key(seed, "principle", draft.asked.id, draft.number, round_)
             draft.principles.append(principles[key % len(principles)])
-        texts: list[str | None] = [None] * len(active)
+        texts = [""] * len(active)
         for template in templates:
             requests = [
-                _filled(
-                    template,
-                    draft,
-                    "" if previous_text is None else previous_text,
-                    draft.principles[-1],
+                template.request(
+                    {
+                        "prompt": draft.asked.text,
+                        "answer": draft.text,
+                        "principle": draft.principles[-1],
+                        "critique": previous_text,
+                    },
+                    number=draft.number,
+                    about=draft.asked.about,
                 )
                 for draft, previous_text in zip(active, texts, strict=True)
             ]
-            new_texts = [
-                draft.take(answer, keeps_cut)
+            taken = [
+                (draft, draft.take(answer, keeps_cut))
                 for draft, answer in zip(active, ask(model, requests), strict=True)
             ]
-            usable = [index for index, draft in enumerate(active) if draft.usable]
-            active, texts = (
-                [active[index] for index in usable],
-                [new_texts[index] for index in usable],
-            )
+            active = [draft for draft, text in taken if text is not None]
+            texts = [text for _, text in taken if text is not None]
         for draft, text in zip(active, texts, strict=True):
-            draft.text = text or ""
-
-
-def _filled(
-    template: PromptTemplate, draft: Draft, critique: str, principle: str
-) -> Request | str:
-    return template.request(
-        {
-            "prompt": draft.asked.text,
-            "answer": draft.text,
-            "principle": principle,
-            "critique": critique,
-        },
-        number=draft.number,
-        about=draft.asked.about,
-    )
+            draft.text = text
 
 
 def reward(
@@ -339,6 +325,6 @@ def compare(
     return scores
 
 
-def answer_of(text: str) -> dict[str, str]:
+def answer_of(text: str) -> Message:
     """An assistant's message with this text."""
     return {"role": "assistant", "content": text}

@@ -9,18 +9,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter
 
 from gristmill.core.files import atomic_write, read_json
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import ID_BYTES, kept_rows, read_table, shard_names
+from gristmill.dataprep.examples.conversations import Example
 from gristmill.dataprep.examples.read_examples import (
-    Example,
     Kind,
     Quarantined,
+    RecordCounts,
     made_path,
     read_set,
 )
@@ -28,6 +29,77 @@ from gristmill.mixtures.posttraining import Instructions, PreferencePairs
 
 QUARANTINED = "refused.jsonl"
 """File of a stage's quarantined records: one line each with set, place and reason."""
+DOCUMENTS, RECORDS, PREPARED = "documents", "records", "prepared.json"
+RECORDS_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.binary(ID_BYTES), nullable=False),
+        ("set", pa.dictionary(pa.int32(), pa.string())),
+        ("record", pa.large_string()),
+    ]
+)
+CLUSTERS = "clusters.parquet"
+SHOWN = 5
+EXCERPT = 300
+"""Characters of an example's text that are shown."""
+
+
+@dataclass(frozen=True)
+class PreparedStep:
+    """Step of a preparation.
+
+    Attributes:
+        stage: name of the step.
+        judges: view of the examples that it judges.
+    """
+
+    stage: str
+    judges: str
+
+
+@dataclass(frozen=True)
+class PreparedSet(RecordCounts):
+    """Outcome of a set's preparation.
+
+    Attributes:
+        name, path: of the set.
+        dropped: number of examples by the rule that dropped them.
+        quarantined: examples on which a step raised an error.
+        kept: examples that are left.
+    """
+
+    name: str
+    path: str
+    dropped: Mapping[str, int]
+    quarantined: int
+    kept: int
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Content of `prepared.json`: the steps in their order, and the outcome of each
+    set.
+    """
+
+    steps: list[PreparedStep]
+    sets: list[PreparedSet]
+
+
+@dataclass(frozen=True)
+class PreparedCounts(RecordCounts):
+    """Outcome of the records of a prepared set.
+
+    Attributes:
+        prepared_dropped: number of examples by the rule that dropped them.
+        quarantined: examples on which a step raised an error.
+    """
+
+    prepared_dropped: Mapping[str, int]
+    quarantined: int
+
+
+def read_preparation(prepared: Path) -> Preparation:
+    """Steps and sets of the output of `sft_prepare` or `dpo_prepare`."""
+    return TypeAdapter(Preparation).validate_python(read_json(prepared / PREPARED))
 
 
 def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
@@ -52,26 +124,34 @@ def set_names(paths: Sequence[str], reserved: Sequence[str] = ()) -> list[str]:
     return names
 
 
-def check_records(where: str, counts: Mapping[str, Any]) -> None:
+def check_records(
+    where: str, counts: RecordCounts, unrenderable: int, too_long: int, used: int
+) -> None:
     """Raise ConservationError unless every record of a set is quarantined, beyond the
-    limit, dropped or used.
+    limit, dropped before, unrenderable, too long or used.
 
     Args:
         where: stage and set.
-        counts: `records`, `refused`, `beyond_limit`, `unrenderable`, `dropped` (too
-            long), `used`; for a prepared set also `prepared_dropped` (rule -> number)
-            and `quarantined`.
+        counts: outcome of the records up to their encoding.
+        unrenderable, too_long, used: numbers of encoded examples.
     """
-    dropped_before = sum(counts.get("prepared_dropped", {}).values()) + counts.get(
-        "quarantined", 0
-    )
-    parts = ("refused", "beyond_limit", "unrenderable", "dropped", "used")
-    accounted = dropped_before + sum(counts[part] for part in parts)
-    if accounted != counts["records"]:
+    dropped_before = 0
+    if isinstance(counts, PreparedCounts):
+        dropped_before = sum(counts.prepared_dropped.values()) + counts.quarantined
+    parts = {
+        "refused": counts.refused,
+        "beyond_limit": counts.beyond_limit,
+        "dropped before": dropped_before,
+        "unrenderable": unrenderable,
+        "too long": too_long,
+        "used": used,
+    }
+    accounted = sum(parts.values())
+    if accounted != counts.records:
         raise ConservationError(
-            f"{where}: {counts['records']} records were read but {accounted} are "
-            f"accounted for ({', '.join(f'{part} {counts[part]}' for part in parts)}, "
-            f"dropped before {dropped_before}); nothing was committed"
+            f"{where}: {counts.records} records were read but {accounted} are "
+            f"accounted for ({', '.join(f'{part} {n}' for part, n in parts.items())}); "
+            "nothing was committed"
         )
 
 
@@ -91,16 +171,6 @@ def write_quarantined(
                 )
 
 
-DOCUMENTS, RECORDS, PREPARED = "documents", "records", "prepared.json"
-RECORDS_SCHEMA = pa.schema(
-    [
-        pa.field("id", pa.binary(ID_BYTES), nullable=False),
-        ("set", pa.dictionary(pa.int32(), pa.string())),
-        ("record", pa.large_string()),
-    ]
-)
-
-
 @dataclass(frozen=True)
 class UsableSet:
     """A set of examples to encode.
@@ -108,14 +178,13 @@ class UsableSet:
     Attributes:
         examples: in the order of their ids.
         quarantined: records that are not examples.
-        counts: `records`, `refused`, `beyond_limit`, `refused_reasons`, and for a
-            prepared set `prepared_dropped` (rule -> number) and `quarantined`.
+        counts: outcome of its records; of a prepared set `PreparedCounts`.
         places: id of an example -> file and line, or row of a table, from 1.
     """
 
     examples: Sequence[Example]
     quarantined: Sequence[Quarantined]
-    counts: dict[str, Any]
+    counts: RecordCounts
     places: Mapping[str, str]
 
 
@@ -158,25 +227,24 @@ def usable_sets(
             Quarantined(record["place"], record["reason"])
         )
     kept, places = survivors(prepared), _places(prepared)
-    for summary in read_json(prepared / PREPARED)["sets"]:
-        counts = {
-            key: summary[key]
-            for key in (
-                "records",
-                "refused",
-                "beyond_limit",
-                "refused_reasons",
-                "quarantined",
-            )
-        }
-        counts["prepared_dropped"] = summary["dropped"]
-        examples = kept.get(summary["name"], [])
-        if len(examples) != summary["kept"]:
+    for prepared_set in read_preparation(prepared).sets:
+        examples = kept.get(prepared_set.name, [])
+        if len(examples) != prepared_set.kept:
             raise ConservationError(
-                f"{prepared}: {len(examples)} examples of {summary['name']} are left, "
-                f"but its counts say {summary['kept']}; run the stage again"
+                f"{prepared}: {len(examples)} examples of {prepared_set.name} are "
+                f"left, but its counts say {prepared_set.kept}; run the stage again"
             )
-        yield UsableSet(examples, quarantined.get(summary["name"], []), counts, places)
+        counts = PreparedCounts(
+            records=prepared_set.records,
+            refused=prepared_set.refused,
+            refused_reasons=prepared_set.refused_reasons,
+            beyond_limit=prepared_set.beyond_limit,
+            prepared_dropped=prepared_set.dropped,
+            quarantined=prepared_set.quarantined,
+        )
+        yield UsableSet(
+            examples, quarantined.get(prepared_set.name, []), counts, places
+        )
 
 
 def _places(prepared: Path) -> dict[str, str]:
@@ -198,10 +266,10 @@ def prepared_inputs(prepared: Path) -> dict[str, Path]:
     """Inputs for reading a prepared set's annotations: its documents as `ingest`, and
     every step in order.
     """
-    steps = read_json(prepared / PREPARED)["steps"]
+    steps = read_preparation(prepared).steps
     return {
-        "ingest": prepared / DOCUMENTS / steps[0]["judges"],
-        **{step["stage"]: prepared / step["stage"] for step in steps},
+        "ingest": prepared / DOCUMENTS / steps[0].judges,
+        **{step.stage: prepared / step.stage for step in steps},
     }
 
 
@@ -220,33 +288,34 @@ def survivors(prepared: Path) -> dict[str, list[Example]]:
     return examples
 
 
-CLUSTERS = "clusters.parquet"
-SHOWN = 5
-EXCERPT = 300
-"""Characters of an example's text that are shown."""
+@dataclass(frozen=True)
+class NearDuplicate:
+    """A dropped example, and the similar one that was kept.
+
+    Attributes:
+        dropped, kept: locators.
+        jaccard: similarity of the compared texts.
+        dropped_text, kept_text: beginnings of these texts.
+    """
+
+    dropped: str
+    kept: str
+    jaccard: float
+    dropped_text: str
+    kept_text: str
 
 
-def least_alike(prepared: Path) -> list[dict[str, Any]]:
-    """Dropped near-duplicates that least resemble the example kept in their place, the
-    least similar first.
+def least_alike(prepared: Path) -> list[NearDuplicate]:
+    """Up to SHOWN near-duplicates that least resemble the example kept in their place,
+    the least similar first.
+
+    Exact duplicates are left out; empty without a `dedup` step.
 
     Args:
         prepared: output of `sft_prepare` or `dpo_prepare`.
-
-    Returns:
-        up to SHOWN examples: `dropped` and `kept` (locators), `jaccard`, `dropped_text`
-        and `kept_text` (beginnings of the texts that the step compared). Exact
-        duplicates are left out; empty without a `dedup` step.
     """
-    documents_view = next(
-        (
-            step["judges"]
-            for step in read_json(prepared / PREPARED)["steps"]
-            if step["stage"] == "dedup"
-        ),
-        None,
-    )
-    if documents_view is None:
+    views = {step.stage: step.judges for step in read_preparation(prepared).steps}
+    if "dedup" not in views:
         return []
     columns = ["member_locator", "survivor_locator", "jaccard"]
     table = read_table(prepared / "dedup" / CLUSTERS, columns)
@@ -255,17 +324,17 @@ def least_alike(prepared: Path) -> list[dict[str, Any]]:
     )
     pairs = near_duplicates.slice(0, SHOWN).to_pylist()
     texts = _texts(
-        prepared / DOCUMENTS / documents_view,
+        prepared / DOCUMENTS / views["dedup"],
         {pair[name] for pair in pairs for name in columns[:2]},
     )
     return [
-        {
-            "dropped": pair["member_locator"],
-            "kept": pair["survivor_locator"],
-            "jaccard": pair["jaccard"],
-            "dropped_text": texts.get(pair["member_locator"], ""),
-            "kept_text": texts.get(pair["survivor_locator"], ""),
-        }
+        NearDuplicate(
+            pair["member_locator"],
+            pair["survivor_locator"],
+            pair["jaccard"],
+            texts.get(pair["member_locator"], ""),
+            texts.get(pair["survivor_locator"], ""),
+        )
         for pair in pairs
     ]
 

@@ -1,14 +1,11 @@
 """Stage `examples`: a language model writes a set of examples for tuning, from its
 prompts or from new ones.
 
-    NAME.jsonl           examples, by id: `messages`, or `prompt`, `chosen` and
-    `rejected`, as `read_set` reads them,
-                         with `id`, `kind`, `model`, `parents` (ids), rewards and
-                         principles
+    NAME.jsonl           examples, by id: `GeneratedExample`s, which `read_set` reads
     quarantine.jsonl     prompts that the endpoint refused, with its error
-    lineage.parquet      parents of examples and prompts (`lineage.py`): from a record
-    of another set to its prompt,
-                         from a prompt to new prompts, from a prompt to its examples
+    lineage.parquet      parents of examples and prompts (`lineage.py`): from a record of
+                         another set to its prompt, from a prompt to new prompts, from a
+                         prompt to its examples
 
 Every answer is stored on arrival (`answer_store.py`), so that a killed attempt asks
 nothing twice. Random choices are hashes of the seed and ids. Memory: all prompts and
@@ -21,23 +18,26 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import check_conservation, check_quarantine
+from gristmill.dataprep.conservation import (
+    Counts,
+    check_conservation,
+    check_quarantine,
+)
 from gristmill.dataprep.examples import example_candidates as steps
 from gristmill.dataprep.examples import new_prompts
-from gristmill.dataprep.examples.conversations import sft_example
+from gristmill.dataprep.examples.conversations import Example, Message, sft_example
 from gristmill.dataprep.examples.example_candidates import Asked, Draft, answer_of
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.examples.read_examples import (
-    Example,
     ExamplesError,
     Origin,
     example_id,
@@ -48,13 +48,7 @@ from gristmill.dataprep.examples.read_examples import (
 from gristmill.dataprep.llm import judge_pairs
 from gristmill.dataprep.llm.batch_requests import with_problems
 from gristmill.dataprep.llm.diversity import SAMPLE_TEXTS, describe
-from gristmill.dataprep.llm.lineage import (
-    GENERATED,
-    KIND,
-    PARENTS,
-    SCHEMA,
-    write_lineage,
-)
+from gristmill.dataprep.llm.lineage import GENERATED, SCHEMA, write_lineage
 from gristmill.dataprep.llm.llm_client import Asking
 from gristmill.dataprep.llm.prompt_templates import (
     PromptTemplate,
@@ -124,17 +118,27 @@ def templates_of(
     }
 
 
+class ExamplesRecipe(TypedDict):
+    """Recipe of the stage: name of the set, its section as in the manifest, and the
+    seed.
+    """
+
+    name: str
+    section: dict[str, object]
+    seed: int
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path], config: ExamplesRecipe, out: Path, context: Context
+) -> dict[str, object]:
     """Write one set of examples.
 
     Args:
         inputs: generated sets that the prompts come from.
-        config: `name`; `section`, as in the manifest; `seed`.
+        config: set and settings.
 
     Returns:
-        see `_SetWriter.summary`.
+        `MadeSet` as JSON, without `grown` if the section grows no prompts.
 
     Raises:
         AskingError: answers are unavailable, or the budget is spent; all answers
@@ -146,9 +150,80 @@ def run(
     """
     section = MadeExamples.model_validate(config["section"])
     with ExitStack() as stack:
-        return _SetWriter(
+        made_set = _SetWriter(
             config["name"], section, config["seed"], inputs, out, context, stack
         ).make()
+    return {key: value for key, value in asdict(made_set).items() if value is not None}
+
+
+class GeneratedExample(Example, total=False):
+    """Example that a model wrote.
+
+    Attributes:
+        kind: `generated`.
+        model: that wrote it.
+        parents: ids of its prompt, and of those that the prompt was made from.
+        rewards: of the chosen and of the rejected answer, by name.
+        principles: that the answer was criticised or compared by.
+        licence: of the records that it was made from.
+    """
+
+    kind: str
+    model: str
+    parents: list[str]
+    rewards: list[dict[str, float]]
+    principles: list[str]
+    licence: str
+
+
+@dataclass(frozen=True)
+class AnswerCounts:
+    """Numbers of answers: requested, usable, and dropped by reason."""
+
+    asked: int
+    usable: int
+    dropped: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RewardSpread:
+    """Weighted rewards of some answers: their number, mean, and PERCENTILES."""
+
+    answers: int
+    mean: float
+    percentiles: list[float]
+
+
+@dataclass(frozen=True)
+class MadeSet:
+    """Summary of a set of examples.
+
+    Attributes:
+        set: its name.
+        gives: `examples` or `pairs`.
+        prompts: read, kept, dropped by reason, and quarantined.
+        examples: number of examples.
+        answers: numbers of answers.
+        asked: requests and costs per model.
+        texts: lengths and diversity of a sample of the chosen answers and their prompts
+            (`describe`).
+        rewards: of `all`, `chosen` and `rejected` answers.
+        principles: number of uses of each.
+        licences: of the records of the prompts.
+        grown: numbers of new prompts; None if none were requested.
+    """
+
+    set: str
+    gives: str
+    prompts: Counts
+    examples: int
+    answers: AnswerCounts
+    asked: list[Mapping[str, object]]
+    texts: Mapping[str, object]
+    rewards: Mapping[str, RewardSpread]
+    principles: Mapping[str, int]
+    licences: list[str]
+    grown: new_prompts.GrownCounts | None
 
 
 @dataclass
@@ -164,7 +239,7 @@ class _Made:
         prompts: number of prompts.
     """
 
-    records: dict[str, dict[str, Any]] = field(default_factory=dict)
+    records: dict[str, GeneratedExample] = field(default_factory=dict)
     kept: list[Draft] = field(default_factory=list)
     rejected: list[Draft] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -185,22 +260,15 @@ class _SetWriter:
         context: Context,
         opened: ExitStack,
     ) -> None:
-        self.name, self.section, self.seed, self.inputs, self.out = (
-            name,
-            section,
-            seed,
-            inputs,
-            out,
-        )
-        self.context, self._opened, self._asking = context, opened, dict[str, Asking]()
+        self.name, self.section, self.seed = name, section, seed
+        self.inputs, self.out, self.context = inputs, out, context
+        self._opened, self._asking = opened, dict[str, Asking]()
         self.templates = {}
         for key, (template, variables, _) in templates_of(section).items():
             template.check(variables)
             self.templates[key] = template
-        self.excluded = (
-            frozenset()
-            if section.exclude is None
-            else frozenset(read_lines(section.exclude))
+        self.excluded = frozenset(
+            () if section.exclude is None else read_lines(section.exclude)
         )
         self.grown: new_prompts.Grown | None = None
         self.links: list[tuple[str, str]] = []
@@ -216,7 +284,7 @@ class _SetWriter:
         self._asking[key].expect(len(askable))
         return with_problems(requests, list(self._asking[key].answers(askable)))
 
-    def make(self) -> dict[str, Any]:
+    def make(self) -> MadeSet:
         """Ask for all answers, choose and write the examples; return the summary."""
         section = self.section
         prompts, refused = self.read_prompts()
@@ -287,9 +355,6 @@ class _SetWriter:
         prompts: dict[str, Asked],
         refused: dict[str, str],
     ) -> None:
-        parents = (
-            () if origin.record in (None, example["id"]) else (str(origin.record),)
-        )
         if "tools" in example or any(
             "tool_calls" in message for message in example["prompt"]
         ):
@@ -297,14 +362,17 @@ class _SetWriter:
                 "it has tools, which are not sent to a model that writes examples"
             )
             return
-        self.links += [(parent, example["id"]) for parent in parents]
-        messages = [
+        parents = []
+        if origin.record is not None and origin.record != example["id"]:
+            parents.append(origin.record)
+            self.links.append((origin.record, example["id"]))
+        messages: list[Message] = [
             {"role": message["role"], "content": message["content"]}
             for message in example["prompt"]
         ]
         licences = () if origin.licence is None else (origin.licence,)
         prompts[example["id"]] = Asked(
-            example["id"], messages, parents, example, licences
+            example["id"], messages, tuple(parents), example, licences
         )
 
     def grow(self, seeds: Sequence[Asked]) -> list[Asked]:
@@ -473,7 +541,7 @@ class _SetWriter:
             self.section.rewards and best.reward == worst.reward
         ):
             return TIED
-        pair = {
+        pair: Example = {
             "prompt": list(prompt.messages),
             "chosen": [answer_of(best.text)],
             "rejected": [answer_of(rejected)],
@@ -489,7 +557,7 @@ class _SetWriter:
     def _keep(
         self,
         prompt: Asked,
-        content: dict[str, Any],
+        content: Example,
         drafts: Sequence[Draft],
         outcome: _Made,
     ) -> bool:
@@ -498,27 +566,20 @@ class _SetWriter:
         id_ = example_id(read)
         if id_ in self.excluded:
             return False
-        licence_field = (
-            {"licence": " and ".join(prompt.licences)} if prompt.licences else {}
-        )
-        rewards = (
-            {"rewards": [draft.rewards for draft in drafts]}
-            if self.section.rewards
-            else {}
-        )
-        principles = (
-            {"principles": drafts[0].principles} if drafts[0].principles else {}
-        )
-        outcome.records[id_] = {
+        record: GeneratedExample = {
             "id": id_,
             **content,
-            KIND: GENERATED,
+            "kind": GENERATED,
             "model": self.section.model.called,
-            PARENTS: [prompt.id, *prompt.parents],
-            **rewards,
-            **principles,
-            **licence_field,
+            "parents": [prompt.id, *prompt.parents],
         }
+        if self.section.rewards:
+            record["rewards"] = [draft.rewards for draft in drafts]
+        if drafts[0].principles:
+            record["principles"] = drafts[0].principles
+        if prompt.licences:
+            record["licence"] = " and ".join(prompt.licences)
+        outcome.records[id_] = record
         self.links.append((prompt.id, id_))
         return True
 
@@ -566,77 +627,53 @@ class _SetWriter:
             ),
         )
 
-    def summary(self, made: _Made, drafts: Sequence[Draft]) -> dict[str, Any]:
-        """Summary for the report.
-
-        Returns:
-            `set`, `gives`; `prompts`: read, kept, dropped (reason -> number) and
-            quarantined; `answers`: asked, usable, dropped; `examples`: number; `grown`
-            (see `Grown.as_json`); `asked`: counts and costs per model; `texts`: lengths
-            and diversity of chosen answers and of their prompts (see `describe`);
-            `rewards`: mean and percentiles of all, of chosen and of rejected answers;
-            `principles`: uses of each; `licences`.
-        """
-        sample = sorted(
-            ((draft.asked.id, draft.number, draft) for draft in made.kept),
-            key=lambda item: item[:2],
-        )
-        sampled = [draft for *_, draft in sample[:SAMPLE_TEXTS]]
+    def summary(self, made: _Made, drafts: Sequence[Draft]) -> MadeSet:
+        """Summary for the report."""
+        sample = sorted(made.kept, key=lambda draft: (draft.asked.id, draft.number))
+        sampled = sample[:SAMPLE_TEXTS]
         groups = {
             "all": [draft for draft in drafts if draft.usable],
             "chosen": made.kept,
             "rejected": made.rejected,
         }
-        return {
-            "set": self.name,
-            "gives": self.section.gives,
-            "prompts": _counts(made),
-            "examples": len(made.records),
-            "answers": {
-                "asked": len(drafts),
-                "usable": len(groups["all"]),
-                "dropped": _sorted(
-                    Counter(
-                        draft.dropped for draft in drafts if draft.dropped is not None
-                    )
-                ),
-            },
-            **({} if self.grown is None else {"grown": self.grown.as_json()}),
-            "asked": [
+        dropped = Counter(draft.dropped for draft in drafts if draft.dropped)
+        principles = Counter(
+            principle for draft in made.kept for principle in draft.principles
+        )
+        return MadeSet(
+            set=self.name,
+            gives=self.section.gives,
+            prompts=_counts(made),
+            examples=len(made.records),
+            answers=AnswerCounts(len(drafts), len(groups["all"]), dict(dropped)),
+            asked=[
                 session.tally.as_json(session.model)
                 for session in self._asking.values()
             ],
-            "texts": describe(
+            texts=describe(
                 [draft.text[:SAMPLE_CHARACTERS] for draft in sampled],
                 [draft.asked.text[:SAMPLE_CHARACTERS] for draft in sampled],
             ),
-            "rewards": {
+            rewards={
                 name: _spread(group)
                 for name, group in groups.items()
                 if group and self.section.rewards
             },
-            "principles": _sorted(
-                Counter(
-                    principle for draft in made.kept for principle in draft.principles
-                )
-            ),
-            "licences": sorted(
+            principles=dict(principles),
+            licences=sorted(
                 {licence for draft in made.kept for licence in draft.asked.licences}
             ),
-        }
+            grown=None if self.grown is None else self.grown.counts(),
+        )
 
 
-def _counts(outcome: _Made) -> dict[str, Any]:
+def _counts(outcome: _Made) -> Counts:
     return {
         "read": outcome.prompts,
-        "kept": outcome.prompts - sum(outcome.dropped.values()) - len(outcome.errors),
-        "dropped": _sorted(outcome.dropped),
+        "kept": outcome.prompts - outcome.dropped.total() - len(outcome.errors),
+        "dropped": dict(outcome.dropped),
         "quarantined": len(outcome.errors),
     }
-
-
-def _sorted(counted: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counted.items()))
 
 
 def _listed(counted: Mapping[str, int]) -> str:
@@ -649,19 +686,17 @@ def _listed(counted: Mapping[str, int]) -> str:
     )
 
 
-def _spread(drafts: Sequence[Draft]) -> dict[str, Any]:
-    values = np.array([draft.reward for draft in drafts])
-    return {
-        "answers": len(drafts),
-        "mean": float(values.mean()),
-        "percentiles": [float(value) for value in np.percentile(values, PERCENTILES)],
-    }
+def _spread(drafts: Sequence[Draft]) -> RewardSpread:
+    rewards = np.array([draft.reward for draft in drafts])
+    return RewardSpread(
+        len(drafts),
+        float(rewards.mean()),
+        np.percentile(rewards, PERCENTILES).tolist(),
+    )
 
 
-def _write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+def _write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
     with atomic_write(path) as sink:
-        sink.write("".join(_line(record) for record in lines).encode())
-
-
-def _line(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, sort_keys=True) + "\n"
+        for record in records:
+            line = json.dumps(record, ensure_ascii=False, sort_keys=True)
+            sink.write(line.encode() + b"\n")

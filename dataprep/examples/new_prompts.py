@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
 
 from gristmill.core.seeds import seeded_key
 from gristmill.dataprep.llm.prompt_templates import PromptTemplate
@@ -49,6 +48,18 @@ class Shown:
     parents: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class GrownCounts:
+    """Numbers of new prompts, of rounds and requests, and of dropped prompts by
+    reason.
+    """
+
+    kept: int
+    rounds: int
+    requests: int
+    dropped: Mapping[str, int]
+
+
 @dataclass
 class Grown:
     """Outcome: the new prompts, numbers of rounds and requests, and the number of
@@ -60,14 +71,11 @@ class Grown:
     requests: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
-    def as_json(self) -> dict[str, Any]:
-        """Counts as JSON for the summary."""
-        return {
-            "kept": len(self.prompts),
-            "rounds": self.rounds,
-            "requests": self.requests,
-            "dropped": dict(sorted(self.dropped.items())),
-        }
+    def counts(self) -> GrownCounts:
+        """Counts for the summary."""
+        return GrownCounts(
+            len(self.prompts), self.rounds, self.requests, dict(self.dropped)
+        )
 
 
 def grow(

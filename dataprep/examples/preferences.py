@@ -2,21 +2,21 @@
 of a set of pairs.
 
     pairs         prompt, chosen and rejected, texts or messages; answers may repeat the
-    prompt's messages, and without
-                  a prompt it is their common beginning. The prompt may be under
-                  conversations or messages, or be an instruction with its input, and an
-                  answer may be one message (LLaMA-Factory); whole dialogues may be
-                  under chosen_messages and rejected_messages
+                  prompt's messages, and without a prompt it is their common beginning.
+                  The prompt may be under conversations or messages, or be an
+                  instruction with its input, and an answer may be one message
+                  (LLaMA-Factory); whole dialogues may be under chosen_messages and
+                  rejected_messages
     transcripts   chosen and rejected, whole dialogues as text with "\n\nHuman:" and
-    "\n\nAssistant:" (HH-RLHF) scored        prompt (or instruction) and several answers
-    with scores: completions, responses or answers, a list of
-                  objects with a score each, or of texts beside a list `scores`; the
-                  best is chosen, the worst rejected (the first of equal ones)
+                  "\n\nAssistant:" (HH-RLHF)
+    scored        prompt (or instruction) and several answers with scores: completions,
+                  responses or answers, a list of objects with a score each, or of texts
+                  beside a list `scores`; the best is chosen, the worst rejected (the
+                  first of equal ones)
     labelled      prompt and completion (or response), texts or messages, and label (or
-    kto_tag), true or false: a
-                  single answer that is desirable or not (KTO); or messages
-                  (conversations) whose last one is that answer, or instruction and
-                  output
+                  kto_tag), true or false: a single answer that is desirable or not
+                  (KTO); or messages (conversations) whose last one is that answer, or
+                  instruction and output
 
 Tool descriptions of a row (tools) are part of its prompt. Unless a manifest names the
 form, a row's keys determine it.
@@ -30,24 +30,27 @@ collapsed.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from gristmill.dataprep.examples.conversations import (
+    Example,
     Message,
+    Role,
+    Row,
     any_messages,
     check_answered,
     instructed,
     refuse_media,
     said,
     text,
-    tools_of,
     turns,
     with_system,
+    with_tools,
 )
 
 ANSWER_LISTS = ("completions", "responses", "answers")
@@ -64,36 +67,33 @@ SCORES = ("score", "overall_score", "rating", "reward")
 first one present counts.
 """
 _TURN = re.compile(r"\n\n(Human|Assistant):")
-_SPEAKERS = {"Human": "user", "Assistant": "assistant"}
-Row = Mapping[str, Any]
-Pair = dict[str, list[Message]]
+_SPEAKERS: Mapping[str, Role] = {"Human": "user", "Assistant": "assistant"}
+SAME = "chosen and rejected are the same"
+"""Reason for quarantining such records."""
 
 
-def dpo_example(row: Row, form: str = "auto") -> dict[str, Any]:
-    """Convert a row to a DPO example (without `id`), or to a labelled answer: prompt,
-    completion, label.
-
-    Either has `tools` if the row describes tools.
+def dpo_example(row: Row, form: str = "auto") -> Example:
+    """Convert a row to a preference pair or a labelled answer (without `id`).
 
     Raises:
         ValueError: its form is unknown, or is not `form`; the message says why.
     """
     refuse_media("the record", row)
-    form = preference_form_of(row) if form == "auto" else form
-    tools = tools_of(row)
-    tools_field = {"tools": tools} if tools else {}
-    if form == "labelled":
-        return {**_labelled(row), **tools_field}
-    pair = DPO_FORMS[form](row)
-    if not pair["prompt"]:
-        raise ValueError("chosen and rejected begin with no common prompt")
-    for name in ("chosen", "rejected"):
-        if not pair[name]:
-            raise ValueError(f"{name} holds nothing but the prompt")
-        check_answered("the conversation", pair["prompt"] + pair[name])
-    if pair["chosen"] == pair["rejected"]:
-        raise ValueError("chosen and rejected are the same")
-    return {**pair, "prompt": with_system(row, pair["prompt"]), **tools_field}
+    example = DPO_FORMS[preference_form_of(row) if form == "auto" else form](row)
+    prompt = example["prompt"]
+    if "label" not in example:
+        if not prompt:
+            raise ValueError("chosen and rejected begin with no common prompt")
+        for name, answer in (
+            ("chosen", example["chosen"]),
+            ("rejected", example["rejected"]),
+        ):
+            if not answer:
+                raise ValueError(f"{name} holds nothing but the prompt")
+            check_answered("the conversation", prompt + answer)
+        if example["chosen"] == example["rejected"]:
+            raise ValueError(SAME)
+    return with_tools(row, {**example, "prompt": with_system(row, prompt)})
 
 
 def preference_form_of(row: Row) -> str:
@@ -130,28 +130,24 @@ def _prompt(row: Row) -> list[Message]:
     return turns(key or "prompt", row.get(key or "prompt"), "user")
 
 
-def _pairs(row: Row) -> Pair:
-    names = (
-        WHOLE
-        if "chosen" not in row and WHOLE["chosen"] in row
-        else {key: key for key in WHOLE}
-    )
-    are_dialogues = all(isinstance(row.get(name), list) for name in names.values())
+def _pairs(row: Row) -> Example:
+    is_whole = "chosen" not in row and WHOLE["chosen"] in row
+    keys = tuple(WHOLE.values() if is_whole else WHOLE)
+    are_dialogues = all(isinstance(row.get(key), list) for key in keys)
     if "prompt" not in row and (are_dialogues or not _has_prompt_key(row)):
-        return _split(
-            *(turns(name, row.get(name), "assistant") for name in names.values())
-        )
+        return _split(*(turns(key, row.get(key), "assistant") for key in keys))
     prompt = _prompt(row)
-    answers = {}
-    for key, name in names.items():
-        messages = turns(name, row.get(name), "assistant")
-        answers[key] = (
-            messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
-        )
-    return {"prompt": prompt, **answers}
+    chosen, rejected = (_answer_after(prompt, key, row) for key in keys)
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _split(chosen: list[Message], rejected: list[Message]) -> Pair:
+def _answer_after(prompt: list[Message], key: str, row: Row) -> list[Message]:
+    """Messages of an answer, without the prompt if it repeats it."""
+    messages = turns(key, row.get(key), "assistant")
+    return messages[len(prompt) :] if messages[: len(prompt)] == prompt else messages
+
+
+def _split(chosen: list[Message], rejected: list[Message]) -> Example:
     """Split two dialogues into their common prefix and the two answers; shared
     assistant turns stay in the prompt.
     """
@@ -161,7 +157,7 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Pair:
     ):
         common += 1
     if common == len(chosen) == len(rejected):
-        raise ValueError("chosen and rejected are the same")
+        raise ValueError(SAME)
     return {
         "prompt": chosen[:common],
         "chosen": chosen[common:],
@@ -169,7 +165,7 @@ def _split(chosen: list[Message], rejected: list[Message]) -> Pair:
     }
 
 
-def _transcripts(row: Row) -> Pair:
+def _transcripts(row: Row) -> Example:
     return _split(*(_dialogue(key, row.get(key)) for key in ("chosen", "rejected")))
 
 
@@ -179,7 +175,7 @@ def _dialogue(key: str, value: Any) -> list[Message]:
         raise ValueError(
             f"{key} is not a transcript: it must begin with a blank line and Human:"
         )
-    messages = [
+    messages: list[Message] = [
         {
             "role": _SPEAKERS[speaker],
             "content": text(f"{key}, turn {number} ({speaker})", content.strip()),
@@ -197,7 +193,7 @@ def _dialogue(key: str, value: Any) -> list[Message]:
     return messages
 
 
-def _scored(row: Row) -> Pair:
+def _scored(row: Row) -> Example:
     key = next((key for key in ANSWER_LISTS if isinstance(row.get(key), list)), None)
     if key is None:
         raise ValueError(
@@ -219,17 +215,14 @@ def _scored(row: Row) -> Pair:
         raise ValueError(
             f"all {len(scores)} {key} have the same score, so that none is preferred"
         )
-    best, worst = scores.index(max(scores)), scores.index(min(scores))
-    return {
-        "prompt": prompt,
-        **{
-            name: turns(f"{key}, answer {place + 1}", answers[place], "assistant")
-            for name, place in (("chosen", best), ("rejected", worst))
-        },
-    }
+    chosen, rejected = (
+        turns(f"{key}, answer {place + 1}", answers[place], "assistant")
+        for place in (scores.index(max(scores)), scores.index(min(scores)))
+    )
+    return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
 
-def _labelled(row: Row) -> dict[str, Any]:
+def _labelled(row: Row) -> Example:
     label = next((name for name in LABELS if name in row), LABELS[0])
     if not isinstance(row.get(label), bool):
         raise ValueError(f"{label} must be true or false, not {row.get(label)!r}")
@@ -237,11 +230,7 @@ def _labelled(row: Row) -> dict[str, Any]:
     if not prompt:
         raise ValueError("there is no message in front of the answer")
     check_answered("the conversation", prompt + answer)
-    return {
-        "prompt": with_system(row, prompt),
-        "completion": answer,
-        "label": row[label],
-    }
+    return {"prompt": prompt, "completion": answer, "label": row[label]}
 
 
 def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
@@ -255,8 +244,8 @@ def _labelled_answer(row: Row) -> tuple[list[Message], list[Message]]:
             "has a label, but no answer under one of "
             f"{', '.join((*ANSWER_KEYS, *DIALOGUES))}"
         )
-    prompt, answer = _prompt(row), turns(key, row[key], "assistant")
-    answer = answer[len(prompt) :] if answer[: len(prompt)] == prompt else answer
+    prompt = _prompt(row)
+    answer = _answer_after(prompt, key, row)
     if not answer:
         raise ValueError(f"{key} holds nothing but the prompt")
     return prompt, answer
@@ -290,7 +279,7 @@ def _score(where: str, value: Any) -> float:
     return float(value)
 
 
-DPO_FORMS: dict[str, Callable[[Row], dict[str, Any]]] = {
+DPO_FORMS: dict[str, Callable[[Row], Example]] = {
     "pairs": _pairs,
     "transcripts": _transcripts,
     "scored": _scored,
@@ -298,9 +287,6 @@ DPO_FORMS: dict[str, Callable[[Row], dict[str, Any]]] = {
 }
 
 
-Example = Mapping[str, Any]
-SAME = "chosen and rejected are the same"
-"""Reason for quarantining such records."""
 LARGEST_BIAS = 0.2
 """Largest distance from a half, without a warning, of the share of pairs whose longer
 answer is preferred. Our choice: human preferences are biased too (0.446 in the test
@@ -308,77 +294,95 @@ split of HH-RLHF's harmless half).
 """
 
 
-def audit(examples: Sequence[Example]) -> dict[str, Any]:
-    """Measure a set of pairs.
+@dataclass(frozen=True)
+class Audit:
+    """Defects of a set of preference pairs.
 
-    Args:
-        examples: `prompt`, `chosen`, `rejected`, each a list of messages.
-
-    Returns:
-        `pairs`; `duplicates`: pairs after the first with the same prompt and answers;
-        `contradictions`: pairs whose opposite is in the set; `prompts`: distinct
-        prompts; `longer_chosen`: share of pairs in which the longer answer is
-        preferred, with ties counted half (None without pairs); `mean_characters` of
-        both answers; `near_identical`: pairs whose answers differ only in case and
-        whitespace.
+    Attributes:
+        pairs: number of pairs.
+        prompts: distinct prompts.
+        duplicates: pairs after the first with the same prompt and answers.
+        contradictions: pairs whose opposite is in the set.
+        near_identical: pairs whose answers differ only in case and whitespace.
+        longer_chosen: share of pairs in which the longer answer is preferred, with ties
+            counted half; None without pairs.
+        mean_characters: of the answers `chosen` and `rejected`.
+        same_answers: records quarantined because their answers are equal.
+        leaks: of each evaluation set its `items`, those that are `leaked`, and the
+            `texts` that hold one; None if not searched.
     """
-    keys = [
-        tuple(
-            normalised(all_said(example[part]))
-            for part in ("prompt", "chosen", "rejected")
-        )
-        for example in examples
+
+    pairs: int
+    prompts: int
+    duplicates: int
+    contradictions: int
+    near_identical: int
+    longer_chosen: float | None
+    mean_characters: Mapping[str, float]
+    same_answers: int = 0
+    leaks: Mapping[str, Mapping[str, int]] | None = None
+
+
+def audit(
+    pairs: Sequence[Example],
+    same_answers: int = 0,
+    leaks: Mapping[str, Mapping[str, int]] | None = None,
+) -> Audit:
+    """Measure a set of pairs; `same_answers` and `leaks` are measured elsewhere."""
+    texts = [
+        (all_said(pair["prompt"]), all_said(pair["chosen"]), all_said(pair["rejected"]))
+        for pair in pairs
     ]
+    keys = [tuple(map(normalised, pair_texts)) for pair_texts in texts]
     lengths = np.array(
-        [
-            [len(all_said(example[part])) for part in ("chosen", "rejected")]
-            for example in examples
-        ],
-        dtype=np.int64,
+        [[len(chosen), len(rejected)] for _, chosen, rejected in texts], np.int64
     ).reshape(-1, 2)
     distinct = set(keys)
     preference = np.sign(lengths[:, 0] - lengths[:, 1])
-    longer = float((1 + preference).mean() / 2) if keys else None
-    return {
-        "pairs": len(keys),
-        "prompts": len({prompt for prompt, _, _ in keys}),
-        "duplicates": sum(number - 1 for number in Counter(keys).values()),
-        "contradictions": sum(
+    means = lengths.mean(axis=0).tolist() if texts else (0.0, 0.0)
+    return Audit(
+        pairs=len(keys),
+        prompts=len({prompt for prompt, _, _ in keys}),
+        duplicates=len(keys) - len(distinct),
+        contradictions=sum(
             (prompt, rejected, chosen) in distinct and chosen != rejected
             for prompt, chosen, rejected in keys
         ),
-        "near_identical": sum(chosen == rejected for _, chosen, rejected in keys),
-        "longer_chosen": longer,
-        "mean_characters": {
-            name: float(lengths[:, column].mean()) if len(keys) else 0.0
-            for column, name in enumerate(("chosen", "rejected"))
-        },
-    }
+        near_identical=sum(chosen == rejected for _, chosen, rejected in keys),
+        longer_chosen=float((1 + preference).mean() / 2) if keys else None,
+        mean_characters=dict(zip(("chosen", "rejected"), means, strict=True)),
+        same_answers=same_answers,
+        leaks=leaks,
+    )
 
 
-def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
+def warnings_of(name: str, audit: Audit) -> list[str]:
     """Warnings about a set, one sentence each."""
-    pairs, warnings = found["pairs"], []
-    for key, description in (
-        ("duplicates", "repeat another pair, so it counts twice"),
-        (
-            "contradictions",
-            "have their opposite in the set: both are trained on and cancel out",
-        ),
-        ("near_identical", "have two answers that differ in case and blanks alone"),
-        ("same_answers", "have the same answer twice and are quarantined"),
-    ):
-        if number := found.get(key):
-            warnings.append(f"{name}: {number:,} of {pairs:,} pairs {description}")
-    for evaluation_set, leak in (found.get("leaks") or {}).items():
+    warnings = [
+        f"{name}: {number:,} of {audit.pairs:,} pairs {description}"
+        for number, description in (
+            (audit.duplicates, "repeat another pair, so it counts twice"),
+            (
+                audit.contradictions,
+                "have their opposite in the set: both are trained on and cancel out",
+            ),
+            (
+                audit.near_identical,
+                "have two answers that differ in case and blanks alone",
+            ),
+            (audit.same_answers, "have the same answer twice and are quarantined"),
+        )
+        if number
+    ]
+    for evaluation_set, leak in (audit.leaks or {}).items():
         if leak["texts"]:
             warnings.append(
-                f"{name}: {leak['texts']:,} of {pairs:,} pairs hold an item of the "
-                f"evaluation set {evaluation_set} in prompt or chosen answer "
+                f"{name}: {leak['texts']:,} of {audit.pairs:,} pairs hold an item of "
+                f"the evaluation set {evaluation_set} in prompt or chosen answer "
                 f"({leak['leaked']:,} of its {leak['items']:,} items), so that scores "
                 "on it are too high; drop them with dpo.prepare: [decontaminate: ...]"
             )
-    longer = found["longer_chosen"]
+    longer = audit.longer_chosen
     if longer is not None and abs(longer - 0.5) > LARGEST_BIAS:
         warnings.append(
             f"{name}: the {'longer' if longer > 0.5 else 'shorter'} answer is "
@@ -389,7 +393,7 @@ def warnings_of(name: str, found: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def all_said(messages: Sequence[Mapping[str, Any]]) -> str:
+def all_said(messages: Sequence[Message]) -> str:
     """Texts and tool calls of messages, joined by newlines."""
     return "\n".join(part for message in messages for part in said(message))
 

@@ -4,11 +4,13 @@ examples.
 Output:
 
     documents/<view>/part-*.parquet    examples as documents, one view per text that
-    steps judge (`view_text`); all
-                                       views have the same rows
+                                       steps judge (`view_text`); all views have the
+                                       same rows
     records/part-*.parquet             the examples, row by row: `id`, `set`, `record`
-    (JSON) <step>/                            output of each step: annotations,
-    clusters, matches refused.jsonl                      records that are not examples
+                                       (JSON)
+    <step>/                            output of each step: annotations, clusters,
+                                       matches
+    refused.jsonl                      records that are not examples
     prepared.json                      steps in their order, and counts per set
 
 The id of a document is that of its example; repeated examples get ids of their own.
@@ -20,9 +22,9 @@ import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 import pyarrow as pa
 
@@ -30,21 +32,24 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, ID_BYTES, write_table
-from gristmill.dataprep.examples.conversations import said
+from gristmill.dataprep.examples.conversations import Example, Message, said
 from gristmill.dataprep.examples.kept_examples import (
     DOCUMENTS,
     PREPARED,
     QUARANTINED,
     RECORDS,
     RECORDS_SCHEMA,
+    Preparation,
+    PreparedSet,
+    PreparedStep,
     set_names,
     write_quarantined,
 )
 from gristmill.dataprep.examples.read_examples import (
-    Example,
     ExamplesError,
     ExampleSet,
     Kind,
+    Origin,
     made_path,
     read_set,
 )
@@ -68,53 +73,37 @@ def view_of(step: ExampleStep, kind: Kind) -> str:
     return step.judged + (BOTH if kind == "dpo" and step.stage == "dedup" else "")
 
 
-def view_text(view: str, example: Mapping[str, Any]) -> str:
+def view_text(view: str, example: Example) -> str:
     """Text of an example: all its messages, or those of the assistant's answers,
     separated by blank lines.
 
     Args:
         view: name from `view_of`.
-        example: `messages` of instructions; `prompt`, `chosen` and `rejected` of pairs;
-            `prompt`, `completion` and `label` of single answers.
+        example: a conversation, a preference pair or a labelled answer.
     """
+    prompt = example.get("prompt", [])
     if view == PAIRS:
-        prompt = _text(example["prompt"])
-        return (
-            pair_text(prompt, _text(example["chosen"]), _text(example["rejected"]))
-            if "chosen" in example
-            else (json.dumps({"prompt": prompt}))
+        if "chosen" not in example:
+            return json.dumps({"prompt": _text(prompt)})
+        return pair_text(
+            _text(prompt), _text(example["chosen"]), _text(example["rejected"])
         )
     with_rejected = view.endswith(BOTH)
-    if view.removesuffix(BOTH) == "answer":
-        text = _text(
-            [
-                message
-                for message in _answers(example, with_rejected)
-                if message["role"] == "assistant"
-            ]
-        )
-    else:
-        text = _text([*example.get("prompt", []), *_answers(example, with_rejected)])
-    # The same answer with the opposite label is not a duplicate.
-    return (
-        f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}"
-        if with_rejected and "label" in example
-        else text
-    )
-
-
-def _answers(
-    example: Mapping[str, Any], with_rejected: bool
-) -> Sequence[Mapping[str, Any]]:
     if "chosen" in example:
-        return [*example["chosen"], *(example["rejected"] if with_rejected else [])]
-    answers: Sequence[Mapping[str, Any]] = example[
-        "completion" if "label" in example else "messages"
-    ]
-    return answers
+        answers = [*example["chosen"], *(example["rejected"] if with_rejected else [])]
+    else:
+        answers = example["completion" if "label" in example else "messages"]
+    if view.removesuffix(BOTH) == "answer":
+        text = _text([message for message in answers if message["role"] == "assistant"])
+    else:
+        text = _text([*prompt, *answers])
+    if with_rejected and "label" in example:
+        # The same answer with the opposite label is not a duplicate.
+        return f"{text}\n\n{'desirable' if example['label'] else 'undesirable'}"
+    return text
 
 
-def _text(messages: Sequence[Mapping[str, Any]]) -> str:
+def _text(messages: Sequence[Message]) -> str:
     return "\n\n".join(part for message in messages for part in said(message))
 
 
@@ -131,29 +120,34 @@ SHARD_BYTES = 16_000_000
 SHOWN_REASONS = 3
 
 
+class PreparationRecipe(TypedDict):
+    """Recipe of the stage: the sets and the steps of the section `kind`."""
+
+    kind: Kind
+    data: list[dict[str, object]]
+    prepare: list[dict[str, object]]
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path], config: PreparationRecipe, out: Path, context: Context
+) -> dict[str, object]:
     """Read all sets, and run the steps on them.
 
     Args:
         inputs: generated sets.
-        config: `kind` (sft or dpo), `data` (the sets) and `prepare` (the steps) of that
-            section.
+        config: sets and steps.
         out: output folder, see the module.
         context: of the stage.
 
     Returns:
-        `sets`: per set `name`, `path`, `records`, `refused` (with reasons),
-        `beyond_limit`, `dropped` (rule -> number), `quarantined` and `kept`; `steps`:
-        per step its `stage`, the view that it `judges`, and its summary.
+        `Preparation` as JSON, with the summary of each step.
 
     Raises:
         ExamplesError: too many records of a set are quarantined, a step names an
             unknown set, or a set is left empty.
         ConservationError: records were lost or counted twice.
     """
-    kind: Kind = config["kind"]
+    kind = config["kind"]
     section = Instructions if kind == "sft" else PreferencePairs
     data = [section.model_validate(item) for item in config["data"]]
     steps = [
@@ -181,30 +175,23 @@ def run(
             for name, example_set in zip(names, read, strict=True)
         ),
     )
-    views = [view_of(step, kind) for step in steps]
-    write_documents(out, dict(zip(names, read, strict=True)), sorted(set(views)))
-    summaries = list(run_steps(steps, views, out, context))
+    prepared_steps = [PreparedStep(step.stage, view_of(step, kind)) for step in steps]
+    views = {step.judges for step in prepared_steps}
+    write_documents(out, dict(zip(names, read, strict=True)), sorted(views))
+    summaries = list(run_steps(steps, prepared_steps, out, context))
     sets = [
-        {
-            "name": name,
-            "path": entry.path,
-            **example_set.counts(),
-            **_kept_and_dropped(name, summaries, len(example_set.examples)),
-        }
+        prepared_set(name, entry.path, example_set, summaries)
         for name, entry, example_set in zip(names, data, read, strict=True)
     ]
-    for set_summary in sets:
-        check_set(kind, set_summary)
-    step_views = [
-        {"stage": step.stage, "judges": view}
-        for step, view in zip(steps, views, strict=True)
-    ]
-    write_json(out / PREPARED, {"steps": step_views, "sets": sets})
+    for checked_set in sets:
+        check_set(kind, checked_set)
+    preparation = asdict(Preparation(prepared_steps, sets))
+    write_json(out / PREPARED, preparation)
     return {
-        "sets": sets,
+        "sets": preparation["sets"],
         "steps": [
             {**step, **summary}
-            for step, summary in zip(step_views, summaries, strict=True)
+            for step, summary in zip(preparation["steps"], summaries, strict=True)
         ],
     }
 
@@ -237,25 +224,19 @@ def write_documents(
     """
     occurrences: dict[str, int] = {}
     for number, rows in enumerate(_shards(sets)):
-        ids = [_document_id(example["id"], occurrences) for _, _, example, _ in rows]
+        ids = [_document_id(row.example["id"], occurrences) for row in rows]
         shard = f"part-{number:05d}.parquet"
         columns = {
             "id": pa.array(ids, pa.binary(ID_BYTES)),
-            "source": [name for name, *_ in rows],
-            "locator": [place for _, place, _, _ in rows],
+            "source": [row.set for row in rows],
+            "locator": [row.origin.place for row in rows],
         }
-        metadata = [
-            metadata_json(
-                {
-                    key: value
-                    for key, value in (("example", example["id"]), ("url", url))
-                    if value
-                }
-            )
-            for _, _, example, url in rows
-        ]
+        metadata = []
+        for row in rows:
+            url = {"url": row.origin.url} if row.origin.url else {}
+            metadata.append(metadata_json({"example": row.example["id"], **url}))
         for view in views:
-            texts = [view_text(view, example) for _, _, example, _ in rows]
+            texts = [view_text(view, row.example) for row in rows]
             write_table(
                 out / DOCUMENTS / view / shard,
                 pa.table({**columns, "text": texts, "metadata": metadata}).cast(
@@ -269,26 +250,29 @@ def write_documents(
                     "id": columns["id"],
                     "set": columns["source"],
                     "record": [
-                        json.dumps(example, ensure_ascii=False)
-                        for _, _, example, _ in rows
+                        json.dumps(row.example, ensure_ascii=False) for row in rows
                     ],
                 }
             ).cast(RECORDS_SCHEMA),
         )
 
 
-Row = tuple[str, str, Example, str | None]
-"""Set, place, example, URL."""
+class _Row(NamedTuple):
+    """An example with the name of its set and its origin."""
+
+    set: str
+    example: Example
+    origin: Origin
 
 
-def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[Row]]:
-    rows: list[Row] = []
+def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[_Row]]:
+    rows: list[_Row] = []
     size = 0
     for name, example_set in sets.items():
         for example, origin in zip(
             example_set.examples, example_set.origins, strict=True
         ):
-            rows.append((name, origin.place, example, origin.url))
+            rows.append(_Row(name, example, origin))
             size += len(json.dumps(example))
             if size >= SHARD_BYTES:
                 yield rows
@@ -303,28 +287,29 @@ def _document_id(example: str, occurrences: dict[str, int]) -> bytes:
     """
     earlier = occurrences.get(example, 0)
     occurrences[example] = earlier + 1
-    return (
-        bytes.fromhex(example)
-        if not earlier
-        else hashlib.blake2b(
-            f"{example}/{earlier}".encode(), digest_size=ID_BYTES
-        ).digest()
-    )
+    if not earlier:
+        return bytes.fromhex(example)
+    return hashlib.blake2b(
+        f"{example}/{earlier}".encode(), digest_size=ID_BYTES
+    ).digest()
 
 
 def run_steps(
-    steps: Sequence[ExampleStep], views: Sequence[str], out: Path, context: Context
+    steps: Sequence[ExampleStep],
+    prepared_steps: Sequence[PreparedStep],
+    out: Path,
+    context: Context,
 ) -> Iterator[dict[str, Any]]:
     """Run every step on the documents that earlier steps kept; yield their
     summaries.
     """
     outputs: dict[str, Path] = {}
-    for step, view in zip(steps, views, strict=True):
+    for step, prepared in zip(steps, prepared_steps, strict=True):
         work = context.work / step.stage
         work.mkdir(parents=True, exist_ok=True)
         stage = importlib.import_module(STAGES[step.stage])
         yield stage.run(
-            {"ingest": out / DOCUMENTS / view, **outputs},
+            {"ingest": out / DOCUMENTS / prepared.judges, **outputs},
             step.config.model_dump(mode="json"),
             out / step.stage,
             replace(context, work=work, stage=f"{context.stage}: {step.stage}"),
@@ -332,50 +317,49 @@ def run_steps(
         outputs[step.stage] = out / step.stage
 
 
-def _kept_and_dropped(
-    name: str, summaries: Sequence[Mapping[str, Any]], read: int
-) -> dict[str, Any]:
-    """Numbers of a set's examples that each rule dropped, that raised an error, and
-    that are left.
-    """
+def prepared_set(
+    name: str, path: str, read: ExampleSet, summaries: Sequence[dict[str, Any]]
+) -> PreparedSet:
+    """Outcome of a set, from the summaries of the steps."""
     counts = [summary["counts"]["sources"].get(name, {}) for summary in summaries]
-    return {
-        "dropped": {
-            rule: number
-            for step_counts in counts
-            for rule, number in step_counts.get("dropped", {}).items()
-        },
-        "quarantined": sum(step_counts.get("quarantined", 0) for step_counts in counts),
-        "kept": counts[-1].get("kept", 0) if counts else read,
-    }
+    dropped: dict[str, int] = {}
+    for step_counts in counts:
+        dropped |= step_counts.get("dropped", {})
+    return PreparedSet(
+        **vars(read.counts()),
+        name=name,
+        path=path,
+        dropped=dropped,
+        quarantined=sum(step_counts.get("quarantined", 0) for step_counts in counts),
+        kept=counts[-1].get("kept", 0) if counts else len(read.examples),
+    )
 
 
-def check_set(kind: Kind, found: Mapping[str, Any]) -> None:
+def check_set(kind: Kind, prepared: PreparedSet) -> None:
     """Check that every record of a set is accounted for, and that examples are left.
 
     Raises:
         ConservationError: records were lost or counted twice.
         ExamplesError: no examples are left.
     """
-    dropped = sum(found["dropped"].values())
     accounted = (
-        found["refused"]
-        + found["beyond_limit"]
-        + dropped
-        + found["quarantined"]
-        + found["kept"]
+        prepared.refused
+        + prepared.beyond_limit
+        + sum(prepared.dropped.values())
+        + prepared.quarantined
+        + prepared.kept
     )
-    if accounted != found["records"]:
+    if accounted != prepared.records:
         raise ConservationError(
-            f"{kind}_prepare: {found['path']}: {found['records']} records were read "
+            f"{kind}_prepare: {prepared.path}: {prepared.records} records were read "
             f"but {accounted} are accounted for; nothing was committed"
         )
-    if not found["kept"]:
+    if not prepared.kept:
         most_frequent = sorted(
-            found["dropped"].items(), key=lambda item: (-item[1], item[0])
+            prepared.dropped.items(), key=lambda item: (-item[1], item[0])
         )[:SHOWN_REASONS]
         reasons = ", ".join(f"{rule} {number}" for rule, number in most_frequent)
         raise ExamplesError(
-            f"{found['path']}: {kind}.prepare leaves none of its {found['records']} "
+            f"{prepared.path}: {kind}.prepare leaves none of its {prepared.records} "
             f"records: {reasons}; loosen these rules, or remove the set"
         )

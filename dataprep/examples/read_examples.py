@@ -2,19 +2,16 @@
 input forms.
 
     prompts       prompt or question, a text or messages; the reference answer under
-    `answer`, if any any of SFT    the messages before the last answer are the prompt;
-    that answer is the reference, unless a row has an
-                  `answer`
+                  `answer`, if any
+    any of SFT    the messages before the last answer are the prompt; that answer is the
+                  reference, unless a row has an `answer`
 
 Unless a manifest names the form, a row's keys determine it.
 
-An SFT example is `{"id", "messages"}`, a DPO example `{"id", "prompt", "chosen",
-"rejected"}`, a prompt `{"id", "prompt"}`, with `answer` if it has one; each has `tools`
-if it describes tools. `id` is the hash of the other fields; `messages`, `prompt`,
-`chosen` and `rejected` are lists of messages (`conversations.py`). The input forms are
-in `conversations.py` and `preferences.py`; rows come from JSON lines (optionally
-compressed), a `.json` file with one list, or Parquet. `python-docs://` derives all
-kinds from the docstrings of the standard library.
+`conversations.py` has the keys of an example and its messages; the input forms are
+there and in `preferences.py`. Rows come from JSON lines (optionally compressed), a
+`.json` file with one list, or Parquet. `python-docs://` derives all kinds from the
+docstrings of the standard library.
 
 No record is lost: records = examples + quarantined records + records beyond the limit.
 """
@@ -35,14 +32,16 @@ from gristmill.core.files import as_path, canonical_json
 from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.examples.conversations import (
     SFT_FORMS,
+    Example,
     Message,
+    Row,
     check_answered,
     form_of,
     refuse_media,
     sft_example,
-    tools_of,
     turns,
     with_system,
+    with_tools,
 )
 from gristmill.dataprep.examples.preferences import dpo_example
 from gristmill.dataprep.reading.compression import (
@@ -69,7 +68,98 @@ ANSWER = "answer"
 PROMPT_COLUMNS = ("prompt", "completion", "completion_ids")
 """Keys that TRL's GRPOTrainer does not pass to rewards as columns."""
 NO_COLUMNS = RecordColumns()
-Row = Mapping[str, Any]
+SHOWN_REASONS, SHOWN_PLACES = 10, 4
+OWN_ID = re.compile(r"[0-9a-f]{32}")
+VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
+"""Values in a reason, quoted or numeric; reasons that differ only in them are of one
+kind.
+"""
+
+Kind = Literal["sft", "dpo", "prompts"]
+
+
+class ExamplesError(SourceError):
+    """Unusable examples; the message has the file and line of each."""
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """A record that is not an example.
+
+    Attributes:
+        place: file and line, or row of a table or index in a list, from 1.
+        reason: problem of the record.
+    """
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Origin of an example.
+
+    Attributes:
+        place: as of a quarantined record.
+        url: page that it was derived from, if its record has `url`.
+        licence: of its record, if given.
+        record: id in its record, if it has the form of gristmill's ids.
+    """
+
+    place: str
+    url: str | None = None
+    licence: str | None = None
+    record: str | None = None
+
+
+@dataclass(frozen=True)
+class RecordCounts:
+    """Outcome of a set's records; all others are examples.
+
+    Attributes:
+        records: number of records read.
+        refused: quarantined records.
+        refused_reasons: number of them by reason, the most frequent reasons.
+        beyond_limit: examples beyond the set's limit.
+    """
+
+    records: int
+    refused: int
+    refused_reasons: Mapping[str, int]
+    beyond_limit: int
+
+
+@dataclass(frozen=True)
+class ExampleSet:
+    """Examples read from a set.
+
+    Attributes:
+        examples: in the order of their ids.
+        origins: one per example.
+        quarantined: in the order of the files.
+        records: number of records read.
+    """
+
+    examples: Sequence[Example]
+    origins: Sequence[Origin]
+    quarantined: Sequence[Quarantined]
+    records: int
+
+    def places(self) -> dict[str, str]:
+        """File and line of each example, by id."""
+        ids = (example["id"] for example in self.examples)
+        return {id: origin.place for id, origin in zip(ids, self.origins, strict=True)}
+
+    def counts(self) -> RecordCounts:
+        """Outcome of the records."""
+        reasons = Counter(record.reason for record in self.quarantined)
+        num_quarantined = len(self.quarantined)
+        return RecordCounts(
+            records=self.records,
+            refused=num_quarantined,
+            refused_reasons=dict(reasons.most_common(SHOWN_REASONS)),
+            beyond_limit=self.records - num_quarantined - len(self.examples),
+        )
 
 
 def prompt_example(
@@ -77,9 +167,8 @@ def prompt_example(
     form: str = "auto",
     answer: str = ANSWER,
     columns: RecordColumns = NO_COLUMNS,
-) -> dict[str, Any]:
-    """Convert a row to a prompt: `prompt`, messages that await an answer, and `answer`,
-    a text, if it has one.
+) -> Example:
+    """Convert a row to a prompt for reinforcement learning (without `id`).
 
     Args:
         row: as read.
@@ -101,16 +190,16 @@ def prompt_example(
     if not messages:
         raise ValueError("there is no message in front of the answer")
     check_answered("the prompt", [*messages, {"role": "assistant", "content": "..."}])
-    tools = tools_of(row)
-    return {
-        "prompt": messages,
-        **({} if reference is None else {ANSWER: reference}),
-        **({"tools": tools} if tools else {}),
-        **({"columns": kept} if (kept := _columns(row, columns)) else {}),
-    }
+    example: Example = {"prompt": messages}
+    if reference is not None:
+        example["answer"] = reference
+    example = with_tools(row, example)
+    if kept_columns := _columns(row, columns):
+        example["columns"] = kept_columns
+    return example
 
 
-def _columns(row: Row, columns: RecordColumns) -> dict[str, Any]:
+def _columns(row: Row, columns: RecordColumns) -> dict[str, object]:
     missing = [name for name in columns.needed if name not in row]
     if missing:
         raise ValueError(
@@ -178,96 +267,6 @@ def _answer(key: str, value: Any) -> str | None:
     raise ValueError(f"{key} must be a text or a number, not {value!r}")
 
 
-__all__ = [
-    "Example",
-    "ExampleSet",
-    "ExamplesError",
-    "Kind",
-    "Message",
-    "Quarantined",
-    "read_examples",
-    "read_set",
-]
-SHOWN_REASONS, SHOWN_PLACES = 10, 4
-OWN_ID = re.compile(r"[0-9a-f]{32}")
-VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|\d+")
-"""Values in a reason, quoted or numeric; reasons that differ only in them are of one
-kind.
-"""
-
-Kind = Literal["sft", "dpo", "prompts"]
-Example = dict[str, Any]
-Form = Callable[[Mapping[str, Any]], Example]
-
-
-class ExamplesError(SourceError):
-    """Unusable examples; the message has the file and line of each."""
-
-
-@dataclass(frozen=True)
-class Quarantined:
-    """A record that is not an example.
-
-    Attributes:
-        place: file and line, or row of a table or index in a list, from 1.
-        reason: problem of the record.
-    """
-
-    place: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Origin of an example.
-
-    Attributes:
-        place: as of a quarantined record.
-        url: page that it was derived from, if its record has `url`.
-        licence: of its record, if given.
-        record: id in its record, if it has the form of gristmill's ids.
-    """
-
-    place: str
-    url: str | None = None
-    licence: str | None = None
-    record: str | None = None
-
-
-@dataclass(frozen=True)
-class ExampleSet:
-    """Examples read from a set.
-
-    Attributes:
-        examples: in the order of their ids.
-        origins: one per example.
-        quarantined: in the order of the files.
-        records: number of records read.
-    """
-
-    examples: Sequence[Example]
-    origins: Sequence[Origin]
-    quarantined: Sequence[Quarantined]
-    records: int
-
-    def places(self) -> dict[str, str]:
-        """File and line of each example, by id."""
-        ids = (example["id"] for example in self.examples)
-        return {id: origin.place for id, origin in zip(ids, self.origins, strict=True)}
-
-    def counts(self) -> dict[str, Any]:
-        """`records`, `refused` with the most frequent reasons, and `beyond_limit`; all
-        other records are examples.
-        """
-        reasons = Counter(record.reason for record in self.quarantined)
-        return {
-            "records": self.records,
-            "refused": len(self.quarantined),
-            "beyond_limit": self.records - len(self.quarantined) - len(self.examples),
-            "refused_reasons": dict(reasons.most_common(SHOWN_REASONS)),
-        }
-
-
 def read_examples(path: str, kind: Kind, limit: int | None = None) -> list[Example]:
     """Read the examples of a set, none of whose records may be quarantined; see
     `read_set`.
@@ -307,7 +306,14 @@ def read_set(
         ]
         quarantined = list[Quarantined]()
     else:
-        contents, quarantined = _read_files(path, _form_of(kind, form, answer, columns))
+        convert: Callable[[Row], Example] = {
+            "sft": partial(sft_example, form=form),
+            "dpo": partial(dpo_example, form=form),
+            "prompts": partial(
+                prompt_example, form=form, answer=answer, columns=columns
+            ),
+        }[kind]
+        contents, quarantined = _read_files(path, convert)
     records = len(contents) + len(quarantined)
     if not records:
         raise ExamplesError(f"{path}: holds no examples")
@@ -318,11 +324,10 @@ def read_set(
             f"raise, beside its path, max_quarantined from {max_quarantined}:\n  "
             + "\n  ".join(_by_reason(quarantined))
         )
-    examples = [
+    examples: list[tuple[Example, Origin]] = [
         ({"id": example_id(content), **content}, origin) for content, origin in contents
     ]
-    examples.sort(key=lambda item: item[0]["id"])
-    kept = examples[:limit]
+    kept = sorted(examples, key=lambda item: item[0]["id"])[:limit]
     return ExampleSet(
         [example for example, _ in kept],
         [origin for _, origin in kept],
@@ -331,7 +336,7 @@ def read_set(
     )
 
 
-def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_records(path: str) -> Iterator[tuple[str, Row]]:
     """Yield the unconverted records of a file, glob, folder or URL, each with its
     place.
 
@@ -378,16 +383,7 @@ def _made(kind: Kind, columns: RecordColumns) -> list[Example]:
     return list(questions() if kind == "sft" else preferences())
 
 
-def _form_of(kind: Kind, form: str, answer: str, columns: RecordColumns) -> Form:
-    match kind:
-        case "sft":
-            return partial(sft_example, form=form)
-        case "dpo":
-            return partial(dpo_example, form=form)
-    return partial(prompt_example, form=form, answer=answer, columns=columns)
-
-
-def examples_listing(path: str) -> list[dict[str, Any]]:
+def examples_listing(path: str) -> list[dict[str, str | int]]:
     """Listing that fingerprints a set of examples: `path`, `size`, `stamp` of each
     file; Python's version; or only the name of a generated set.
 
@@ -418,7 +414,7 @@ def made_path(path: str, inputs: Mapping[str, Path]) -> str:
     return str(inputs[output_name(name)] / f"{name}.jsonl")
 
 
-def example_id(content: Mapping[str, Any]) -> str:
+def example_id(content: Example) -> str:
     """Content hash of an example: 32 hexadecimal digits."""
     return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
 
@@ -444,28 +440,27 @@ def _files(path: str) -> list[SourceFile]:
 
 
 def _read_files(
-    path: str, form: Form
+    path: str, convert: Callable[[Row], Example]
 ) -> tuple[list[tuple[Example, Origin]], list[Quarantined]]:
     examples: list[tuple[Example, Origin]] = []
     quarantined: list[Quarantined] = []
     for file in _files(path):
         for number, row in _rows(file):
+            place = f"{file.name}:{number}"
             try:
                 record = _record(row)
-                examples.append(
-                    (form(record), _origin(f"{file.name}:{number}", record))
-                )
+                examples.append((convert(record), _origin(place, record)))
             except CorruptFileError as error:
                 raise ExamplesError(
-                    f"{file.name}:{number}: {error}; the number of records lost "
-                    "after it is unknown: replace the file"
+                    f"{place}: {error}; the number of records lost after it is "
+                    "unknown: replace the file"
                 ) from error
             except ValueError as error:
-                quarantined.append(Quarantined(f"{file.name}:{number}", str(error)))
+                quarantined.append(Quarantined(place, str(error)))
     return examples, quarantined
 
 
-def _record(row: Any) -> dict[str, Any]:
+def _record(row: Any) -> Row:
     if isinstance(row, ValueError):
         raise row
     if isinstance(row, bytes):

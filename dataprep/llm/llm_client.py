@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any, Self
 from gristmill.core.files import canonical_json
 from gristmill.core.secrets import mask_text, remember_secrets
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.llm.answer_store import KeptAnswers, key_of
 from gristmill.dataprep.llm.budget import Spending, exceeded, most_spent, spending_of
 from gristmill.dataprep.llm.local_endpoint import served
 from gristmill.dataprep.llm.prompting import (
     Answer,
-    Message,
     Request,
     read_json_answer,
     repair_messages,
@@ -276,7 +276,7 @@ class Asking:
                     **(json_schema if model.response_format == "json_schema" else {}),
                 }
             }
-        system = (
+        system: list[Message] = (
             []
             if model.system is None
             else [{"role": "system", "content": model.system}]

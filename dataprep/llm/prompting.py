@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from gristmill.dataprep.examples.conversations import Message
+
 MOST_TRIED = 50
 """Largest number of braces in a text at which parsing is tried."""
 SHOWN_CHARACTERS = 200
 _FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 _THOUGHT = re.compile(r"^\s*<think>.*?</think>", re.DOTALL)
-
-Message = Mapping[str, str]
-"""`role` and `content`."""
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,10 @@ def prompt(
     about: str | None = None,
 ) -> Request:
     """Request with one user message, and a system message if given."""
-    system_messages: list[Message] = (
-        [] if system is None else [{"role": "system", "content": system}]
-    )
-    return Request(
-        (*system_messages, {"role": "user", "content": text}), schema, number, about
-    )
+    messages: list[Message] = [{"role": "user", "content": text}]
+    if system is not None:
+        messages.insert(0, {"role": "system", "content": system})
+    return Request(messages, schema, number, about)
 
 
 def read_json_answer(text: str, schema: Mapping[str, Any]) -> tuple[Any, str | None]:

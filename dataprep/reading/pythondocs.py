@@ -22,6 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from gristmill.dataprep.examples.conversations import Example, Message
+
 DOCS = "python-docs://"
 STDLIB = "python-stdlib://"
 CONTENT_VERSION = 1
@@ -290,7 +292,7 @@ PHRASINGS = (
 )
 
 
-def questions() -> list[dict[str, Any]]:
+def questions() -> list[Example]:
     """SFT examples without ids: a question about a name of the standard library, and
     the first paragraph of its docstring.
     """
@@ -300,13 +302,13 @@ def questions() -> list[dict[str, Any]]:
     ]
 
 
-def preferences() -> list[dict[str, Any]]:
+def preferences() -> list[Example]:
     """DPO examples without ids: the rejected answer belongs to another question."""
     pairs = _pairs()
     answers = sorted({answer for _, answer in pairs})
     if len(answers) < 2:
         return []
-    examples = []
+    examples: list[Example] = []
     for question, answer in pairs:
         number = _hash("rejected", question) % len(answers)
         rejected = answers[number] if answers[number] != answer else answers[number - 1]
@@ -354,9 +356,9 @@ def _hash(purpose: str, text: str) -> int:
     )
 
 
-def _user(content: str) -> dict[str, str]:
+def _user(content: str) -> Message:
     return {"role": "user", "content": content}
 
 
-def _assistant(content: str) -> dict[str, str]:
+def _assistant(content: str) -> Message:
     return {"role": "assistant", "content": content}

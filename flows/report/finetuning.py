@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.dataprep.examples.kept_examples import NearDuplicate
 from gristmill.dataprep.whatif_thresholds import short_name
 from gristmill.flows.pages.page_elements import (
     Details,
@@ -152,10 +153,18 @@ def found_in_examples(summary: Mapping[str, Any]) -> list[Part]:
     return [Details("Items of evaluation sets in examples", [table])] if rows else []
 
 
-def near_duplicates(pairs: Sequence[Mapping[str, Any]]) -> list[Part]:
+def near_duplicates(pairs: Sequence[NearDuplicate]) -> list[Part]:
     """Dropped examples with the kept ones, the least similar first."""
-    texts = ("dropped", "dropped_text", "kept", "kept_text")
-    rows = [[f"{pair['jaccard']:.2f}", *(pair[key] for key in texts)] for pair in pairs]
+    rows = [
+        [
+            f"{pair.jaccard:.2f}",
+            pair.dropped,
+            pair.dropped_text,
+            pair.kept,
+            pair.kept_text,
+        ]
+        for pair in pairs
+    ]
     table = Table(["likeness", "dropped", "its text", "kept", "its text"], rows, {0})
     return (
         [Details("Near-duplicates, the least similar first", [table])] if rows else []

@@ -330,12 +330,12 @@ def test_rejected_records_below_the_limit_are_counted(tmp_path: Path) -> None:
         "a.jsonl:10",
     ]
     counts = example_set.counts()
-    assert (counts["records"], counts["refused"], counts["beyond_limit"]) == (10, 2, 3)
+    assert (counts.records, counts.refused, counts.beyond_limit) == (10, 2, 3)
     assert (
-        counts["records"]
-        == len(example_set.examples) + counts["refused"] + counts["beyond_limit"]
+        counts.records
+        == len(example_set.examples) + counts.refused + counts.beyond_limit
     )
-    assert list(counts["refused_reasons"].values()) == [2]
+    assert list(counts.refused_reasons.values()) == [2]
     with pytest.raises(ExamplesError, match=r"2 of 10 .*max_quarantined .*0\.19"):
         read_set(path, "sft", max_quarantined=0.19)
 

@@ -13,6 +13,7 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import read_documents, read_table
 from gristmill.dataprep.examples.kept_examples import (
+    PreparedCounts,
     least_alike,
     prepared_inputs,
     survivors,
@@ -256,7 +257,8 @@ def test_survivors_equal_the_examples_as_read(
     data = [Instructions.model_validate(item) for item in sft_config["data"]]
     first, second = usable_sets(data, "sft", {"sft_prepare": tmp_path / "out"})
     assert (first.examples, second.examples) == (kept["first"], kept["second"])
-    assert first.counts["prepared_dropped"]["exact_duplicate"] == 1
+    assert isinstance(first.counts, PreparedCounts)
+    assert first.counts.prepared_dropped["exact_duplicate"] == 1
     assert [example.place for example in first.quarantined] == ["first.jsonl:6"]
     assert second.quarantined == []
 
@@ -479,13 +481,11 @@ def test_least_similar_duplicates_come_first(
     }
     run({}, config, tmp_path / "out", make_context("work", stage="sft_prepare"))
     twins = least_alike(tmp_path / "out")
-    assert {twin["kept"] for twin in twins} | {twin["dropped"] for twin in twins} == {
+    assert {twin.kept for twin in twins} | {twin.dropped for twin in twins} == {
         f"a.jsonl:{n}" for n in (1, 2, 3)
     }
-    assert [twin["jaccard"] for twin in twins] == sorted(
-        twin["jaccard"] for twin in twins
-    )
-    assert all(twin["dropped_text"].startswith("q\n\nthe quick") for twin in twins)
+    assert [twin.jaccard for twin in twins] == sorted(twin.jaccard for twin in twins)
+    assert all(twin.dropped_text.startswith("q\n\nthe quick") for twin in twins)
     config["prepare"] = steps(
         {"decontaminate": {"against": write(tmp_path / "e.jsonl", [{"q": LEAK}])}}
     )

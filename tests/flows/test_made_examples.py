@@ -156,7 +156,11 @@ def test_a_manifest_makes_the_examples_that_it_tunes_on(session: Session) -> Non
         64,
         {"examples-grown": session.folder("examples-grown").data},
     )
-    assert len(prompts) == sets[0]["records"] == summaries["examples-grown"]["examples"]
+    assert (
+        len(prompts)
+        == sets[0].records.records
+        == summaries["examples-grown"]["examples"]
+    )
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
     decoded_mask,
+    counts_of,
     prepare_conversations,
 )
-from gristmill.train.data.pairs import prepare_pairs
+from gristmill.train.data.pairs import prepare_preferences
 
 FORMAT = """
 def write(messages, end="<|end|>"):
@@ -72,9 +73,9 @@ def chat(tmp_path: Path, tokenizer: Any) -> Chat:
 
 
 def test_loss_covers_exactly_the_marked_segments(chat: Chat) -> None:
-    (rendered,), counts = prepare_conversations(
+    (rendered,) = prepare_conversations(
         [{"id": "a", "messages": TURNS}], chat, 1000
-    )
+    ).used
     assert decoded_mask(chat, rendered) == [
         ("SYSTEM: Be brief.<|end|>\nUSER: Why?<|end|>\nASSISTANT: ", False),
         ("So.<|end|>", True),
@@ -82,11 +83,11 @@ def test_loss_covers_exactly_the_marked_segments(chat: Chat) -> None:
         ("Yes.<|end|>", True),
         ("\n", False),
     ]
-    assert counts["end_of_turn_share"] == 1.0
+    assert counts_of([rendered]).end_of_turn_share == 1.0
     assert TURNS[0]["content"] == "Be brief."
-    (rendered_last,), _ = prepare_conversations(
+    (rendered_last,) = prepare_conversations(
         [{"id": "a", "messages": TURNS}], chat, 1000, "last"
-    )
+    ).used
     assert [text for text, trained in decoded_mask(chat, rendered_last) if trained] == [
         "Yes.<|end|>"
     ]
@@ -96,8 +97,9 @@ def test_loss_covers_exactly_the_marked_segments(chat: Chat) -> None:
         "chosen": TURNS[4:],
         "rejected": TURNS[2:3],
     }
-    (pair,), _ = prepare_pairs([example], chat, 99)
-    assert [text for text, trained in decoded_mask(chat, pair.rejected) if trained] == [
+    (pair,) = prepare_preferences([example], chat, 99).used
+    _, rejected = pair.conversations
+    assert [text for text, trained in decoded_mask(chat, rejected) if trained] == [
         "So.<|end|>"
     ]
 
@@ -206,8 +208,8 @@ def test_exception_on_a_conversation_drops_that_example_only(
     write_tokenizer(tokenizer, tmp_path, own_formatter(tmp_path, source))
     shouted = [{"role": "user", "content": "shout"}, TURNS[2]]
     examples = [{"id": "a", "messages": TURNS}, {"id": "b", "messages": shouted}]
-    used, counts = prepare_conversations(examples, Chat(tmp_path), 1000)
-    assert (len(used), counts["unrenderable"]) == (1, 1)
-    assert list(counts["unrenderable_reasons"]) == [
+    encoded = prepare_conversations(examples, Chat(tmp_path), 1000)
+    assert (len(encoded.used), encoded.counts.unrenderable) == (1, 1)
+    assert list(encoded.counts.unrenderable_reasons) == [
         "chat:write: ValueError: no shouting (chat.py, line 5)"
     ]

@@ -15,10 +15,11 @@ from gristmill.train.data.conversation_tokens import (
     conversation,
     decoded_mask,
     padded,
+    counts_of,
     prepare_conversations,
     why_left_out,
 )
-from gristmill.train.data.pairs import prepare_answers, prepare_pairs
+from gristmill.train.data.pairs import prepare_preferences
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -68,13 +69,13 @@ def test_answers_and_their_end_of_turn_are_trained(chat: Chat) -> None:
 def test_train_on_selects_the_trained_turns(
     chat: Chat, train_on: Any, trained: list[str]
 ) -> None:
-    (example,), counts = prepare_conversations(
+    (example,) = prepare_conversations(
         [{"id": "a", "messages": TURNS}], chat, 1000, train_on
-    )
+    ).used
     assert [
         text for text, is_trained in decoded_mask(chat, example) if is_trained
     ] == trained
-    assert counts["end_of_turn_share"] == 1.0
+    assert counts_of([example]).end_of_turn_share == 1.0
 
 
 CALL = {
@@ -94,9 +95,9 @@ WITH_TOOLS = [
 
 
 def test_tool_calls_are_trained_and_tool_responses_are_not(chat: Chat) -> None:
-    (example,), _ = prepare_conversations(
+    (example,) = prepare_conversations(
         [{"id": "a", "messages": WITH_TOOLS, "tools": [TOOL]}], chat, 1000
-    )
+    ).used
     assert decoded_mask(chat, example) == [
         (
             '<|system|>\nTools: [{"type": "function", "function": {"name": '
@@ -146,26 +147,19 @@ def test_preference_prompts_have_the_tools_as_in_transformers(chat: Chat) -> Non
         WITH_TOOLS[:1],
         {"chosen": WITH_TOOLS[1:2], "rejected": [TURNS[2]]},
     )
-    pairs, _ = prepare_pairs(
-        [{"id": "a", "prompt": prompt, **answers, "tools": [TOOL]}], chat, 1000
-    )
-    labelled, _ = prepare_answers(
+    labelled_answer = {"completion": answers["chosen"], "label": True}
+    pair, labelled = prepare_preferences(
         [
-            {
-                "id": "a",
-                "prompt": prompt,
-                "completion": answers["chosen"],
-                "label": True,
-                "tools": [TOOL],
-            }
+            {"id": "a", "prompt": prompt, "tools": [TOOL], **answer}
+            for answer in (answers, labelled_answer)
         ],
         chat,
         1000,
-    )
-    for example, answer in (
-        (pairs[0].chosen, "chosen"),
-        (pairs[0].rejected, "rejected"),
-        (labelled[0].conversation, "chosen"),
+    ).used
+    for example, answer in zip(
+        (*pair.conversations, *labelled.conversations),
+        ("chosen", "rejected", "chosen"),
+        strict=True,
     ):
         theirs = peer.apply_chat_template(
             [*prompt, *answers[answer]],
@@ -290,17 +284,14 @@ def test_untrained_turns_and_a_final_user_turn_are_context(chat: Chat) -> None:
         {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "thanks"},
     ]
-    (example,), counts = prepare_conversations(
+    (example,) = prepare_conversations(
         [{"id": "a", "messages": messages}], chat, 500
-    )
+    ).used
     assert [text for text, trained in decoded_mask(chat, example) if trained] == [
         "yes<|end|>"
     ]
-    assert (counts["used"], counts["answers"], counts["end_of_turn_share"]) == (
-        1,
-        1,
-        1.0,
-    )
+    counts = counts_of([example])
+    assert (counts.answers, counts.end_of_turn_share) == (1, 1.0)
 
 
 @settings(deadline=None, max_examples=50)
@@ -349,36 +340,28 @@ def test_truncated_dropped_and_unrenderable_examples_are_counted(chat: Chat) -> 
         },
         {"id": "odd", "messages": [{"role": "user", "content": "<|end|>"}, TURNS[2]]},
     ]
-    used, counts = prepare_conversations(examples, chat, 40)
-    assert (
-        counts["examples"],
-        counts["used"],
-        counts["truncated"],
-        counts["dropped"],
-        counts["unrenderable"],
-    ) == (
-        4,
-        2,
-        1,
-        1,
-        1,
-    )
-    ((reason, number),) = counts["unrenderable_reasons"].items()
+    encoded = prepare_conversations(examples, chat, 40)
+    counts, tokens = encoded.counts, counts_of(encoded.used)
+    assert (counts.examples, counts.dropped, counts.unrenderable) == (4, 1, 1)
+    assert (tokens.used, tokens.truncated) == (2, 1)
+    ((reason, number),) = counts.unrenderable_reasons.items()
     assert ("'<|end|>'" in reason, number) == (True, 1)
     assert why_left_out(counts) == f"1 too long, 1 not rendered: {reason} (1)"
-    assert (counts["answers"], counts["end_of_turn_share"]) == (2, 0.5)
-    assert counts["whole_share"] == 0.5
-    assert counts["trained_tokens"] == sum(example.trained.sum() for example in used)
-    assert counts["trained_share"] + counts["masked_share"] == pytest.approx(1.0)
-    assert [len(example.ids) for example in used][1] == 40
+    assert (tokens.answers, tokens.end_of_turn_share) == (2, 0.5)
+    assert tokens.whole_share == 0.5
+    assert tokens.trained_tokens == sum(
+        example.trained.sum() for example in encoded.used
+    )
+    assert tokens.trained_share + tokens.masked_share == pytest.approx(1.0)
+    assert [len(example.ids) for example in encoded.used][1] == 40
 
 
 def test_rows_are_padded_on_the_right_to_the_needed_length(chat: Chat) -> None:
-    used, _ = prepare_conversations(
+    used = prepare_conversations(
         [{"id": "a", "messages": TURNS[1:3]}, {"id": "b", "messages": TURNS}],
         chat,
         1000,
-    )
+    ).used
     ids, trained = padded(used, chat.pad, 1000)
     assert ids.shape == trained.shape == (2, 64)
     length = len(used[0].ids)

@@ -8,9 +8,11 @@ import pytest
 
 from gristmill.train.data.conversation_tokens import Chat
 from gristmill.train.data.pairs import (
+    Pair,
+    are_held_out,
     is_held_out,
     more_likely,
-    prepare_pairs,
+    prepare_preferences,
     reward_accuracy,
 )
 
@@ -32,9 +34,10 @@ def test_only_the_final_answers_are_scored(tokenizer_folder: Path) -> None:
         {"role": "user", "content": "Hi"},
         {"role": "assistant", "content": "Hello"},
     )
-    ((pair,), counts) = prepare_pairs(
+    (pair,) = prepare_preferences(
         [example("Why?", "Because.", "No.", earlier)], chat, 100
-    )
+    ).used
+    assert isinstance(pair, Pair)
     assert (
         chat.decode(pair.chosen.ids[pair.chosen.trained], special=True)
         == "Because.<|end|>"
@@ -43,7 +46,6 @@ def test_only_the_final_answers_are_scored(tokenizer_folder: Path) -> None:
         chat.decode(pair.rejected.ids[pair.rejected.trained], special=True)
         == "No.<|end|>"
     )
-    assert counts["used"] == 1
 
 
 def test_pairs_without_room_are_dropped_and_truncated_ones_counted(
@@ -54,19 +56,19 @@ def test_pairs_without_room_are_dropped_and_truncated_ones_counted(
         example("q", "word " * 60, "b"),
         example("<|end|>", "a", "b"),
     ]
-    used, counts = prepare_pairs(examples, Chat(tokenizer_folder), 50)
-    assert [pair.example["id"] for pair in used] == ["q"]
-    assert (counts["dropped"], counts["truncated"], counts["unrenderable"]) == (1, 1, 1)
+    encoded = prepare_preferences(examples, Chat(tokenizer_folder), 50)
+    (pair,) = encoded.used
+    assert pair.example["id"] == "q"
+    assert [answer.truncated for answer in pair.conversations] == [True, False]
+    assert (encoded.counts.dropped, encoded.counts.unrenderable) == (1, 1)
 
 
 def test_held_out_share_depends_on_seed_and_prompt_only() -> None:
     examples = [example(f"question {n}", "a", "b") for n in range(2000)]
-    held_out = [is_held_out(pair, 0.1, 7) for pair in examples]
+    held_out = are_held_out(examples, 0.1, 7).tolist()
     assert 0.07 < np.mean(held_out) < 0.13
-    assert held_out == [
-        is_held_out({**pair, "chosen": [], "id": "?"}, 0.1, 7) for pair in examples
-    ]
-    assert held_out != [is_held_out(pair, 0.1, 8) for pair in examples]
+    assert held_out == [is_held_out(pair["prompt"], 0.1, 7) for pair in examples]
+    assert held_out != are_held_out(examples, 0.1, 8).tolist()
 
 
 def test_reward_accuracy_compares_log_ratios_and_counts_no_ties() -> None:
@@ -81,4 +83,5 @@ def test_reward_accuracy_compares_log_ratios_and_counts_no_ties() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_all_or_no_pairs_can_be_held_out(share: float) -> None:
-    assert is_held_out(example("q", "a", "b"), share, 0) is bool(share)
+    prompt = example("q", "a", "b")["prompt"]
+    assert is_held_out(prompt, share, 0) is bool(share)

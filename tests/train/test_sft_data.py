@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from gristmill.dataprep.conservation import ConservationError
 from gristmill.dataprep.examples import prepare_examples
 from gristmill.dataprep.examples.kept_examples import (
     QUARANTINED,
+    PreparedCounts,
     check_records,
     set_names,
 )
@@ -289,19 +291,23 @@ def test_prepared_examples_are_encoded_and_dropped_ones_counted(
 
 
 def test_unaccounted_record_is_an_error() -> None:
-    counts = {
-        "records": 9,
-        "refused": 1,
-        "beyond_limit": 2,
-        "unrenderable": 1,
-        "dropped": 1,
-        "used": 2,
-        "prepared_dropped": {"a": 1},
-        "quarantined": 1,
-    }
-    check_records("sft_data: set", counts)
+    counts = PreparedCounts(
+        records=9,
+        refused=1,
+        refused_reasons={},
+        beyond_limit=2,
+        prepared_dropped={"a": 1},
+        quarantined=1,
+    )
+    check_records("sft_data: set", counts, unrenderable=1, too_long=1, used=2)
     with pytest.raises(ConservationError, match=r"9 records .* 8 .*dropped before 1"):
-        check_records("sft_data: set", {**counts, "quarantined": 0})
+        check_records(
+            "sft_data: set",
+            replace(counts, quarantined=0),
+            unrenderable=1,
+            too_long=1,
+            used=2,
+        )
 
 
 def test_replay_needs_rows_of_the_mixture_length(

@@ -27,6 +27,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
 
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.tokenize.encoding.bounded_jinja import (
     BoundedEnvironment,
     refuse_widths,
@@ -73,7 +74,7 @@ are written in Hermes' form (Qwen2.5's template too), an answer as the user's tu
 
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
 """Text rendered for the marks; text that contains either is refused."""
-PROBE = (
+PROBE: tuple[Message, ...] = (
     {"role": "system", "content": "Probe of the system."},
     {"role": "user", "content": "First probe of the user."},
     {"role": "assistant", "content": "First probe of the assistant."},

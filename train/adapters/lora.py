@@ -250,7 +250,9 @@ def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
     return matrices
 
 
-def describe_rounding(model: nn.Module, lora: Lora | None) -> dict[str, Any]:
+def describe_rounding(
+    model: nn.Module, lora: Lora | None
+) -> dict[str, dict[str, str | int]]:
     """Summary of quantised matrices: their bytes on each process and in unsharded
     float32; empty without them.
     """

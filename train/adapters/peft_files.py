@@ -60,7 +60,7 @@ def base_name(start: Path) -> str:
 
 def adapter_config(
     lora: Lora, tensors: Mapping[str, Tensor], base: str | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Config for PEFT, which has no key for a quantised base; the README describes
     that.
     """

@@ -12,15 +12,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import numpy as np
 
 from gristmill.core.files import atomic_write, read_json, sha256_file, write_json
+from gristmill.dataprep.examples.conversations import Example, Message, Tool
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE, read_formatter
 from gristmill.tokenize.encoding.chat_templates import (
@@ -48,7 +49,16 @@ TEMPLATE_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE = (
 )
 LEFT_OUT_SHARE = 0.1
 """Share of a set's examples; if more are not trained on, a warning says so."""
-Message = Mapping[str, Any]
+EXAMPLE_IDS = "examples.txt"
+"""File of a training stage's output: the id of the example of each row."""
+ROWS_PER_SET = "rows-per-set.json"
+"""File beside it: number of rows per set."""
+PAD_MULTIPLE = 64
+"""Micro-batches are padded to a multiple of this."""
+SHOWN_REASONS, SHOWN_EXAMPLES = 10, 4
+UNMARKED = "the chat template marks no answer that is to be trained"
+ALL_UNTRAINED = "every answer has a weight of 0"
+TrainOn = Literal["assistant", "last", "all"]
 
 
 class ChatError(ValueError):
@@ -102,7 +112,7 @@ class Chat:
         self.tokenizer = Tokenizer.from_str(
             (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
         )
-        self._config: dict[str, Any] = read_json(folder / TOKENIZER_CONFIG_FILE)
+        self._config: Mapping[str, object] = read_json(folder / TOKENIZER_CONFIG_FILE)
         self._file = folder / (
             TEMPLATE_FILE if self._formatter is None else FORMATTER_FILE
         )
@@ -158,7 +168,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         prompt: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Tool] = (),
     ) -> list[tuple[str, bool]]:
         """Render a conversation: (text, True if the assistant generates it), in order,
         without empty segments.
@@ -173,10 +183,7 @@ class Chat:
             ChatError: a content holds a special token, or the template rejects the
                 messages.
         """
-        conversation = [*messages, *tools]
-        if spelled := next(
-            (match for item in conversation for match in self._special_in(item)), None
-        ):
+        if spelled := next(self._special_in([*messages, *tools]), None):
             raise ChatError(f"content holds {spelled!r}, which is a special token")
         try:
             segments = self._rendered(messages, prompt, tools)
@@ -197,7 +204,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         prompt: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Tool] = (),
     ) -> Tokens:
         """Tokens of a conversation and their turns. Arguments and errors as for
         `segments`.
@@ -216,7 +223,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         prompt: bool,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool],
     ) -> list[tuple[str, bool]]:
         if self._formatter is not None:
             return self._formatter.segments(messages, prompt, tools)
@@ -233,7 +240,7 @@ class Chat:
         self,
         messages: Sequence[Message],
         prompt: bool,
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool],
     ) -> str:
         """Conversation as text, possibly with marks."""
         if self._formatter is not None:
@@ -249,16 +256,14 @@ class Chat:
             **self._named_tokens,
         )
 
-    def _special_in(self, item: Any) -> Iterator[str]:
+    def _special_in(self, item: object) -> Iterator[str]:
         """Yield the special tokens spelled in any text of a message or of a tool's
         description.
         """
         if isinstance(item, str):
             yield from self._special.findall(item)
         elif isinstance(item, Mapping):
-            for key, value in item.items():
-                yield from self._special_in(key)
-                yield from self._special_in(value)
+            yield from self._special_in([*item, *item.values()])
         elif isinstance(item, list | tuple):
             for value in item:
                 yield from self._special_in(value)
@@ -288,16 +293,16 @@ class Chat:
         """Special tokens in the tokenizer's configuration, which transformers passes to
         templates.
         """
-        names = [name for name in self._config if name.endswith("_token")]
         return {
             name: text
-            for name in names
-            if isinstance(text := self._text_of(name), str) and text
+            for name in self._config
+            if name.endswith("_token") and (text := self._text_of(name))
         }
 
     def _text_of(self, name: str) -> str | None:
-        value = self._config.get(name)
-        return value["content"] if isinstance(value, dict) else value
+        token = self._config.get(name)
+        text = token["content"] if isinstance(token, dict) else token
+        return text if isinstance(text, str) else None
 
     def _id(self, *names: str) -> int:
         for name in names:
@@ -311,47 +316,74 @@ class Chat:
         )
 
 
-EXAMPLE_IDS = "examples.txt"
-"""File of a training stage's output: the id of the example of each row."""
-ROWS_PER_SET = "rows-per-set.json"
-"""File beside it: number of rows per set."""
-PAD_MULTIPLE = 64
-"""Micro-batches are padded to a multiple of this."""
-SHOWN_REASONS, SHOWN_EXAMPLES = 10, 4
-UNMARKED = "the chat template marks no answer that is to be trained"
-ALL_UNTRAINED = "every answer has a weight of 0"
-TrainOn = Literal["assistant", "last", "all"]
-
-
 class NothingToTrainError(ValueError):
     """A set of examples has no token to train on."""
 
 
-class UnrenderableExamples:
-    """Examples that the chat template cannot write, or not completely.
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EncodingCounts:
+    """Outcome of encoding the examples of a set; all others are used.
 
     Attributes:
-        left_out: id of an example -> error about the omitted content.
+        examples: number of examples.
+        unrenderable: examples that the chat template cannot write, or not completely.
+        unrenderable_reasons: number of them by error, the most frequent errors.
+        dropped: examples without a trained token within the longest row.
     """
 
-    def __init__(self) -> None:
-        self._reasons: Counter[str] = Counter()
-        self.left_out: dict[str, str] = {}
+    examples: int
+    unrenderable: int
+    unrenderable_reasons: Mapping[str, int]
+    dropped: int
 
-    def add(self, example: str, error: ChatError) -> None:
-        """Count an example, with its error, that is not trained on."""
-        self._reasons[str(error)] += 1
-        if isinstance(error, ContentLeftOutError):
-            self.left_out[example] = str(error)
 
-    def counts(self) -> dict[str, Any]:
-        """`unrenderable`, the most frequent `unrenderable_reasons`, and `left_out`."""
-        reasons = dict(self._reasons.most_common(SHOWN_REASONS))
-        return {
-            "unrenderable": self._reasons.total(),
-            "unrenderable_reasons": reasons,
-            "left_out": self.left_out,
-        }
+@dataclass(frozen=True)
+class Encoded(Generic[T]):
+    """Encoded examples of a set.
+
+    Attributes:
+        used: those that can be trained on, in order.
+        counts: numbers of the others.
+        left_out: id of an example -> error about content that the template omits.
+    """
+
+    used: list[T]
+    counts: EncodingCounts
+    left_out: Mapping[str, str]
+
+
+def encode_examples(
+    examples: Sequence[Example], encode: Callable[[Example], T | None]
+) -> Encoded[T]:
+    """Encode examples.
+
+    Args:
+        examples: of a set.
+        encode: encodes one; None if it is too long. Raises ChatError for an example
+            that cannot be rendered.
+    """
+    used: list[T] = []
+    dropped = 0
+    reasons = Counter[str]()
+    left_out: dict[str, str] = {}
+    for example in examples:
+        try:
+            encoded = encode(example)
+        except ChatError as error:
+            reasons[str(error)] += 1
+            if isinstance(error, ContentLeftOutError):
+                left_out[example["id"]] = str(error)
+            continue
+        if encoded is None:
+            dropped += 1
+        else:
+            used.append(encoded)
+    shown = dict(reasons.most_common(SHOWN_REASONS))
+    counts = EncodingCounts(len(examples), reasons.total(), shown, dropped)
+    return Encoded(used, counts, left_out)
 
 
 def check_content(
@@ -467,58 +499,37 @@ def conversation(
 
 
 def prepare_conversations(
-    examples: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
     chat: Chat,
     length: int,
     train_on: TrainOn = "assistant",
-) -> tuple[list[Conversation], dict[str, Any]]:
+) -> Encoded[Conversation]:
     """Encode examples of supervised fine-tuning.
 
     Args:
-        examples: `messages` each, optionally `tools`; an assistant's message with
-            `"trained": false` has no loss.
+        examples: conversations; an assistant's message with `"trained": false` has no
+            loss.
         chat: tokenizer and template.
         length: most tokens per example.
         train_on: the assistant's turns, the last of these, or all tokens.
-
-    Returns:
-        the examples that train at least one token, and counts: examples, those of
-        `UnrenderableExamples`, dropped (no trained token within `length`), and those of
-        `counts_of`; examples = used + dropped + unrenderable.
     """
-    used: list[Conversation] = []
-    unrenderable = UnrenderableExamples()
-    dropped = 0
-    for example in examples:
-        try:
-            tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
-            untrained = untrained_turns(tokens, example["messages"])
-            first_turn = int(tokens.turns.max(initial=1)) if train_on == "last" else 1
-            row = conversation(
-                tokens,
-                first_turn,
-                length,
-                example["id"],
-                chat.stops,
-                train_on == "all",
-                untrained,
-            )
-        except ChatError as error:
-            unrenderable.add(example["id"], error)
-            continue
-        if row is None:
-            dropped += 1
-        else:
-            used.append(row)
-    return used, {
-        "examples": len(examples),
-        **unrenderable.counts(),
-        "dropped": dropped,
-        **counts_of(used),
-    }
+
+    def encode(example: Example) -> Conversation | None:
+        tokens = chat.encode(example["messages"], tools=example.get("tools", ()))
+        return conversation(
+            tokens,
+            int(tokens.turns.max(initial=1)) if train_on == "last" else 1,
+            length,
+            example["id"],
+            chat.stops,
+            train_on == "all",
+            untrained_turns(tokens, example["messages"]),
+        )
+
+    return encode_examples(examples, encode)
 
 
-def untrained_turns(tokens: Tokens, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+def untrained_turns(tokens: Tokens, messages: Sequence[Message]) -> list[int]:
     """Turns of the assistant, counted from 1, that are not trained.
 
     Raises:
@@ -567,27 +578,55 @@ def write_example_ids(
     write_json(folder / ROWS_PER_SET, list(rows_per_set))
 
 
-def counts_of(used: Sequence[Conversation]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TokenCounts:
+    """Trained, cut and ended parts of conversations.
+
+    Attributes:
+        answers: turns of the assistant that have a trained token.
+        end_of_turn_share: share of these whose end of turn is trained.
+        cut_answers: number of these whose end of turn is beyond the longest row.
+        used: number of conversations.
+        truncated: number of these whose end was cut off.
+        example_tokens: tokens of all conversations.
+        trained_tokens: number of these with a loss.
+        trained_share, masked_share: shares of the tokens with and without a loss.
+        truncated_share, whole_share: shares of the conversations.
+    """
+
+    answers: int
+    end_of_turn_share: float
+    cut_answers: int
+    used: int
+    truncated: int
+    example_tokens: int
+    trained_tokens: int
+    trained_share: float
+    masked_share: float
+    truncated_share: float
+    whole_share: float
+
+
+def counts_of(used: Sequence[Conversation]) -> TokenCounts:
     """Counts and shares over some examples."""
     tokens = sum(len(conversation.ids) for conversation in used)
     trained = sum(int(conversation.trained.sum()) for conversation in used)
     truncated = sum(conversation.truncated for conversation in used)
     answers = sum(conversation.answers for conversation in used)
-    return {
-        "answers": answers,
-        "end_of_turn_share": sum(conversation.ended for conversation in used) / answers
-        if answers
-        else 0.0,
-        "cut_answers": sum(conversation.cut for conversation in used),
-        "used": len(used),
-        "truncated": truncated,
-        "example_tokens": tokens,
-        "trained_tokens": trained,
-        "trained_share": trained / tokens if tokens else 0.0,
-        "masked_share": 1.0 - trained / tokens if tokens else 0.0,
-        "truncated_share": truncated / len(used) if used else 0.0,
-        "whole_share": 1.0 - truncated / len(used) if used else 0.0,
-    }
+    ended = sum(conversation.ended for conversation in used)
+    return TokenCounts(
+        answers=answers,
+        end_of_turn_share=ended / answers if answers else 0.0,
+        cut_answers=sum(conversation.cut for conversation in used),
+        used=len(used),
+        truncated=truncated,
+        example_tokens=tokens,
+        trained_tokens=trained,
+        trained_share=trained / tokens if tokens else 0.0,
+        masked_share=1.0 - trained / tokens if tokens else 0.0,
+        truncated_share=truncated / len(used) if used else 0.0,
+        whole_share=1.0 - truncated / len(used) if used else 0.0,
+    )
 
 
 def padded(
@@ -623,32 +662,31 @@ def decoded_mask(chat: Chat, one: Conversation) -> list[tuple[str, bool]]:
     ]
 
 
-def why_left_out(counts: Mapping[str, Any]) -> str:
+def why_left_out(counts: EncodingCounts) -> str:
     """Numbers of examples that are too long and that the chat template cannot write,
     with the reasons.
     """
     reasons = "; ".join(
-        f"{reason} ({number})"
-        for reason, number in counts["unrenderable_reasons"].items()
+        f"{reason} ({number})" for reason, number in counts.unrenderable_reasons.items()
     )
-    return f"{counts['dropped']} too long, {counts['unrenderable']} not rendered" + (
+    return f"{counts.dropped} too long, {counts.unrenderable} not rendered" + (
         f": {reasons}" if reasons else ""
     )
 
 
-def left_out_warning(name: str, counts: Mapping[str, Any], length: int) -> str | None:
+def left_out_warning(name: str, counts: EncodingCounts, length: int) -> str | None:
     """Warning about a set with many examples that are not trained on; None if they are
     few.
 
     Args:
         name: of the set.
-        counts: `examples`, and of these `dropped` and `unrenderable` with the reasons.
+        counts: of the set.
         length: tokens that an example may have.
     """
-    num_left_out = counts["dropped"] + counts["unrenderable"]
-    if num_left_out <= LEFT_OUT_SHARE * counts["examples"]:
+    num_left_out = counts.dropped + counts.unrenderable
+    if num_left_out <= LEFT_OUT_SHARE * counts.examples:
         return None
     return (
-        f"{name}: {num_left_out:,} of {counts['examples']:,} examples are not trained "
-        f"on (at most {length:,} tokens each): {why_left_out(counts)}"
+        f"{name}: {num_left_out:,} of {counts.examples:,} examples are not trained on "
+        f"(at most {length:,} tokens each): {why_left_out(counts)}"
     )

@@ -10,7 +10,7 @@ so every prefix of the order has their proportions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,23 @@ class Piece:
 Row = Sequence[Piece]
 
 
+@dataclass(frozen=True)
+class WrittenRows:
+    """Written packed set.
+
+    Attributes:
+        rows: number of rows.
+        rows_per_set: likewise of each set.
+        tokens: of the pieces.
+        fill: share of the rows' positions that are not padding.
+    """
+
+    rows: int
+    rows_per_set: Mapping[str, int]
+    tokens: int
+    fill: float
+
+
 def piece_of(one: Conversation) -> Piece:
     """Piece of a row for a conversation."""
     return Piece(bytes.fromhex(one.example), one.ids, one.trained)
@@ -85,16 +102,17 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
     """
     packed, rows = trained.packed, trained.first(count)
     tokens, positions = packed.read(rows), packed.positions(rows)
-    pieces_of_row: dict[int, list[dict[str, Any]]] = {}
-    for piece in packed.pieces(np.unique(rows)).to_pylist():
-        pieces_of_row.setdefault(piece["row"], []).append(piece)
+    pieces = packed.pieces(np.unique(rows))
+    ids_of_row: dict[int, list[bytes]] = {}
+    for row, piece_id in zip(
+        pieces["row"].to_pylist(), pieces["id"].to_pylist(), strict=True
+    ):
+        ids_of_row.setdefault(row, []).append(piece_id)
     pieces_per_row: list[Row] = []
     for place, row in enumerate(rows.tolist()):
         starts = np.flatnonzero(positions[place] == 0)
         ends = [*starts[1:], int((positions[place] >= 0).sum())]
-        ids = [piece["id"] for piece in pieces_of_row.get(row, [])] or [
-            bytes(16)
-        ] * len(starts)
+        ids = ids_of_row.get(row, [bytes(16)] * len(starts))
         pieces_per_row.append(
             [
                 Piece(
@@ -119,7 +137,7 @@ def write_example_rows(
     length: int,
     tokenizer: dict[str, Any],
     pad: int,
-) -> dict[str, Any]:
+) -> WrittenRows:
     """Write the rows of all sets as one packed set with loss masks.
 
     Args:
@@ -128,10 +146,6 @@ def write_example_rows(
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
         pad: padding id.
-
-    Returns:
-        `rows`, `rows_per_set`, `tokens` (of examples), and `fill`, the share of the
-        rows' positions that are not padding.
     """
     counts = [len(rows) for rows in sets.values()]
     source_of = sources_of_rows([counts], np.arange(sum(counts), dtype=np.int64))
@@ -150,7 +164,7 @@ def write_ordered_rows(
     length: int,
     tokenizer: dict[str, Any],
     pad: int,
-) -> dict[str, Any]:
+) -> WrittenRows:
     """Write rows in their order.
 
     Args:
@@ -161,9 +175,6 @@ def write_ordered_rows(
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
         pad: padding id.
-
-    Returns:
-        see `write_example_rows`.
     """
     dtype = dtype_name(tokenizer["vocab_size"])
     counts = [sum(column) for column in zip(*phases, strict=True)]
@@ -202,12 +213,12 @@ def write_ordered_rows(
         },
     )
     tokens = sum(len(piece.ids) for row in rows for piece in row)
-    return {
-        "rows": len(rows),
-        "rows_per_set": dict(zip(sets, counts, strict=True)),
-        "tokens": tokens,
-        "fill": tokens / (len(rows) * length),
-    }
+    return WrittenRows(
+        len(rows),
+        dict(zip(sets, counts, strict=True)),
+        tokens,
+        tokens / (len(rows) * length),
+    )
 
 
 def _write_shard(
@@ -275,7 +286,7 @@ def copies(
     examples by a hash of seed and id.
 
     The drawn tokens differ from the quota by at most half of the longest example, and
-    the copies of two examples by at most one. more than one.
+    the copies of two examples by at most one.
 
     Args:
         trained_tokens: (n,) of each example, positive.

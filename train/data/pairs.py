@@ -6,29 +6,34 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gristmill.core.files import atomic_write
 from gristmill.core.seeds import content_key
-from gristmill.dataprep.examples.kept_examples import check_records, usable_sets
-from gristmill.dataprep.examples.preferences import SAME, audit
+from gristmill.dataprep.examples.conversations import Example, Message
+from gristmill.dataprep.examples.kept_examples import (
+    UsableSet,
+    check_records,
+    usable_sets,
+)
+from gristmill.dataprep.examples.preferences import SAME, Audit, audit
 from gristmill.dataprep.examples.prepare_examples import view_text
-from gristmill.dataprep.examples.read_examples import Quarantined
 from gristmill.dataprep.passages.contamination import leaks_into
 from gristmill.mixtures.posttraining import PreferencePairs
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.train.data.conversation_tokens import (
     Chat,
-    ChatError,
     Conversation,
+    Encoded,
+    EncodingCounts,
     NothingToTrainError,
-    UnrenderableExamples,
     check_content,
     conversation,
+    encode_examples,
     padded,
     why_left_out,
 )
@@ -45,13 +50,18 @@ class Pair:
     """A prompt with a preferred and a rejected answer; only the answers are scored.
 
     Attributes:
-        example: source record with ~id, prompt, chosen, rejected.
+        example: source record.
         chosen, rejected: encoded conversations, prompt included.
     """
 
-    example: Mapping[str, Any]
+    example: Example
     chosen: Conversation
     rejected: Conversation
+
+    @property
+    def conversations(self) -> tuple[Conversation, ...]:
+        """Conversations that become rows, in order."""
+        return (self.chosen, self.rejected)
 
     @property
     def scored_tokens(self) -> tuple[int, int]:
@@ -64,113 +74,74 @@ class Answer:
     """A prompt with one answer, labelled desirable or undesirable.
 
     Attributes:
-        example: source record with ~id, prompt, completion, label.
+        example: source record.
         conversation: encoded, prompt included; only the answer is scored.
     """
 
-    example: Mapping[str, Any]
+    example: Example
     conversation: Conversation
 
-
-def prepare_answers(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
-) -> tuple[list[Answer], dict[str, Any]]:
-    """Encode labelled examples; arguments and counts as in `prepare_pairs`."""
-    used: list[Answer] = []
-    unrenderable = UnrenderableExamples()
-    dropped = 0
-    for example in examples:
-        earlier_turns = sum(
-            message["role"] == "assistant" for message in example["prompt"]
-        )
-        try:
-            tokens = chat.encode(
-                [*example["prompt"], *example["completion"]],
-                tools=example.get("tools", ()),
-            )
-            row = conversation(tokens, earlier_turns + 1, length, example["id"])
-        except ChatError as error:
-            unrenderable.add(example["id"], error)
-            continue
-        if row is None:
-            dropped += 1
-        else:
-            used.append(Answer(example, row))
-    return used, {
-        "examples": len(examples),
-        **unrenderable.counts(),
-        "dropped": dropped,
-        "used": len(used),
-        "truncated": sum(answer.conversation.truncated for answer in used),
-    }
+    @property
+    def conversations(self) -> tuple[Conversation, ...]:
+        """Conversations that become rows."""
+        return (self.conversation,)
 
 
-def prepare_pairs(
-    examples: Sequence[Mapping[str, Any]], chat: Chat, length: int
-) -> tuple[list[Pair], dict[str, Any]]:
-    """Encode preference examples.
+def encode_preference(
+    example: Example, chat: Chat, length: int
+) -> Pair | Answer | None:
+    """Encode a preference pair or a labelled answer; None if an answer has no token
+    within `length`.
+    """
+    if "label" in example:
+        answer = _encode_answer(example, example["completion"], chat, length)
+        return None if answer is None else Answer(example, answer)
+    chosen, rejected = (
+        _encode_answer(example, messages, chat, length)
+        for messages in (example["chosen"], example["rejected"])
+    )
+    if chosen is None or rejected is None:
+        return None
+    return Pair(example, chosen, rejected)
+
+
+def _encode_answer(
+    example: Example, answer: Sequence[Message], chat: Chat, length: int
+) -> Conversation | None:
+    prompt = example["prompt"]
+    tokens = chat.encode([*prompt, *answer], tools=example.get("tools", ()))
+    earlier_turns = sum(message["role"] == "assistant" for message in prompt)
+    return conversation(tokens, earlier_turns + 1, length, example["id"])
+
+
+def prepare_preferences(
+    examples: Sequence[Example], chat: Chat, length: int
+) -> Encoded[Pair | Answer]:
+    """Encode preference pairs and labelled answers.
 
     Args:
-        examples: `id`, lists of messages `prompt`, `chosen`, `rejected`, and perhaps
-            `tools`.
+        examples: of one set.
         chat: tokenizer and template.
         length: most tokens per conversation.
-
-    Returns:
-        the pairs whose answers both have a token within `length`, and counts: examples,
-        used, truncated, dropped, those of `UnrenderableExamples`.
     """
-    used: list[Pair] = []
-    unrenderable = UnrenderableExamples()
-    dropped = 0
-    for example in examples:
-        earlier_turns = sum(
-            message["role"] == "assistant" for message in example["prompt"]
-        )
-        try:
-            chosen, rejected = (
-                conversation(
-                    chat.encode(
-                        [*example["prompt"], *example[name]],
-                        tools=example.get("tools", ()),
-                    ),
-                    earlier_turns + 1,
-                    length,
-                    example["id"],
-                )
-                for name in ("chosen", "rejected")
-            )
-        except ChatError as error:
-            unrenderable.add(example["id"], error)
-            continue
-        if chosen is None or rejected is None:
-            dropped += 1
-        else:
-            used.append(Pair(example, chosen, rejected))
-    truncated = sum(pair.chosen.truncated or pair.rejected.truncated for pair in used)
-    return used, {
-        "examples": len(examples),
-        **unrenderable.counts(),
-        "dropped": dropped,
-        "used": len(used),
-        "truncated": truncated,
-    }
+    return encode_examples(
+        examples, lambda example: encode_preference(example, chat, length)
+    )
 
 
-def is_held_out(example: Mapping[str, Any], share: float, seed: int) -> bool:
-    """True for held-out pairs: by a hash of seed and prompt, so one prompt is never on
-    both sides.
+def is_held_out(prompt: Sequence[Message], share: float, seed: int) -> bool:
+    """True for a prompt whose examples are held out: by a hash of seed and prompt, so
+    one prompt is never on both sides.
     """
-    prompt = [[message["role"], message["content"]] for message in example["prompt"]]
-    return content_key(seed, prompt, HASH_BITS) < share * 2**HASH_BITS
+    texts = [[message["role"], message["content"]] for message in prompt]
+    return content_key(seed, texts, HASH_BITS) < share * 2**HASH_BITS
 
 
-def are_held_out(
-    examples: Iterable[Mapping[str, Any]], share: float, seed: int
-) -> np.ndarray:
-    """`is_held_out` for n examples: (n,) bool."""
+def are_held_out(examples: Iterable[Example], share: float, seed: int) -> np.ndarray:
+    """`is_held_out` for the prompts of n examples: (n,) bool."""
     return np.array(
-        [is_held_out(example, share, seed) for example in examples], dtype=bool
+        [is_held_out(example["prompt"], share, seed) for example in examples],
+        dtype=bool,
     )
 
 
@@ -217,31 +188,73 @@ class NoPairsError(ValueError):
     """Labelled answers in a set that needs pairs."""
 
 
+@dataclass(frozen=True)
+class PreferenceSet:
+    """An encoded set of preferences.
+
+    Attributes:
+        path: of the set.
+        examples: the usable pairs, followed by the usable answers.
+        records: the examples and quarantined records that were read.
+        encoding: numbers of examples that are not usable.
+        audit: defects of its pairs.
+    """
+
+    path: str
+    examples: Sequence[Pair | Answer]
+    records: UsableSet
+    encoding: EncodingCounts
+    audit: Audit
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """The usable pairs."""
+        return [example for example in self.examples if isinstance(example, Pair)]
+
+    def summary(self) -> dict[str, object]:
+        """Counts for the summary of a stage."""
+        truncated = sum(
+            any(conversation.truncated for conversation in example.conversations)
+            for example in self.examples
+        )
+        labels = [
+            example.example["label"]
+            for example in self.examples
+            if isinstance(example, Answer)
+        ]
+        return {
+            "path": self.path,
+            **vars(self.records.counts),
+            **vars(self.encoding),
+            "used": len(self.examples),
+            "truncated": truncated,
+            "desirable": sum(labels),
+            "undesirable": len(labels) - sum(labels),
+            "audit": asdict(self.audit),
+        }
+
+
 def read_pairs(
     data: Sequence[PreferencePairs],
     chat: Chat,
     length: int,
     inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
-) -> tuple[list[list[Pair]], list[dict[str, Any]], list[Sequence[Quarantined]]]:
+) -> list[PreferenceSet]:
     """Read and encode all sets, which may hold only pairs; see `read_preferences`.
 
     Raises:
         NoPairsError: a set has single labelled answers.
     """
-    examples, counts, quarantined = read_preferences(data, chat, length, inputs, leaks)
-    for dataset, of_set in zip(data, examples, strict=True):
-        if labelled := sum(isinstance(item, Answer) for item in of_set):
+    sets = read_preferences(data, chat, length, inputs, leaks)
+    for preference_set in sets:
+        if labelled := len(preference_set.examples) - len(preference_set.pairs):
             raise NoPairsError(
-                f"preferences {dataset.path}: {labelled} of its examples are single "
-                "answers with a label, "
-                "of which only dpo.loss kto learns; give pairs, or another set"
+                f"preferences {preference_set.path}: {labelled} of its examples are "
+                "single answers with a label, of which only dpo.loss kto learns; give "
+                "pairs, or another set"
             )
-    return (
-        [[item for item in of_set if isinstance(item, Pair)] for of_set in examples],
-        counts,
-        quarantined,
-    )
+    return sets
 
 
 def read_preferences(
@@ -250,9 +263,7 @@ def read_preferences(
     length: int,
     inputs: Mapping[str, Path],
     leaks: Decontaminate | None = None,
-) -> tuple[
-    list[list[Pair | Answer]], list[dict[str, Any]], list[Sequence[Quarantined]]
-]:
+) -> list[PreferenceSet]:
     """Read and encode all sets of pairs and of labelled answers, or their prepared
     versions.
 
@@ -264,87 +275,57 @@ def read_preferences(
             if any.
         leaks: evaluation sets to compare them with.
 
-    Returns:
-        set by set: the usable pairs, followed by the usable answers; counts (see
-        `pairs.prepare_pairs`) with the `audit` of the pairs, and the numbers of
-        `desirable` and `undesirable` answers; the rejected records.
-
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set
             are quarantined than may be.
         NothingToTrainError: a set has no usable pair or answer.
     """
-    sets: list[list[Pair | Answer]] = []
-    counts: list[dict[str, Any]] = []
-    quarantined: list[Sequence[Quarantined]] = []
+    sets: list[PreferenceSet] = []
     for dataset, records in zip(data, usable_sets(data, "dpo", inputs), strict=True):
-        pairs, of_pairs = prepare_pairs(
-            [item for item in records.examples if "chosen" in item], chat, length
-        )
-        answers, of_answers = prepare_answers(
-            [item for item in records.examples if "label" in item], chat, length
-        )
-        left_out = {**of_pairs.pop("left_out"), **of_answers.pop("left_out")}
+        where = f"preferences {dataset.path}"
+        encoded = prepare_preferences(records.examples, chat, length)
         check_content(
-            f"preferences {dataset.path}",
-            left_out,
+            where,
+            encoded.left_out,
             records.places,
-            records.counts["records"],
+            records.counts.records,
             dataset.max_quarantined,
         )
-        counted = added(of_pairs, of_answers)
-        if not (pairs or answers):
+        counts = encoded.counts
+        if not encoded.used:
             raise NothingToTrainError(
-                f"preferences {dataset.path}: none of its {counted['examples']} pairs "
-                f"has both answers within {length} tokens ({why_left_out(counted)}); "
-                "raise sequence_length or look at the data"
+                f"{where}: none of its {counts.examples} pairs has both answers within "
+                f"{length} tokens ({why_left_out(counts)}); raise sequence_length or "
+                "look at the data"
             )
-        sets.append([*pairs, *answers])
-        audited = {
-            **audit([item for item in records.examples if "chosen" in item]),
-            "same_answers": sum(item.reason == SAME for item in records.quarantined),
-            "leaks": None
+        check_records(
+            where,
+            records.counts,
+            counts.unrenderable,
+            counts.dropped,
+            len(encoded.used),
+        )
+        audited = audit(
+            [example for example in records.examples if "chosen" in example],
+            sum(record.reason == SAME for record in records.quarantined),
+            None
             if leaks is None
             else leaks_into(
                 [view_text("conversation", example) for example in records.examples],
                 leaks,
             ),
-        }
-        labels = [item.example["label"] for item in answers]
-        counts.append(
-            {
-                "path": dataset.path,
-                **records.counts,
-                **counted,
-                "desirable": sum(labels),
-                "undesirable": len(labels) - sum(labels),
-                "audit": audited,
-            }
         )
-        check_records(f"preferences: {dataset.path}", counts[-1])
-        quarantined.append(records.quarantined)
-    return sets, counts, quarantined
-
-
-def added(of_pairs: Mapping[str, Any], of_answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Sum of the counts of a set's pairs and of its answers."""
-    return {
-        name: {
-            reason: count + of_answers[name].get(reason, 0)
-            for reason, count in {**dict.fromkeys(of_answers[name], 0), **value}.items()
-        }
-        if isinstance(value, Mapping)
-        else value + of_answers[name]
-        for name, value in of_pairs.items()
-    }
+        pairs_first = sorted(encoded.used, key=lambda item: isinstance(item, Answer))
+        sets.append(PreferenceSet(dataset.path, pairs_first, records, counts, audited))
+    return sets
 
 
 def write_holdout(
     path: Path,
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Example],
     name: str,
     values: np.ndarray,
-    **also: int,
+    sequence_length: int | None = None,
 ) -> None:
     """Write n held-out pairs as JSON lines, each with the values of its two answers.
 
@@ -353,14 +334,15 @@ def write_holdout(
         records: the pairs.
         name: of the values: a line has `NAME_chosen` and `NAME_rejected`.
         values: (n, 2), chosen first.
-        also: further entries of every line.
+        sequence_length: most tokens of a conversation; in every line if given.
     """
+    length = {} if sequence_length is None else {"sequence_length": sequence_length}
     with atomic_write(path) as sink:
         for pair, (chosen, rejected) in zip(records, values.tolist(), strict=True):
             line = {
                 **pair,
                 f"{name}_chosen": chosen,
                 f"{name}_rejected": rejected,
-                **also,
+                **length,
             }
             sink.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")

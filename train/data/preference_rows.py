@@ -5,10 +5,9 @@ An answer labelled desirable or undesirable, without a pair, is one row, after t
 of its set. Each row is one conversation, prompt included, with a loss mask over its
 answer; the sets follow one another. Beside the rows are
 
-    examples.parquet    one row per example: id, set (its number in packed.json), row
-    (its first), rows (2 for a pair,
-                        1 for an answer), label (of an answer: true if desirable), and
-                        the source record as JSON
+    examples.parquet    one row per example: id, set (its number in packed.json), row (its
+                        first), rows (2 for a pair, 1 for an answer), label (of an
+                        answer: true if desirable), and the source record as JSON
     made-of.json        inputs that the rows depend on, by name
 
 so held-out shares and weights of sets are decided without reading tokens.
@@ -22,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ import pyarrow.compute as pc
 
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.dataprep.documents import read_table, write_table
+from gristmill.dataprep.examples.conversations import Example
 from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.order import Order, sources_of_rows
@@ -38,12 +39,11 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (
     PAD_MULTIPLE,
     Chat,
-    Conversation,
     NothingToTrainError,
     write_example_ids,
 )
 from gristmill.train.data.example_rows import (
-    Piece,
+    WrittenRows,
     copies,
     piece_of,
     quotas,
@@ -75,7 +75,7 @@ def write_pair_rows(
     length: int,
     tokenizer: dict[str, Any],
     chat: Chat,
-) -> dict[str, Any]:
+) -> WrittenRows:
     """Write the pairs and labelled answers of all sets as one packed set.
 
     Args:
@@ -84,48 +84,35 @@ def write_pair_rows(
         length: tokens per row.
         tokenizer: vocab_size, eos, pad, sha256.
         chat: tokenizer and template of the pairs.
-
-    Returns:
-        see `example_rows.write_example_rows`.
     """
-    examples = [example for of_set in sets.values() for example in of_set]
-    rows: list[list[Piece]] = [
-        [piece_of(encoded)]
-        for example in examples
-        for encoded in conversations_of(example)
-    ]
-    sizes = np.array(
-        [len(conversations_of(example)) for example in examples], dtype=np.int64
-    )
+    items = [item for of_set in sets.values() for item in of_set]
+    examples = [item.example for item in items]
+    sizes = np.array([len(item.conversations) for item in items], dtype=np.int64)
     counts = [
-        sum(len(conversations_of(example)) for example in of_set)
-        for of_set in sets.values()
+        sum(len(item.conversations) for item in of_set) for of_set in sets.values()
     ]
-    # One phase per set keeps the two rows of a pair adjacent.
-    stages = np.diag(counts).tolist()
     write_table(
         folder / EXAMPLES,
         pa.table(
             {
-                "id": [example.example["id"] for example in examples],
+                "id": [example["id"] for example in examples],
                 "set": np.repeat(
                     np.arange(len(counts)), [len(of_set) for of_set in sets.values()]
                 ),
                 "row": np.cumsum(sizes) - sizes,
                 "rows": sizes,
-                "label": [example.example.get("label") for example in examples],
+                "label": [example.get("label") for example in examples],
                 "record": [
-                    json.dumps(example.example, ensure_ascii=False)
-                    for example in examples
+                    json.dumps(example, ensure_ascii=False) for example in examples
                 ],
             }
         ).cast(EXAMPLES_SCHEMA),
     )
     texts = [
         [
-            example.example[name]
+            example[name]
             for name in ("prompt", "chosen", "rejected", "completion", "label", "tools")
-            if name in example.example
+            if name in example
         ]
         for example in examples
     ]
@@ -138,16 +125,14 @@ def write_pair_rows(
         },
     )
     return write_ordered_rows(
-        folder, list(sets), rows, stages, length, tokenizer, chat.pad
-    )
-
-
-def conversations_of(example: Pair | Answer) -> tuple[Conversation, ...]:
-    """Conversations of an example that become rows, in order."""
-    return (
-        (example.chosen, example.rejected)
-        if isinstance(example, Pair)
-        else (example.conversation,)
+        folder,
+        list(sets),
+        [[piece_of(encoded)] for item in items for encoded in item.conversations],
+        # One phase per set keeps the two rows of a pair adjacent.
+        np.diag(counts).tolist(),
+        length,
+        tokenizer,
+        chat.pad,
     )
 
 
@@ -165,8 +150,8 @@ def check_pairs(packed: PackedSet) -> None:
     if single := len(counts) - pc.sum(pc.equal(counts, ROWS_OF_PAIR)).as_py():
         raise LabelledError(
             f"dpo.data: {single} of {len(counts)} examples are single answers with a "
-            "label, but "
-            "dpo.loss is one of pairs; set it to kto, or leave those sets out"
+            "label, but dpo.loss is one of pairs; set it to kto, or leave those sets "
+            "out"
         )
 
 
@@ -199,14 +184,14 @@ class PairRows:
         filled = packed.boundaries(np.arange(packed.rows, dtype=np.int64)).filled()
         self.num_tokens = filled[both].sum(axis=1)
         self.scored_tokens = self._masks.trained_per_row[both]
-        self.made_of: dict[str, Any] = read_json(packed.folder / MADE_OF)
+        self.made_of: dict[str, str | int] = read_json(packed.folder / MADE_OF)
         self.fingerprint = self._masks.fingerprint
 
     def __len__(self) -> int:
         return len(self.first)
 
-    def records(self) -> list[dict[str, Any]]:
-        """Source records of the pairs: id, prompt, chosen, rejected."""
+    def records(self) -> list[Example]:
+        """Source records of the pairs."""
         table = read_table(self.packed.folder / EXAMPLES, ["rows", "record"])
         return [
             json.loads(record)
@@ -234,8 +219,7 @@ class AnswerRows:
         packed: the rows, with their files of examples.
 
     Attributes:
-        records: of the examples: id, prompt, and chosen and rejected, or completion and
-            label.
+        records: of the examples.
         examples: int64 of shape (A,), the number of each answer's record.
         ids: of the example of each of the A answers.
         sets: int64 of shape (A,), the number of each one's set.
@@ -254,7 +238,7 @@ class AnswerRows:
             packed.folder / EXAMPLES, ["id", "set", "rows", "label", "record"]
         )
         counts, labels = table["rows"].to_numpy(), table["label"].to_pylist()
-        self.records: list[dict[str, Any]] = [
+        self.records: list[Example] = [
             json.loads(record) for record in table["record"].to_pylist()
         ]
         self.examples = np.repeat(np.arange(len(counts)), counts)
@@ -278,7 +262,7 @@ class AnswerRows:
         self.partners = partners_of(
             self.examples, [canonical_json(record["prompt"]) for record in self.records]
         )
-        self.made_of: dict[str, Any] = read_json(packed.folder / MADE_OF)
+        self.made_of: dict[str, str | int] = read_json(packed.folder / MADE_OF)
         self.fingerprint = self._masks.fingerprint
 
     def __len__(self) -> int:
@@ -392,9 +376,7 @@ def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
     return following
 
 
-def held_out_mask(
-    records: Sequence[Mapping[str, Any]], section: Dpo, seed: int
-) -> np.ndarray:
+def held_out_mask(records: Sequence[Example], section: Dpo, seed: int) -> np.ndarray:
     """Mask of held-out pairs, (n,) bool.
 
     Raises:
@@ -505,11 +487,13 @@ class Drawn:
         """Tokens of the conversations of some rows, without padding."""
         return int(self._rows.num_tokens[self.numbers[rows]].sum())
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> dict[str, list[str]]:
         """The ids of the examples of some rows."""
         return {"examples": [self._rows.ids[number] for number in self.numbers[rows]]}
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+    def blame(
+        self, rows: np.ndarray, row_losses: np.ndarray
+    ) -> list[dict[str, str | float]]:
         """Ids, losses and token counts of some rows."""
         return [
             {
@@ -542,23 +526,40 @@ def write_drawn_ids(
     )
 
 
+@dataclass(frozen=True)
+class DrawnSet:
+    """Use of a set in training.
+
+    Attributes:
+        name: of the set.
+        pairs: its pairs, or answers.
+        held_out: number of these that are held out.
+        drawn: number of these drawn for an epoch, with repetitions.
+        drawn_share: of all drawn ones.
+    """
+
+    name: str
+    pairs: int
+    held_out: int
+    drawn: int
+    drawn_share: float
+
+
 def describe_draws(
     rows: PairRows | AnswerRows,
     names: Sequence[str],
     draws: Sequence[np.ndarray],
     held_out: np.ndarray,
-) -> list[dict[str, Any]]:
-    """Per set: `name`, `pairs`, `held_out`, `drawn` and `drawn_share` of all drawn
-    pairs.
-    """
+) -> list[DrawnSet]:
+    """Use of each set in training."""
     total = sum(map(len, draws))
     return [
-        {
-            "name": name,
-            "pairs": int((rows.sets == number).sum()),
-            "held_out": int(held_out[rows.sets == number].sum()),
-            "drawn": len(drawn),
-            "drawn_share": len(drawn) / total,
-        }
+        DrawnSet(
+            name,
+            int((rows.sets == number).sum()),
+            int(held_out[rows.sets == number].sum()),
+            len(drawn),
+            len(drawn) / total,
+        )
         for number, (name, drawn) in enumerate(zip(names, draws, strict=True))
     ]

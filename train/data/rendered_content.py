@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypedDict
 
+from gristmill.dataprep.examples.conversations import Message, Tool
 from gristmill.tokenize.encoding.chat_templates import TEMPLATE_ERRORS
 
-Message = Mapping[str, Any]
-Render = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], str]
+Render = Callable[[Sequence[Message], Sequence[Tool]], str]
 """Function from messages and descriptions of tools to the rendered text."""
 Path = tuple[str | int, ...]
 THINKING_END = "</think>"
@@ -25,6 +26,11 @@ THINKING_END = "</think>"
 off.
 """
 MARK = "gristmillmark"
+
+
+class _Conversation(TypedDict):
+    messages: list[Message]
+    tools: list[Tool]
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,7 @@ class Part:
 
 
 def part_left_out(
-    render: Render, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    render: Render, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> Part | None:
     """First part of a conversation that a template does not write; None if it writes
     all of them.
@@ -59,19 +65,22 @@ def part_left_out(
         ValueError, jinja2.TemplateError and others of TEMPLATE_ERRORS: `render` rejects
         the conversation.
     """
-    conversation = {"messages": list(messages), "tools": list(tools)}
+    conversation: _Conversation = {"messages": list(messages), "tools": list(tools)}
     parts = list(parts_of(messages, tools))
     mark = _absent_mark(conversation)
     text = render(messages, tools)
     marked = conversation
     for number, part in enumerate(parts):
-        marked = _changed(marked, part, part.changes[0], f"{mark}{number:06}")
+        change = partial(part.changes[0], mark=f"{mark}{number:06}")
+        marked = _with(marked, part.path, change)
     written = _rendered(render, marked) or ""
     for number, part in enumerate(parts):
         if f"{mark}{number:06}" in written:
             continue
         changed = (
-            _rendered(render, _changed(conversation, part, change, mark))
+            _rendered(
+                render, _with(conversation, part.path, partial(change, mark=mark))
+            )
             for change in part.changes
         )
         if all(rerendered is None or rerendered == text for rerendered in changed):
@@ -79,9 +88,7 @@ def part_left_out(
     return None
 
 
-def parts_of(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-) -> Iterator[Part]:
+def parts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Part]:
     """Yield all parts of a conversation.
 
     The name and the id of a tool's answer are skipped if they repeat those of a call.
@@ -129,7 +136,7 @@ def parts_of(
         )
 
 
-def _parts_of_tool(path: Path, tool: Mapping[str, Any]) -> Iterator[Part]:
+def _parts_of_tool(path: Path, tool: Tool) -> Iterator[Part]:
     function = tool.get("function", tool)
     label = f"the tool {function.get('name')!r}"
     if isinstance(function.get("name"), str) and function["name"]:
@@ -161,19 +168,19 @@ def _append_to_thinking(text: str, mark: str) -> str:
     return text.replace(THINKING_END, mark + THINKING_END, 1)
 
 
-def _add_key(mapping: Mapping[str, Any], mark: str) -> dict[str, Any]:
+def _add_key(mapping: Mapping[str, object], mark: str) -> dict[str, object]:
     return {**mapping, mark: mark}
 
 
-def _add_property(properties: Mapping[str, Any], mark: str) -> dict[str, Any]:
+def _add_property(properties: Mapping[str, object], mark: str) -> dict[str, object]:
     return {**properties, mark: {"type": "string", "description": mark}}
 
 
-def _empty(mapping: Mapping[str, Any], mark: str) -> dict[str, Any]:
+def _empty(mapping: Mapping[str, object], mark: str) -> dict[str, object]:
     return {}
 
 
-def _absent_mark(conversation: Mapping[str, Any]) -> str:
+def _absent_mark(conversation: _Conversation) -> str:
     """Word that does not occur in the conversation."""
     text, mark = json.dumps(conversation), MARK
     while mark in text:
@@ -181,14 +188,8 @@ def _absent_mark(conversation: Mapping[str, Any]) -> str:
     return mark
 
 
-def _changed(
-    value: Any, part: Part, change: Callable[[Any, str], Any], mark: str
-) -> Any:
-    """Copy of the conversation with one part changed."""
-    return _with(value, part.path, lambda old: change(old, mark))
-
-
 def _with(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+    """Copy of a conversation with one part changed."""
     if not path:
         return change(value)
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
@@ -196,7 +197,7 @@ def _with(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
     return copy
 
 
-def _rendered(render: Render, conversation: Mapping[str, Any]) -> str | None:
+def _rendered(render: Render, conversation: _Conversation) -> str | None:
     """Text of a changed conversation; None if the template rejects it."""
     try:
         return render(conversation["messages"], conversation["tools"])

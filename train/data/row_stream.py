@@ -2,9 +2,10 @@
 resume.
 
     positions   0 1 2 3 4 5 6 7 ...     the keyed order of `tokenize/order.py`, epoch
-    after epoch batch b     positions [b B, (b+1) B), the same rows for every number of
-    processes rank r      of w processes: every w-th row of a batch from its r-th on, as
-    `loop.row_plan.micro_batches` deals them
+                                        after epoch
+    batch b     positions [b B, (b+1) B), the same rows for every number of processes
+    rank r      of w processes: every w-th row of a batch from its r-th on, as
+                `loop.batch_plan.micro_batches` deals them
 
 The state is one integer, the first unread position, so a stream can resume with another
 number of processes or another batch size. Worker k of n of a loader reads batches k, k
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NotRequired, Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -65,6 +66,61 @@ class StreamError(ValueError):
     """Settings of a stream that are invalid or contradict each other."""
 
 
+class Piece(TypedDict):
+    """A document, or part of one, in a row.
+
+    Attributes:
+        id: of the document.
+        start, length: in the row, in tokens.
+        offset: in the document, in tokens.
+        copy: number of the document's copy in the set.
+    """
+
+    id: str
+    start: int
+    length: int
+    offset: int
+    copy: int
+
+
+class RowOrigin(TypedDict):
+    """Origin of a row.
+
+    Attributes:
+        row: its number.
+        source: its source, or set.
+        documents: pieces in it.
+        example: id of its preference pair, in place of `documents`.
+    """
+
+    row: int
+    source: str
+    documents: NotRequired[list[Piece]]
+    example: NotRequired[str]
+
+
+class StreamState(TypedDict):
+    """Progress of a stream, and identity of its data.
+
+    Attributes:
+        position: of the first row of the iterator, or after all rows that it read.
+        batches, rows: read batches after it, and rows of the next batch.
+        worker, workers: of the loader.
+        batch_size: positions read together.
+        world_size, seed, fingerprint: of the stream.
+    """
+
+    position: int
+    batches: int
+    rows: int
+    worker: int
+    workers: int
+    batch_size: int
+    world_size: int
+    seed: int
+    fingerprint: str
+
+
 class _Kind(Protocol):
     """Interface to the rows of one kind of packed set: documents, conversations, or
     preference pairs.
@@ -84,7 +140,7 @@ class _Kind(Protocol):
         to all of them.
         """
 
-    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         """Origin of each of some rows."""
 
     def trained(self, rows: np.ndarray) -> int:
@@ -93,17 +149,14 @@ class _Kind(Protocol):
 
 class _Documents:
     def __init__(self, packed: PackedSet, seed: int, document_mask: bool) -> None:
-        self.packed, self.order, self.fingerprint = (
-            packed,
-            packed.order(seed),
-            packed.fingerprint,
-        )
+        self.packed, self.order = packed, packed.order(seed)
+        self.fingerprint = packed.fingerprint
         self._document_mask = document_mask
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
         return laid_out(read_documents(self.packed, rows, self._document_mask), layout)
 
-    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         return described(self.packed, rows)
 
     def trained(self, rows: np.ndarray) -> int:
@@ -112,11 +165,8 @@ class _Documents:
 
 class _Turns:
     def __init__(self, packed: PackedSet, seed: int) -> None:
-        self.packed, self.order, self._masks = (
-            packed,
-            packed.order(seed),
-            LossMasks(packed),
-        )
+        self.packed, self.order = packed, packed.order(seed)
+        self._masks = LossMasks(packed)
         self.fingerprint = self._masks.fingerprint
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
@@ -127,7 +177,7 @@ class _Turns:
             )
         return laid_out(TrainedRows(ids, trained, positions), layout)
 
-    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         return described(self.packed, rows)
 
     def trained(self, rows: np.ndarray) -> int:
@@ -135,23 +185,17 @@ class _Turns:
 
 
 class _Pairs:
-    def __init__(
-        self, packed: PackedSet, seed: int, section: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, packed: PackedSet, seed: int, section: Dpo | None) -> None:
         check_pairs(packed)
         self.packed, self._pairs = packed, PairRows(packed)
-        sets = [
-            np.flatnonzero(self._pairs.sets == number)
-            for number in range(len(packed.sources))
-        ]
-        if section is not None:
-            dpo_section = Dpo.model_validate(section)
-            sets = draw_pairs(
-                self._pairs,
-                held_out_mask(self._pairs.records(), dpo_section, seed),
-                dpo_section,
-                seed,
-            )
+        if section is None:
+            sets = [
+                np.flatnonzero(self._pairs.sets == number)
+                for number in range(len(packed.sources))
+            ]
+        else:
+            held_out = held_out_mask(self._pairs.records(), section, seed)
+            sets = draw_pairs(self._pairs, held_out, section, seed)
         self._drawn = Drawn(self._pairs, sets, seed)
         self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
 
@@ -168,7 +212,7 @@ class _Pairs:
             "rejected_labels": of_rejected,
         }
 
-    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
+    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
         return [
             {
                 "row": int(self._pairs.first[pair]),
@@ -189,10 +233,8 @@ def laid_out(read: TrainedRows, layout: Layout) -> Any:
     for untrained tokens, and `position_ids` if documents are separated. `torchtitan`:
     ({`input`, `positions`}, labels), labels shifted.
     """
-    ids, trained = (
-        torch.from_numpy(read.ids),
-        None if read.trained is None else torch.from_numpy(read.trained),
-    )
+    ids = torch.from_numpy(read.ids)
+    trained = None if read.trained is None else torch.from_numpy(read.trained)
     positions = (
         None
         if read.positions is None
@@ -224,16 +266,17 @@ def padding_apart(positions: np.ndarray) -> np.ndarray:
     ).astype(np.int64)
 
 
-def described(packed: PackedSet, rows: np.ndarray) -> list[dict[str, Any]]:
-    """`row`, `source`, and `documents` of some rows: id, start, length, offset and copy
-    of each piece.
-    """
-    pieces: dict[int, list[dict[str, Any]]] = {row: [] for row in rows.tolist()}
+def described(packed: PackedSet, rows: np.ndarray) -> list[RowOrigin]:
+    """Origin of some rows of documents."""
+    pieces: dict[int, list[Piece]] = {row: [] for row in rows.tolist()}
     for piece in packed.pieces(np.unique(rows)).to_pylist():
         pieces[piece["row"]].append(
             {
                 "id": piece["id"].hex(),
-                **{name: piece[name] for name in ("start", "length", "offset", "copy")},
+                "start": piece["start"],
+                "length": piece["length"],
+                "offset": piece["offset"],
+                "copy": piece["copy"],
             }
         )
     return [
@@ -270,7 +313,7 @@ def stream(
     layout: Layout = "transformers",
     document_mask: bool | None = None,
     provenance: bool = False,
-    reading: Stream | Mapping[str, Any] | None = None,
+    reading: Stream | Mapping[str, object] | None = None,
 ) -> RowStream:
     """Stream the rows of a gristmill training, in its order, for any other training
     loop.
@@ -312,10 +355,8 @@ def stream(
         gristmill.tokenize.packed_files.PackedSetError: the folder holds no packed set.
     """
     folder, manifest = _resolved(run_or_folder, stage)
-    section: Mapping[str, Any] = (
-        manifest.get({"mix": "pretrain", "sft_data": "sft", "dpo_data": "dpo"}[stage])
-        or {}
-    )
+    sections = {"mix": "pretrain", "sft_data": "sft", "dpo_data": "dpo"}
+    section = manifest.get(sections[stage]) or {}
     if seed is None:
         seed = section.get("seed", manifest.get("seed", 0))
     if document_mask is None:
@@ -334,11 +375,11 @@ def stream(
         document_mask=document_mask,
         provenance=provenance,
         reading=Stream.model_validate(reading),
-        dpo=section if stage == "dpo_data" and section else None,
+        dpo=Dpo.model_validate(section) if stage == "dpo_data" and section else None,
     )
 
 
-def _resolved(run_or_folder: Any, stage: str) -> tuple[str, Mapping[str, Any]]:
+def _resolved(run_or_folder: Any, stage: str) -> tuple[str, dict[str, Any]]:
     """Folder of a packed set, and the manifest of its run; empty if unknown."""
     if hasattr(run_or_folder, "folder") and hasattr(run_or_folder, "path"):
         return str(run_or_folder.folder(stage)), read_json(run_or_folder.path / RUN)[
@@ -391,29 +432,17 @@ class RowStream(IterableDataset[Any]):
         document_mask: bool = False,
         provenance: bool = False,
         reading: Stream | None = None,
-        dpo: Mapping[str, Any] | None = None,
+        dpo: Dpo | None = None,
     ) -> None:
         super().__init__()
-        self.folder, self.rank, self.world_size, self.batch_size = (
-            str(folder),
-            rank,
-            world_size,
-            batch_size,
-        )
+        self.folder, self.batch_size = str(folder), batch_size
+        self.rank, self.world_size = rank, world_size
         self.each: Literal["batch", "row"] = each or (
             "row" if batch_size is None else "batch"
         )
-        self.seed, self.epochs, self.layout, self._provenance = (
-            seed,
-            epochs,
-            layout,
-            provenance,
-        )
-        self._document_mask, self._reading, self._dpo = (
-            document_mask,
-            reading or Stream(),
-            dpo,
-        )
+        self.seed, self.epochs, self.layout = seed, epochs, layout
+        self._provenance, self._document_mask = provenance, document_mask
+        self._reading, self._dpo = reading or Stream(), dpo
         self._place, self._has_start = _Place(), False
         self._opened: _Kind | None = None
         self._process = 0
@@ -461,10 +490,9 @@ class RowStream(IterableDataset[Any]):
             raise StreamError("a stream without batch_size has no batches; give one")
         return self.kind.order.span(batch * self.batch_size, self.batch_size)
 
-    def provenance(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        """Origin of rows by number: `row`, `source`, and `documents` (`id`, `start`,
-        `length` in the row, `offset` in the document, `copy`); of pairs `example`
-        instead. `gristmill explain MANIFEST ID` prints the rest of a document.
+    def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
+        """Origin of rows by number; `gristmill explain MANIFEST ID` prints the rest of
+        a document.
         """
         return self.kind.provenance(np.asarray(rows, dtype=np.int64))
 
@@ -476,7 +504,7 @@ class RowStream(IterableDataset[Any]):
         """
         return self.kind.trained(self.rows(batch))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StreamState:
         """Progress of the iterator and identity of its data; JSON."""
         place = self._place
         if place.workers == 1:
@@ -487,26 +515,33 @@ class RowStream(IterableDataset[Any]):
             )
             place = _Place(position)
         return {
-            **place.__dict__,
+            "position": place.position,
+            "batches": place.batches,
+            "rows": place.rows,
+            "worker": place.worker,
+            "workers": place.workers,
             "batch_size": self._step,
             "world_size": self.world_size,
             "seed": self.seed,
             "fingerprint": self.fingerprint,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StreamState) -> None:
         """Set the state from which the next iterator continues.
 
         Raises:
             OtherRowsError: the state is of another set, another seed, or of a loader's
                 worker with other batches.
         """
-        for name, expected in (("fingerprint", self.fingerprint), ("seed", self.seed)):
-            if state[name] != expected:
+        for name, stored, expected in (
+            ("fingerprint", state["fingerprint"], self.fingerprint),
+            ("seed", state["seed"], self.seed),
+        ):
+            if stored != expected:
                 raise OtherRowsError(
-                    f"{self.folder}: the state has read rows by {name} {state[name]}, "
-                    f"but this stream has {name} {expected}: resuming would skip some "
-                    "rows and repeat others"
+                    f"{self.folder}: the state has read rows by {name} {stored}, but "
+                    f"this stream has {name} {expected}: resuming would skip some rows "
+                    "and repeat others"
                 )
         batches = (state["batch_size"], state["world_size"])
         if state["workers"] > 1 and batches != (self._step, self.world_size):
@@ -516,10 +551,11 @@ class RowStream(IterableDataset[Any]):
                 f"{self.world_size}; let a new loader begin with seek(rows read so far)"
             )
         self._place = _Place(
-            *(
-                state[name]
-                for name in ("position", "batches", "rows", "worker", "workers")
-            )
+            state["position"],
+            state["batches"],
+            state["rows"],
+            state["worker"],
+            state["workers"],
         )
         self._has_start = True
 
@@ -563,7 +599,7 @@ class RowStream(IterableDataset[Any]):
         self._has_start = False
         return self._batches(self._place)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_opened": None}
 
     @staticmethod

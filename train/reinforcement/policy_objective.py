@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -185,7 +184,7 @@ class Reinforcement:
             ]
         ).to(self._device)
 
-    def report(self, sums: Sequence[float], weight: float) -> dict[str, Any]:
+    def report(self, sums: Sequence[float], weight: float) -> dict[str, float]:
         """Means under the names of TRL's GRPOTrainer.
 
         `kl` is the k3 estimate per token, `clip_ratio` a share of tokens,
@@ -245,11 +244,13 @@ class Reinforcement:
             line["rollout_tokens_per_second"] = self._actor.drawn_tokens / seconds
         return line
 
-    def describe(self, rows: np.ndarray) -> dict[str, Any]:
+    def describe(self, rows: np.ndarray) -> dict[str, list[str]]:
         """Ids of the prompts."""
         return {"prompts": list(dict.fromkeys(self._ids_of(rows)))}
 
-    def blame(self, rows: np.ndarray, row_losses: np.ndarray) -> list[dict[str, Any]]:
+    def blame(
+        self, rows: np.ndarray, row_losses: np.ndarray
+    ) -> list[dict[str, str | float]]:
         """Each answer with its prompt's id and its absolute loss."""
         return [
             {"id": prompt_id, "loss": float(losses[0]), "row": row}

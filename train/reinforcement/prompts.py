@@ -8,20 +8,26 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gristmill.core.files import atomic_write, canonical_json
-from gristmill.dataprep.examples.read_examples import made_path, read_set
+from gristmill.dataprep.examples.conversations import Example
+from gristmill.dataprep.examples.read_examples import (
+    RecordCounts,
+    made_path,
+    read_set,
+)
 from gristmill.dataprep.rewards.answer_checks import check_answers
 from gristmill.mixtures.reinforcement import AnswerReward, Prompts, Rl, columns_of
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
+    Encoded,
+    EncodingCounts,
     NothingToTrainError,
-    UnrenderableExamples,
     check_content,
+    encode_examples,
     why_left_out,
 )
 from gristmill.train.data.pairs import is_held_out
@@ -35,13 +41,12 @@ class Prompt:
     """A prompt to answer.
 
     Attributes:
-        example: source record: id, prompt (messages), optionally answer, tools and
-            columns.
+        example: source record.
         ids: of the conversation, up to the assistant's turn.
         offered: names of the tools described in the prompt.
     """
 
-    example: Mapping[str, Any]
+    example: Example
     ids: tuple[int, ...]
     offered: tuple[str, ...] = ()
 
@@ -51,6 +56,35 @@ class Prompt:
         return self.example.get("answer")
 
 
+@dataclass(frozen=True)
+class PromptSet:
+    """Outcome of a set of prompts.
+
+    Attributes:
+        path: of the set.
+        records: outcome of its records.
+        encoding: numbers of prompts that are not usable.
+        used: usable prompts that no earlier set has.
+        repeated: other usable prompts.
+    """
+
+    path: str
+    records: RecordCounts
+    encoding: EncodingCounts
+    used: int
+    repeated: int
+
+    def summary(self) -> dict[str, object]:
+        """Counts for the summary of the stage."""
+        return {
+            "path": self.path,
+            **vars(self.records),
+            **vars(self.encoding),
+            "used": self.used,
+            "repeated": self.repeated,
+        }
+
+
 def read_prompts(
     data: Sequence[Prompts],
     rewards: Sequence[AnswerReward],
@@ -58,7 +92,7 @@ def read_prompts(
     longest: int,
     inputs: Mapping[str, Path] | None = None,
     tools: OfferedTools | None = None,
-) -> tuple[list[Prompt], list[dict[str, Any]]]:
+) -> tuple[list[Prompt], list[PromptSet]]:
     """Read and encode all sets of prompts, in order.
 
     Args:
@@ -70,8 +104,7 @@ def read_prompts(
         tools: tools to call, with their format.
 
     Returns:
-        the usable prompts without duplicates, and counts per set: examples, used,
-        repeated (duplicates), dropped (too long), unrenderable (with the reasons).
+        the usable prompts without duplicates, and the outcome of each set.
 
     Raises:
         NothingToTrainError: a set has no usable prompt.
@@ -93,35 +126,35 @@ def read_prompts(
         check_answers(
             f"rl data {prompt_set.path}", records.examples, rewards, prompt_set.answer
         )
-        prompts, counts = prepare_prompts(records.examples, chat, longest, tools)
-        left_out = counts.pop("left_out")
+        encoded = prepare_prompts(records.examples, chat, longest, tools)
         check_content(
             f"rl data {prompt_set.path}",
-            left_out,
+            encoded.left_out,
             records.places(),
             records.records,
             prompt_set.max_quarantined,
         )
-        if not prompts:
+        if not encoded.used:
             raise NothingToTrainError(
-                f"rl data {prompt_set.path}: none of its {counts['examples']} prompts "
-                f"has at most {longest} tokens ({why_left_out(counts)}); raise "
-                "rl.sequence_length, lower rl.max_new_tokens, or look at the data"
+                f"rl data {prompt_set.path}: none of its {encoded.counts.examples} "
+                f"prompts has at most {longest} tokens "
+                f"({why_left_out(encoded.counts)}); raise rl.sequence_length, lower "
+                "rl.max_new_tokens, or look at the data"
             )
         fresh = {
             prompt.example["id"]: prompt
-            for prompt in prompts
+            for prompt in encoded.used
             if prompt.example["id"] not in prompts_by_id
         }
         prompts_by_id |= fresh
         sets.append(
-            {
-                "path": prompt_set.path,
-                **records.counts(),
-                **counts,
-                "used": len(fresh),
-                "repeated": len(prompts) - len(fresh),
-            }
+            PromptSet(
+                prompt_set.path,
+                records.counts(),
+                encoded.counts,
+                used=len(fresh),
+                repeated=len(encoded.used) - len(fresh),
+            )
         )
     return list(prompts_by_id.values()), sets
 
@@ -138,7 +171,7 @@ class OfferedTools:
     form: CallFormat
     toolbox: Toolbox
 
-    def encode(self, example: Mapping[str, Any]) -> tuple[list[int], tuple[str, ...]]:
+    def encode(self, example: Example) -> tuple[list[int], tuple[str, ...]]:
         """Tokens of a prompt, and the names of its tools: those that the record
         describes, or all.
 
@@ -162,41 +195,23 @@ class OfferedTools:
 
 
 def prepare_prompts(
-    examples: Sequence[Mapping[str, Any]],
+    examples: Sequence[Example],
     chat: Chat,
     longest: int,
     tools: OfferedTools | None = None,
-) -> tuple[list[Prompt], dict[str, Any]]:
-    """Encode prompts; returns those of at most `longest` tokens, and counts (see
-    `read_prompts`).
-    """
-    used: list[Prompt] = []
-    unrenderable = UnrenderableExamples()
-    dropped = 0
-    for example in examples:
-        try:
-            ids, offered = (
-                (
-                    chat.encode(
-                        example["prompt"], prompt=True, tools=example.get("tools", ())
-                    ).ids.tolist(),
-                    (),
-                )
-                if tools is None
-                else tools.encode(example)
-            )
-        except ChatError as error:
-            unrenderable.add(example["id"], error)
-            continue
-        if len(ids) > longest:
-            dropped += 1
+) -> Encoded[Prompt]:
+    """Encode prompts of at most `longest` tokens; arguments as in `read_prompts`."""
+
+    def encode(example: Example) -> Prompt | None:
+        offered: tuple[str, ...] = ()
+        if tools is None:
+            described = example.get("tools", ())
+            ids = chat.encode(example["prompt"], True, described).ids.tolist()
         else:
-            used.append(Prompt(example, tuple(ids), offered))
-    return used, {
-        "examples": len(examples),
-        **unrenderable.counts(),
-        "dropped": dropped,
-    }
+            ids, offered = tools.encode(example)
+        return None if len(ids) > longest else Prompt(example, tuple(ids), offered)
+
+    return encode_examples(examples, encode)
 
 
 def split(
@@ -208,12 +223,11 @@ def split(
     Raises:
         NothingToTrainError: all prompts are held out.
     """
-    held_out = [
-        prompt for prompt in prompts if is_held_out(prompt.example, share, seed)
-    ]
-    training = [
-        prompt for prompt in prompts if not is_held_out(prompt.example, share, seed)
-    ]
+    held_out: list[Prompt] = []
+    training: list[Prompt] = []
+    for prompt in prompts:
+        is_out = is_held_out(prompt.example["prompt"], share, seed)
+        (held_out if is_out else training).append(prompt)
     if not training:
         raise NothingToTrainError(
             f"rl: all {len(prompts)} prompts are held out; lower rl.holdout "

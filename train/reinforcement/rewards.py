@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from gristmill.core.files import as_path
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.rewards.answer_checks import (
     Answer,
     own_reward,
@@ -23,7 +23,10 @@ from gristmill.train.parallel.process_groups import World, on_first, sum_over_ra
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rollouts import Generated
 
-PROBE = ({"role": "user", "content": "x"}, {"role": "assistant", "content": "x"})
+PROBE: tuple[Message, ...] = (
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": "x"},
+)
 """Conversation that shows the text written by the template after the end of an
 answer.
 """
@@ -45,12 +48,12 @@ def text_of(chat: Chat, answer: Generated) -> str:
     return chat.decode(last[:-1] if answer.ended else last)
 
 
-def turns_of(chat: Chat, answer: Generated) -> list[dict[str, Any]]:
+def turns_of(chat: Chat, answer: Generated) -> list[Message]:
     """Messages of an answer: the assistant's turns, and the tools' answers to its
     calls.
     """
     *earlier, _ = answer.turns
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     for number, turn in enumerate(earlier, start=1):
         used = [call for call in answer.used if call.turn == number]
         messages.append(
@@ -241,7 +244,7 @@ def _score(
 
 def load_answer_scorer(
     folder: str,
-) -> Callable[[Sequence[Sequence[Mapping[str, Any]]]], list[float]]:
+) -> Callable[[Sequence[Sequence[Message]]], list[float]]:
     """Function from n conversations, messages that end with an answer, to scores of a
     reward model.
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,7 +42,11 @@ from gristmill.train.reinforcement.policy_gradient import (
 )
 from gristmill.train.reinforcement.prompts import Prompt
 from gristmill.train.reinforcement.rewards import text_of
-from gristmill.train.reinforcement.rollout_tables import keep_batch, read_batch
+from gristmill.train.reinforcement.rollout_tables import (
+    AnswerRow,
+    keep_batch,
+    read_batch,
+)
 from gristmill.train.reinforcement.rollouts import Generated, Rollouts
 from gristmill.train.reinforcement.sampler import Sampler, sampling_of
 from gristmill.train.reinforcement.tools.tool_call import Used
@@ -214,10 +217,10 @@ class Actor:
         answers: Sequence[Generated],
         rewards: Tensor,
         totals: Tensor,
-    ) -> list[dict[str, Any]]:
-        """Answers for saving: prompt, text, and each reward."""
+    ) -> list[AnswerRow]:
+        """Answers for saving."""
         names = [name_of(reward) for reward in self.section.rewards]
-        return [
+        rows: list[AnswerRow] = [
             {
                 "id": prompt.example["id"],
                 "prompt": prompt.example["prompt"][-1]["content"],
@@ -225,7 +228,6 @@ class Actor:
                 "right": prompt.answer,
                 "ended": answer.ended,
                 "tokens": answer.num_drawn,
-                **self._turns(answer),
                 "reward": float(total),
                 "rewards": dict(zip(names, answer_rewards, strict=True)),
             }
@@ -233,16 +235,13 @@ class Actor:
                 prompts, answers, rewards.tolist(), totals.tolist(), strict=True
             )
         ]
+        if self.section.tools:
+            for row, answer in zip(rows, answers, strict=True):
+                row["turns"] = len(answer.turns)
+                row["used"] = [asdict(call) for call in answer.used]
+        return rows
 
-    def _turns(self, answer: Generated) -> dict[str, Any]:
-        """Number of turns and calls of an answer with tools."""
-        return (
-            {"turns": len(answer.turns), "used": [asdict(call) for call in answer.used]}
-            if self.section.tools
-            else {}
-        )
-
-    def measure(self, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
+    def measure(self, prompts: Sequence[Prompt]) -> list[AnswerRow]:
         """The policy's greedy answer to each prompt with its rewards, as in `shown`."""
         answers = self.draw(prompts, [Sampling()] * len(prompts))
         rewards = self.reward(prompts, answers)

@@ -4,9 +4,9 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,21 +35,60 @@ BATCHES = "answers"
 """Folder of batches so far, beside the checkpoints."""
 
 
+class TokenColumns(TypedDict, total=False):
+    """Inputs to recompute the losses of an answer from.
+
+    Attributes:
+        prompt_ids, answer_ids: tokens; with tools the answer covers all turns and the
+            text between them.
+        logps: of the answer's tokens under the sampling policy, at the sampling
+            temperature.
+        reference_logps: likewise under the reference; None without one.
+        advantages: of the answer's tokens.
+        drawn: with tools, True for sampled tokens; the values of others are 0.
+    """
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    logps: list[float]
+    reference_logps: list[float] | None
+    advantages: list[float]
+    drawn: list[bool]
+
+
+class AnswerRow(TokenColumns):
+    """A sampled answer with its rewards.
+
+    Attributes:
+        id: of the prompt.
+        prompt: its last turn.
+        answer: its last turn.
+        right: the prompt's right answer; None if it has none.
+        ended: False if it was truncated.
+        tokens: number of sampled tokens, including the stop token.
+        reward: weighted sum of the rewards.
+        rewards: each without its weight.
+        advantage: mean of its tokens'; absent if it was not trained on.
+        turns: with tools, number of turns.
+        used: with tools, the calls with their answers (`tool_call.Used`).
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    right: str | None
+    ended: bool
+    tokens: int
+    reward: float
+    rewards: dict[str, float]
+    advantage: NotRequired[float]
+    turns: NotRequired[int]
+    used: NotRequired[list[dict[str, Any]]]
+
+
 def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
-    """Schema of answers, in the order of a batch, answers to one prompt adjacent.
-
-    `id` of the prompt, `prompt` (its last turn), `answer`, `right` (null if no reward
-    needs it), `ended`, `tokens` (including the stop token), `reward` (weighted total),
-    `rewards` (each without its weight), `advantage` (the mean of its tokens').
-
-    Inputs to recompute losses from (TOKEN_COLUMNS): `prompt_ids`, `answer_ids`, and per
-    token of the answer `logps` under the sampling policy and `reference_logps` (null
-    without a reference), both at the sampling temperature, and `advantages`.
-
-    With tools `answer` is the last turn, `tokens` counts sampled tokens, `turns` the
-    turns, and `used` holds the calls with their answers. `answer_ids` then covers all
-    turns and the text between them; `drawn` marks the sampled tokens, and the values of
-    other tokens are 0.
+    """Schema of `AnswerRow`s, in the order of a batch, answers to one prompt
+    adjacent.
     """
     more: dict[str, pa.DataType] = (
         {"turns": pa.int32(), "used": USED, DRAWN: pa.list_(pa.bool_())}
@@ -79,7 +118,7 @@ def schema_of(names: Sequence[str], tools: bool = False) -> pa.Schema:
 def keep_batch(
     folder: Path,
     batch: int,
-    answers: Sequence[Mapping[str, Any]],
+    answers: Sequence[AnswerRow],
     names: Sequence[str],
     tools: bool = False,
 ) -> None:
@@ -105,7 +144,7 @@ def gather_batches(folder: Path, batches: int, out: Path) -> None:
 
 def read_batch(
     folders: Iterable[Path], batch: int, with_tokens: bool = False
-) -> list[dict[str, Any]] | None:
+) -> list[AnswerRow] | None:
     """Read a batch's answers from the first folder that has it: of a finished or of an
     unfinished stage.
 
@@ -124,9 +163,9 @@ def read_batch(
     return None
 
 
-def _rows(table: pa.Table, with_tokens: bool) -> list[dict[str, Any]]:
+def _rows(table: pa.Table, with_tokens: bool) -> list[AnswerRow]:
     left_out = set() if with_tokens else {*TOKEN_COLUMNS, DRAWN}
-    rows: list[dict[str, Any]] = table.select(
+    rows: list[AnswerRow] = table.select(
         [name for name in table.column_names if name not in left_out]
     ).to_pylist()
     return rows

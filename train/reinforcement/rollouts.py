@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from gristmill.mixtures.reinforcement import Rl
 from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
 from gristmill.train.reinforcement.rollout_tables import (
+    TokenColumns,
     batch_name,
     keep_batch,
     read_batch,
@@ -194,12 +194,12 @@ class Rollouts:
                     ]
                 )
 
-    def tokens_of_answers(self, has_reference: bool) -> Iterator[dict[str, Any]]:
-        """Columns `kept_answers.TOKEN_COLUMNS` of each answer."""
+    def tokens_of_answers(self, has_reference: bool) -> Iterator[TokenColumns]:
+        """Inputs to recompute the losses of each answer from."""
         for row, (size, length) in enumerate(
             zip(self.sizes.tolist(), self.lengths.tolist(), strict=True)
         ):
-            yield {
+            columns: TokenColumns = {
                 "prompt_ids": self.ids[row, :size].tolist(),
                 "answer_ids": self.ids[row, size : size + length].tolist(),
                 "logps": self.old[row, :length].tolist(),
@@ -207,12 +207,10 @@ class Rollouts:
                 if has_reference
                 else None,
                 "advantages": self.advantages[row, :length].tolist(),
-                **(
-                    {}
-                    if self.drawn is None
-                    else {"drawn": self.drawn[row, :length].tolist()}
-                ),
             }
+            if self.drawn is not None:
+                columns["drawn"] = self.drawn[row, :length].tolist()
+            yield columns
 
     @property
     def mask(self) -> Tensor:

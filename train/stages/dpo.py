@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,10 @@ def run(
         **summary,
         **describe_model(shape, length),
         "sequence_length": length,
-        "sets": describe_draws(rows, data.sources, draws, is_out),
+        "sets": [
+            asdict(drawn_set)
+            for drawn_set in describe_draws(rows, data.sources, draws, is_out)
+        ],
         "beta": section.beta,
         "objective": section.loss_name,
         "training_pairs": int((~is_out).sum()),

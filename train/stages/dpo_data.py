@@ -11,6 +11,7 @@ weights or held-out share, so changing them recomputes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gristmill.dataprep.examples.preferences import warnings_of
 from gristmill.mixtures.posttraining import DpoData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.train.data.conversation_tokens import Chat, left_out_warning
-from gristmill.train.data.pairs import Pair, read_preferences
+from gristmill.train.data.pairs import read_preferences
 from gristmill.train.data.preference_rows import write_pair_rows
 from gristmill.train.stages.stage_inputs import example_length
 
@@ -44,25 +45,32 @@ def run(
     chat, tokenizer = Chat(inputs["tokenizer"]), load(inputs["tokenizer"]).described()
     length = example_length(section.sequence_length, inputs)
     names = set_names([dataset.path for dataset in section.data])
-    examples, sets, quarantined = read_preferences(
-        section.data, chat, length, inputs, section.leaks
+    sets = read_preferences(section.data, chat, length, inputs, section.leaks)
+    named_sets = dict(zip(names, sets, strict=True))
+    write_quarantined(
+        out / QUARANTINED,
+        (
+            (name, preference_set.records.quarantined)
+            for name, preference_set in named_sets.items()
+        ),
     )
-    write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
-    for name, counts in zip(names, sets, strict=True):
-        for warning in warnings_of(name, counts["audit"]):
+    for name, preference_set in named_sets.items():
+        for warning in warnings_of(name, preference_set.audit):
             context.warn(warning)
-        if left_out := left_out_warning(name, counts, length):
+        if left_out := left_out_warning(name, preference_set.encoding, length):
             context.warn(left_out)
-    written = write_pair_rows(
-        out, dict(zip(names, examples, strict=True)), length, tokenizer, chat
-    )
-    pairs = sum(isinstance(example, Pair) for of_set in examples for example in of_set)
+    examples = {
+        name: preference_set.examples for name, preference_set in named_sets.items()
+    }
+    written = write_pair_rows(out, examples, length, tokenizer, chat)
+    pairs = sum(len(preference_set.pairs) for preference_set in sets)
     return {
         "sequence_length": length,
         "pairs": pairs,
-        "answers": sum(map(len, examples)) - pairs,
-        **written,
+        "answers": sum(map(len, examples.values())) - pairs,
+        **asdict(written),
         "sets": [
-            {"name": name, **counts} for name, counts in zip(names, sets, strict=True)
+            {"name": name, **preference_set.summary()}
+            for name, preference_set in named_sets.items()
         ],
     }

@@ -26,7 +26,13 @@ from gristmill.mixtures.manifest import CONTINUING
 from gristmill.tokenize.encoding.tokenizer import load as load_tokenizer
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import Chat
-from gristmill.train.data.pairs import HOLDOUT, gained_more, padded_pairs, prepare_pairs
+from gristmill.train.data.pairs import (
+    HOLDOUT,
+    Pair,
+    gained_more,
+    padded_pairs,
+    prepare_preferences,
+)
 from gristmill.train.evaluation.answering import (
     Reader,
     Result,
@@ -298,7 +304,8 @@ def accuracy_on_holdout(model: Llama, inputs: Mapping[str, Path]) -> dict[str, A
     if not examples:
         return {"reward_accuracy": None, "reward_accuracy_interval": None}
     chat, length = Chat(inputs["tokenizer"]), examples[0]["sequence_length"]
-    pairs, _ = prepare_pairs(examples, chat, length)
+    encoded = prepare_preferences(examples, chat, length)
+    pairs = [item for item in encoded.used if isinstance(item, Pair)]
     device = model.model.embed_tokens.weight.device
     logps = []
     for start in range(0, len(pairs), ROWS_PER_FORWARD):

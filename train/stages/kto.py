@@ -5,7 +5,7 @@ instead of pairs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,10 @@ def optimise(
         **summary,
         **describe_model(shape, length),
         "sequence_length": length,
-        "sets": describe_draws(rows, data.sources, draws, is_out),
+        "sets": [
+            asdict(drawn_set)
+            for drawn_set in describe_draws(rows, data.sources, draws, is_out)
+        ],
         "beta": section.beta,
         "objective": section.loss_name,
         "training_answers": {

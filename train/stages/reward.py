@@ -92,12 +92,12 @@ def run(
     shape, chat = read_shape(start), Chat(inputs["tokenizer"])
     length = section.sequence_length or shape.sequence_length
     shape = tuned_shape(shape, length, context)
-    pairs_per_set, sets, _ = read_pairs(section.data or (), chat, length, inputs)
-    names = set_names([counts["path"] for counts in sets])
+    sets = read_pairs(section.data or (), chat, length, inputs)
+    names = set_names([preference_set.path for preference_set in sets])
     all_pairs = [
         (pair, name)
-        for name, of_set in zip(names, pairs_per_set, strict=True)
-        for pair in of_set
+        for name, preference_set in zip(names, sets, strict=True)
+        for pair in preference_set.pairs
     ]
     usable = [
         (pair, name)
@@ -116,10 +116,10 @@ def run(
             write_example_ids(
                 out, [pair.example["id"] for pair in training], [len(training)]
             )
-            for counts in sets:
-                for warning in warnings_of(counts["path"], counts["audit"]):
+            for preference_set in sets:
+                for warning in warnings_of(preference_set.path, preference_set.audit):
                     context.warn(warning)
-            num_read = sum(counts["examples"] for counts in sets)
+            num_read = sum(preference_set.encoding.examples for preference_set in sets)
             if num_read - len(pairs) > LEFT_OUT_SHARE * num_read:
                 context.warn(
                     f"{num_read - len(pairs):,} of {num_read:,} pairs are not trained "
@@ -191,7 +191,7 @@ def run(
         **summary,
         **describe_model(shape, length),
         "sequence_length": length,
-        "sets": sets,
+        "sets": [preference_set.summary() for preference_set in sets],
         "training_pairs": len(training),
         "held_out_pairs": len(held_out),
         "too_long_pairs": len(all_pairs) - len(pairs),

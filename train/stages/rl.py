@@ -47,6 +47,7 @@ from gristmill.train.reinforcement.rollout_phase import Actor
 from gristmill.train.reinforcement.rollout_tables import (
     ANSWERS,
     BATCHES,
+    AnswerRow,
     gather_batches,
     read_batch,
 )
@@ -121,9 +122,11 @@ def run(
     ):
         if world.is_first:
             write_prompt_ids(out / PROMPTS, training)
-            for counts in sets:
+            for prompt_set in sets:
                 if warning := left_out_warning(
-                    counts["path"], counts, length - section.max_new_tokens
+                    prompt_set.path,
+                    prompt_set.encoding,
+                    length - section.max_new_tokens,
                 ):
                     context.warn(warning)
             if section.continue_from is not None:
@@ -222,7 +225,7 @@ def run(
         **describe_model(shape, length),
         "sequence_length": length,
         "started_from": start_stage,
-        "sets": sets,
+        "sets": [prompt_set.summary() for prompt_set in sets],
         "algorithm": section.algorithm,
         "kl_weight": section.kl_weight,
         "group_size": section.group_size,
@@ -292,7 +295,7 @@ def row_length(section: Rl, shape: Shape) -> int:
 
 def answers_before(
     actor: Actor, held_out: Sequence[Prompt], file: Path
-) -> list[dict[str, Any]]:
+) -> list[AnswerRow]:
     """Greedy answers of the start model to held-out prompts; computed once per run,
     also if training resumes.
     """
@@ -336,7 +339,7 @@ def rewards_at_both_ends(
 
 
 def held_out_rewards(
-    before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]], section: Rl
+    before: Sequence[AnswerRow], after: Sequence[AnswerRow], section: Rl
 ) -> dict[str, Any] | None:
     """Mean rewards of greedy answers to held-out prompts before and after, and their
     paired difference; None without held-out prompts.

@@ -12,6 +12,7 @@ training is paid for.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,24 @@ import numpy as np
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.examples.conversations import Example, Message
 from gristmill.dataprep.examples.kept_examples import (
     QUARANTINED,
+    UsableSet,
     check_records,
     set_names,
     usable_sets,
     write_quarantined,
 )
-from gristmill.dataprep.examples.read_examples import Quarantined
 from gristmill.mixtures.posttraining import Gates, SftData
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.conversation_tokens import (
     Chat,
     Conversation,
+    Encoded,
     NothingToTrainError,
+    TokenCounts,
     check_content,
     counts_of,
     decoded_mask,
@@ -72,6 +76,37 @@ class ReplayError(ValueError):
     """Replay of pre-training that the mixture does not allow."""
 
 
+@dataclass(frozen=True)
+class ConversationSet:
+    """An encoded set of conversations.
+
+    Attributes:
+        path: of the set.
+        records: the examples and quarantined records that were read.
+        encoded: all encoded conversations, and numbers of the others.
+        training, held_out: the encoded ones, by use.
+    """
+
+    path: str
+    records: UsableSet
+    encoded: Encoded[Conversation]
+    training: list[Conversation]
+    held_out: list[Conversation]
+
+
+@dataclass(frozen=True)
+class DrawnSet:
+    """Repeated examples of a set.
+
+    Attributes:
+        examples: with repetitions.
+        tokens: number of their trained tokens.
+    """
+
+    examples: list[Conversation]
+    tokens: int
+
+
 def run(
     inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
 ) -> dict[str, Any]:
@@ -102,63 +137,84 @@ def run(
             f"sft.sequence_length is {length}; make them equal, or replay nothing"
         )
     names = set_names([dataset.path for dataset in section.data], [REPLAY])
-    examples, held_out, sets, quarantined = read_sets(section, chat, length, inputs)
-    write_quarantined(out / QUARANTINED, zip(names, quarantined, strict=True))
-    for name, counts in zip(names, sets, strict=True):
+    sets = read_sets(section, chat, length, inputs)
+    named_sets = dict(zip(names, sets, strict=True))
+    write_quarantined(
+        out / QUARANTINED,
+        (
+            (name, conversation_set.records.quarantined)
+            for name, conversation_set in named_sets.items()
+        ),
+    )
+    for name, conversation_set in named_sets.items():
+        counts = conversation_set.encoded.counts
         if warning := left_out_warning(name, counts, length):
             context.warn(warning)
-    drawn = weighted(examples, [dataset.weight for dataset in section.data], sets, seed)
+    drawn = weighted(
+        [conversation_set.training for conversation_set in sets],
+        [dataset.weight for dataset in section.data],
+        seed,
+    )
+    is_packed = section.packing == "best_fit"
     rows = {
         name: packed_rows(
-            [piece_of(conversation) for conversation in of_set],
+            [piece_of(conversation) for conversation in drawn_set.examples],
             length,
-            section.packing == "best_fit",
+            is_packed,
         )
-        for name, of_set in zip(names, drawn, strict=True)
+        for name, drawn_set in zip(names, drawn, strict=True)
     }
-    used = [conversation for of_set in drawn for conversation in of_set]
-    if problems := gate_problems(counts_of(used), section.gates, length):
+    used = [conversation for drawn_set in drawn for conversation in drawn_set.examples]
+    token_counts = counts_of(used)
+    if problems := gate_problems(token_counts, section.gates, length):
         raise GateError("sft: " + "; ".join(problems))
-    replayed = replay_count(
-        sum(len(conversation.ids) for conversation in used), length, section.replay
-    )
+    replayed = replay_count(token_counts.example_tokens, length, section.replay)
     if replayed and mix is not None:
         rows[REPLAY] = replayed_rows(
             rows_read(mix, config[READS], inputs.get("pretrain")), replayed
         )
     written = write_example_rows(out, rows, length, tokenizer, chat.pad)
-    if any(held_out):
-        write_example_rows(
-            out / HELD_OUT,
-            {
-                name: packed_rows(
-                    [piece_of(conversation) for conversation in of_set],
-                    length,
-                    section.packing == "best_fit",
-                )
-                for name, of_set in zip(names, held_out, strict=True)
-                if of_set
-            },
+    held_out = {
+        name: packed_rows(
+            [piece_of(conversation) for conversation in conversation_set.held_out],
             length,
-            tokenizer,
-            chat.pad,
+            is_packed,
         )
-    write_json(out / COUNTS, counts_of(used))
+        for name, conversation_set in named_sets.items()
+        if conversation_set.held_out
+    }
+    if held_out:
+        write_example_rows(out / HELD_OUT, held_out, length, tokenizer, chat.pad)
+    write_json(out / COUNTS, asdict(token_counts))
     replayed_tokens = sum(
         len(piece.ids) for row in rows.get(REPLAY, []) for piece in row
     )
+    drawn_tokens = sum(drawn_set.tokens for drawn_set in drawn)
     return {
         "sequence_length": length,
         "packing": section.packing,
-        **written,
+        **asdict(written),
         "sets": [
-            {"name": name, **counts} for name, counts in zip(names, sets, strict=True)
+            {
+                "name": name,
+                "path": conversation_set.path,
+                **asdict(conversation_set.records.counts),
+                **asdict(conversation_set.encoded.counts),
+                **asdict(counts_of(conversation_set.encoded.used)),
+                "held_out": len(conversation_set.held_out),
+                "drawn": len(drawn_set.examples),
+                "drawn_tokens": drawn_set.tokens,
+                "drawn_share": drawn_set.tokens / drawn_tokens,
+            }
+            for (name, conversation_set), drawn_set in zip(
+                named_sets.items(), drawn, strict=True
+            )
         ],
-        **counts_of(used),
+        **asdict(token_counts),
         "replay": {
             "rows": replayed,
             "tokens": replayed_tokens,
-            "share": replayed_tokens / written["tokens"],
+            "share": replayed_tokens / written.tokens,
         },
         "samples": [
             {
@@ -166,44 +222,44 @@ def run(
                 "example": conversation.example,
                 "spans": decoded_mask(chat, shortened(conversation)),
             }
-            for name, of_set in zip(names, examples, strict=True)
-            for conversation in of_set[:SAMPLES_PER_SET]
+            for name, conversation_set in named_sets.items()
+            for conversation in conversation_set.training[:SAMPLES_PER_SET]
         ],
     }
 
 
-def gate_problems(counts: Mapping[str, Any], gates: Gates, length: int) -> list[str]:
+def gate_problems(counts: TokenCounts, gates: Gates, length: int) -> list[str]:
     """Sentences, one for each gate that the examples do not pass.
 
     Args:
-        counts: as of `counts_of`.
+        counts: of all examples.
         gates: the manifest's thresholds.
         length: most tokens of an example.
     """
     problems = []
-    if counts["end_of_turn_share"] < gates.min_end_of_turn_trained:
+    if counts.end_of_turn_share < gates.min_end_of_turn_trained:
         problems.append(_unended(counts, gates, length))
-    if counts["trained_share"] < gates.min_trained:
+    if counts.trained_share < gates.min_trained:
         problems.append(
-            f"only {counts['trained_share']:.2%} of the tokens are trained "
+            f"only {counts.trained_share:.2%} of the tokens are trained "
             f"(sft.gates.min_trained: {gates.min_trained}): see that the template's "
             "marks enclose the answers, or lower the gate"
         )
-    if counts["truncated_share"] > gates.max_truncated:
+    if counts.truncated_share > gates.max_truncated:
         problems.append(
-            f"{counts['truncated_share']:.2%} of the examples are cut "
+            f"{counts.truncated_share:.2%} of the examples are cut "
             f"(sft.gates.max_truncated: {gates.max_truncated}): "
             "raise sft.sequence_length, or the gate"
         )
     return problems
 
 
-def _unended(counts: Mapping[str, Any], gates: Gates, length: int) -> str:
+def _unended(counts: TokenCounts, gates: Gates, length: int) -> str:
     """Sentence for the gate on trained ends of turns, with the causes: the length, the
     template, or both.
     """
-    answers, cut = counts["answers"], counts["cut_answers"]
-    unmarked = answers - cut - round(counts["end_of_turn_share"] * answers)
+    answers, cut = counts.answers, counts.cut_answers
+    unmarked = answers - cut - round(counts.end_of_turn_share * answers)
     causes = []
     if cut:
         causes.append(
@@ -213,11 +269,10 @@ def _unended(counts: Mapping[str, Any], gates: Gates, length: int) -> str:
     if unmarked:
         causes.append(
             f"{unmarked:,} are whole, but the chat template does not mark their end "
-            "of turn as generated: put it "
-            "before {% endgeneration %}"
+            "of turn as generated: put it before {% endgeneration %}"
         )
     return (
-        f"only {counts['end_of_turn_share']:.2%} of {answers:,} answers have a trained "
+        f"only {counts.end_of_turn_share:.2%} of {answers:,} answers have a trained "
         "end of turn, without which a model does not learn to stop "
         f"(sft.gates.min_end_of_turn_trained: {gates.min_end_of_turn_trained}); "
         + "; ".join(causes)
@@ -226,87 +281,60 @@ def _unended(counts: Mapping[str, Any], gates: Gates, length: int) -> str:
 
 def read_sets(
     section: SftData, chat: Chat, length: int, inputs: Mapping[str, Path]
-) -> tuple[
-    list[list[Conversation]],
-    list[list[Conversation]],
-    list[dict[str, Any]],
-    list[Sequence[Quarantined]],
-]:
+) -> list[ConversationSet]:
     """Read and encode all sets of examples, or their prepared versions.
-
-    Returns:
-        set by set: the training examples, the held-out ones, counts, and the rejected
-        records.
 
     Raises:
         gristmill.dataprep.examples.read_examples.ExamplesError: more records of a set
             are quarantined than may be.
         NothingToTrainError: one of the sets trains no token, or all of it is held out.
     """
-    sets: list[list[Conversation]] = []
-    held_out: list[list[Conversation]] = []
-    counts: list[dict[str, Any]] = []
-    quarantined: list[Sequence[Quarantined]] = []
+    sets = []
     for dataset, records in zip(
         section.data, usable_sets(section.data, "sft", inputs), strict=True
     ):
-        conversations, counted = prepare_conversations(
+        where = f"sft data {dataset.path}"
+        encoded = prepare_conversations(
             records.examples, chat, length, dataset.train_on
         )
-        left_out = counted.pop("left_out")
         check_content(
-            f"sft data {dataset.path}",
-            left_out,
+            where,
+            encoded.left_out,
             records.places,
-            records.counts["records"],
+            records.counts.records,
             dataset.max_quarantined,
         )
-        if not conversations:
+        counts = encoded.counts
+        if not encoded.used:
             raise NothingToTrainError(
-                f"sft data {dataset.path}: none of its {counted['examples']} examples "
-                f"has an answer within {length} tokens ({why_left_out(counted)}); "
-                "raise sft.sequence_length or look at the data"
+                f"{where}: none of its {counts.examples} examples has an answer within "
+                f"{length} tokens ({why_left_out(counts)}); raise sft.sequence_length "
+                "or look at the data"
             )
         measuring = {
             example["id"]
             for example in records.examples
-            if is_held_out(
-                {"prompt": asked(example)}, section.holdout, section.key_seed
-            )
+            if is_held_out(asked(example), section.holdout, section.key_seed)
         }
-        held_out.append(
-            [
-                conversation
-                for conversation in conversations
-                if conversation.example in measuring
-            ]
-        )
-        sets.append(
-            [
-                conversation
-                for conversation in conversations
-                if conversation.example not in measuring
-            ]
-        )
-        counts.append(
-            {
-                "path": dataset.path,
-                **records.counts,
-                **counted,
-                "held_out": len(held_out[-1]),
-            }
-        )
-        if not sets[-1]:
+        training = [item for item in encoded.used if item.example not in measuring]
+        if not training:
             raise NothingToTrainError(
-                f"sft data {dataset.path}: all of its {len(conversations)} examples "
-                f"are held out; lower sft.holdout ({section.holdout}) or remove the set"
+                f"{where}: all of its {len(encoded.used)} examples are held out; lower "
+                f"sft.holdout ({section.holdout}) or remove the set"
             )
-        check_records(f"sft_data: {dataset.path}", counts[-1])
-        quarantined.append(records.quarantined)
-    return sets, held_out, counts, quarantined
+        check_records(
+            where,
+            records.counts,
+            counts.unrenderable,
+            counts.dropped,
+            len(encoded.used),
+        )
+        held_out = [item for item in encoded.used if item.example in measuring]
+        sets.append(ConversationSet(dataset.path, records, encoded, training, held_out))
+    return sets
 
 
-def asked(example: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def asked(example: Example) -> list[Message]:
     """Messages before the assistant's first turn."""
     return list(
         takewhile(lambda message: message["role"] != "assistant", example["messages"])
@@ -314,14 +342,9 @@ def asked(example: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def weighted(
-    sets: Sequence[list[Conversation]],
-    weights: Sequence[float | None],
-    counts: Sequence[dict[str, Any]],
-    seed: int,
-) -> list[list[Conversation]]:
-    """Examples of each set, repeated by its weight; adds drawn numbers to the sets'
-    counts.
-    """
+    sets: Sequence[list[Conversation]], weights: Sequence[float | None], seed: int
+) -> list[DrawnSet]:
+    """Examples of each set, repeated by its weight."""
     trained = [
         np.array(
             [int(conversation.trained.sum()) for conversation in conversations],
@@ -346,23 +369,16 @@ def weighted(
                 trained, sets, quota_per_set, strict=True
             )
         ]
-    drawn = [
-        int((number * tokens).sum())
-        for number, tokens in zip(repeats, trained, strict=True)
-    ]
-    for counted, number, tokens in zip(counts, repeats, drawn, strict=True):
-        counted |= {
-            "drawn": int(number.sum()),
-            "drawn_tokens": tokens,
-            "drawn_share": tokens / sum(drawn),
-        }
     return [
-        [
-            conversation
-            for conversation, times in zip(conversations, number.tolist(), strict=True)
-            for _ in range(times)
-        ]
-        for conversations, number in zip(sets, repeats, strict=True)
+        DrawnSet(
+            [
+                conversation
+                for conversation, times in zip(conversations, number, strict=True)
+                for _ in range(times)
+            ],
+            int((number * tokens).sum()),
+        )
+        for conversations, number, tokens in zip(sets, repeats, trained, strict=True)
     ]
 
 

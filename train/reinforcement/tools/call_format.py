@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from gristmill.train.data.conversation_tokens import Chat, ChatError, Message
+from gristmill.dataprep.examples.conversations import Message, Tool, ToolCall
+from gristmill.train.data.conversation_tokens import Chat, ChatError
 
-PROBE_NAME, PROBE_ARGUMENTS = "probed_tool", {"probed": "value"}
+PROBE_NAME = "probed_tool"
+PROBE_ARGUMENTS: dict[str, object] = {"probed": "value"}
 PROBE_ANSWER = "Probed."
 PROBE_TOOL = {
     "type": "function",
@@ -49,7 +50,7 @@ class Call:
     """
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     problem: str = ""
 
 
@@ -84,9 +85,7 @@ class CallFormat:
             chat, written
         )
 
-    def prompt(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
-    ) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
         """Tokens of a prompt with tools.
 
         Raises:
@@ -105,7 +104,7 @@ class CallFormat:
             for number, message in enumerate(messages)
             if message["role"] == "user"
         )
-        prompt_messages = [
+        prompt_messages: list[Message] = [
             {**message, "content": described + message["content"]}
             if number == first
             else message
@@ -185,12 +184,12 @@ class CallFormat:
         return ids[1:] if ids and ids[0] in self._chat.stops else ids
 
 
-def _probe(answers: Sequence[str]) -> list[dict[str, Any]]:
+def _probe(answers: Sequence[str]) -> list[Message]:
     """Conversation with as many calls as answers; ids are nine letters or digits, as
     Mistral's templates require.
     """
     ids = [f"call{number:05d}" for number in range(len(answers))]
-    calls = [
+    calls: list[ToolCall] = [
         {
             "id": call_id,
             "type": "function",
@@ -198,18 +197,14 @@ def _probe(answers: Sequence[str]) -> list[dict[str, Any]]:
         }
         for call_id in ids
     ]
+    replies: list[Message] = [
+        {"role": "tool", "name": PROBE_NAME, "tool_call_id": call_id, "content": answer}
+        for call_id, answer in zip(ids, answers, strict=True)
+    ]
     return [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": "", "tool_calls": calls},
-        *(
-            {
-                "role": "tool",
-                "name": PROBE_NAME,
-                "tool_call_id": call_id,
-                "content": answer,
-            }
-            for call_id, answer in zip(ids, answers, strict=True)
-        ),
+        *replies,
     ]
 
 

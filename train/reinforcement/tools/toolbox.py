@@ -8,13 +8,14 @@ import inspect
 import json
 import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gristmill.dataprep.corpus import TEXT, Corpus
+from gristmill.dataprep.examples.conversations import Tool as ToolDescription
 from gristmill.dataprep.examples.read_examples import read_records
 from gristmill.dataprep.user_functions import call_own, load_function
 from gristmill.dataprep.words.bm25_index import WordIndex
@@ -56,7 +57,7 @@ class _Ready:
     may run in parallel.
     """
 
-    description: Mapping[str, Any]
+    description: ToolDescription
     answer: Callable[..., str]
     beside: bool = False
 
@@ -83,7 +84,7 @@ class Toolbox:
         """Names of all tools."""
         return tuple(self._tools)
 
-    def descriptions(self, names: Sequence[str]) -> list[Mapping[str, Any]]:
+    def descriptions(self, names: Sequence[str]) -> list[ToolDescription]:
         """Descriptions of some tools for a prompt, in OpenAI's form."""
         return [self._tools[name].description for name in names]
 
@@ -123,18 +124,21 @@ class Toolbox:
                     f"there is no tool {call.name!r}; there are {', '.join(offered)}"
                 )
             tool = self._tools[call.name]
-            _check_arguments(call, tool.description["function"]["parameters"])
+            parameters = tool.description["function"]["parameters"]
+            _check_arguments(call, parameters["properties"], parameters["required"])
             return tool.answer(**call.arguments), False
         except (ToolError, CalculatorError) as error:
             return f"{ERROR}{error}", True
 
 
-def _check_arguments(call: Call, parameters: Mapping[str, Any]) -> None:
-    missing = [name for name in parameters["required"] if name not in call.arguments]
-    unknown = [name for name in call.arguments if name not in parameters["properties"]]
+def _check_arguments(
+    call: Call, names: Collection[str], required: Collection[str]
+) -> None:
+    missing = [name for name in required if name not in call.arguments]
+    unknown = [name for name in call.arguments if name not in names]
     if missing or unknown:
         raise ToolError(
-            f"{call.name} takes {', '.join(parameters['properties'])}; "
+            f"{call.name} takes {', '.join(names)}; "
             + (f"{missing[0]!r} is missing" if missing else f"it has no {unknown[0]!r}")
         )
 
@@ -181,7 +185,7 @@ def _described(
     summary: str,
     parameters: Mapping[str, tuple[str, str]],
     required: Sequence[str] | None = None,
-) -> dict[str, Any]:
+) -> ToolDescription:
     properties = {
         key: {"type": kind, **({"description": description} if description else {})}
         for key, (kind, description) in parameters.items()
