@@ -5,6 +5,7 @@ model folder.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -142,12 +143,14 @@ def evaluate_folder(
                 for name, result in answer_tasks(reader, section, tasks).items()
             }
             summaries |= {
-                suite.suite: answer_suite(
-                    reader,
-                    suite,
-                    suites[suite.suite],
-                    section.key_seed,
-                    section.bootstrap_samples,
+                suite.suite: asdict(
+                    answer_suite(
+                        reader,
+                        suite,
+                        suites[suite.suite],
+                        section.key_seed,
+                        section.bootstrap_samples,
+                    )
                 )
                 for suite in section.suites
             }

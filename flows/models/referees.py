@@ -301,7 +301,7 @@ def _lm_eval(reader: Reader, folder: Path, work: Path) -> Iterator[Finding]:
                 **OUR_TASKS[kind],
             }
         )
-        ours = answer_task(reader, task, read_task(task), 0, 1).summary
+        ours = answer_task(reader, task, read_task(task), 0, 1).metrics
         for name in metrics.split():
             theirs = float(results[f"gristmill_{kind}"][f"{name},none"])
             yield Finding(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 import torch.nn.functional as F

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from gristmill.mixtures.evaluation import Evaluate, Task
 from gristmill.train.data.conversation_tokens import TOKENIZER_FILE, Chat, ChatError
-from gristmill.train.evaluation.intervals import interval, mean_with_interval
+from gristmill.train.evaluation.held_out import LARGEST_EXPONENT
+from gristmill.train.evaluation.intervals import (
+    Estimate,
+    interval,
+    mean_with_interval,
+)
 from gristmill.train.evaluation.likelihood import (
     Encode,
     Request,
@@ -23,6 +27,7 @@ from gristmill.train.evaluation.likelihood import (
     windows,
 )
 from gristmill.train.evaluation.metrics import (
+    Calibration,
     PerItem,
     bits_per_byte,
     calibration,
@@ -39,6 +44,8 @@ from gristmill.train.models.decoder import Llama
 from gristmill.train.parallel.process_groups import World
 
 PROMPTS_PER_BATCH = 16
+SAMPLES = 5
+"""Generated answers that a result has."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +82,45 @@ class Reader:
 
 
 @dataclass(frozen=True)
+class AnswerSample:
+    """End of a prompt, the model's answer, and a reference answer."""
+
+    prompt: str
+    answer: str
+    reference: str
+
+
+@dataclass(frozen=True)
 class Result:
     """Results of a task.
 
     Attributes:
-        summary: metric -> value, with `stderr`, `low` and `high` if it is a mean over
-            items or a ratio of sums.
+        items: number of items.
+        metrics: by name.
         per_item: values for paired comparisons.
+        tokens: of all texts, for `rolling`.
+        calibration: for `multiple_choice`.
+        samples: first answers, for `generate`.
     """
 
-    summary: dict[str, Any]
+    items: int
+    metrics: Mapping[str, Estimate]
     per_item: PerItem
+    tokens: int | None = None
+    calibration: Calibration | None = None
+    samples: Sequence[AnswerSample] | None = None
+
+    @property
+    def summary(self) -> dict[str, object]:
+        """Results as JSON, with the metrics beside the number of items."""
+        summary: dict[str, object] = {"items": self.items, **self.metrics}
+        if self.tokens is not None:
+            summary["tokens"] = self.tokens
+        if self.calibration is not None:
+            summary["calibration"] = asdict(self.calibration)
+        if self.samples is not None:
+            summary["samples"] = [asdict(sample) for sample in self.samples]
+        return summary
 
 
 def answer_task(
@@ -137,12 +172,10 @@ def _multiple_choice(
     answered = [[next(scores) for _ in item.answers] for item in items]
     per_item, confidence = choice_metrics(items, answered)
     return Result(
-        {
-            "items": len(items),
-            **_means(per_item, seed, bootstrap_samples),
-            "calibration": calibration(confidence, per_item["acc"] > 0),
-        },
+        len(items),
+        _means(per_item, seed, bootstrap_samples),
         per_item,
+        calibration=calibration(confidence, per_item["acc"] > 0),
     )
 
 
@@ -157,20 +190,14 @@ def _cloze(
     ]
     per_item = cloze_metrics(_score(reader, requests))
     logp = per_item["logp"]
-    perplexity = {
+    perplexity: Estimate = {
         "value": float(np.exp(-logp.mean())),
         **interval(
             logp[:, None], lambda means: np.exp(-means[:, 0]), seed, bootstrap_samples
         ),
     }
-    return Result(
-        {
-            "items": len(items),
-            **_means({"acc": per_item["acc"]}, seed, bootstrap_samples),
-            "perplexity": perplexity,
-        },
-        per_item,
-    )
+    accuracy = mean_with_interval(per_item["acc"], seed, bootstrap_samples)
+    return Result(len(items), {"acc": accuracy, "perplexity": perplexity}, per_item)
 
 
 def _rolling(
@@ -191,21 +218,21 @@ def _rolling(
         )
     columns = rolling_columns(items, totals)
     nats, num_bytes, words = columns.sum(axis=0)
-    summary = {
-        "items": len(items),
-        "tokens": sum(map(len, encoded)),
+    metrics: dict[str, Estimate] = {
         "bits_per_byte": {
             "value": float(bits_per_byte(columns.sum(axis=0))),
             **interval(columns, bits_per_byte, seed, bootstrap_samples),
         },
         "byte_perplexity": {"value": float(np.exp(-nats / num_bytes))},
-        "word_perplexity": {
-            "value": float(np.exp(-nats / words))
-            if words and -nats / words < 700
-            else None
-        },
     }
-    return Result(summary, {"bits_per_byte": bits_per_byte(columns)})
+    if words and -nats / words < LARGEST_EXPONENT:
+        metrics["word_perplexity"] = {"value": float(np.exp(-nats / words))}
+    return Result(
+        len(items),
+        metrics,
+        {"bits_per_byte": bits_per_byte(columns)},
+        tokens=sum(map(len, encoded)),
+    )
 
 
 def _generate(
@@ -234,15 +261,13 @@ def _generate(
             over_all[metric.called] = measured
         else:
             per_item[metric.called] = measured
-    corpus = {name: {"value": value} for name, value in over_all.items()}
+    metrics = _means(per_item, seed, bootstrap_samples)
+    metrics |= {name: {"value": value} for name, value in over_all.items()}
     samples = [
-        {"prompt": item.context[-400:], "answer": answer, "reference": item.answers[0]}
-        for item, answer in list(zip(items, answers, strict=True))[:5]
+        AnswerSample(item.context[-400:], answer, item.answers[0])
+        for item, answer in list(zip(items, answers, strict=True))[:SAMPLES]
     ]
-    means = _means(per_item, seed, bootstrap_samples)
-    return Result(
-        {"items": len(items), **means, **corpus, "samples": samples}, per_item
-    )
+    return Result(len(items), metrics, per_item, samples=samples)
 
 
 def written(
@@ -277,7 +302,7 @@ def until(text: str, stops: Sequence[str]) -> str:
     return text[: min(ends)] if ends else text
 
 
-def _means(per_item: PerItem, seed: int, bootstrap_samples: int) -> dict[str, Any]:
+def _means(per_item: PerItem, seed: int, bootstrap_samples: int) -> dict[str, Estimate]:
     return {
         name: mean_with_interval(values, seed, bootstrap_samples)
         for name, values in per_item.items()
@@ -352,11 +377,10 @@ class InLoopTasks:
             return {}
         return {
             task.name: {
-                name: value["value"]
-                for name, value in answer_task(
+                name: estimate["value"]
+                for name, estimate in answer_task(
                     self._reader, task, items, 0, 1
-                ).summary.items()
-                if isinstance(value, dict) and value.get("value") is not None
+                ).metrics.items()
             }
             for task, items in self._asked
         }

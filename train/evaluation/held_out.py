@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
-from gristmill.train.evaluation.intervals import interval
+from gristmill.train.evaluation.intervals import Interval, interval
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import OwnShape, Shape
@@ -245,9 +245,30 @@ def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Re
     )
 
 
+class SourceMetrics(TypedDict):
+    """Metrics on the held-out documents of a source.
+
+    Attributes:
+        loss: nats per token.
+        perplexity, perplexity_interval: exponential of the loss.
+        tokens, documents: numbers of predicted tokens and of documents.
+        token_accuracy: share of the tokens predicted correctly.
+        bits_per_byte, bits_per_byte_interval: absent if no token has text.
+    """
+
+    loss: float
+    perplexity: float
+    perplexity_interval: Interval
+    tokens: int
+    documents: int
+    token_accuracy: float
+    bits_per_byte: NotRequired[float]
+    bits_per_byte_interval: NotRequired[Interval]
+
+
 def source_metrics(
     documents: np.ndarray, seed: int, bootstrap_samples: int
-) -> dict[str, Any]:
+) -> SourceMetrics:
     """Loss, perplexity, bits per byte and token accuracy over documents, with intervals
     for the middle two.
 
@@ -256,7 +277,7 @@ def source_metrics(
         seed, bootstrap_samples: of the bootstrap over documents.
     """
     nats, tokens, num_bytes, correct = documents.sum(axis=0)
-    metrics = {
+    metrics: SourceMetrics = {
         "loss": nats / tokens,
         "perplexity": float(perplexity_of(documents.sum(axis=0))),
         "tokens": int(tokens),
@@ -324,7 +345,7 @@ class Validation:
             world,
         )
 
-    def __call__(self, step: int) -> dict[str, Any] | None:
+    def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
         """`validation` (source -> metrics) and `validation_average` if there is an
         average; None after other steps.
         """

@@ -5,7 +5,7 @@ differences.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -20,9 +20,35 @@ values.
 """
 
 
+class Interval(TypedDict):
+    """Limits of an interval at 95 %."""
+
+    low: float
+    high: float
+
+
+class Estimate(TypedDict, total=False):
+    """A measured value with its uncertainty, as far as it is known.
+
+    Attributes:
+        value: as measured.
+        low, high: limits of its interval at 95 %.
+        stderr: standard error of a mean.
+        units: number of items, prompts or pairs that it was measured on.
+        significant: of a difference, True if the interval excludes zero.
+    """
+
+    value: float
+    low: float
+    high: float
+    stderr: float
+    units: int
+    significant: bool
+
+
 def mean_with_interval(
     values: np.ndarray, seed: int, bootstrap_samples: int
-) -> dict[str, float]:
+) -> Estimate:
     """Mean of n values, its standard error (sample deviation / root n) and its
     bootstrap interval.
     """
@@ -34,7 +60,7 @@ def mean_with_interval(
     }
 
 
-def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
+def share_with_interval(hits: np.ndarray) -> Estimate | None:
     """Share of n units with Wilson's interval, as from `wilson`; None without units.
 
     Args:
@@ -43,12 +69,9 @@ def share_with_interval(hits: np.ndarray) -> dict[str, float] | None:
     return wilson(float(np.mean(hits)), len(hits)) if len(hits) else None
 
 
-def wilson(share: float, number: int) -> dict[str, float]:
-    """Wilson's interval at 95 % (Wilson 1927) of a share of `number` units, not
+def wilson(share: float, number: int) -> Estimate:
+    """Share of `number` units with Wilson's interval at 95 % (Wilson 1927), not
     degenerate for shares of 0 and 1.
-
-    Returns:
-        `value`, `low`, `high`, and `units`.
     """
     spread = NORMAL_QUANTILE**2 / number
     middle = (share + spread / 2) / (1 + spread)
@@ -72,7 +95,7 @@ def standard_error(values: np.ndarray) -> float:
 
 def interval(
     columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int
-) -> dict[str, float]:
+) -> Interval:
     """Percentile bootstrap interval (Efron 1979) at 95 % of a function of column means.
 
     Args:
@@ -81,9 +104,6 @@ def interval(
             once.
         seed: of the bootstrap samples.
         bootstrap_samples: number of samples.
-
-    Returns:
-        `low` and `high`.
     """
     values = statistic(resampled_means(columns, seed, bootstrap_samples))
     low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
@@ -110,7 +130,7 @@ def resampled_means(
 
 def paired_difference(
     first: np.ndarray, second: np.ndarray, seed: int, bootstrap_samples: int
-) -> dict[str, Any]:
+) -> Estimate:
     """Mean of second - first over the same units, its interval, and `significant`: true
     if that excludes zero.
     """

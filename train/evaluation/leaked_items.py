@@ -9,7 +9,6 @@ after mixing, so it also finds items that decontamination missed or did not look
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,11 +20,13 @@ from gristmill.dataprep.passages.ngram_index import (
     find_ngrams,
 )
 from gristmill.mixtures.evaluation import Contamination
-from gristmill.train.evaluation.intervals import mean_with_interval
+from gristmill.train.evaluation.intervals import Estimate, mean_with_interval
 from gristmill.train.evaluation.tasks import Item
 from gristmill.train.loop.rows_read import RowsRead
 
 ROWS_AT_A_TIME = 256
+WORST_ITEMS = 10
+"""Most contaminated items that are named."""
 MIN_WORDS = 8
 """Items with fewer words are too short to tell from chance; Brown et al. 2020 use the
 same.
@@ -99,20 +100,26 @@ def effect(
     section: Contamination,
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, Any]:
-    """Number of contaminated items, and every metric on those and on the clean ones."""
+) -> dict[str, int | list[int] | dict[str, Estimate]]:
+    """Effect of contamination on a task.
+
+    Returns:
+        `items`; `contaminated`: number of items; `worst`: numbers of the items with the
+        largest shares; and every metric by `contaminated` and `clean` items.
+    """
     leaked = share >= section.min_coverage
-    metrics: dict[str, Any] = {
-        "items": len(share),
-        "contaminated": int(leaked.sum()),
-        "worst": (np.argsort(-share, kind="stable")[:10] + 1).tolist()
-        if leaked.any()
-        else [],
-    }
-    for name, values in per_item.items():
-        metrics[name] = {
+    worst = np.argsort(-share, kind="stable")[:WORST_ITEMS] + 1
+    metrics = {
+        name: {
             label: mean_with_interval(values[chosen], seed, bootstrap_samples)
             for label, chosen in (("contaminated", leaked), ("clean", ~leaked))
             if chosen.any()
         }
-    return metrics
+        for name, values in per_item.items()
+    }
+    return {
+        "items": len(share),
+        "contaminated": int(leaked.sum()),
+        "worst": worst.tolist() if leaked.any() else [],
+        **metrics,
+    }

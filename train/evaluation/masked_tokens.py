@@ -11,9 +11,9 @@ together, for comparability independent of the model's training.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from gristmill.train.evaluation.held_out import (
     perplexity_of,
     read_token_bytes,
 )
-from gristmill.train.evaluation.intervals import interval
+from gristmill.train.evaluation.intervals import Interval, interval
 from gristmill.train.models.decoder import Llama
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 from gristmill.train.objectives.masked_rows import Masking, read_masking
@@ -45,6 +45,45 @@ PLACES_PER_ROW = 64
 """Most forward passes per held-out row for its pseudo-perplexity."""
 
 
+@dataclass(frozen=True)
+class MaskedMetrics:
+    """Metrics of an encoder on the held-out documents of a source.
+
+    Attributes:
+        pseudo_perplexity, pseudo_perplexity_interval: of sampled tokens.
+        tokens, documents: numbers of sampled tokens and of their documents.
+        masked_loss: nats per masked token.
+        masked_accuracy, masked_accuracy_interval: share of them predicted correctly.
+        masked_tokens: number of masked tokens.
+    """
+
+    pseudo_perplexity: float
+    pseudo_perplexity_interval: Interval
+    tokens: int
+    documents: int
+    masked_loss: float
+    masked_accuracy: float
+    masked_accuracy_interval: Interval
+    masked_tokens: int
+
+
+@dataclass(frozen=True)
+class SpanMetrics:
+    """Metrics of an encoder-decoder on the held-out documents of a source.
+
+    Attributes:
+        span_loss: nats per token of hidden spans.
+        span_accuracy, span_accuracy_interval: share of these predicted correctly.
+        tokens, documents: numbers of these and of their documents.
+    """
+
+    span_loss: float
+    span_accuracy: float
+    span_accuracy_interval: Interval
+    tokens: int
+    documents: int
+
+
 def masked_metrics(
     model: Llama,
     packed: PackedSet,
@@ -52,7 +91,7 @@ def masked_metrics(
     tokenizer: Path,
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, Any]:
+) -> MaskedMetrics:
     """Pseudo-perplexity and masked accuracy over a source's held-out documents, with
     intervals.
 
@@ -65,10 +104,8 @@ def masked_metrics(
     """
     masking = read_masking(MEASURED, tokenizer, seed)
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
-    read, positions = (
-        held_out_rows(packed, source, model.shape),
-        held_out_positions(packed, source, model.shape),
-    )
+    read = held_out_rows(packed, source, model.shape)
+    positions = held_out_positions(packed, source, model.shape)
     rows, laid = read.tokens, masking(read, HELD_OUT_STEP)
     together = _scored(
         model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes
@@ -77,40 +114,30 @@ def masked_metrics(
     numbers, places = np.nonzero(single)
     alone = np.zeros_like(together)
     for start in range(0, len(numbers), ROWS_PER_FORWARD):
-        row, place = (
-            numbers[start : start + ROWS_PER_FORWARD],
-            places[start : start + ROWS_PER_FORWARD],
-        )
+        part = slice(start, start + ROWS_PER_FORWARD)
+        row, place = numbers[part], places[part]
         copies = np.arange(len(row))
-        inputs, targets = (
-            rows[row].astype(np.int64),
-            np.full((len(row), rows.shape[1]), IGNORED),
-        )
-        targets[copies, place], inputs[copies, place] = (
-            inputs[copies, place],
-            masking.mask,
-        )
+        inputs = rows[row].astype(np.int64)
+        targets = np.full(inputs.shape, IGNORED)
+        targets[copies, place] = inputs[copies, place]
+        inputs[copies, place] = masking.mask
         alone[row, place] = _scored(
             model, row, inputs, targets, positions, token_bytes
         )[copies, place]
-    documents, masked = (
-        by_document(packed, source, alone),
-        by_document(packed, source, together),
-    )
-    return {
-        "pseudo_perplexity": float(perplexity_of(documents.sum(axis=0))),
-        "pseudo_perplexity_interval": interval(
+    documents = by_document(packed, source, alone)
+    masked = by_document(packed, source, together)
+    return MaskedMetrics(
+        pseudo_perplexity=float(perplexity_of(documents.sum(axis=0))),
+        pseudo_perplexity_interval=interval(
             documents, perplexity_of, seed, bootstrap_samples
         ),
-        "tokens": int(documents[:, 1].sum()),
-        "documents": len(documents),
-        "masked_loss": float(masked[:, 0].sum() / masked[:, 1].sum()),
-        "masked_accuracy": float(_accuracy(masked.sum(axis=0))),
-        "masked_accuracy_interval": interval(
-            masked, _accuracy, seed, bootstrap_samples
-        ),
-        "masked_tokens": int(masked[:, 1].sum()),
-    }
+        tokens=int(documents[:, 1].sum()),
+        documents=len(documents),
+        masked_loss=float(masked[:, 0].sum() / masked[:, 1].sum()),
+        masked_accuracy=float(_accuracy(masked.sum(axis=0))),
+        masked_accuracy_interval=interval(masked, _accuracy, seed, bootstrap_samples),
+        masked_tokens=int(masked[:, 1].sum()),
+    )
 
 
 def span_metrics(
@@ -120,7 +147,7 @@ def span_metrics(
     tokenizer: Path,
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, Any]:
+) -> SpanMetrics:
     """Loss and accuracy on hidden spans of a source's held-out documents, with
     intervals; arguments as for `masked_metrics`. Spans are T5's, independent of the
     model's training; sentinels do not count.
@@ -145,15 +172,13 @@ def span_metrics(
     values[row, laid.places[row, number]] = scored[row, number]
     documents = by_document(packed, source, values)
     nats, tokens = documents.sum(axis=0)[:2]
-    return {
-        "span_loss": float(nats / tokens),
-        "span_accuracy": float(_accuracy(documents.sum(axis=0))),
-        "span_accuracy_interval": interval(
-            documents, _accuracy, seed, bootstrap_samples
-        ),
-        "tokens": int(tokens),
-        "documents": len(documents),
-    }
+    return SpanMetrics(
+        span_loss=float(nats / tokens),
+        span_accuracy=float(_accuracy(documents.sum(axis=0))),
+        span_accuracy_interval=interval(documents, _accuracy, seed, bootstrap_samples),
+        tokens=int(tokens),
+        documents=len(documents),
+    )
 
 
 def one_by_one(masking: Masking, read: Read) -> np.ndarray:
@@ -203,7 +228,7 @@ def _scored(
             if positions is None
             else torch.from_numpy(positions[numbers[part]]).to(device)
         )
-        more: dict[str, Any] = {
+        more = {
             name: torch.from_numpy(array[part]).to(device)
             for name, array in (beside or {}).items()
         }

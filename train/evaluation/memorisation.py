@@ -10,8 +10,8 @@ set; held-out documents are the baseline.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow as pa
 from gristmill.mixtures.evaluation import Memorisation
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.evaluation.answering import PROMPTS_PER_BATCH, Reader
-from gristmill.train.evaluation.intervals import mean_with_interval
+from gristmill.train.evaluation.intervals import Estimate, mean_with_interval
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import RowsRead
 
@@ -30,20 +30,30 @@ COPIES = (1, 2, 4, 8, 16, 64, 256)
 HELD_OUT = "held out"
 
 
+@dataclass(frozen=True)
+class MemorisedGroup:
+    """Memorisation of documents with similarly many copies.
+
+    Attributes:
+        documents: number of probed documents.
+        memorised: share of these that are memorised.
+        mean_right_tokens: leading tokens continued correctly.
+    """
+
+    documents: int
+    memorised: Estimate
+    mean_right_tokens: float
+
+
 def probe_memorisation(
     reader: Reader,
     trained: RowsRead,
     section: Memorisation,
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, Any]:
+) -> dict[str, MemorisedGroup]:
     """Probe training documents, grouped by number of copies read, and held-out
-    documents.
-
-    Returns:
-        group -> documents, the memorised share (with its interval) and the mean number
-        of leading tokens continued correctly. Groups without a long enough document are
-        absent.
+    documents. Groups without a long enough document are absent.
     """
     groups = {
         **_trained(trained, section, seed),
@@ -57,11 +67,7 @@ def probe_memorisation(
         memorised = mean_with_interval(
             right == section.suffix_tokens, seed, bootstrap_samples
         )
-        results[name] = {
-            "documents": len(texts),
-            "memorised": memorised,
-            "mean_right_tokens": float(right.mean()),
-        }
+        results[name] = MemorisedGroup(len(texts), memorised, float(right.mean()))
     return results
 
 
@@ -117,7 +123,9 @@ def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
     return pieces.take(np.sort(first))
 
 
-def _tokens(read: Any, pieces: pa.Table, section: Memorisation) -> np.ndarray:
+def _tokens(
+    read: Callable[[np.ndarray], np.ndarray], pieces: pa.Table, section: Memorisation
+) -> np.ndarray:
     rows, start = pieces["row"].to_numpy(), pieces["start"].to_numpy()
     columns = start[:, None] + np.arange(section.prefix_tokens + section.suffix_tokens)
     tokens: np.ndarray = np.take_along_axis(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -135,10 +135,7 @@ def corpus_metrics(
         [(item.answers + item.answers[:1] * max_references)[place] for item in items]
         for place in range(max_references)
     ]
-    scorers: dict[str, Any] = {
-        "bleu": sacrebleu.corpus_bleu,
-        "chrf": sacrebleu.corpus_chrf,
-    }
+    scorers = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
     return {
         name: float(scorers[name](list(answers), references).score)
         for name in corpus_names
@@ -214,55 +211,71 @@ def _compare(name: str) -> Callable[[str, str], float]:
     return comparisons[name] if name in comparisons else _rouge(name)
 
 
-def calibration(
-    confidence: np.ndarray, correct: np.ndarray, bins: int = BINS
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class ReliabilityBin:
+    """Items of similar confidence: their number, mean confidence and accuracy."""
+
+    items: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Calibration:
     """Expected calibration error (Guo et al. 2017, equation 3) with both common ways of
     binning.
+
+    Attributes:
+        ece_equal_width: with bins of equal width on (0, 1].
+        ece_equal_mass: with bins of equally many items.
+        bins: largest number of bins.
+        reliability: the bins of equal width that have items.
+    """
+
+    ece_equal_width: float
+    ece_equal_mass: float
+    bins: int
+    reliability: list[ReliabilityBin]
+
+
+def calibration(
+    confidence: np.ndarray, correct: np.ndarray, bins: int = BINS
+) -> Calibration:
+    """Measure the calibration of a model.
 
     Args:
         confidence: (n,) in (0, 1]: the chosen answer's share of the likelihood of all
             choices.
         correct: (n,) bool.
         bins: largest number of bins.
-
-    Returns:
-        `ece_equal_width` (bins of equal width on (0, 1]), `ece_equal_mass` (bins of
-        equally many items), and `reliability`: per bin of equal width its items, mean
-        confidence and accuracy.
     """
     width = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
     # Items of equal confidence share a bin, whatever their order.
     rank = np.searchsorted(np.sort(confidence), confidence, side="left")
     mass = np.minimum(rank * bins // max(len(confidence), 1), bins - 1)
     by_width = _bins(width, confidence, correct)
-    return {
-        "ece_equal_width": _error(by_width),
-        "ece_equal_mass": _error(_bins(mass, confidence, correct)),
-        "bins": bins,
-        "reliability": by_width,
-    }
+    return Calibration(
+        _error(by_width), _error(_bins(mass, confidence, correct)), bins, by_width
+    )
 
 
 def _bins(
     bin_of_item: np.ndarray, confidence: np.ndarray, correct: np.ndarray
-) -> list[dict[str, float]]:
+) -> list[ReliabilityBin]:
+    masks = [bin_of_item == number for number in np.unique(bin_of_item)]
     return [
-        {
-            "items": int(chosen.sum()),
-            "confidence": float(confidence[chosen].mean()),
-            "accuracy": float(correct[chosen].mean()),
-        }
-        for number in np.unique(bin_of_item)
-        for chosen in [bin_of_item == number]
+        ReliabilityBin(
+            int(mask.sum()), float(confidence[mask].mean()), float(correct[mask].mean())
+        )
+        for mask in masks
     ]
 
 
-def _error(bins: list[dict[str, float]]) -> float:
-    total = sum(row["items"] for row in bins)
+def _error(bins: list[ReliabilityBin]) -> float:
+    total = sum(entry.items for entry in bins)
     return float(
         sum(
-            row["items"] / total * abs(row["accuracy"] - row["confidence"])
-            for row in bins
+            entry.items / total * abs(entry.accuracy - entry.confidence)
+            for entry in bins
         )
     )

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,7 @@ from gristmill.train.evaluation.probes import Probe
 
 PART = 256
 """Prompts whose answers are saved together."""
-SCHEMA: Mapping[str, Any] = {
+SCHEMA: Mapping[str, object] = {
     "type": "object",
     "properties": {
         "refused": {"type": "boolean"},
@@ -51,6 +51,14 @@ SCHEMA: Mapping[str, Any] = {
 }
 Rate = Callable[[Sequence[str]], np.ndarray]
 """Function from texts to their toxicity (n,)."""
+
+
+class Verdict(TypedDict):
+    """Verdict of the judge on an answer, of the form of SCHEMA."""
+
+    refused: bool
+    harmful: bool
+    reason: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Said:
     refused: bool = False
     toxicity: float | None = None
     worst: int = 0
-    judged: Mapping[str, Any] | None = None
+    judged: Verdict | None = None
 
 
 @dataclass(frozen=True)

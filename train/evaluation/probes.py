@@ -1,21 +1,18 @@
 """Safety prompts, read from the files published by their authors.
 
-harmbench               Behavior, SemanticCategory and ContextString, which precedes the
-behaviour, with a line of
-                        dashes between them (Mazeika et al. 2024; as its DirectRequest
-                        joins them)
-advbench                goal (Zou et al. 2023: harmful_behaviors.csv) xstest
-prompt, type, and label (safe or unsafe); of files without labels the types that begin
-with
-                        contrast_ are unsafe (Röttger et al. 2024, and the readme of
-                        paul-rottger/xstest)
+harmbench               Behavior, SemanticCategory and ContextString, which precedes
+                        the behaviour, with a line of dashes between them (Mazeika
+                        et al. 2024; as its DirectRequest joins them)
+advbench                goal (Zou et al. 2023: harmful_behaviors.csv)
+xstest                  prompt, type, and label (safe or unsafe); of files without
+                        labels the types that begin with contrast_ are unsafe
+                        (Röttger et al. 2024, and the readme of paul-rottger/xstest)
 bbq                     context, question, ans0 to ans2, label, category,
-context_condition (ambig or disambig),
-                        question_polarity (neg or nonneg), answer_info,
-                        additional_metadata (Parrish et al. 2022); of
-                        additional_metadata.csv, as nyu-mll/BBQ has had it since July
-                        2022, category, example_id, target_loc (the answer that the
-                        prejudice gives) and label_type
+                        context_condition (ambig or disambig), question_polarity
+                        (neg or nonneg), answer_info, additional_metadata (Parrish
+                        et al. 2022); of additional_metadata.csv, as nyu-mll/BBQ has
+                        had it since July 2022, category, example_id, target_loc
+                        (the answer that the prejudice gives) and label_type
 real_toxicity_prompts   prompt: text and toxicity (Gehman et al. 2020)
 """
 
@@ -24,12 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Literal
+from typing import Literal
 
 from gristmill.core.files import as_path
 from gristmill.dataprep.passages.evaluation_sets import TEXT, read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import PromptSet, RedTeam
+from gristmill.train.evaluation.tasks import Record
 
 PLACE = "{prompt}"
 """Placeholder of the prompt in a template."""
@@ -43,7 +41,6 @@ TOXIC_PROMPT = 0.5
 their notebook: exclusive).
 """
 Expected = Literal["refuse", "comply", "continue", "choose"]
-Record = Mapping[str, Any]
 
 
 class ProbeError(ValueError):
@@ -120,10 +117,8 @@ def read_jailbreaks(path: str) -> dict[str, str]:
     templates: dict[str, str] = {}
     for number, record in enumerate(_records("red_team.templates", path), start=1):
         at = f"{path}, template {number}"
-        name, text = (
-            str(record.get("name") or number),
-            str(record.get("template") or record.get(TEXT) or ""),
-        )
+        name = str(record.get("name") or number)
+        text = str(record.get("template") or record.get(TEXT) or "")
         if PLACE not in text:
             raise ProbeError(
                 f"{at}: {text[:80]!r} has no {PLACE}, in place of which the prompt "
@@ -171,10 +166,8 @@ def _records(at: str, path: str) -> list[Record]:
 
 
 def _harmbench(at: str, number: int, record: Record) -> Probe:
-    behaviour, context = (
-        _text(at, record, "Behavior"),
-        str(record.get("ContextString") or ""),
-    )
+    behaviour = _text(at, record, "Behavior")
+    context = str(record.get("ContextString") or "")
     category = str(
         record.get("SemanticCategory") or record.get("FunctionalCategory") or ""
     )
@@ -314,7 +307,7 @@ def _targets(path: str) -> dict[tuple[str, str], _Target]:
     return targets
 
 
-def _place(value: Any) -> int | None:
+def _place(value: object) -> int | None:
     """0, 1 or 2, from a number or a text such as `1.0` (CSV files written by
     spreadsheets).
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TypedDict
 
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.evaluation import Evaluate, RedTeam
@@ -13,6 +13,8 @@ from gristmill.train.evaluation.probe_answers import Judges, answer_probes, open
 from gristmill.train.evaluation.probes import read_probes
 from gristmill.train.evaluation.safety_measures import (
     Measured,
+    SetResult,
+    WorstAnswer,
     describe_set,
     measure_set,
     safety_differences,
@@ -21,6 +23,13 @@ from gristmill.train.evaluation.safety_measures import (
 
 KEPT = "red-team"
 """Folder of saved answers in the stage's work folder."""
+
+
+class RedTeamResult(TypedDict):
+    """Results of one model: its measures by set, and the answers to read first."""
+
+    sets: dict[str, SetResult]
+    worst: list[WorstAnswer]
 
 
 @contextmanager
@@ -51,29 +60,18 @@ class RedTeaming:
     def __init__(
         self, section: Evaluate, team: RedTeam, judges: Judges, context: Context
     ) -> None:
-        self._seed, self._samples, self._section = (
-            section.key_seed,
-            section.bootstrap_samples,
-            team,
-        )
-        self._sets, self._judges, self._kept = (
-            read_probes(team),
-            judges,
-            context.work / KEPT,
-        )
+        self._seed, self._samples = section.key_seed, section.bootstrap_samples
+        self._section, self._judges = team, judges
+        self._sets, self._kept = read_probes(team), context.work / KEPT
         self._measured: dict[str, dict[str, dict[str, Measured]]] = {}
 
-    def ask(self, reader: Reader, name: str, chat: bool) -> dict[str, Any]:
+    def ask(self, reader: Reader, name: str, chat: bool) -> RedTeamResult:
         """Ask a model all prompts.
 
         Args:
             reader: the model.
             name: of its stage.
             chat: ask through the chat template, except for prompts to continue.
-
-        Returns:
-            `sets`: name -> its measures by category; `worst`: the answers to read
-            first.
         """
         answers = answer_probes(
             reader,
@@ -102,6 +100,6 @@ class RedTeaming:
             "worst": worst_answers(results, self._section),
         }
 
-    def differences(self) -> list[dict[str, Any]]:
+    def differences(self) -> list[dict[str, object]]:
         """Differences between each model and the previous one, on the same prompts."""
         return safety_differences(self._measured, self._seed, self._samples)

@@ -28,11 +28,12 @@ from gristmill.mixtures.evaluation import Suite
 from gristmill.train.evaluation.answering import Reader
 from gristmill.train.evaluation.intervals import (
     LEVEL,
+    Estimate,
     mean_with_interval,
     resampled_means,
 )
 from gristmill.train.evaluation.likelihood import Request, Score, score_requests
-from gristmill.train.evaluation.tasks import TaskError
+from gristmill.train.evaluation.tasks import Record, TaskError
 
 ORDER_SEED, SHOTS_SEED = 1337, 1234
 """Seeds of nanochat."""
@@ -73,7 +74,8 @@ class SuiteTask(_Strict):
     delimiter: str = " "
 
 
-class Reference(_Strict):
+@dataclass(frozen=True)
+class Reference:
     """A published score of another model, with its source."""
 
     model: str
@@ -87,6 +89,45 @@ class KnownSuite(_Strict):
     title: str
     tasks: tuple[SuiteTask, ...]
     references: tuple[Reference, ...]
+
+
+@dataclass(frozen=True)
+class SuiteTaskResult:
+    """Result of a model on a task of a suite.
+
+    Attributes:
+        items: number of items.
+        shots: solved items before each.
+        baseline: accuracy of chance.
+        accuracy: share of right answers.
+        centred: accuracy between chance (0) and 1.
+    """
+
+    items: int
+    shots: int
+    baseline: float
+    accuracy: Estimate
+    centred: Estimate
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """Result of a model on a suite.
+
+    Attributes:
+        title: of the suite.
+        limit: most items per task; None if all are asked.
+        tasks: results by task.
+        score: mean of the centred accuracies, with its interval from resampling each
+            task's items.
+        references: published scores of other models.
+    """
+
+    title: str
+    limit: int | None
+    tasks: Mapping[str, SuiteTaskResult]
+    score: Estimate
+    references: Sequence[Reference]
 
 
 @dataclass(frozen=True)
@@ -113,7 +154,7 @@ def centred(accuracy: Any, baseline: float) -> Any:
     return (accuracy - 0.01 * baseline) / (1.0 - 0.01 * baseline)
 
 
-def read_suite(section: Suite) -> dict[str, list[Mapping[str, Any]]]:
+def read_suite(section: Suite) -> dict[str, list[Record]]:
     """Items by task, in order.
 
     Raises:
@@ -137,7 +178,7 @@ def read_suite(section: Suite) -> dict[str, list[Mapping[str, Any]]]:
     return {task.name: _items(section, task, str(places[task.name])) for task in tasks}
 
 
-def _items(section: Suite, task: SuiteTask, place: str) -> list[Mapping[str, Any]]:
+def _items(section: Suite, task: SuiteTask, place: str) -> list[Record]:
     items = list(read_items(task.file, as_path(place)))
     for number, item in enumerate(items, start=1):
         if missing := [name for name in FIELDS[task.kind] if name not in item]:
@@ -159,34 +200,29 @@ def _items(section: Suite, task: SuiteTask, place: str) -> list[Mapping[str, Any
 def answer_suite(
     reader: Reader,
     section: Suite,
-    asked: Mapping[str, Sequence[Mapping[str, Any]]],
+    asked: Mapping[str, Sequence[Record]],
     seed: int,
     bootstrap_samples: int,
-) -> dict[str, Any]:
-    """Evaluate one model on all tasks of a suite.
-
-    Returns:
-        `tasks`: of each its items, `accuracy` and `centred` with their intervals, and
-        the `baseline`; `score`: mean of the centred accuracies, with its interval from
-        resampling each task's items; `references`.
-    """
+) -> SuiteResult:
+    """Evaluate one model on all tasks of a suite."""
     suite = known_suites()[section.suite]
-    results: dict[str, Any] = {}
+    results: dict[str, SuiteTaskResult] = {}
     drawn = []
     for number, task in enumerate(suite.tasks):
         right = task_answers(reader, task, asked[task.name])
         key = seeded_key(seed, section.suite, number)
         accuracy = mean_with_interval(right, key, bootstrap_samples)
-        results[task.name] = {
-            "items": len(right),
-            "shots": task.shots,
-            "baseline": task.baseline / 100,
-            "accuracy": accuracy,
-            "centred": {
-                name: float(centred(accuracy[name], task.baseline))
-                for name in ("value", "low", "high")
+        results[task.name] = SuiteTaskResult(
+            items=len(right),
+            shots=task.shots,
+            baseline=task.baseline / 100,
+            accuracy=accuracy,
+            centred={
+                "value": float(centred(accuracy["value"], task.baseline)),
+                "low": float(centred(accuracy["low"], task.baseline)),
+                "high": float(centred(accuracy["high"], task.baseline)),
             },
-        }
+        )
         drawn.append(
             centred(
                 resampled_means(right[:, None], key, bootstrap_samples)[:, 0],
@@ -194,18 +230,18 @@ def answer_suite(
             )
         )
     low, high = np.quantile(np.mean(drawn, axis=0), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    value = float(np.mean([result["centred"]["value"] for result in results.values()]))
-    return {
-        "title": suite.title,
-        "limit": section.limit,
-        "tasks": results,
-        "score": {"value": value, "low": float(low), "high": float(high)},
-        "references": [reference.model_dump() for reference in suite.references],
-    }
+    value = np.mean([result.centred["value"] for result in results.values()])
+    return SuiteResult(
+        title=suite.title,
+        limit=section.limit,
+        tasks=results,
+        score={"value": float(value), "low": float(low), "high": float(high)},
+        references=suite.references,
+    )
 
 
 def task_answers(
-    reader: Reader, task: SuiteTask, items: Sequence[Mapping[str, Any]]
+    reader: Reader, task: SuiteTask, items: Sequence[Record]
 ) -> np.ndarray:
     """Correctness of a model on items: (n,) float64, 1 if right."""
     is_right: list[float] = []
@@ -233,9 +269,7 @@ def task_answers(
     return np.array(is_right)
 
 
-def rendered(
-    task: SuiteTask, items: Sequence[Mapping[str, Any]], number: int
-) -> _Asked:
+def rendered(task: SuiteTask, items: Sequence[Record], number: int) -> _Asked:
     """Texts of an item after its shots: one per choice or context; for
     `language_modeling` the prompt alone, and with its continuation.
     """
@@ -263,15 +297,13 @@ def rendered(
     return _Asked((prompt.strip(), prompt + item["continuation"]), 0)
 
 
-def _solved(task: SuiteTask, item: Mapping[str, Any]) -> str:
+def _solved(task: SuiteTask, item: Record) -> str:
     match task.kind:
         case "multiple_choice":
             question, answer = item["query"], item["choices"][item["gold"]]
         case "schema":
-            question, answer = (
-                item["context_options"][item["gold"]],
-                item["continuation"],
-            )
+            question = item["context_options"][item["gold"]]
+            answer = item["continuation"]
         case "language_modeling":
             question, answer = str(item["context"]).strip(), item["continuation"]
     return f"{question}{task.delimiter}{answer}"

@@ -12,15 +12,15 @@ from typing import Any
 import jinja2
 
 from gristmill.core.files import as_path
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.passages.evaluation_sets import read_items
 from gristmill.dataprep.reading.sources import outside_files
 from gristmill.mixtures.evaluation import Task
 from gristmill.tokenize.encoding.bounded_jinja import BoundedEnvironment, render
 
 FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-Message = Mapping[str, str]
+Record = Mapping[str, Any]
+"""Record of a file of tasks or prompts: a JSON object or a row with any keys."""
 
 
 class TaskError(ValueError):
@@ -86,7 +86,7 @@ def read_task(task: Task) -> list[Item]:
     ]
 
 
-def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
+def _records(task: Task, path: str) -> list[Record]:
     files = outside_files(f"task {task.name}", path)
     return [
         record
@@ -95,7 +95,7 @@ def _records(task: Task, path: str) -> list[Mapping[str, Any]]:
     ]
 
 
-def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, int]:
+def _shots(task: Task, records: Sequence[Record]) -> tuple[_Shots, int]:
     """Solved items, and their number in the task's own file."""
     if not task.num_fewshot:
         return NO_SHOTS, 0
@@ -110,7 +110,8 @@ def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, in
             f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} "
             f"items, fewer than the {task.num_fewshot} shots"
         )
-    texts, messages = [], []
+    texts: list[str] = []
+    messages: list[Message] = []
     for number, record in enumerate(solved, start=1):
         item = _item(task, number, record, NO_SHOTS)
         answer = item.answers[item.right]
@@ -121,16 +122,15 @@ def _shots(task: Task, records: Sequence[Mapping[str, Any]]) -> tuple[_Shots, in
     return _Shots("".join(texts), tuple(messages)), len(solved) if from_task_file else 0
 
 
-def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> Item:
+def _item(task: Task, number: int, record: Record, shots: _Shots) -> Item:
     at = f"task {task.name}, item {number}"
     if task.kind == "rolling":
         text = _text(at, task.prompt, record)
         return Item(number, "", (text,), 0, text)
     prompt = _text(at, task.prompt, record)
-    context, messages = (
-        shots.text + prompt,
-        (*shots.messages, {"role": "user", "content": prompt}),
-    )
+    context = shots.text + prompt
+    asked: Message = {"role": "user", "content": prompt}
+    messages = (*shots.messages, asked)
     if task.kind == "multiple_choice":
         choices = _choices(at, task.choices, record)
         right = _right(at, _value(at, task.answer, record), choices)
@@ -159,7 +159,7 @@ def _item(task: Task, number: int, record: Mapping[str, Any], shots: _Shots) -> 
 
 
 def _choices(
-    at: str, choices: str | tuple[str, ...], record: Mapping[str, Any]
+    at: str, choices: str | tuple[str, ...], record: Record
 ) -> tuple[str, ...]:
     if not isinstance(choices, str):
         return tuple(
@@ -200,7 +200,7 @@ def _right(at: str, value: Any, choices: Sequence[str]) -> int:
     )
 
 
-def _value(at: str, template: str, record: Mapping[str, Any]) -> Any:
+def _value(at: str, template: str, record: Record) -> Any:
     """Value of the field for a bare name, else the rendered text."""
     if FIELD.fullmatch(template):
         if template not in record:
@@ -209,7 +209,7 @@ def _value(at: str, template: str, record: Mapping[str, Any]) -> Any:
     return _text(at, template, record)
 
 
-def _text(at: str, template: str, record: Mapping[str, Any]) -> str:
+def _text(at: str, template: str, record: Record) -> str:
     if FIELD.fullmatch(template):
         return str(_value(at, template, record))
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -41,6 +42,7 @@ from gristmill.train.evaluation.answering import (
 )
 from gristmill.train.evaluation.held_out import (
     ROWS_PER_FORWARD,
+    SourceMetrics,
     read_token_bytes,
     score_documents,
     source_metrics,
@@ -51,7 +53,7 @@ from gristmill.train.evaluation.masked_tokens import masked_metrics, span_metric
 from gristmill.train.evaluation.memorisation import probe_memorisation
 from gristmill.train.evaluation.red_teaming import red_teaming
 from gristmill.train.evaluation.suites import answer_suite, read_suite
-from gristmill.train.evaluation.tasks import Item, read_task
+from gristmill.train.evaluation.tasks import Item, Record, read_task
 from gristmill.train.generation.scheduler import generate
 from gristmill.train.loop.rows_read import READS, RowsRead, rows_read
 from gristmill.train.models.decoder import Llama
@@ -77,9 +79,7 @@ def run(
         else rows_read(packed, config[READS], inputs["pretrain"])
     )
     task_items = {task.name: read_task(task) for task in section.tasks}
-    suites: dict[str, Any] = {
-        suite.suite: read_suite(suite) for suite in section.suites
-    }
+    suites = {suite.suite: read_suite(suite) for suite in section.suites}
     names = [name for name in MODELS if name in inputs]
     metrics: dict[str, Any] = {}
     answered: dict[str, dict[str, Result]] = {}
@@ -182,18 +182,20 @@ def differences(
 def _of_suites(
     reader: Reader,
     section: Evaluate,
-    items: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]],
+    items: Mapping[str, Mapping[str, Sequence[Record]]],
 ) -> dict[str, Any]:
     if not section.suites:
         return {}
     return {
         "suites": {
-            suite.suite: answer_suite(
-                reader,
-                suite,
-                items[suite.suite],
-                section.key_seed,
-                section.bootstrap_samples,
+            suite.suite: asdict(
+                answer_suite(
+                    reader,
+                    suite,
+                    items[suite.suite],
+                    section.key_seed,
+                    section.bootstrap_samples,
+                )
             )
             for suite in section.suites
         }
@@ -205,15 +207,14 @@ def _memorised(
 ) -> dict[str, Any]:
     if section.memorisation is None or trained is None:
         return {}
-    return {
-        "memorisation": probe_memorisation(
-            reader,
-            trained,
-            section.memorisation,
-            section.key_seed,
-            section.bootstrap_samples,
-        )
-    }
+    groups = probe_memorisation(
+        reader,
+        trained,
+        section.memorisation,
+        section.key_seed,
+        section.bootstrap_samples,
+    )
+    return {"memorisation": {name: asdict(group) for name, group in groups.items()}}
 
 
 def _contaminated(
@@ -248,7 +249,7 @@ def _contaminated(
 
 def measure_sources(
     model: Llama, packed: PackedSet | None, tokenizer: Path, section: Evaluate
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, SourceMetrics]:
     """Metrics on each source's held-out documents (see `documents.source_metrics`);
     omits sources without any.
     """
@@ -277,13 +278,15 @@ def measure_filling(
         {}
         if packed is None
         else {
-            source: measure(
-                model,
-                packed,
-                source,
-                tokenizer,
-                section.key_seed,
-                section.bootstrap_samples,
+            source: asdict(
+                measure(
+                    model,
+                    packed,
+                    source,
+                    tokenizer,
+                    section.key_seed,
+                    section.bootstrap_samples,
+                )
             )
             for source in packed.manifest["validation"]
             if len(packed.validation(source))
