@@ -269,7 +269,7 @@ def expert_loads(model: nn.Module) -> list[Tensor]:
     return [layer.load for layer in layers if layer.load is not None]
 
 
-def report_loads(loads: Sequence[float], experts: int) -> dict[str, Any]:
+def report_loads(loads: Sequence[float], experts: int) -> dict[str, dict[str, float]]:
     """Largest and smallest load of an expert in any layer, relative to a balanced load.
 
     Args:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +24,7 @@ from gristmill.train.models.hf_encoder_configs import (
     t5_name,
     t5_shape,
 )
-from gristmill.train.models.model_config import Published, Shape
+from gristmill.train.models.model_config import ConfigJson, Published, Shape
 from gristmill.train.models.model_config import (
     UnknownArchitectureError as UnknownArchitectureError,
 )
@@ -95,7 +93,7 @@ ARCHITECTURES = {
 }
 
 
-def shape_from_hf(config: Mapping[str, Any]) -> Shape:
+def shape_from_hf(config: ConfigJson) -> Shape:
     """Shape of a transformers model, from its config.json.
 
     Raises:
@@ -176,7 +174,7 @@ def shape_from_hf(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def is_scorer(config: Mapping[str, Any]) -> bool:
+def is_scorer(config: ConfigJson) -> bool:
     """Return True if a config.json describes a model that scores texts (see
     models.reward_model).
     """
@@ -186,14 +184,14 @@ def is_scorer(config: Mapping[str, Any]) -> bool:
     )
 
 
-def _experts_of(config: Mapping[str, Any]) -> int:
+def _experts_of(config: ConfigJson) -> int:
     """Number of experts; transformers 4 writes `num_experts` for Qwen3-MoE."""
     if config["model_type"] not in EXPERT_NAMES:
         return 0
     return int(config.get("num_local_experts") or config["num_experts"])
 
 
-def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
+def _differences(family: str, config: ConfigJson) -> dict[str, bool]:
     """Settings of a config.json under which the model would compute something else than
     this decoder.
     """
@@ -220,7 +218,7 @@ def _differences(family: str, config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _sliding_window(family: str, config: Mapping[str, Any]) -> int | None:
+def _sliding_window(family: str, config: ConfigJson) -> int | None:
     """Maximum number of tokens that a token attends to; rows of at most this length get
     full attention.
     """
@@ -230,7 +228,7 @@ def _sliding_window(family: str, config: Mapping[str, Any]) -> int | None:
     return int(window) if window else None
 
 
-def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
+def _end_ids(config: ConfigJson) -> tuple[int, ...]:
     """Ids of `eos_token_id`, one or several."""
     ids = config.get("eos_token_id")
     if ids is None:
@@ -238,7 +236,7 @@ def _end_ids(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(ids) if isinstance(ids, list) else (int(ids),)
 
 
-def _rotary_share(config: Mapping[str, Any]) -> float:
+def _rotary_share(config: ConfigJson) -> float:
     """Share of a head's channels that rotary positions rotate; by default half for
     GLM-4.
     """
@@ -249,7 +247,7 @@ def _rotary_share(config: Mapping[str, Any]) -> float:
     return float(default if share is None else share)
 
 
-def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+def _rope_parameters(config: ConfigJson) -> ConfigJson:
     """RoPE parameters: `rope_parameters` of transformers 5, else `rope_theta` and
     `rope_scaling`.
     """
@@ -262,7 +260,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+def _rope(config: ConfigJson) -> tuple[float, RopeScaling | None]:
     rope = _rope_parameters(config)
     if rope.get("rope_theta") is None:
         raise UnknownArchitectureError(
@@ -303,7 +301,7 @@ def family_of(shape: Shape) -> str:
     )
 
 
-def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, object]:
     """The config.json of a model for transformers, with the vocabulary size without
     padding.
 
@@ -358,7 +356,7 @@ def hf_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     }
 
 
-def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
+def _experts_to_hf(shape: Shape, family: str) -> dict[str, object]:
     qwen_settings = (
         {}
         if family == "mixtral"
@@ -378,7 +376,7 @@ def _experts_to_hf(shape: Shape, family: str) -> dict[str, Any]:
     }
 
 
-def _rope_to_hf(shape: Shape) -> dict[str, Any]:
+def _rope_to_hf(shape: Shape) -> dict[str, object]:
     scaling = shape.rope_scaling
     share = (
         {}

@@ -5,13 +5,12 @@ and tensor names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from gristmill.train.models.model_config import (
     BUCKETS,
     MOST_DISTANCE,
     TOKEN_TYPES,
+    ConfigJson,
     Shape,
     UnknownArchitectureError,
 )
@@ -62,7 +61,7 @@ T5_MATRICES = {
 }
 
 
-def encoder_shape(config: Mapping[str, Any]) -> Shape:
+def encoder_shape(config: ConfigJson) -> Shape:
     """Shape of a ModernBERT."""
     heads, width = int(config["num_attention_heads"]), config["hidden_size"]
     theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
@@ -87,7 +86,7 @@ def encoder_shape(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
+def encoder_differences(config: ConfigJson) -> dict[str, bool]:
     """Settings of a config.json under which a ModernBERT would differ from this encoder
     with full attention.
 
@@ -111,13 +110,13 @@ def encoder_differences(config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _encoder_rope(config: Mapping[str, Any]) -> dict[str, Any]:
+def _encoder_rope(config: ConfigJson) -> ConfigJson:
     return dict((config.get("rope_parameters") or {}).get("full_attention") or {})
 
 
 def encoder_config(
     shape: Shape, dtype: str, eos: list[int], pad: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Config.json of a ModernBERT."""
     rope = {"rope_type": "default", "rope_theta": shape.rope_theta}
     return {
@@ -155,7 +154,9 @@ def encoder_config(
     }
 
 
-def bert_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+def bert_config(
+    shape: Shape, dtype: str, eos: list[int], pad: int
+) -> dict[str, object]:
     """Config.json of a BERT."""
     return {
         "architectures": ["BertForMaskedLM"],
@@ -180,7 +181,7 @@ def bert_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str,
     }
 
 
-def bert_shape(config: Mapping[str, Any]) -> Shape:
+def bert_shape(config: ConfigJson) -> Shape:
     """Shape of a BERT.
 
     Raises:
@@ -244,7 +245,7 @@ def bert_name(name: str) -> str:
     return f"{BERT_NAMES[module]}.{last}"
 
 
-def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, Any]:
+def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, object]:
     """Config.json of a T5."""
     return {
         "architectures": ["T5ForConditionalGeneration"],
@@ -272,7 +273,7 @@ def t5_config(shape: Shape, dtype: str, eos: list[int], pad: int) -> dict[str, A
     }
 
 
-def t5_shape(config: Mapping[str, Any]) -> Shape:
+def t5_shape(config: ConfigJson) -> Shape:
     """Shape of a T5 v1.1.
 
     Raises:

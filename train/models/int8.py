@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ MATRIX = re.compile(
     r"model\.layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|gate_up|down))_proj\.weight"
 )
 """Quantised matrices; embeddings, the output matrix and experts are not."""
-QUANTIZATION_CONFIG: dict[str, Any] = {
+QUANTIZATION_CONFIG: Mapping[str, object] = {
     "quant_method": "torchao",
     "include_input_output_embeddings": False,
     "modules_to_not_convert": None,
@@ -121,7 +120,7 @@ def stored_name(name: str, part: str) -> str:
 
 
 def read_int8(
-    name: str, names: Mapping[str, Any] | set[str], read: Callable[[str], Tensor]
+    name: str, names: Collection[str], read: Callable[[str], Tensor]
 ) -> Tensor | None:
     """Read a quantised matrix as float32; None if the file has none of that name.
 

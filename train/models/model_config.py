@@ -51,6 +51,8 @@ CHUNKS = 2
 """Chunks of a row per process in context parallelism (see context_parallel.py)."""
 OWN = "own"
 """Key of config.json for the code and options of a user's model."""
+ConfigJson = Mapping[str, Any]
+"""Content of a config.json, ours or of transformers."""
 
 
 class ShapeError(ValueError):
@@ -381,34 +383,27 @@ def further_heads(section: Pretrain) -> int:
     return 0 if section.multi_token is None else section.multi_token.heads
 
 
-def shape_to_json(shape: Shape) -> dict[str, Any]:
+def shape_to_json(shape: Shape) -> dict[str, object]:
     """Content of `config.json`."""
-    values = {key.name: getattr(shape, key.name) for key in fields(shape)}
-    published, scaling = values.pop("published"), shape.rope_scaling
-    if values["norm_topk_prob"]:
+    values = asdict(shape)
+    if shape.rope_scaling is not None:
+        values["rope_scaling"] = shape.rope_scaling.model_dump(mode="json")
+    if shape.published is None:
+        del values["published"]
+    if shape.norm_topk_prob:
         del values["norm_topk_prob"]
-    return {
-        **values,
-        "rope_scaling": None if scaling is None else scaling.model_dump(mode="json"),
-        **({} if published is None else {"published": asdict(published)}),
-    }
+    return values
 
 
-def shape_from_json(value: Mapping[str, Any]) -> Shape:
+def shape_from_json(config: ConfigJson) -> Shape:
     """Shape of a `config.json`.
 
     Raises:
         ShapeError: a key is missing or unknown.
     """
-    values = dict(value)
-    if "head_width" not in values and {"width", "heads"} <= values.keys():
-        # default before the key existed
-        values["head_width"] = values["width"] // values["heads"]
-    is_required = {key.name: key.default is MISSING for key in fields(Shape)}
-    missing, unknown = (
-        [name for name, needed in is_required.items() if needed and name not in values],
-        values.keys() - is_required,
-    )
+    required = {key.name for key in fields(Shape) if key.default is MISSING}
+    missing = required - config.keys()
+    unknown = config.keys() - {key.name for key in fields(Shape)}
     if missing or unknown:
         parts = [
             f"{verb} {', '.join(sorted(names))}"
@@ -420,20 +415,15 @@ def shape_from_json(value: Mapping[str, Any]) -> Shape:
             "model of transformers (with `model_type`); export the model with the "
             "version that saved it, or train it again"
         )
-    scaling, published = values.get("rope_scaling"), values.get("published")
-    if published is not None:
+    values = dict(config)
+    if (scaling := config.get("rope_scaling")) is not None:
+        values["rope_scaling"] = RopeScaling.model_validate(scaling)
+    if (published := config.get("published")) is not None:
         values["published"] = Published(**{**published, "eos": tuple(published["eos"])})
-    return Shape(
-        **{
-            **values,
-            "rope_scaling": None
-            if scaling is None
-            else RopeScaling.model_validate(scaling),
-        }
-    )
+    return Shape(**values)
 
 
-def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
+def own_shape_to_json(shape: OwnShape) -> dict[str, object]:
     """Content of `config.json`."""
     return {
         OWN: shape.own.model_dump(mode="json"),
@@ -445,6 +435,6 @@ def own_shape_to_json(shape: OwnShape) -> dict[str, Any]:
     }
 
 
-def own_shape_from_json(config: Mapping[str, Any]) -> OwnShape:
+def own_shape_from_json(config: ConfigJson) -> OwnShape:
     """Shape of a `config.json`."""
     return OwnShape(**{**config, OWN: Own.model_validate(config[OWN])})

@@ -12,16 +12,21 @@ import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gristmill.core.files import read_json, write_json
 from gristmill.train.models.decoder import Llama
-from gristmill.train.models.hf_configs import hf_config, is_scorer, split_for_hf
+from gristmill.train.models.hf_configs import (
+    ARCHITECTURES,
+    family_of,
+    hf_config,
+    is_scorer,
+    split_for_hf,
+)
 from gristmill.train.models.initialisation import generator_of
-from gristmill.train.models.model_config import Shape
+from gristmill.train.models.model_config import ConfigJson, Shape
 from gristmill.train.models.tensor_files import ready, write_tensors
 from gristmill.train.models.weights import (
     SHAPE_FILE,
@@ -122,10 +127,11 @@ def save_reward_model(
         stops: ids that end a turn.
         pad: id of padding, from which transformers derives the end of a row.
     """
-    config = hf_config(shape, "float32", stops, pad)
-    causal = config["architectures"][0]
-    config |= {
-        "architectures": [causal.replace("ForCausalLM", "ForSequenceClassification")],
+    architecture = ARCHITECTURES[family_of(shape)].replace(
+        "ForCausalLM", "ForSequenceClassification"
+    )
+    config = hf_config(shape, "float32", stops, pad) | {
+        "architectures": [architecture],
         "num_labels": 1,
         "id2label": {"0": "score"},
         "label2id": {"score": 0},
@@ -156,7 +162,7 @@ def load_reward_model(
         gristmill.train.models.hf_configs.UnknownArchitectureError: the decoder does not
             support it.
     """
-    config: dict[str, Any] = read_json(folder / SHAPE_FILE)
+    config: ConfigJson = read_json(folder / SHAPE_FILE)
     if not is_scorer(config):
         raise WeightsError(
             f"{folder} is not a reward model: {SHAPE_FILE} names "

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import numpy as np
 import torch
@@ -64,6 +64,14 @@ def ready(tensor: Tensor) -> Planned:
     return Planned(tensor.dtype, tuple(tensor.shape), lambda: tensor)
 
 
+class TensorEntry(TypedDict):
+    """Entry of a tensor in the header of a safetensors file; offsets are in bytes."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 class TensorFile:
     """Safetensors file, local or remote, whose tensors are read one at a time."""
 
@@ -71,9 +79,9 @@ class TensorFile:
         self._path = path
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header: dict[str, Any] = json.loads(stream.read(length))
+            header = json.loads(stream.read(length))
         self._start = 8 + length
-        self._entries = {
+        self._entries: dict[str, TensorEntry] = {
             name: entry for name, entry in header.items() if name != "__metadata__"
         }
 

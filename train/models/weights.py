@@ -27,6 +27,7 @@ from gristmill.train.models.initialisation import initial_tensor
 from gristmill.train.models.int8 import read_int8, stored_name
 from gristmill.train.models.model_config import (
     OWN,
+    ConfigJson,
     Kind,
     OwnShape,
     Shape,
@@ -220,7 +221,7 @@ def read_shape(folder: Path) -> Shape:
         ) from error
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> ConfigJson:
     """Read a JSON object of a model's folder.
 
     Raises:
