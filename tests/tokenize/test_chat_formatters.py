@@ -18,8 +18,8 @@ from gristmill.tokenize.encoding.vocabulary_sample import TokenizerSample
 from gristmill.train.data.conversation_tokens import (
     Chat,
     ChatError,
-    decoded_mask,
     counts_of,
+    decoded_mask,
     prepare_conversations,
 )
 from gristmill.train.data.pairs import prepare_preferences

@@ -13,9 +13,9 @@ from gristmill.train.data.conversation_tokens import (
     ChatError,
     ContentLeftOutError,
     conversation,
+    counts_of,
     decoded_mask,
     padded,
-    counts_of,
     prepare_conversations,
     why_left_out,
 )
