@@ -497,10 +497,8 @@ def _completion(row: Row) -> list[Message]:
 
 def instructed(row: Row) -> list[Message]:
     """Messages before the answer, from an instruction, its input and its history."""
-    question, input_text = (
-        text("instruction", row.get("instruction")),
-        row.get("input") or "",
-    )
+    question = text("instruction", row.get("instruction"))
+    input_text = row.get("input") or ""
     if not isinstance(input_text, str):
         raise ValueError("input must be a string")
     question_turns = turns(

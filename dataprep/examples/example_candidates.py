@@ -212,7 +212,8 @@ def reward(
         OwnCodeError: a user's function fails.
     """
     for spec in rewards:
-        usable, name = [draft for draft in drafts if draft.usable], name_of(spec)
+        usable = [draft for draft in drafts if draft.usable]
+        name = name_of(spec)
         for draft, value in zip(
             usable, _values(usable, spec, templates.get(name), ask), strict=True
         ):
@@ -240,10 +241,9 @@ def _values(
     if isinstance(spec, ModelReward):
         module, _, function = MODEL_SCORES.partition(":")
         score = getattr(importlib.import_module(module), function)(spec.path)
-        scores: list[float] = score(
+        return score(
             [[*draft.asked.messages, answer_of(draft.text)] for draft in drafts]
         )
-        return scores
     check = verifier_of(spec)
     return [
         check(Checked(draft.text, 0, draft.asked.example.get("answer")))

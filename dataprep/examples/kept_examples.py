@@ -226,7 +226,8 @@ def usable_sets(
         quarantined.setdefault(record["set"], []).append(
             Quarantined(record["place"], record["reason"])
         )
-    kept, places = survivors(prepared), _places(prepared)
+    kept = survivors(prepared)
+    places = _places(prepared)
     for prepared_set in read_preparation(prepared).sets:
         examples = kept.get(prepared_set.name, [])
         if len(examples) != prepared_set.kept:

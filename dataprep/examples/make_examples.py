@@ -260,9 +260,14 @@ class _SetWriter:
         context: Context,
         opened: ExitStack,
     ) -> None:
-        self.name, self.section, self.seed = name, section, seed
-        self.inputs, self.out, self.context = inputs, out, context
-        self._opened, self._asking = opened, dict[str, Asking]()
+        self.name = name
+        self.section = section
+        self.seed = seed
+        self.inputs = inputs
+        self.out = out
+        self.context = context
+        self._opened = opened
+        self._asking = dict[str, Asking]()
         self.templates = {}
         for key, (template, variables, _) in templates_of(section).items():
             template.check(variables)
@@ -434,7 +439,8 @@ class _SetWriter:
 
     def choose(self, drafts: Sequence[Draft], refused: Mapping[str, str]) -> _Made:
         """Choose the answers to each prompt that become examples."""
-        number, outcome = self.section.per_prompt, _Made(errors=dict(refused))
+        number = self.section.per_prompt
+        outcome = _Made(errors=dict(refused))
         groups = [
             drafts[start : start + number] for start in range(0, len(drafts), number)
         ]
@@ -535,7 +541,8 @@ class _SetWriter:
     def _take_pair(
         self, prompt: Asked, usable: Sequence[Draft], outcome: _Made
     ) -> str | None:
-        best, worst = usable[0], usable[-1]
+        best = usable[0]
+        worst = usable[-1]
         rejected = worst.text if self.section.chooses else best.first
         if rejected == best.text or (
             self.section.rewards and best.reward == worst.reward

@@ -103,7 +103,8 @@ def grow(
         is_excluded: True for an excluded id.
         ask: answers requests, in their order.
     """
-    grown, pool = Grown(), Likeness(section.similarity)
+    grown = Grown()
+    pool = Likeness(section.similarity)
     for example in seeds:
         pool.add(example.text)
     while grown.rounds < section.rounds and len(grown.prompts) < section.number:
@@ -209,7 +210,8 @@ class Likeness:
         """Return True if a text is similar to one in the set. Only texts that share
         enough words are compared in full.
         """
-        words, shared = words_of(text), Counter[int]()
+        words = words_of(text)
+        shared = Counter[int]()
         for word, count in Counter(words).items():
             for number, text_count in self._counts_by_word.get(word, {}).items():
                 shared[number] += min(count, text_count)

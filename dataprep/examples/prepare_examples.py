@@ -276,7 +276,8 @@ def _shards(sets: Mapping[str, ExampleSet]) -> Iterator[list[_Row]]:
             size += len(json.dumps(example))
             if size >= SHARD_BYTES:
                 yield rows
-                rows, size = [], 0
+                rows = []
+                size = 0
     if rows:
         yield rows
 

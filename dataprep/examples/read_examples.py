@@ -471,10 +471,8 @@ def _record(row: Any) -> Row:
 
 
 def _origin(place: str, record: Row) -> Origin:
-    url, licence = (
-        record.get("url"),
-        next((record[key] for key in LICENCE_KEYS if record.get(key)), None),
-    )
+    url = record.get("url")
+    licence = next((record[key] for key in LICENCE_KEYS if record.get(key)), None)
     record_id = record.get("id")
     return Origin(
         place,

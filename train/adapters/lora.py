@@ -242,7 +242,8 @@ def rounded_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Dequantised matrices; float32 on the CPU of the first process, empty on the
     others. A collective.
     """
-    matrices, is_first = dict[str, Tensor](), torch.distributed.get_rank() == 0
+    matrices = dict[str, Tensor]()
+    is_first = torch.distributed.get_rank() == 0
     for name, weight in rounded_weights(model).items():
         matrix = weight.whole(torch.float32)
         if is_first:

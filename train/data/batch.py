@@ -34,8 +34,7 @@ def filled_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> np.ndar
     """
     length = packed.sequence_length // cuts
     filled = packed.boundaries(rows).filled()[:, None] - np.arange(cuts) * length
-    num_filled: np.ndarray = np.clip(filled, 0, length).ravel()
-    return num_filled
+    return np.clip(filled, 0, length).ravel()
 
 
 def predicted_tokens(packed: PackedSet, rows: np.ndarray, cuts: int = 1) -> int:
@@ -56,10 +55,9 @@ def document_positions(
     if cuts == 1:
         return packed.positions(rows)
     length = packed.sequence_length // cuts
-    positions: np.ndarray = np.minimum(
+    return np.minimum(
         packed.positions(rows).reshape(-1, length), np.arange(length, dtype=np.int32)
     )
-    return positions
 
 
 def filled_positions(filled: np.ndarray, length: int) -> np.ndarray:
@@ -67,8 +65,7 @@ def filled_positions(filled: np.ndarray, length: int) -> np.ndarray:
     padding after `filled` (n,).
     """
     places = np.arange(length, dtype=np.int32)
-    positions: np.ndarray = np.where(places < filled[:, None], places, np.int32(-1))
-    return positions
+    return np.where(places < filled[:, None], places, np.int32(-1))
 
 
 def read_documents(
@@ -81,7 +78,8 @@ def read_documents(
         rows: int64 of shape (n,).
         document_mask: True if tokens attend only to their own document.
     """
-    filled, length = filled_tokens(packed, rows), packed.sequence_length
+    filled = filled_tokens(packed, rows)
+    length = packed.sequence_length
     trained = None if (filled == length).all() else np.arange(length) < filled[:, None]
     return TrainedRows(
         packed.read(rows),
@@ -102,7 +100,8 @@ def read_turns(
         rows: int64 of shape (n,), at least one.
         trim: drop padding common to all rows, down to a multiple of PAD_MULTIPLE.
     """
-    boundaries, t = packed.boundaries(rows), packed.sequence_length
+    boundaries = packed.boundaries(rows)
+    t = packed.sequence_length
     if trim:
         t = min(t, -(-int(boundaries.filled().max()) // PAD_MULTIPLE) * PAD_MULTIPLE)
     positions = None

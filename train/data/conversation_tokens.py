@@ -270,8 +270,7 @@ class Chat:
 
     def decode(self, ids: Sequence[int], special: bool = False) -> str:
         """Text of some ids, without or with special tokens."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=not special)
-        return text
+        return self.tokenizer.decode(list(ids), skip_special_tokens=not special)
 
     def plain(self, text: str) -> str:
         """A text without anything that would be read as a special token."""
@@ -477,7 +476,8 @@ def conversation(
     trained[:1] = False
     if not trained.any():
         raise ChatError(ALL_UNTRAINED if untrained else UNMARKED)
-    turns, kept = tokens.turns[:length], trained[:length]
+    turns = tokens.turns[:length]
+    kept = trained[:length]
     if not kept.any():
         return None
     answered = np.unique(turns[kept & (turns > 0)])
@@ -486,7 +486,8 @@ def conversation(
     )
     has_end = np.isin(tokens.ids[last], list(stops))
     is_whole = last < length
-    ended, cut = int((has_end & is_whole).sum()), int((has_end & ~is_whole).sum())
+    ended = int((has_end & is_whole).sum())
+    cut = int((has_end & ~is_whole).sum())
     return Conversation(
         tokens.ids[:length],
         kept,

@@ -100,8 +100,10 @@ def replayed_rows(trained: RowsRead, count: int) -> list[Row]:
 
     The first token of a piece has no loss, as no token of its document precedes it.
     """
-    packed, rows = trained.packed, trained.first(count)
-    tokens, positions = packed.read(rows), packed.positions(rows)
+    packed = trained.packed
+    rows = trained.first(count)
+    tokens = packed.read(rows)
+    positions = packed.positions(rows)
     pieces = packed.pieces(np.unique(rows))
     ids_of_row: dict[int, list[bytes]] = {}
     for row, piece_id in zip(
@@ -237,10 +239,8 @@ def _write_shard(
         start = 0
         for piece in row:
             end = start + len(piece.ids)
-            tokens[place, start:end], trained[place, start:end] = (
-                piece.ids,
-                piece.trained,
-            )
+            tokens[place, start:end] = piece.ids
+            trained[place, start:end] = piece.trained
             table.append(
                 {
                     "row": first + place,

@@ -168,8 +168,7 @@ def gained_more(logps: np.ndarray, reference: np.ndarray) -> np.ndarray:
             under the reference.
     """
     gains = logps - reference
-    more: np.ndarray = gains[:, 0] > gains[:, 1]
-    return more
+    return gains[:, 0] > gains[:, 1]
 
 
 def reward_accuracy(logps: np.ndarray, reference: np.ndarray) -> float | None:

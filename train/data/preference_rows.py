@@ -174,7 +174,8 @@ class PairRows:
     """
 
     def __init__(self, packed: PackedSet) -> None:
-        self.packed, self._masks = packed, LossMasks(packed)
+        self.packed = packed
+        self._masks = LossMasks(packed)
         table = read_table(packed.folder / EXAMPLES, ["id", "set", "row", "rows"])
         table = table.filter(pc.equal(table["rows"], ROWS_OF_PAIR))
         self.ids: list[str] = table["id"].to_pylist()
@@ -233,11 +234,13 @@ class AnswerRows:
     """
 
     def __init__(self, packed: PackedSet) -> None:
-        self.packed, self._masks = packed, LossMasks(packed)
+        self.packed = packed
+        self._masks = LossMasks(packed)
         table = read_table(
             packed.folder / EXAMPLES, ["id", "set", "rows", "label", "record"]
         )
-        counts, labels = table["rows"].to_numpy(), table["label"].to_pylist()
+        counts = table["rows"].to_numpy()
+        labels = table["label"].to_pylist()
         self.records: list[Example] = [
             json.loads(record) for record in table["record"].to_pylist()
         ]
@@ -311,7 +314,8 @@ class AnswerRows:
         )
         trained = np.zeros((len(joined), t), dtype=bool)
         for number, (tokens, mask) in enumerate(joined):
-            ids[number, : len(tokens)], trained[number, : len(mask)] = tokens, mask
+            ids[number, : len(tokens)] = tokens
+            trained[number, : len(mask)] = mask
         return ids_and_targets(ids, trained)
 
     def _padded(self, longest: int) -> int:
@@ -345,7 +349,8 @@ def partners_of(examples: np.ndarray, prompts: list[bytes]) -> np.ndarray:
         prompts: of the examples.
     """
     firsts = np.searchsorted(examples, np.arange(len(prompts) + 1))
-    counts, partners = np.diff(firsts), np.empty(len(examples), dtype=np.int64)
+    counts = np.diff(firsts)
+    partners = np.empty(len(examples), dtype=np.int64)
     following = _next_with_another_prompt(prompts)
     for answer, example in enumerate(examples.tolist()):
         next_example = following[example]
@@ -369,7 +374,8 @@ def _next_with_another_prompt(prompts: list[bytes]) -> list[int]:
     following = [0] * number
     # Two backward passes, so that each example sees the result of its successor.
     for place in range(2 * number - 1, -1, -1):
-        example, after = place % number, (place + 1) % number
+        example = place % number
+        after = (place + 1) % number
         following[example] = (
             after if prompts[after] != prompts[example] else following[after]
         )

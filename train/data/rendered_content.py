@@ -99,7 +99,8 @@ def parts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> Iterator[Par
         for call in message.get("tool_calls", ())
     }
     for number, message in enumerate(messages):
-        path, where = ("messages", number), f"message {number + 1} ({message['role']})"
+        path = ("messages", number)
+        where = f"message {number + 1} ({message['role']})"
         if message["content"].strip():
             yield Part(f"the content of {where}", (*path, "content"), (_append,))
         if message["role"] == "assistant" and THINKING_END in message["content"]:
@@ -182,7 +183,8 @@ def _empty(mapping: Mapping[str, object], mark: str) -> dict[str, object]:
 
 def _absent_mark(conversation: _Conversation) -> str:
     """Word that does not occur in the conversation."""
-    text, mark = json.dumps(conversation), MARK
+    text = json.dumps(conversation)
+    mark = MARK
     while mark in text:
         mark += "x"
     return mark

@@ -149,7 +149,8 @@ class _Kind(Protocol):
 
 class _Documents:
     def __init__(self, packed: PackedSet, seed: int, document_mask: bool) -> None:
-        self.packed, self.order = packed, packed.order(seed)
+        self.packed = packed
+        self.order = packed.order(seed)
         self.fingerprint = packed.fingerprint
         self._document_mask = document_mask
 
@@ -165,7 +166,8 @@ class _Documents:
 
 class _Turns:
     def __init__(self, packed: PackedSet, seed: int) -> None:
-        self.packed, self.order = packed, packed.order(seed)
+        self.packed = packed
+        self.order = packed.order(seed)
         self._masks = LossMasks(packed)
         self.fingerprint = self._masks.fingerprint
 
@@ -187,7 +189,8 @@ class _Turns:
 class _Pairs:
     def __init__(self, packed: PackedSet, seed: int, section: Dpo | None) -> None:
         check_pairs(packed)
-        self.packed, self._pairs = packed, PairRows(packed)
+        self.packed = packed
+        self._pairs = PairRows(packed)
         if section is None:
             sets = [
                 np.flatnonzero(self._pairs.sets == number)
@@ -197,14 +200,16 @@ class _Pairs:
             held_out = held_out_mask(self._pairs.records(), section, seed)
             sets = draw_pairs(self._pairs, held_out, section, seed)
         self._drawn = Drawn(self._pairs, sets, seed)
-        self.order, self.fingerprint = self._drawn.order, self._drawn.fingerprint
+        self.order = self._drawn.order
+        self.fingerprint = self._drawn.fingerprint
 
     def batch(self, rows: np.ndarray, layout: Layout, trim: bool) -> Any:
         ids, targets = self._pairs.read(self._drawn.numbers[rows])
         labels = torch.cat(
             (targets.new_full((len(targets), 1), IGNORED), targets[:, :-1]), dim=1
         )
-        (chosen, rejected), (of_chosen, of_rejected) = ids.chunk(2), labels.chunk(2)
+        chosen, rejected = ids.chunk(2)
+        of_chosen, of_rejected = labels.chunk(2)
         return {
             "chosen_input_ids": chosen,
             "chosen_labels": of_chosen,
@@ -435,15 +440,22 @@ class RowStream(IterableDataset[Any]):
         dpo: Dpo | None = None,
     ) -> None:
         super().__init__()
-        self.folder, self.batch_size = str(folder), batch_size
-        self.rank, self.world_size = rank, world_size
+        self.folder = str(folder)
+        self.batch_size = batch_size
+        self.rank = rank
+        self.world_size = world_size
         self.each: Literal["batch", "row"] = each or (
             "row" if batch_size is None else "batch"
         )
-        self.seed, self.epochs, self.layout = seed, epochs, layout
-        self._provenance, self._document_mask = provenance, document_mask
-        self._reading, self._dpo = reading or Stream(), dpo
-        self._place, self._has_start = _Place(), False
+        self.seed = seed
+        self.epochs = epochs
+        self.layout = layout
+        self._provenance = provenance
+        self._document_mask = document_mask
+        self._reading = reading or Stream()
+        self._dpo = dpo
+        self._place = _Place()
+        self._has_start = False
         self._opened: _Kind | None = None
         self._process = 0
         _check(self)
@@ -464,7 +476,8 @@ class RowStream(IterableDataset[Any]):
         if self._opened is None or (
             self._process != os.getpid() and not self._opened.packed.local
         ):
-            self._opened, self._process = _open(self), os.getpid()
+            self._opened = _open(self)
+            self._process = os.getpid()
         return self._opened
 
     @property
@@ -567,7 +580,8 @@ class RowStream(IterableDataset[Any]):
             raise StreamError(
                 f"seek: rows that were read are not {position}, but 0 or more"
             )
-        self._place, self._has_start = _Place(position), True
+        self._place = _Place(position)
+        self._has_start = True
 
     def close(self) -> None:
         """Close connections to a store and the cache's files; a local set has nothing
@@ -697,7 +711,9 @@ def _check(stream: RowStream) -> None:
     Raises:
         StreamError: they are not.
     """
-    rank, size, batch = stream.rank, stream.world_size, stream.batch_size
+    rank = stream.rank
+    size = stream.world_size
+    batch = stream.batch_size
     if size < 1 or not 0 <= rank < size:
         raise StreamError(
             f"rank {rank} of world_size {size}: ranks are 0 to world_size - 1"

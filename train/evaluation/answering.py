@@ -325,12 +325,10 @@ def open_reader(
     )
 
     def encode(string: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(string, add_special_tokens=False).ids
-        return ids
+        return tokenizer.encode(string, add_special_tokens=False).ids
 
     def decode(ids: Sequence[int]) -> str:
-        string: str = tokenizer.decode(list(ids), skip_special_tokens=True)
-        return string
+        return tokenizer.decode(list(ids), skip_special_tokens=True)
 
     return Reader(
         model,
@@ -368,7 +366,9 @@ class InLoopTasks:
     def __init__(
         self, tasks: Sequence[Task], reader: Reader, every: int, last: int
     ) -> None:
-        self._reader, self._every, self._last = reader, every, last
+        self._reader = reader
+        self._every = every
+        self._last = last
         self._asked = [(task, read_task(task)) for task in tasks]
 
     def __call__(self, step: int) -> dict[str, dict[str, float]]:

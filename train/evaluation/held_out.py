@@ -201,8 +201,7 @@ def by_document(packed: PackedSet, source: str, values: np.ndarray) -> np.ndarra
     """
     pieces = packed.validation_pieces(source)
     if not len(pieces):
-        sums: np.ndarray = values.sum(axis=1)
-        return sums
+        return values.sum(axis=1)
     first = (
         pieces["row"].to_numpy() * packed.sequence_length + pieces["start"].to_numpy()
     )
@@ -234,7 +233,8 @@ def held_out_positions(
 
 def held_out_rows(packed: PackedSet, source: str, shape: Shape | OwnShape) -> Read:
     """Held-out rows of a source in the form that a layout reads."""
-    rows, boundaries = packed.validation(source), packed.validation_boundaries(source)
+    rows = packed.validation(source)
+    boundaries = packed.validation_boundaries(source)
     positions = (
         boundaries.positions(packed.sequence_length)
         if shape.document_mask
@@ -296,16 +296,12 @@ def source_metrics(
 
 
 def _bits(sums: np.ndarray) -> np.ndarray:
-    ratio: np.ndarray = sums[..., 0] / math.log(2.0) / sums[..., 2]
-    return ratio
+    return sums[..., 0] / math.log(2.0) / sums[..., 2]
 
 
 def perplexity_of(sums: np.ndarray) -> np.ndarray:
     """Exponential of the nats per token, of sums (..., COLUMNS)."""
-    ratio: np.ndarray = np.exp(
-        np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT)
-    )
-    return ratio
+    return np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
 
 
 class Validation:
@@ -337,13 +333,13 @@ class Validation:
         layout: Layout | None = None,
     ) -> None:
         self._layout = layout
-        self._every, self._last, self._average = every, steps, average
-        self._packed, self._model, self._token_bytes, self._world = (
-            packed,
-            model,
-            token_bytes,
-            world,
-        )
+        self._every = every
+        self._last = steps
+        self._average = average
+        self._packed = packed
+        self._model = model
+        self._token_bytes = token_bytes
+        self._world = world
 
     def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
         """`validation` (source -> metrics) and `validation_average` if there is an

@@ -90,8 +90,7 @@ def coverage(index: NgramIndex, ngrams: np.ndarray) -> np.ndarray:
     words = np.bincount(
         part, covered(place, index.lengths[part], new), len(index.lengths)
     )
-    shares: np.ndarray = words / np.maximum(index.counted_words, 1)
-    return shares
+    return words / np.maximum(index.counted_words, 1)
 
 
 def effect(

@@ -106,7 +106,8 @@ def masked_metrics(
     token_bytes = read_token_bytes(tokenizer, torch.device("cpu")).numpy()
     read = held_out_rows(packed, source, model.shape)
     positions = held_out_positions(packed, source, model.shape)
-    rows, laid = read.tokens, masking(read, HELD_OUT_STEP)
+    rows = read.tokens
+    laid = masking(read, HELD_OUT_STEP)
     together = _scored(
         model, np.arange(len(rows)), laid.inputs, laid.targets, positions, token_bytes
     )
@@ -115,7 +116,8 @@ def masked_metrics(
     alone = np.zeros_like(together)
     for start in range(0, len(numbers), ROWS_PER_FORWARD):
         part = slice(start, start + ROWS_PER_FORWARD)
-        row, place = numbers[part], places[part]
+        row = numbers[part]
+        place = places[part]
         copies = np.arange(len(row))
         inputs = rows[row].astype(np.int64)
         targets = np.full(inputs.shape, IGNORED)
@@ -185,7 +187,8 @@ def one_by_one(masking: Masking, read: Read) -> np.ndarray:
     """Mask of tokens (n, t) to measure alone: a random sample of each row, without
     special tokens and padding.
     """
-    rows, may = read.tokens, masking.may_be_masked(read.tokens, read.positions)
+    rows = read.tokens
+    may = masking.may_be_masked(read.tokens, read.positions)
     numbers, places = (
         np.broadcast_to(index, rows.shape)
         for index in (np.arange(len(rows))[:, None], np.arange(rows.shape[1]))
@@ -196,8 +199,7 @@ def one_by_one(masking: Masking, read: Read) -> np.ndarray:
     order = np.argsort(drawn, axis=1, kind="stable")[:, :PLACES_PER_ROW]
     chosen = np.zeros(rows.shape, dtype=bool)
     np.put_along_axis(chosen, order, True, axis=1)
-    sampled: np.ndarray = chosen & may
-    return sampled
+    return chosen & may
 
 
 @torch.no_grad()
@@ -247,5 +249,4 @@ def _scored(
 
 
 def _accuracy(sums: np.ndarray) -> np.ndarray:
-    share: np.ndarray = sums[..., 3] / np.maximum(sums[..., 1], 1.0)
-    return share
+    return sums[..., 3] / np.maximum(sums[..., 1], 1.0)

@@ -126,12 +126,10 @@ def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
 def _tokens(
     read: Callable[[np.ndarray], np.ndarray], pieces: pa.Table, section: Memorisation
 ) -> np.ndarray:
-    rows, start = pieces["row"].to_numpy(), pieces["start"].to_numpy()
+    rows = pieces["row"].to_numpy()
+    start = pieces["start"].to_numpy()
     columns = start[:, None] + np.arange(section.prefix_tokens + section.suffix_tokens)
-    tokens: np.ndarray = np.take_along_axis(
-        np.asarray(read(rows)), columns, axis=1
-    ).astype(np.int64)
-    return tokens
+    return np.take_along_axis(np.asarray(read(rows)), columns, axis=1).astype(np.int64)
 
 
 def _right_tokens(

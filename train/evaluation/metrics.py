@@ -97,8 +97,7 @@ def rolling_columns(items: Sequence[Item], scores: Sequence[Score]) -> np.ndarra
 
 def bits_per_byte(sums: np.ndarray) -> np.ndarray:
     """Bits per byte from sums or means (..., 3) of `rolling_columns`."""
-    ratio: np.ndarray = -sums[..., 0] / sums[..., 1] / math.log(2.0)
-    return ratio
+    return -sums[..., 0] / sums[..., 1] / math.log(2.0)
 
 
 def generation_metrics(
@@ -151,7 +150,8 @@ def own_metric(
         OwnCodeError: the function fails, or returns another shape or a number that is
             not finite.
     """
-    own_code, function = metric.use, load_own(metric, "predictions", "references")
+    own_code = metric.use
+    function = load_own(metric, "predictions", "references")
     returned = call_own(
         metric, function, list(answers), [list(item.answers) for item in items]
     )
@@ -188,7 +188,8 @@ def _f1(answer: str, reference: str) -> float:
     """F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
     and punctuation).
     """
-    ours, theirs = answer.lower().split(), reference.lower().split()
+    ours = answer.lower().split()
+    theirs = reference.lower().split()
     common = sum(min(ours.count(word), theirs.count(word)) for word in set(ours))
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 

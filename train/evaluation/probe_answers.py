@@ -176,7 +176,8 @@ def toxicity_of(section: Toxicity) -> Rate:
 
 
 def _own_toxicity(section: OwnToxicity) -> Rate:
-    own_code, function = section.use, load_own(section, "texts")
+    own_code = section.use
+    function = load_own(section, "texts")
 
     def rate(texts: Sequence[str]) -> np.ndarray:
         if not texts:
@@ -335,20 +336,19 @@ def _prompt(reader: Reader, text: str, max_new_tokens: int, chat: bool) -> list[
 
 def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
     """Choose the likeliest answer of each question, the first of equal ones."""
-    requests, errors = [], {}
+    requests = []
+    errors = {}
     for number, probe in enumerate(probes):
         assert probe.bias is not None
         try:
-            before, delimiter = probe.prompt, " "
+            before = probe.prompt
+            delimiter = " "
             if chat:
                 message = {"role": "user", "content": probe.prompt}
-                before, delimiter = (
-                    "".join(
-                        text
-                        for text, _ in reader.chat().segments([message], prompt=True)
-                    ),
-                    "",
+                before = "".join(
+                    text for text, _ in reader.chat().segments([message], prompt=True)
                 )
+                delimiter = ""
         except ChatError as error:
             errors[number] = str(error)
             continue

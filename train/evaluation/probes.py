@@ -23,11 +23,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
-from gristmill.core.files import as_path
-from gristmill.dataprep.passages.evaluation_sets import TEXT, read_items
-from gristmill.dataprep.reading.sources import outside_files
+from gristmill.dataprep.passages.evaluation_sets import TEXT
 from gristmill.mixtures.evaluation import PromptSet, RedTeam
-from gristmill.train.evaluation.tasks import Record
+from gristmill.train.evaluation.tasks import Record, read_records
 
 PLACE = "{prompt}"
 """Placeholder of the prompt in a template."""
@@ -115,7 +113,7 @@ def read_jailbreaks(path: str) -> dict[str, str]:
             prompt.
     """
     templates: dict[str, str] = {}
-    for number, record in enumerate(_records("red_team.templates", path), start=1):
+    for number, record in enumerate(read_records("red_team.templates", path), start=1):
         at = f"{path}, template {number}"
         name = str(record.get("name") or number)
         text = str(record.get("template") or record.get(TEXT) or "")
@@ -139,7 +137,7 @@ def read_jailbreaks(path: str) -> dict[str, str]:
 
 def _read_set(section: PromptSet) -> list[Probe]:
     at = f"red_team, set {section.called}"
-    records = islice(_records(at, section.path), section.limit)
+    records = islice(read_records(at, section.path), section.limit)
     targets = {} if section.metadata is None else _targets(section.metadata)
     read: dict[str, Callable[[str, int, Record], Probe]] = {
         "harmbench": _harmbench,
@@ -155,14 +153,6 @@ def _read_set(section: PromptSet) -> list[Probe]:
     if not probes:
         raise ProbeError(f"{at}: {section.path} has no prompts")
     return probes
-
-
-def _records(at: str, path: str) -> list[Record]:
-    return [
-        record
-        for name, location in outside_files(at, path)
-        for record in read_items(name, as_path(location))
-    ]
 
 
 def _harmbench(at: str, number: int, record: Record) -> Probe:
@@ -220,7 +210,8 @@ def _bbq(
     answers = tuple(_text(at, record, f"ans{place}") for place in range(3))
     condition = _one_of(at, record, "context_condition", ("ambig", "disambig"))
     polarity = _one_of(at, record, "question_polarity", ("neg", "nonneg"))
-    category, right = _text(at, record, "category"), _place(record.get("label"))
+    category = _text(at, record, "category")
+    right = _place(record.get("label"))
     groups = [_groups(record, place) for place in range(3)]
     unknown = (
         right
@@ -297,7 +288,7 @@ def _targets(path: str) -> dict[tuple[str, str], _Target]:
     without a target_loc are omitted.
     """
     targets = {}
-    for number, record in enumerate(_records("red_team, metadata", path), start=1):
+    for number, record in enumerate(read_records("red_team, metadata", path), start=1):
         at = f"{path}, row {number}"
         place = _place(record.get("target_loc"))
         if place is not None:

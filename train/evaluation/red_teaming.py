@@ -60,9 +60,12 @@ class RedTeaming:
     def __init__(
         self, section: Evaluate, team: RedTeam, judges: Judges, context: Context
     ) -> None:
-        self._seed, self._samples = section.key_seed, section.bootstrap_samples
-        self._section, self._judges = team, judges
-        self._sets, self._kept = read_probes(team), context.work / KEPT
+        self._seed = section.key_seed
+        self._samples = section.bootstrap_samples
+        self._section = team
+        self._judges = judges
+        self._sets = read_probes(team)
+        self._kept = context.work / KEPT
         self._measured: dict[str, dict[str, dict[str, Measured]]] = {}
 
     def ask(self, reader: Reader, name: str, chat: bool) -> RedTeamResult:

@@ -300,12 +300,14 @@ def rendered(task: SuiteTask, items: Sequence[Record], number: int) -> _Asked:
 def _solved(task: SuiteTask, item: Record) -> str:
     match task.kind:
         case "multiple_choice":
-            question, answer = item["query"], item["choices"][item["gold"]]
+            question = item["query"]
+            answer = item["choices"][item["gold"]]
         case "schema":
             question = item["context_options"][item["gold"]]
             answer = item["continuation"]
         case "language_modeling":
-            question, answer = str(item["context"]).strip(), item["continuation"]
+            question = str(item["context"]).strip()
+            answer = item["continuation"]
     return f"{question}{task.delimiter}{answer}"
 
 

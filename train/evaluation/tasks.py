@@ -72,7 +72,7 @@ def read_task(task: Task) -> list[Item]:
             read.
         gristmill.dataprep.reading.sources.SourceError: the path matches nothing.
     """
-    records = _records(task, task.path)
+    records = read_records(f"task {task.name}", task.path)
     shots, first = _shots(task, records)
     records_to_ask = list(islice(records[first:], task.limit))
     if not records_to_ask:
@@ -86,11 +86,16 @@ def read_task(task: Task) -> list[Item]:
     ]
 
 
-def _records(task: Task, path: str) -> list[Record]:
-    files = outside_files(f"task {task.name}", path)
+def read_records(where: str, path: str) -> list[Record]:
+    """Records of all files of a path.
+
+    Args:
+        where: setting with the path, for messages.
+        path: a file, a glob or a folder.
+    """
     return [
         record
-        for name, location in files
+        for name, location in outside_files(where, path)
         for record in read_items(name, as_path(location))
     ]
 
@@ -100,11 +105,9 @@ def _shots(task: Task, records: Sequence[Record]) -> tuple[_Shots, int]:
     if not task.num_fewshot:
         return NO_SHOTS, 0
     from_task_file = task.fewshot_path is None
-    solved = (
-        records[: task.num_fewshot]
-        if from_task_file
-        else _records(task, str(task.fewshot_path))[: task.num_fewshot]
-    )
+    if task.fewshot_path is not None:
+        records = read_records(f"task {task.name}", task.fewshot_path)
+    solved = records[: task.num_fewshot]
     if len(solved) < task.num_fewshot:
         raise TaskError(
             f"task {task.name}: {task.fewshot_path or task.path} has {len(solved)} "

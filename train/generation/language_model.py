@@ -114,7 +114,8 @@ class TextStream:
     def __init__(
         self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()
     ) -> None:
-        self._decode, self._stops = decode, tuple(stop for stop in stops if stop)
+        self._decode = decode
+        self._stops = tuple(stop for stop in stops if stop)
         self._ids: list[int] = []
         self._shown = 0
         """Number of ids decoded so far; those before `_before` no longer affect the
@@ -142,7 +143,8 @@ class TextStream:
         text = self._decode(self._ids[self._before :])
         if not last and text.endswith(UNFINISHED):
             return ""
-        self._before, self._shown = self._shown, len(self._ids)
+        self._before = self._shown
+        self._shown = len(self._ids)
         return text[len(before) :]
 
     def _release(self, text: str, last: bool) -> str:
@@ -151,7 +153,8 @@ class TextStream:
         text = self._held + text
         ends = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if ends:
-            self.is_stopped, self._held = True, ""
+            self.is_stopped = True
+            self._held = ""
             return text[: min(ends)]
         num_pending = (
             0

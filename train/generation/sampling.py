@@ -68,8 +68,7 @@ def probabilities(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     inside = ranked.cumsum(axis=-1) - ranked < sampling.top_p
     kept = np.zeros_like(weights)
     np.put_along_axis(kept, order, np.where(inside, ranked, 0.0), axis=-1)
-    nucleus: np.ndarray = kept / kept.sum(axis=-1, keepdims=True)
-    return nucleus
+    return kept / kept.sum(axis=-1, keepdims=True)
 
 
 def draw(weights: np.ndarray, generator: np.random.Generator) -> int:

@@ -123,7 +123,8 @@ class Scheduler:
                 f"the draft model is to propose {draft_tokens} ids a round; it must "
                 "be at least 1"
             )
-        self.model, self.most_rows = model, most_rows
+        self.model = model
+        self.most_rows = most_rows
         self.proposed = self.accepted = 0
         self._models = [model] if draft is None else [model, draft]
         self._ahead = 0 if draft is None else draft_tokens
@@ -142,7 +143,8 @@ class Scheduler:
         """Raise PromptTooLongError if a prompt is empty or fills the model's sequence
         length.
         """
-        length, max_length = len(request.prompt), self.model.shape.sequence_length
+        length = len(request.prompt)
+        max_length = self.model.shape.sequence_length
         if not 0 < length < max_length:
             raise PromptTooLongError(
                 f"a prompt has {length} tokens; it needs at least one, and fewer "
@@ -220,7 +222,8 @@ class Scheduler:
             filled(model, [row.request.prompt[:-1] for row in entering])
             for model in self._models
         ]
-        old, new = range(len(self._rows)), range(len(entering))
+        old = range(len(self._rows))
+        new = range(len(entering))
         self._caches = [
             arranged(
                 model,
@@ -305,7 +308,8 @@ class Scheduler:
         self, logits: Tensor, proposals: list[list[int]], drafted: dict[int, np.ndarray]
     ) -> list[list[int]]:
         """Accepted ids of each row, from the large model's logits (n, g + 1, v)."""
-        likeliest, weights = logits.argmax(dim=-1).tolist(), self._weights(logits)
+        likeliest = logits.argmax(dim=-1).tolist()
+        weights = self._weights(logits)
         if not self._ahead:
             drawn = (
                 draw_each(
@@ -381,7 +385,8 @@ def arranged(
     target.length = length
     first = 0
     for cache, rows in chosen:
-        width, target_rows = min(length, cache.length), slice(first, first + len(rows))
+        width = min(length, cache.length)
+        target_rows = slice(first, first + len(rows))
         for new, old in zip(target.layers, cache.layers, strict=True):
             new.keys[target_rows, :, length - width : length] = old.keys[
                 rows, :, cache.length - width : cache.length
@@ -498,9 +503,11 @@ def continue_texts(
 
     Arguments and samples are those of `generate`.
     """
-    device, continuations = next(model.parameters()).device, []
+    device = next(model.parameters()).device
+    continuations = []
     for prompt in prompts:
-        ids, generator = list(prompt), random_numbers(sampling.seed, prompt)
+        ids = list(prompt)
+        generator = random_numbers(sampling.seed, prompt)
         while (
             len(ids) - len(prompt) < max_new_tokens
             and len(ids) < model.shape.sequence_length

@@ -79,8 +79,10 @@ class Engine:
                         self._ended or self._asked or self._cancelled or self._running
                     )
                 )
-                submitted, cancelled = self._asked, self._cancelled
-                self._asked, self._cancelled = [], set()
+                submitted = self._asked
+                cancelled = self._cancelled
+                self._asked = []
+                self._cancelled = set()
                 if self._ended is not None:
                     break
             try:

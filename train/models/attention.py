@@ -65,7 +65,8 @@ def document_numbers(positions: Tensor) -> Tensor:
     A document begins where positions do not increase by one. Padding, with negative
     positions, is a document of its own.
     """
-    before, current = positions[:, :-1], positions[:, 1:]
+    before = positions[:, :-1]
+    current = positions[:, 1:]
     starts = torch.ones_like(positions)
     starts[:, 1:] = (current != before + 1) & ~((current < 0) & (before < 0))
     return starts.cumsum(dim=1)
@@ -131,7 +132,8 @@ def _spans(
         begin = 0
         for length in lengths:
             end = begin + length
-            start, stop = max(begin, first), min(end, range_end)
+            start = max(begin, first)
+            stop = min(end, range_end)
             if start < stop:
                 spans.append((stop - start, begin, stop if causal else end))
             begin = end
@@ -210,8 +212,7 @@ def attend(
     run: Any = flex_attention
     if queries.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(flex_attention)
-    mixed: Tensor = run(queries, keys, values, block_mask=visible, enable_gqa=grouped)
-    return mixed
+    return run(queries, keys, values, block_mask=visible, enable_gqa=grouped)
 
 
 def _attend_by_document(
@@ -250,7 +251,8 @@ def _attend_to_end(
     queries: Tensor, keys: Tensor, values: Tensor, causal: bool, grouped: bool
 ) -> Tensor:
     """Attention of queries that, if causal, are the last tokens of the keys."""
-    count, length = queries.shape[2], keys.shape[2]
+    count = queries.shape[2]
+    length = keys.shape[2]
     if not causal or count == length:
         return F.scaled_dot_product_attention(
             queries, keys, values, is_causal=causal, enable_gqa=grouped

@@ -61,8 +61,10 @@ class BertBlock(Layer):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.self_attn, self.attention_norm = BertAttention(shape), _norm(shape)
-        self.mlp, self.output_norm = BertFeedForward(shape), _norm(shape)
+        self.self_attn = BertAttention(shape)
+        self.attention_norm = _norm(shape)
+        self.mlp = BertFeedForward(shape)
+        self.output_norm = _norm(shape)
 
     def forward(self, x: Tensor, visible: Visible) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
@@ -109,7 +111,8 @@ class BertHead(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.dense, self.norm = nn.Linear(shape.width, shape.width), _norm(shape)
+        self.dense = nn.Linear(shape.width, shape.width)
+        self.norm = _norm(shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """(n, t, d) -> (n, t, d)."""
@@ -148,12 +151,11 @@ class Bert(ShapedModel):
                 f"a row of {ids.shape[1]} tokens is longer than the "
                 f"{self.shape.sequence_length} positions that this encoder has"
             )
-        places, visible = torch.arange(ids.shape[1], device=ids.device)[None], None
+        places = torch.arange(ids.shape[1], device=ids.device)[None]
+        visible = None
         if positions is not None:
-            visible, places = (
-                see_documents(positions, dense=self.is_compiled, causal=False),
-                positions.clamp(min=0),
-            )
+            visible = see_documents(positions, dense=self.is_compiled, causal=False)
+            places = positions.clamp(min=0)
         hidden = self.head(self.model(ids, places, visible))
         # Heads take no bias: biases are an extra column of the matrix, multiplied by a
         # channel of ones.

@@ -114,7 +114,8 @@ class Attention(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        query_width, kv_width = shape.attention_width, shape.kv_heads * shape.head_width
+        query_width = shape.attention_width
+        kv_width = shape.kv_heads * shape.head_width
         self.shape = shape
         self.q_proj = nn.Linear(shape.width, query_width, bias=shape.qkv_bias)
         self.k_proj = nn.Linear(shape.width, kv_width, bias=shape.qkv_bias)
@@ -149,15 +150,15 @@ class Attention(nn.Module):
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.shape.qk_norm:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = rotate(queries, *rotary), rotate(keys, *rotary)
+            queries = self.q_norm(queries)
+            keys = self.k_norm(keys)
+        queries = rotate(queries, *rotary)
+        keys = rotate(keys, *rotary)
         if cache is not None:
             cache.keys[:, :, filled : filled + t] = keys
             cache.values[:, :, filled : filled + t] = values
-            keys, values = (
-                cache.keys[:, :, : filled + t],
-                cache.values[:, :, : filled + t],
-            )
+            keys = cache.keys[:, :, : filled + t]
+            values = cache.values[:, :, : filled + t]
         mixed = attend(queries, keys, values, visible)
         return self.o_proj(mixed.transpose(1, 2).reshape(n, t, -1))
 
@@ -190,8 +191,7 @@ class Layer(nn.Module):
         """Compilable part of `forward`, without the FSDP hooks around it."""
         if self.kept == "all" or not torch.is_grad_enabled():
             return self.compute(*arguments)
-        out: Tensor = recomputed(self.compute, self.kept, *arguments)
-        return out
+        return recomputed(self.compute, self.kept, *arguments)
 
 
 class ShapedModel(nn.Module):
@@ -433,17 +433,17 @@ class Llama(nn.Module):
         """
         output = self.output_matrix()
         if self.tensor_mesh is not None:
-            hidden, output = whole(hidden), whole(output)
+            hidden = whole(hidden)
+            output = whole(output)
         return hidden, output[: self.shape.vocab_size]
 
     def output_matrix(self) -> Tensor:
         """Matrix argument of heads, (padded v, d): the token prediction matrix."""
-        output: Tensor = (
+        return (
             self.model.embed_tokens.weight
             if self.shape.tied_embeddings
             else self.lm_head.weight
         )
-        return output
 
 
 def configure(model: Any, compute: Compute) -> None:
@@ -520,10 +520,9 @@ def whole(tensor: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor, Replicate
 
     assert isinstance(tensor, DTensor)
-    gathered: Tensor = tensor.redistribute(placements=[Replicate()]).to_local(
+    return tensor.redistribute(placements=[Replicate()]).to_local(
         grad_placements=[Replicate()]
     )
-    return gathered
 
 
 def recomputed(function: Callable[..., Any], kept: Kept, *arguments: Any) -> Any:

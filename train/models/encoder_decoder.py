@@ -163,7 +163,8 @@ class Stacks(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.width)
-        self.encoder_bias, self.decoder_bias = RelativeBias(shape), RelativeBias(shape)
+        self.encoder_bias = RelativeBias(shape)
+        self.decoder_bias = RelativeBias(shape)
         self.layers = nn.ModuleList(
             T5Block(shape, of_decoder)
             for of_decoder in (False, True)
@@ -182,12 +183,11 @@ class Stacks(nn.Module):
 
     def run(self, ids: Tensor, decoder_ids: Tensor, is_real: Tensor | None) -> Tensor:
         """Compilable part of `forward`."""
-        encoded, hidden = self.embed_tokens(ids), self.embed_tokens(decoder_ids)
+        encoded = self.embed_tokens(ids)
+        hidden = self.embed_tokens(decoder_ids)
         t = decoder_ids.shape[1]
-        encoder_bias, real = (
-            self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype),
-            None,
-        )
+        encoder_bias = self.encoder_bias(ids.shape[1], both_ways=True).to(encoded.dtype)
+        real = None
         if is_real is not None:
             encoder_bias = encoder_bias.masked_fill(
                 ~is_real[:, None, None, :], -torch.inf

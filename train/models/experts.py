@@ -98,11 +98,10 @@ class Experts(nn.Module):
         """
         if self.dealt is None:
             return _grouped(x, counts, self.gate_up_proj, self.down_proj)
-        local_counts, dealt = self.dealt.arriving(counts), self.dealt
-        sent, received = (
-            counts.view(dealt.size, -1).sum(dim=1).tolist(),
-            local_counts.sum(dim=1).tolist(),
-        )
+        local_counts = self.dealt.arriving(counts)
+        dealt = self.dealt
+        sent = counts.view(dealt.size, -1).sum(dim=1).tolist()
+        received = local_counts.sum(dim=1).tolist()
         x = dealt.exchanged(x, sent, received)
         # Tokens arrive sorted by process, then by expert.
         experts = torch.arange(local_counts.shape[1], device=x.device).repeat(
@@ -142,7 +141,9 @@ class _Exchanged(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, sent: list[int], received: list[int], dealt: Dealt
     ) -> Tensor:
-        ctx.sent, ctx.received, ctx.dealt = sent, received, dealt
+        ctx.sent = sent
+        ctx.received = received
+        ctx.dealt = dealt
         return _sent(x, sent, received, dealt)
 
     @staticmethod

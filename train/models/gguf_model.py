@@ -85,7 +85,8 @@ class _Piece:
 
 def check_gguf(shape: Shape) -> None:
     """Raise GgufError for a model that llama.cpp would compute differently."""
-    scaling, family = shape.rope_scaling, family_of(shape)
+    scaling = shape.rope_scaling
+    family = family_of(shape)
     if family not in ARCHITECTURES:
         raise GgufError(
             f"export.gguf writes models of {', '.join(ARCHITECTURES)}, but this one "
@@ -143,7 +144,8 @@ def write_gguf(
     import gguf
 
     check_gguf(shape)
-    file, architecture = TensorFile(weights), ARCHITECTURES[family_of(shape)]
+    file = TensorFile(weights)
+    architecture = ARCHITECTURES[family_of(shape)]
     factors = _rope_factors(shape)
     pieces = [
         piece
@@ -208,7 +210,8 @@ def _pieces(
     if name in VOCABULARY_TENSORS:
         size = (shape.vocab_size, *size[1:])
     if GATE_UP in name:
-        layer, half = f"blk.{name.split('.')[2]}", size[1] // 2
+        layer = f"blk.{name.split('.')[2]}"
+        half = size[1] // 2
         yield _Piece(
             f"{layer}.ffn_gate_exps.weight",
             name,
@@ -327,8 +330,7 @@ def _rope_factors(shape: Shape) -> np.ndarray | None:
         frequencies(shape.head_width, shape.rope_theta, scaling, torch.device("cpu"))[0]
         for scaling in (None, shape.rope_scaling)
     )
-    factors: np.ndarray = (plain / stretched).numpy()
-    return factors
+    return (plain / stretched).numpy()
 
 
 def _write_labels(writer: GGUFWriter, labels: Labels) -> None:

@@ -20,6 +20,8 @@ from gristmill.train.models.hf_encoder_configs import (
     encoder_config,
     encoder_differences,
     encoder_shape,
+    refuse_differences,
+    require_sizes,
     t5_config,
     t5_name,
     t5_shape,
@@ -108,36 +110,26 @@ def shape_from_hf(config: ConfigJson) -> Shape:
         )
     if family in (ENCODER_DECODER, BERT):
         return t5_shape(config) if family == ENCODER_DECODER else bert_shape(config)
-    norm_eps = "norm_eps" if family == ENCODER else "rms_norm_eps"
-    missing = [
-        name
-        for name in (
-            "num_hidden_layers",
-            "hidden_size",
-            "num_attention_heads",
-            "vocab_size",
-            "max_position_embeddings",
-            norm_eps,
-        )
-        if config.get(name) is None
-    ]
-    if missing:
-        raise UnknownArchitectureError(
-            f"config.json of a {family} has no {', '.join(missing)}"
-        )
-    differences = (
+    require_sizes(
+        config,
+        family,
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "norm_eps" if family == ENCODER else "rms_norm_eps",
+    )
+    refuse_differences(
+        "a model that this decoder cannot run",
         encoder_differences(config)
         if family == ENCODER
-        else _differences(family, config)
+        else _differences(family, config),
     )
-    if different := [name for name, differs in differences.items() if differs]:
-        raise UnknownArchitectureError(
-            "config.json is of a model that this decoder cannot run: it computes "
-            f"something else under {', '.join(different)}"
-        )
     if family == ENCODER:
         return encoder_shape(config)
-    heads, experts = int(config["num_attention_heads"]), _experts_of(config)
+    heads = int(config["num_attention_heads"])
+    experts = _experts_of(config)
     theta, scaling = _rope(config)
     window = _sliding_window(family, config)
     return Shape(

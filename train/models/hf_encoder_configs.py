@@ -5,6 +5,7 @@ and tensor names.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from gristmill.train.models.model_config import (
     BUCKETS,
@@ -61,9 +62,29 @@ T5_MATRICES = {
 }
 
 
+def require_sizes(config: ConfigJson, family: str, *names: str) -> None:
+    """Raise UnknownArchitectureError if a config.json lacks a size."""
+    if missing := [name for name in names if config.get(name) is None]:
+        raise UnknownArchitectureError(
+            f"config.json of a {family} has no {', '.join(missing)}"
+        )
+
+
+def refuse_differences(model: str, differences: Mapping[str, bool]) -> None:
+    """Raise UnknownArchitectureError if a model differs from the one here under any
+    setting.
+    """
+    if different := [name for name, differs in differences.items() if differs]:
+        raise UnknownArchitectureError(
+            f"config.json is of {model}: it computes something else under "
+            f"{', '.join(different)}"
+        )
+
+
 def encoder_shape(config: ConfigJson) -> Shape:
     """Shape of a ModernBERT."""
-    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    heads = int(config["num_attention_heads"])
+    width = config["hidden_size"]
     theta = _encoder_rope(config).get("rope_theta") or config.get("global_rope_theta")
     if theta is None:
         raise UnknownArchitectureError(
@@ -188,7 +209,9 @@ def bert_shape(config: ConfigJson) -> Shape:
         UnknownArchitectureError: it differs from this encoder, or its file lacks a
             size.
     """
-    sizes = (
+    require_sizes(
+        config,
+        BERT,
         "num_hidden_layers",
         "hidden_size",
         "num_attention_heads",
@@ -196,10 +219,6 @@ def bert_shape(config: ConfigJson) -> Shape:
         "vocab_size",
         "max_position_embeddings",
     )
-    if missing := [name for name in sizes if config.get(name) is None]:
-        raise UnknownArchitectureError(
-            f"config.json of a {BERT} has no {', '.join(missing)}"
-        )
     differences = {
         "hidden_act": config.get("hidden_act", "gelu") != "gelu",
         "position_embedding_type": config.get("position_embedding_type")
@@ -211,12 +230,9 @@ def bert_shape(config: ConfigJson) -> Shape:
             for name in ("is_decoder", "add_cross_attention")
         },
     }
-    if different := [name for name, differs in differences.items() if differs]:
-        raise UnknownArchitectureError(
-            "config.json is of a BERT that the encoder here cannot run: it computes "
-            f"something else under {', '.join(different)}"
-        )
-    heads, width = int(config["num_attention_heads"]), config["hidden_size"]
+    refuse_differences("a BERT that the encoder here cannot run", differences)
+    heads = int(config["num_attention_heads"])
+    width = config["hidden_size"]
     return Shape(
         layers=config["num_hidden_layers"],
         width=width,
@@ -279,15 +295,16 @@ def t5_shape(config: ConfigJson) -> Shape:
     Raises:
         UnknownArchitectureError: it differs from this encoder-decoder.
     """
-    missing = [
-        name
-        for name in ("num_layers", "d_model", "num_heads", "d_kv", "d_ff", "vocab_size")
-        if config.get(name) is None
-    ]
-    if missing:
-        raise UnknownArchitectureError(
-            f"config.json of a {ENCODER_DECODER} has no {', '.join(missing)}"
-        )
+    require_sizes(
+        config,
+        ENCODER_DECODER,
+        "num_layers",
+        "d_model",
+        "num_heads",
+        "d_kv",
+        "d_ff",
+        "vocab_size",
+    )
     differences = {
         "feed_forward_proj": config.get("feed_forward_proj") != "gated-gelu",
         "tie_word_embeddings": config.get("tie_word_embeddings", True) is not False,
@@ -302,11 +319,10 @@ def t5_shape(config: ConfigJson) -> Shape:
         )
         != MOST_DISTANCE,
     }
-    if different := [name for name, differs in differences.items() if differs]:
-        raise UnknownArchitectureError(
-            "config.json is of a T5 that the encoder-decoder here, which is T5 v1.1's, "
-            f"cannot run: it computes something else under {', '.join(different)}"
-        )
+    refuse_differences(
+        "a T5 that the encoder-decoder here, which is T5 v1.1's, cannot run",
+        differences,
+    )
     heads = int(config["num_heads"])
     return Shape(
         layers=config["num_layers"],
@@ -331,7 +347,8 @@ def t5_name(name: str, shape: Shape) -> str:
     if match is None:
         return T5_NAMES[name]
     of_decoder, number = divmod(int(match[1]), shape.layers)
-    part, matrix = match[2], T5_MATRICES.get(match[3] or "")
+    part = match[2]
+    matrix = T5_MATRICES.get(match[3] or "")
     last = 2 if of_decoder else 1
     place, inner = {
         "input_layernorm": (0, "layer_norm"),

@@ -129,7 +129,8 @@ def read_int8(
         names: all names in the file.
         read: reads a tensor by name.
     """
-    values, scale = stored_name(name, "qdata"), stored_name(name, "scale")
+    values = stored_name(name, "qdata")
+    scale = stored_name(name, "scale")
     if values not in names or scale not in names:
         return None
     return dequantised(read(values), read(scale))

@@ -71,10 +71,8 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
         one_turn, two_turns, three_turns = (
             _text(chat, PROBE[1:end]) for end in (2, 3, 4)
         )
-        with_prompt, with_system = (
-            _text(chat, PROBE[1:2], prompt=True),
-            _text(chat, PROBE[:2]),
-        )
+        with_prompt = _text(chat, PROBE[1:2], prompt=True)
+        with_system = _text(chat, PROBE[:2])
         around = {
             "assistant": _around(one_turn, two_turns, answer),
             "user": _around(two_turns, three_turns, second),

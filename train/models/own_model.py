@@ -41,7 +41,8 @@ class OwnModel(nn.Module):
 
     def __init__(self, shape: OwnShape, inner: nn.Module) -> None:
         super().__init__()
-        self.shape, self.inner = shape, inner
+        self.shape = shape
+        self.inner = inner
         self.is_compiled = False
 
     def forward(
@@ -92,7 +93,8 @@ def build_own(shape: OwnShape) -> OwnModel:
     Raises:
         OwnCodeError: it fails, or is not a causal module from tokens to logits.
     """
-    code, make = shape.own.use, load_function(shape.own.use)
+    code = shape.own.use
+    make = load_function(shape.own.use)
     options = {
         **dict.fromkeys(
             taken_by_name(make, ["sequence_length"]), shape.sequence_length
@@ -171,7 +173,8 @@ def _check_causal(model: OwnModel) -> None:
     ids[0, -1] = (ids[0, -1] + 1) % shape.vocab_size
     second: Tensor = model(ids)
     model.train(training)
-    code, changes = shape.own.use, (first - second)[:, :-1].abs()
+    code = shape.own.use
+    changes = (first - second)[:, :-1].abs()
     if not first.isfinite().all():
         raise OwnCodeError(
             f"{code.place}: the model {code.name} returned logits that are NaN or "

@@ -68,8 +68,7 @@ def scores(model: nn.Module, ids: Tensor, pad: int) -> Tensor:
         ids: (n, t) int64, padded on the right.
         pad: the padding id.
     """
-    scored: Tensor = model(ids, partial(scores_at, places=last_tokens(ids, pad)))
-    return scored
+    return model(ids, partial(scores_at, places=last_tokens(ids, pad)))
 
 
 def last_tokens(ids: Tensor, pad: int) -> Tensor:

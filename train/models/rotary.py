@@ -47,7 +47,8 @@ def _llama3(plain: Tensor, scaling: RopeScaling, length: float) -> Tensor:
     them.
     """
     rotations = length * plain / (2 * math.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    low = scaling.low_freq_factor
+    high = scaling.high_freq_factor
     kept_share = ((rotations - low) / (high - low)).clamp(0.0, 1.0)
     return (1 - kept_share) * plain / scaling.factor + kept_share * plain
 
@@ -101,14 +102,10 @@ def rotary_table(
     per_position, warmth = frequencies(
         rotated_channels, theta, scaling, positions.device
     )
-    angles, padding = (
-        positions.float().unsqueeze(-1) * per_position,
-        (head_width - rotated_channels) // 2,
-    )
-    cosines, sines = (
-        F.pad(angles.cos() * warmth, (0, padding), value=1.0),
-        F.pad(angles.sin() * warmth, (0, padding)),
-    )
+    angles = positions.float().unsqueeze(-1) * per_position
+    padding = (head_width - rotated_channels) // 2
+    cosines = F.pad(angles.cos() * warmth, (0, padding), value=1.0)
+    sines = F.pad(angles.sin() * warmth, (0, padding))
     return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
 
 

@@ -97,7 +97,8 @@ class TensorFile:
         """Read a tensor into new memory."""
         entry = self._entries[name]
         tensor = torch.empty(tuple(entry["shape"]), dtype=DTYPES[entry["dtype"]])
-        data, done = _bytes_of(tensor), 0
+        data = _bytes_of(tensor)
+        done = 0
         with self._path.open("rb") as stream:
             stream.seek(self._start + entry["data_offsets"][0])
             while done < len(data) and (
@@ -114,12 +115,11 @@ class TensorFile:
 
 def _bytes_of(tensor: Tensor) -> np.ndarray:
     """Memory of a contiguous tensor as uint8 of shape (bytes,)."""
-    data: np.ndarray = (
+    return (
         tensor.reshape(-1).view(torch.uint8).numpy()
         if tensor.numel()
         else np.empty(0, dtype=np.uint8)
     )
-    return data
 
 
 def write_tensors(
@@ -151,7 +151,8 @@ def write_tensors(
     with atomic_write(path) as sink:
         sink.write(len(header).to_bytes(8, "little") + header)
         for name in ordered:
-            tensor, planned = tensors[name].make(), tensors[name]
+            tensor = tensors[name].make()
+            planned = tensors[name]
             if tensor.dtype != planned.dtype or tuple(tensor.shape) != planned.shape:
                 raise ValueError(
                     f"{name} is {tuple(tensor.shape)} of {tensor.dtype}, not "
@@ -218,6 +219,8 @@ def _shards(
         size = sum(tensor.size for tensor in group.values())
         if shard_bytes and size and shard_bytes + size > most_bytes:
             yield shard
-            shard, shard_bytes = {}, 0
-        shard, shard_bytes = {**shard, **group}, shard_bytes + size
+            shard = {}
+            shard_bytes = 0
+        shard = {**shard, **group}
+        shard_bytes = shard_bytes + size
     yield shard

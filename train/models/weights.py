@@ -77,7 +77,8 @@ def stored(folder: Path) -> TensorOf:
         WeightsError: when called: a tensor is missing or has the wrong shape.
     """
     config = _read_config(folder / SHAPE_FILE)
-    shape, family = read_shape(folder), config.get("model_type", "gristmill")
+    shape = read_shape(folder)
+    family = config.get("model_type", "gristmill")
     find = _finder(folder)
 
     def tensor_of(name: str, size: torch.Size) -> Tensor:
@@ -114,8 +115,7 @@ def _finder(folder: Path) -> Callable[[str], Tensor]:
         rounded = read_int8(name, names, file.get_tensor)
         if rounded is not None:
             return rounded
-        tensor: Tensor = file.get_tensor(name)
-        return tensor
+        return file.get_tensor(name)
 
     return find
 
@@ -257,7 +257,8 @@ def check_model(folder: Path, kind: Kind = "decoder") -> Shape:
     """
     from gristmill.train.models.encoder import model_of
 
-    shape, config = read_shape(folder), _read_config(folder / SHAPE_FILE)
+    shape = read_shape(folder)
+    config = _read_config(folder / SHAPE_FILE)
     if is_scorer(config):
         raise WeightsError(
             f"{folder} is a reward model, which scores texts and cannot write any"
@@ -341,7 +342,8 @@ def load_model(
 
     config = _read_config(folder / SHAPE_FILE)
     if runs_own_code and OWN in config:
-        find, own_model = _finder(folder), build_own(own_shape_from_json(config))
+        find = _finder(folder)
+        own_model = build_own(own_shape_from_json(config))
         fill_from(own_model, lambda name, size: find(name.removeprefix(INNER)), device)
         return cast("Llama", own_model.to(device))
     if is_scorer(config):

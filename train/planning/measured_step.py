@@ -134,13 +134,12 @@ def _allocated(shape: Shape, load: Load) -> float:
 
 def _forward(model: nn.Module, ids: Tensor) -> Tensor:
     beside = {}
-    targets, shape = next_tokens(ids), model.shape
+    targets = next_tokens(ids)
+    shape = model.shape
     if shape.encoder_decoder:  # type: ignore[union-attr]
         targets = ids[:, : max(1, round(ids.shape[1] * DECODED))]
-        ids, beside = (
-            ids[:, : max(1, round(ids.shape[1] * ENCODED))],
-            {"decoder_ids": targets},
-        )
+        ids = ids[:, : max(1, round(ids.shape[1] * ENCODED))]
+        beside = {"decoder_ids": targets}
     weights = torch.full(targets.shape, 1.0 / targets.numel(), device=ids.device)
     all_targets = [targets, *further_targets(targets, None, model.shape.multi_token)]  # type: ignore[union-attr, arg-type]
     head, *further = (
@@ -232,7 +231,8 @@ def _fastest_step(
     ids: Tensor,
     steps: int,
 ) -> float:
-    best, never = float("inf"), torch.tensor(False, device=ids.device)
+    best = float("inf")
+    never = torch.tensor(False, device=ids.device)
     for number in range(WARMUPS + steps):
         started = time.perf_counter()
         _forward(model, ids).backward()

@@ -226,10 +226,8 @@ def block_activation_bytes(shape: Shape, compute_bytes: int) -> float:
     if shape.encoder_decoder:
         # A layer of both sides; the decoder's cross-attention has a norm, queries and a
         # result, and keys and values of the encoder's output.
-        self_attention_and_mlp, cross_attention = (
-            4 * shape.width + 4 * wide + 4 * shape.ffn_width,
-            2 * shape.width + 2 * wide,
-        )
+        self_attention_and_mlp = 4 * shape.width + 4 * wide + 4 * shape.ffn_width
+        cross_attention = 2 * shape.width + 2 * wide
         numbers = ENCODED * (self_attention_and_mlp + 2 * wide) + DECODED * (
             self_attention_and_mlp + cross_attention
         )

@@ -38,8 +38,11 @@ class PromptChoice:
     """
 
     def __init__(self, section: Curriculum, order: Order, seed: int) -> None:
-        self._section, self._order, self._seed = section, order, seed
-        self.cursor, self.passed_over = torch.tensor(0), torch.tensor(0)
+        self._section = section
+        self._order = order
+        self._seed = seed
+        self.cursor = torch.tensor(0)
+        self.passed_over = torch.tensor(0)
         self.rates = torch.full((order.total,), NEVER)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -99,7 +102,8 @@ class PromptChoice:
             "curriculum/asked": len(known_rates) / len(self.rates),
         }
         if len(known_rates):
-            too_low, too_high = known_rates <= low, known_rates >= high
+            too_low = known_rates <= low
+            too_high = known_rates >= high
             values |= {
                 "curriculum/too_hard": float(too_low.float().mean()),
                 "curriculum/wanted": float((~too_low & ~too_high).float().mean()),

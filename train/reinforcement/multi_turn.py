@@ -84,8 +84,11 @@ class Dialogue:
         turns: int,
         answer_tokens: int,
     ) -> None:
-        self._chat, self._form, self._tools = chat, form, tools
-        self._turns, self._answer_tokens = turns, answer_tokens
+        self._chat = chat
+        self._form = form
+        self._tools = tools
+        self._turns = turns
+        self._answer_tokens = answer_tokens
 
     def answers(self, draw: Draw, asked: Sequence[Asked]) -> list[Generated]:
         """Answer each request: turns, with the tools' answers between them.
@@ -95,7 +98,8 @@ class Dialogue:
         a call.
         """
         everyone = [_Open(answer) for answer in asked]
-        running, by_engine = everyone, False
+        running = everyone
+        by_engine = False
         for turn in range(1, self._turns + 1):
             turns = draw([answer.next_turn() for answer in running])
             for answer, drawn in zip(running, turns, strict=True):

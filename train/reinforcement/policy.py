@@ -72,8 +72,7 @@ def opinion_of(model: nn.Module, part: Part, temperature: float) -> Opinion:
             None if values is None else on_answers(values),
         )
 
-    opinion: Opinion = model(part.ids, head)
-    return opinion
+    return model(part.ids, head)
 
 
 def token_logps(

@@ -104,19 +104,19 @@ def generalised_advantages(
     ([[0.5, 0.75]], [[1.0, 1.0]])
     """
     real = mask.to(values.dtype)
-    rewards, values = rewards * real, values * real
+    rewards = rewards * real
+    values = values * real
     advantages = torch.zeros_like(values)
-    following, after = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
+    following = torch.zeros_like(values[:, 0])
+    after = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         surprise = rewards[:, t] + discount * after - values[:, t]
         is_sampled = mask[:, t]
         following = torch.where(
             is_sampled, surprise + discount * gae_lambda * following, following
         )
-        advantages[:, t], after = (
-            following * real[:, t],
-            torch.where(is_sampled, values[:, t], after),
-        )
+        advantages[:, t] = following * real[:, t]
+        after = torch.where(is_sampled, values[:, t], after)
     return advantages, (advantages + values) * real
 
 

@@ -61,11 +61,9 @@ class Reinforcement:
         self.fingerprint = fingerprint_of_prompts(actor.prompts)
         self.flops_per_token = flops_per_token
         self.sequence_length = length
-        self._section, self._actor, self._rollouts = (
-            actor.section,
-            actor,
-            actor.rollouts,
-        )
+        self._section = actor.section
+        self._actor = actor
+        self._rollouts = actor.rollouts
         self._device = actor.world.device
         self._names = [name_of(reward) for reward in self._section.rewards]
         self.sums_length = 1 + OF_TOKENS + OF_ANSWERS + len(self._names)
@@ -164,7 +162,8 @@ class Reinforcement:
         return value_loss(opinion.values, before, returns, self._section.critic.clip)
 
     def _sums_of_answers(self, places: np.ndarray) -> Tensor:
-        rollouts, chosen = self._rollouts, torch.from_numpy(places)
+        rollouts = self._rollouts
+        chosen = torch.from_numpy(places)
         totals = rollouts.totals[chosen].double()
         return torch.stack(
             [
@@ -212,7 +211,8 @@ class Reinforcement:
             failed,
             *each,
         ) = sums
-        mean, seconds = reward / weight, self._actor.seconds
+        mean = reward / weight
+        seconds = self._actor.seconds
         line = {
             "loss": loss / weight,
             "reward": mean,
@@ -273,7 +273,4 @@ def answers_of_rows(rows: np.ndarray, section: Rl) -> np.ndarray:
     epoch after epoch.
     """
     step, place = np.divmod(rows, section.global_batch_size)
-    answers: np.ndarray = (
-        step % section.steps_per_batch * section.global_batch_size + place
-    )
-    return answers
+    return step % section.steps_per_batch * section.global_batch_size + place

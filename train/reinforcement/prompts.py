@@ -283,10 +283,7 @@ class PromptPlan:
             positions // self.prompts_per_step, self.steps_per_batch
         )
         epochs = np.arange(self.epochs_per_batch, dtype=np.int64)[:, None]
-        steps: np.ndarray = (
-            batch * self.epochs_per_batch + epochs
-        ) * self.steps_per_batch + within
-        return steps
+        return (batch * self.epochs_per_batch + epochs) * self.steps_per_batch + within
 
     def end(self, steps: int) -> int:
         """Number of positions used by `steps` steps, rounded up to full batches."""

@@ -229,7 +229,8 @@ def _score(
     """Scores of a reward model for n conversations, (n,) float32 on the CPU; truncates
     to its context.
     """
-    chunks, device = [torch.zeros(0)], model.score.weight.device
+    chunks = [torch.zeros(0)]
+    device = model.score.weight.device
     for start in range(0, len(conversations), rows):
         batch = [
             conversation[: model.shape.sequence_length]
@@ -257,7 +258,8 @@ def load_answer_scorer(
             the template rejects a conversation.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    chat, model = Chat(as_path(folder)), load_reward_model(as_path(folder), device)
+    chat = Chat(as_path(folder))
+    model = load_reward_model(as_path(folder), device)
     return lambda conversations: _score(
         model,
         [chat.encode(messages).ids.tolist() for messages in conversations],
@@ -272,5 +274,4 @@ def chat_tail(chat: Chat) -> list[int]:
     """
     tokens = chat.encode(PROBE)
     last = int((tokens.turns > 0).nonzero()[0][-1])
-    tail: list[int] = tokens.ids[last + 1 :].tolist()
-    return tail
+    return tokens.ids[last + 1 :].tolist()

@@ -98,7 +98,8 @@ class Actor:
         batch = step // self.section.updates_per_batch
         if int(self.rollouts.batch) == batch:
             return
-        section, rollouts = self.section, self.rollouts
+        section = self.section
+        rollouts = self.rollouts
         prompts = self._prompts(batch)
         chosen = [self.prompts[number] for number in prompts]
         answers = self._kept(batch, chosen) or self.draw(
@@ -269,7 +270,8 @@ class Actor:
                 )
 
     def _opinions(self, model: nn.Module) -> tuple[Tensor, Tensor | None]:
-        section, world = self.section, self.world
+        section = self.section
+        world = self.world
         shape = self.rollouts.old.shape
         logps, values = (
             torch.zeros(shape, dtype=torch.float32, device=world.device)

@@ -165,10 +165,9 @@ def read_batch(
 
 def _rows(table: pa.Table, with_tokens: bool) -> list[AnswerRow]:
     left_out = set() if with_tokens else {*TOKEN_COLUMNS, DRAWN}
-    rows: list[AnswerRow] = table.select(
+    return table.select(
         [name for name in table.column_names if name not in left_out]
     ).to_pylist()
-    return rows
 
 
 def batch_name(batch: int) -> str:

@@ -127,7 +127,8 @@ class Rollouts:
     """
 
     def __init__(self, section: Rl, length: int, pad: int) -> None:
-        count, max_tokens = section.rollouts_per_batch, section.max_new_tokens
+        count = section.rollouts_per_batch
+        max_tokens = section.max_new_tokens
         self._pad = pad
         self.batch = torch.tensor(NO_BATCH)
         self.prompts, self.sizes, self.lengths = (
@@ -135,10 +136,8 @@ class Rollouts:
         )
         self.ids = torch.full((count, length), pad, dtype=torch.int32)
         self.ended, self.flat = (torch.zeros(count, dtype=torch.bool) for _ in range(2))
-        self.rewards, self.totals = (
-            torch.zeros(count, len(section.rewards)),
-            torch.zeros(count),
-        )
+        self.rewards = torch.zeros(count, len(section.rewards))
+        self.totals = torch.zeros(count)
         self.drawn = (
             torch.zeros(count, max_tokens, dtype=torch.bool) if section.tools else None
         )
@@ -177,7 +176,8 @@ class Rollouts:
             value.fill_(self._pad if name == "ids" else 0)
         self.prompts.copy_(torch.from_numpy(prompts))
         for row, (prompt, answer) in enumerate(zip(prompt_ids, answers, strict=True)):
-            self.sizes[row], self.lengths[row] = len(prompt), len(answer.tokens)
+            self.sizes[row] = len(prompt)
+            self.lengths[row] = len(answer.tokens)
             self.ids[row, : len(prompt) + len(answer.tokens)] = torch.tensor(
                 [*prompt, *answer.tokens]
             )
@@ -223,7 +223,8 @@ class Rollouts:
     def part(self, rows: np.ndarray) -> Part:
         """Some answers, padded to the longest of them."""
         chosen = torch.from_numpy(rows)
-        sizes, lengths = self.sizes[chosen], self.lengths[chosen]
+        sizes = self.sizes[chosen]
+        lengths = self.lengths[chosen]
         longest = int((sizes + lengths).max())
         t = min(self.ids.shape[1], -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
         places = torch.arange(int(lengths.max()))

@@ -69,13 +69,12 @@ class VllmEngine:
                 "wants a GPU (`pip install vllm`), or remove the key: the engine that "
                 "is here draws then"
             )
-        self._shape, self._dtype, self._folder, self._memory = (
-            shape,
-            dtype,
-            folder,
-            memory,
-        )
-        self._stops, self._pad = sorted(stops), pad
+        self._shape = shape
+        self._dtype = dtype
+        self._folder = folder
+        self._memory = memory
+        self._stops = sorted(stops)
+        self._pad = pad
         self._llm: Any = None
 
     def load(self, weights: Iterator[tuple[str, Tensor]]) -> None:
@@ -184,7 +183,8 @@ def check_agreement(
             answer.logps or [0.0] * len(answer.tokens)
         )
     differences = (theirs - ours).abs()[mask].double()
-    mean, largest = float(differences.mean()), float(differences.max())
+    mean = float(differences.mean())
+    largest = float(differences.max())
     if not mean <= bound:
         raise RolloutEngineError(
             f"rl.rollouts: the log-probabilities of the {len(differences):,} tokens "

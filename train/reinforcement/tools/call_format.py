@@ -92,10 +92,7 @@ class CallFormat:
             ChatError: the template rejects it.
         """
         if self.templated or not tools:
-            ids: list[int] = self._chat.encode(
-                messages, prompt=True, tools=tools
-            ).ids.tolist()
-            return ids
+            return self._chat.encode(messages, prompt=True, tools=tools).ids.tolist()
         described = (
             f"Tools: {json.dumps(list(tools), ensure_ascii=False)}\n{ASKING}\n\n"
         )
@@ -119,7 +116,8 @@ class CallFormat:
         """
         if not self._opening:
             return [self._call(turn, 0)[0]] if turn.lstrip().startswith("{") else []
-        calls, at = [], turn.find(self._opening)
+        calls = []
+        at = turn.find(self._opening)
         while at >= 0:
             call, end = self._call(turn, at + len(self._opening))
             calls.append(call)
@@ -143,7 +141,8 @@ class CallFormat:
                 {},
                 f"a call is an object with {self._name!r} and {self._arguments!r}",
             ), end
-        name, arguments = entry[self._name], entry.get(self._arguments, {})
+        name = entry[self._name]
+        arguments = entry.get(self._arguments, {})
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
@@ -217,7 +216,8 @@ def _form_of(chat: Chat, written: str) -> tuple[str, str, str, str]:
         try:
             entry, end = json.JSONDecoder().raw_decode(written, at)
         except json.JSONDecodeError:
-            entry, end = None, at
+            entry = None
+            end = at
         if isinstance(entry, dict) and PROBE_NAME in entry.values():
             name = next(key for key, value in entry.items() if value == PROBE_NAME)
             arguments = next(

@@ -256,7 +256,8 @@ def _read(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bool
     ran out.
     """
     assert process.stdout is not None
-    deadline, output = time.monotonic() + seconds, bytearray()
+    deadline = time.monotonic() + seconds
+    output = bytearray()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)
         while len(output) <= MAX_OUTPUT_BYTES:

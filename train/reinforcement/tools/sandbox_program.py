@@ -45,7 +45,8 @@ def run(code: str) -> None:
 
 def describe(error: BaseException) -> str:
     """`ZeroDivisionError: division by zero (line 3)`"""
-    line, trace = getattr(error, "lineno", None), error.__traceback__
+    line = getattr(error, "lineno", None)
+    trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == FILE_NAME:
             line = trace.tb_lineno

@@ -257,7 +257,8 @@ def _texts(
                 yield text
         return
     for place, record in read_records(tool.path):
-        text, title = record.get(TEXT), record.get("title")
+        text = record.get(TEXT)
+        title = record.get("title")
         if not isinstance(text, str):
             raise ToolError(f"rl.tools: search: {place} has no text under {TEXT!r}")
         titles.append(f"{title}: " if title else "")
