@@ -1,7 +1,7 @@
 """Stage `examples`: a language model writes a set of examples for tuning, from its
 prompts or from new ones.
 
-    NAME.jsonl           examples, by id: `GeneratedExample`s, which `read_set` reads
+    NAME.jsonl           examples, by id, each with its `Generation`, as `read_set` reads
     quarantine.jsonl     prompts that the endpoint refused, with its error
     lineage.parquet      parents of examples and prompts (`lineage.py`): from a record of
                          another set to its prompt, from a prompt to new prompts, from a
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -156,8 +156,8 @@ def run(
     return {key: value for key, value in asdict(made_set).items() if value is not None}
 
 
-class GeneratedExample(Example, total=False):
-    """Example that a model wrote.
+class Generation(TypedDict):
+    """Origin of an example that a model wrote, beside the example in its line.
 
     Attributes:
         kind: `generated`.
@@ -171,9 +171,9 @@ class GeneratedExample(Example, total=False):
     kind: str
     model: str
     parents: list[str]
-    rewards: list[dict[str, float]]
-    principles: list[str]
-    licence: str
+    rewards: NotRequired[list[dict[str, float]]]
+    principles: NotRequired[list[str]]
+    licence: NotRequired[str]
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class _Made:
         prompts: number of prompts.
     """
 
-    records: dict[str, GeneratedExample] = field(default_factory=dict)
+    records: dict[str, dict[str, object]] = field(default_factory=dict)
     kept: list[Draft] = field(default_factory=list)
     rejected: list[Draft] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -573,20 +573,18 @@ class _SetWriter:
         id_ = example_id(read)
         if id_ in self.excluded:
             return False
-        record: GeneratedExample = {
-            "id": id_,
-            **content,
+        generation: Generation = {
             "kind": GENERATED,
             "model": self.section.model.called,
             "parents": [prompt.id, *prompt.parents],
         }
         if self.section.rewards:
-            record["rewards"] = [draft.rewards for draft in drafts]
+            generation["rewards"] = [draft.rewards for draft in drafts]
         if drafts[0].principles:
-            record["principles"] = drafts[0].principles
+            generation["principles"] = drafts[0].principles
         if prompt.licences:
-            record["licence"] = " and ".join(prompt.licences)
-        outcome.records[id_] = record
+            generation["licence"] = " and ".join(prompt.licences)
+        outcome.records[id_] = {"id": id_, **content, **generation}
         self.links.append((prompt.id, id_))
         return True
 

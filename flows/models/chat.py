@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gristmill.train.data.conversation_tokens import ChatError, Message
+from gristmill.dataprep.examples.conversations import Message
+from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.generation.language_model import LanguageModel, TextStream
 from gristmill.train.generation.sampling import Sampling
 from gristmill.train.generation.scheduler import Request, Scheduler

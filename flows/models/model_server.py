@@ -26,6 +26,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gristmill.dataprep.examples.conversations import Message, Role
 from gristmill.dataprep.llm.local_endpoint import API_KEY_VARIABLE
 from gristmill.flows.models.find_model import find_model
 from gristmill.train.generation.language_model import LanguageModel, open_language_model
@@ -39,13 +40,22 @@ connected.
 """
 
 
+class ChatMessage(BaseModel):
+    """Message of a request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Role
+    content: str
+
+
 class ChatRequest(BaseModel):
     """Body of a request. A field that would have no effect is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
     model: str
-    messages: list[dict[str, str]] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     temperature: float
     top_p: float
     max_tokens: int = Field(ge=1)
@@ -89,8 +99,12 @@ class ModelServer(ThreadingHTTPServer):
                 the sampling is invalid.
             EngineStoppedError: generation failed.
         """
+        messages: list[Message] = [
+            {"role": message.role, "content": message.content}
+            for message in body.messages
+        ]
         with self._tokenizing:
-            prompt = self._language.chat_prompt(body.messages)
+            prompt = self._language.chat_prompt(messages)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         sampling = Sampling(body.temperature, body.top_p, seed)
         events: queue.SimpleQueue[Progress | BaseException] = queue.SimpleQueue()

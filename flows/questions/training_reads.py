@@ -27,7 +27,7 @@ from gristmill.tokenize.packed import PackedSet
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.loop.rollback import plan_after, read_rollbacks
 from gristmill.train.reinforcement.prompts import PromptPlan, prompt_plan_of
-from gristmill.train.reinforcement.rollout_tables import read_batch
+from gristmill.train.reinforcement.rollout_tables import AnswerRow, read_batch
 
 EXAMPLE_IDS, PROMPT_IDS = "examples.txt", "prompts.txt"
 """Lists of the examples of each row (fine-tuning), and of prompts (reinforcement
@@ -286,7 +286,7 @@ def _pre_training(
 
 def answers_of_step(
     reading: Reading, step: int, share: int = 0, shares: int = 1
-) -> list[dict[str, Any]]:
+) -> list[AnswerRow]:
     """Return the answers to a step's prompts, grouped by prompt; an empty list before
     they are drawn.
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from gristmill.dataprep.llm.agreement import agreement, count_pairs
 from gristmill.flows.rating.ratings import VERDICTS, Rating
 from gristmill.flows.running.terminal import plain_console
-from gristmill.train.evaluation.intervals import mean_with_interval, wilson
+from gristmill.train.evaluation.intervals import Estimate, mean_with_interval, wilson
 
 SCORES = {"first": 0.0, "second": 1.0, "tie": 0.5, "both_bad": 0.5}
 """Score of the second model for each verdict."""
@@ -70,7 +70,7 @@ def _of_group(ratings: Sequence[Rating]) -> dict[str, Any]:
     }
 
 
-def _left_preferred(ratings: Sequence[Rating]) -> dict[str, float] | None:
+def _left_preferred(ratings: Sequence[Rating]) -> Estimate | None:
     """Share of wins of the answer on the left: far from one half, raters prefer a
     side.
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypedDict
 
 from gristmill.dataprep.examples.conversations import Message, Tool
@@ -71,16 +70,13 @@ def part_left_out(
     text = render(messages, tools)
     marked = conversation
     for number, part in enumerate(parts):
-        change = partial(part.changes[0], mark=f"{mark}{number:06}")
-        marked = _with(marked, part.path, change)
+        marked = _with(marked, part.path, part.changes[0], f"{mark}{number:06}")
     written = _rendered(render, marked) or ""
     for number, part in enumerate(parts):
         if f"{mark}{number:06}" in written:
             continue
         changed = (
-            _rendered(
-                render, _with(conversation, part.path, partial(change, mark=mark))
-            )
+            _rendered(render, _with(conversation, part.path, change, mark))
             for change in part.changes
         )
         if all(rerendered is None or rerendered == text for rerendered in changed):
@@ -190,12 +186,12 @@ def _absent_mark(conversation: _Conversation) -> str:
     return mark
 
 
-def _with(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+def _with(value: Any, path: Path, change: Callable[[Any, str], Any], mark: str) -> Any:
     """Copy of a conversation with one part changed."""
     if not path:
-        return change(value)
+        return change(value, mark)
     copy: Any = dict(value) if isinstance(value, Mapping) else list(value)
-    copy[path[0]] = _with(value[path[0]], path[1:], change)
+    copy[path[0]] = _with(value[path[0]], path[1:], change, mark)
     return copy
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gristmill.tokenize.packed import PackedSet
 from gristmill.train.data.batch import filled_positions
-from gristmill.train.evaluation.intervals import Interval, interval
+from gristmill.train.evaluation.intervals import Estimate, interval
 from gristmill.train.loop.batch_plan import micro_batches
 from gristmill.train.models.decoder import Llama
 from gristmill.train.models.model_config import OwnShape, Shape
@@ -258,12 +258,12 @@ class SourceMetrics(TypedDict):
 
     loss: float
     perplexity: float
-    perplexity_interval: Interval
+    perplexity_interval: Estimate
     tokens: int
     documents: int
     token_accuracy: float
     bits_per_byte: NotRequired[float]
-    bits_per_byte_interval: NotRequired[Interval]
+    bits_per_byte_interval: NotRequired[Estimate]
 
 
 def source_metrics(

@@ -20,15 +20,8 @@ values.
 """
 
 
-class Interval(TypedDict):
-    """Limits of an interval at 95 %."""
-
-    low: float
-    high: float
-
-
 class Estimate(TypedDict, total=False):
-    """A measured value with its uncertainty, as far as it is known.
+    """A measured value, or its uncertainty alone, as far as they are known.
 
     Attributes:
         value: as measured.
@@ -95,7 +88,7 @@ def standard_error(values: np.ndarray) -> float:
 
 def interval(
     columns: np.ndarray, statistic: Statistic, seed: int, bootstrap_samples: int
-) -> Interval:
+) -> Estimate:
     """Percentile bootstrap interval (Efron 1979) at 95 % of a function of column means.
 
     Args:

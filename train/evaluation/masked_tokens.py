@@ -32,7 +32,7 @@ from gristmill.train.evaluation.held_out import (
     perplexity_of,
     read_token_bytes,
 )
-from gristmill.train.evaluation.intervals import Interval, interval
+from gristmill.train.evaluation.intervals import Estimate, interval
 from gristmill.train.models.decoder import Llama
 from gristmill.train.objectives.losses import IGNORED, score_tokens
 from gristmill.train.objectives.masked_rows import Masking, read_masking
@@ -58,12 +58,12 @@ class MaskedMetrics:
     """
 
     pseudo_perplexity: float
-    pseudo_perplexity_interval: Interval
+    pseudo_perplexity_interval: Estimate
     tokens: int
     documents: int
     masked_loss: float
     masked_accuracy: float
-    masked_accuracy_interval: Interval
+    masked_accuracy_interval: Estimate
     masked_tokens: int
 
 
@@ -79,7 +79,7 @@ class SpanMetrics:
 
     span_loss: float
     span_accuracy: float
-    span_accuracy_interval: Interval
+    span_accuracy_interval: Estimate
     tokens: int
     documents: int
 

@@ -10,7 +10,7 @@ set; held-out documents are the baseline.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,9 +98,9 @@ def _trained(
             : section.documents
         ]
         if len(chosen):
-            groups[_name(first, following)] = _tokens(
-                packed.read, pieces.take(chosen), section
-            )
+            beginnings = pieces.take(chosen)
+            tokens = packed.read(beginnings["row"].to_numpy())
+            groups[_name(first, following)] = _tokens(tokens, beginnings, section)
     return groups
 
 
@@ -108,10 +108,10 @@ def _held_out(packed: PackedSet, section: Memorisation) -> np.ndarray:
     size = section.prefix_tokens + section.suffix_tokens
     parts = [np.empty((0, size), dtype=np.int64)]
     for source in packed.manifest["validation"]:
-        rows = packed.validation(source)
         pieces = _beginnings(packed.validation_pieces(source), section)
-        parts.append(_tokens(lambda numbers, rows=rows: rows[numbers], pieces, section))
-    return np.concatenate(parts)[: section.documents].astype(np.int64)
+        tokens = packed.validation(source)[pieces["row"].to_numpy()]
+        parts.append(_tokens(tokens, pieces, section))
+    return np.concatenate(parts)[: section.documents]
 
 
 def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
@@ -123,13 +123,14 @@ def _beginnings(pieces: pa.Table, section: Memorisation) -> pa.Table:
     return pieces.take(np.sort(first))
 
 
-def _tokens(
-    read: Callable[[np.ndarray], np.ndarray], pieces: pa.Table, section: Memorisation
-) -> np.ndarray:
-    rows = pieces["row"].to_numpy()
-    start = pieces["start"].to_numpy()
-    columns = start[:, None] + np.arange(section.prefix_tokens + section.suffix_tokens)
-    return np.take_along_axis(np.asarray(read(rows)), columns, axis=1).astype(np.int64)
+def _tokens(rows: np.ndarray, pieces: pa.Table, section: Memorisation) -> np.ndarray:
+    """Beginnings of pieces, (n, prefix + suffix) int64, from the tokens of their rows
+    (n, t).
+    """
+    columns = pieces["start"].to_numpy()[:, None] + np.arange(
+        section.prefix_tokens + section.suffix_tokens
+    )
+    return np.take_along_axis(rows, columns, axis=1).astype(np.int64)
 
 
 def _right_tokens(

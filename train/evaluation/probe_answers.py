@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from gristmill.core.files import canonical_json, read_json, write_json
 from gristmill.core.stage_context import Context
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.dataprep.llm.llm_client import Asking
 from gristmill.dataprep.llm.prompt_templates import read_template
 from gristmill.dataprep.llm.prompting import Answer, prompt
@@ -344,7 +345,7 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
             before = probe.prompt
             delimiter = " "
             if chat:
-                message = {"role": "user", "content": probe.prompt}
+                message: Message = {"role": "user", "content": probe.prompt}
                 before = "".join(
                     text for text, _ in reader.chat().segments([message], prompt=True)
                 )

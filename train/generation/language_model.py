@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.tokenize.encoding.chat_formatters import FORMATTER_FILE
 from gristmill.train.data.conversation_tokens import (
     TEMPLATE_FILE,
     Chat,
     ChatError,
-    Message,
 )
 from gristmill.train.evaluation.answering import open_reader
 from gristmill.train.models.decoder import Llama

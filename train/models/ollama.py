@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from gristmill.dataprep.examples.conversations import Message
 from gristmill.tokenize.encoding.chat_templates import PROBE
 from gristmill.train.data.conversation_tokens import Chat, ChatError
 
@@ -97,7 +98,7 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
     return head, tail, around
 
 
-def _around(shorter: str, longer: str, message: Mapping[str, str]) -> tuple[str, str]:
+def _around(shorter: str, longer: str, message: Message) -> tuple[str, str]:
     """Text before and after the content of a conversation's last message."""
     before, _, after = longer.removeprefix(shorter).partition(message["content"])
     return before, after
@@ -106,14 +107,12 @@ def _around(shorter: str, longer: str, message: Mapping[str, str]) -> tuple[str,
 def _filled(
     head: str,
     around: Mapping[str, tuple[str, str]],
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Message],
 ) -> str:
     return head + "".join(
         message["content"].join(around[message["role"]]) for message in messages
     )
 
 
-def _text(
-    chat: Chat, messages: Sequence[Mapping[str, str]], prompt: bool = False
-) -> str:
+def _text(chat: Chat, messages: Sequence[Message], prompt: bool = False) -> str:
     return "".join(text for text, _ in chat.segments(messages, prompt))

@@ -169,8 +169,10 @@ def _count(model: nn.Module, ids: Tensor) -> tuple[float, float]:
         return tensor
 
     handles = [
-        hook for layer in model.model.layers for hook in _brackets(layer, inside)
-    ]  # type: ignore[union-attr]
+        hook
+        for layer in model.get_submodule("model.layers").children()
+        for hook in _brackets(layer, inside)
+    ]
     counter = FlopCounterMode(display=False, custom_mapping=uncounted())
     with counter:
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):

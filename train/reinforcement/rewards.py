@@ -48,12 +48,12 @@ def text_of(chat: Chat, answer: Generated) -> str:
     return chat.decode(last[:-1] if answer.ended else last)
 
 
-def turns_of(chat: Chat, answer: Generated) -> list[Message]:
-    """Messages of an answer: the assistant's turns, and the tools' answers to its
-    calls.
+def turns_of(chat: Chat, answer: Generated) -> list[dict[str, object]]:
+    """Messages of an answer for a user's reward: the assistant's turns, with arguments
+    of calls as JSON, and the tools' answers.
     """
     *earlier, _ = answer.turns
-    messages: list[Message] = []
+    messages: list[dict[str, object]] = []
     for number, turn in enumerate(earlier, start=1):
         used = [call for call in answer.used if call.turn == number]
         messages.append(

@@ -79,7 +79,9 @@ def run(
         else rows_read(packed, config[READS], inputs["pretrain"])
     )
     task_items = {task.name: read_task(task) for task in section.tasks}
-    suites = {suite.suite: read_suite(suite) for suite in section.suites}
+    suites: dict[str, dict[str, list[Record]]] = {
+        suite.suite: read_suite(suite) for suite in section.suites
+    }
     names = [name for name in MODELS if name in inputs]
     metrics: dict[str, Any] = {}
     answered: dict[str, dict[str, Result]] = {}
@@ -182,7 +184,7 @@ def differences(
 def _of_suites(
     reader: Reader,
     section: Evaluate,
-    items: Mapping[str, Mapping[str, Sequence[Record]]],
+    items: dict[str, dict[str, list[Record]]],
 ) -> dict[str, Any]:
     if not section.suites:
         return {}

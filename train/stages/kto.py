@@ -24,7 +24,7 @@ from gristmill.train.data.preference_rows import (
     merged,
     write_drawn_ids,
 )
-from gristmill.train.evaluation.intervals import wilson
+from gristmill.train.evaluation.intervals import Estimate, wilson
 from gristmill.train.loop.loop import train
 from gristmill.train.loop.resuming import measured_once
 from gristmill.train.models.weights import read_shape, stored
@@ -229,7 +229,7 @@ def ranked_right(desirable: np.ndarray, undesirable: np.ndarray) -> float | None
 
 def ranked_right_interval(
     desirable: np.ndarray, undesirable: np.ndarray
-) -> dict[str, float] | None:
+) -> Estimate | None:
     """`ranked_right` with Wilson's interval over as many units as the smaller kind has
     answers; None if a kind is missing.
 
