@@ -9,7 +9,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -314,27 +314,25 @@ def test_suite_score_is_the_mean_of_centred_tasks_with_an_interval(
     assert all(len(items) == 12 for items in items_by_task.values())
     summary = answer_suite(reader, section, items_by_task, 5, 200)
     for task in known_suites()["core22"].tasks:
-        measures = summary["tasks"][task.name]
+        measures = summary.tasks[task.name]
         correct = plain_answers(reader, task, items_by_task[task.name])
-        assert measures["accuracy"]["value"] == pytest.approx(sum(correct) / 12)
-        assert measures["centred"]["value"] == pytest.approx(
+        assert measures.accuracy["value"] == pytest.approx(sum(correct) / 12)
+        assert measures.centred["value"] == pytest.approx(
             centred(sum(correct) / 12, task.baseline)
         )
         assert (
-            measures["accuracy"]["low"]
-            <= measures["accuracy"]["value"]
-            <= measures["accuracy"]["high"]
+            measures.accuracy["low"]
+            <= measures.accuracy["value"]
+            <= measures.accuracy["high"]
         )
-    score = summary["score"]
+    score = summary.score
     assert score["value"] == pytest.approx(
-        np.mean(
-            [measures["centred"]["value"] for measures in summary["tasks"].values()]
-        )
+        np.mean([measures.centred["value"] for measures in summary.tasks.values()])
     )
     assert score["low"] < score["value"] < score["high"]
     assert score["high"] - score["low"] < max(
-        measures["accuracy"]["high"] - measures["accuracy"]["low"]
-        for measures in summary["tasks"].values()
+        measures.accuracy["high"] - measures.accuracy["low"]
+        for measures in summary.tasks.values()
     )
     assert summary == answer_suite(reader, section, read_suite(section), 5, 200)
 
@@ -404,7 +402,7 @@ def test_suite_is_evaluated_and_shown_in_the_report(
     core = {
         **evaluation["small"],
         "references": [
-            reference.model_dump() for reference in known_suites()["core22"].references
+            asdict(reference) for reference in known_suites()["core22"].references
         ],
     }
     section = report_suites(

@@ -338,10 +338,10 @@ def test_memorised_documents_are_distinguished_from_unseen_ones(
     patch_parrot(reader, packed.read(np.arange(packed.rows)), monkeypatch)
     section = Memorisation(documents=5, prefix_tokens=6, suffix_tokens=4)
     groups = probe_memorisation(reader, rows_after(packed, 10), section, 0, 50)
-    assert groups["1 copy"]["memorised"]["value"] == 1.0
-    assert groups["1 copy"]["mean_right_tokens"] == 4.0
-    assert groups["2 to 3 copies"]["documents"] >= 1
-    assert groups[HELD_OUT]["memorised"]["value"] == 0.0
+    assert groups["1 copy"].memorised["value"] == 1.0
+    assert groups["1 copy"].mean_right_tokens == 4.0
+    assert groups["2 to 3 copies"].documents >= 1
+    assert groups[HELD_OUT].memorised["value"] == 0.0
 
 
 @pytest.mark.parametrize("steps", range(1, 10))
@@ -367,8 +367,8 @@ def test_unread_documents_are_not_probed_as_trained_ones(
         expected = sum(
             documents.count(document) == copies for document in set(documents)
         )
-        assert groups.get(group, {"documents": 0})["documents"] == expected
-        assert not expected or groups[group]["memorised"]["value"] == 1.0
+        assert (groups[group].documents if group in groups else 0) == expected
+        assert not expected or groups[group].memorised["value"] == 1.0
 
 
 @pytest.mark.slow
