@@ -5,11 +5,14 @@ export-tokens`).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gristmill.flows.questions.find_documents import committed_inputs
 from gristmill.flows.running.session import Session
 from gristmill.flows.stages.registry import MIX, PRETRAIN
+
+if TYPE_CHECKING:
+    from gristmill.tokenize.exporting.exported_files import Export
 
 
 class NothingToExportError(LookupError):
@@ -18,7 +21,7 @@ class NothingToExportError(LookupError):
 
 def export_from(
     session: Session, form: str, out: str, order: str, split: str, shard_tokens: int
-) -> dict[str, Any]:
+) -> Export:
     """Export the tokens of a manifest's mixture.
 
     Args:

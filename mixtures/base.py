@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -29,6 +29,12 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+RawSection = Mapping[str, Any]
+"""Section, or a whole manifest, as YAML has it before validation."""
+DumpedSection = dict[str, Any]
+"""Section as JSON."""
+Options = dict[str, Any]
+"""Settings whose keys other software defines."""
 RECIPE = "recipe"
 """Context of `model_dump` for the settings that are hashed into fingerprints."""
 
@@ -64,8 +70,8 @@ class Section(BaseModel):
     @model_serializer(mode="wrap")
     def _omit_added_defaults(
         self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
-    ) -> dict[str, Any]:
-        dumped: dict[str, Any] = handler(self)
+    ) -> DumpedSection:
+        dumped: DumpedSection = handler(self)
         if info.context != RECIPE:
             return dumped
         fields = type(self).model_fields

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.mix import Location, Mix, mix_problems, weighed_sources
 from gristmill.mixtures.objectives.rl_tools import written_tool
 from gristmill.mixtures.objectives.span_objectives import (
@@ -58,7 +59,7 @@ NEED_A_MODEL = ("sft", "reward", "dpo", "rl", "evaluate", "export")
 """Sections that start from a model, or evaluate existing ones."""
 
 
-def contradictions(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def contradictions(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield contradictions that no single field can detect."""
     yield from mix_problems(raw)
     sources = raw.get("sources")
@@ -110,7 +111,7 @@ def _language_problems(steps: Any, at: Location) -> Iterator[tuple[Location, str
         is_measured = is_measured or bool(MEASURE_LANGUAGES & stages.keys())
 
 
-def _given(raw: Mapping[str, Any]) -> set[str]:
+def _given(raw: RawSection) -> set[str]:
     """Return the sections that are present.
 
     An empty key enables the defaults of a section in EMPTY_SECTIONS, and disables any
@@ -123,7 +124,7 @@ def _given(raw: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _absent_sections(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield sections whose input no other section provides."""
     present = _given(raw)
     has_model = "model" in present
@@ -167,7 +168,7 @@ def _absent_sections(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             )
 
 
-def _absent_inputs(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _absent_inputs(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield keys that refer to a mixture or a pre-training that the manifest does not
     have.
     """
@@ -235,7 +236,7 @@ def _absent_inputs(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             )
 
 
-def _token_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _token_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield sources of tokens that nothing reads, or whose text is needed."""
     present = _given(raw)
     sources = raw.get("sources")
@@ -283,7 +284,7 @@ def _token_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             )
 
 
-def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _reinforcement_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield a start, or a reward model, that no other section makes."""
     section = raw.get("rl")
     if not isinstance(section, dict):
@@ -320,7 +321,7 @@ def _reinforcement_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, 
             )
 
 
-def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _own_model_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield keys that need the built-in decoder, if pre-training has a model of the
     user's.
     """
@@ -344,7 +345,7 @@ def _own_model_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]
         )
 
 
-def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _encoder_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield keys that an encoder cannot support, if pre-training trains one, and a
     missing mask token.
     """
@@ -386,7 +387,7 @@ def _encoder_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         )
 
 
-def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _prefix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield keys that do not support prefixes read in both directions, or further
     tokens, if pre-training has them.
     """
@@ -420,7 +421,7 @@ def _prefix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
         )
 
 
-def _split_keys(raw: Mapping[str, Any]) -> list[Location]:
+def _split_keys(raw: RawSection) -> list[Location]:
     """Return the keys of `engine.parallel` that split the built-in decoder's layers."""
     parallel = _inside(raw, "engine", "parallel")
     return [
@@ -430,7 +431,7 @@ def _split_keys(raw: Mapping[str, Any]) -> list[Location]:
     ]
 
 
-def _span_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _span_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield missing special tokens for hidden spans, if the tokenizer is trained
     here.
     """
@@ -467,12 +468,12 @@ def _span_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
             yield ("pretrain", key), problem
 
 
-def _is_joined(raw: Mapping[str, Any]) -> bool:
+def _is_joined(raw: RawSection) -> bool:
     """Return True if UL2's denoisers train a decoder."""
     return _inside(raw, "pretrain", "ul2").get("shape") == "decoder"
 
 
-def _inside(raw: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+def _inside(raw: RawSection, *keys: str) -> RawSection:
     """Return a section inside another; empty if it is absent or not a mapping."""
     section: Any = raw
     for key in keys:
@@ -480,7 +481,7 @@ def _inside(raw: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
     return section if isinstance(section, Mapping) else {}
 
 
-def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _source_references(raw: RawSection) -> Iterator[tuple[Location, str]]:
     steps = raw.get("prepare")
     for index, step in enumerate(steps if isinstance(steps, list) else []):
         for stage, config in step.items() if isinstance(step, dict) else ():
@@ -514,7 +515,7 @@ def _source_references(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]
     yield from weighed_sources(raw.get("mix"))
 
 
-def _parents(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _parents(raw: RawSection) -> dict[str, list[Any]]:
     """Return the sources from which each generated source is made."""
     sources = raw.get("sources")
     if not isinstance(sources, dict):
@@ -531,7 +532,7 @@ def _parents(raw: Mapping[str, Any]) -> dict[str, list[Any]]:
     return parents_by_source
 
 
-def _circles(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def _circles(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield generated sources that are made from each other."""
     waiting = _parents(raw)
     while ready := [

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -59,7 +59,9 @@ def visible_gpus(devices: Path = Path("/dev")) -> int:
     )
 
 
-def check_engine(runner: str, address: str | None, options: Mapping[str, Any]) -> None:
+def check_engine(
+    runner: str, address: str | None, options: Mapping[str, object]
+) -> None:
     """Raise ValueError if an engine is unknown, or its settings do not fit it.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from gristmill.mixtures.base import Fraction, Judging, OutsidePath, Positive, Section
-from gristmill.mixtures.sources import Mixed, Source, TokenSource
+from gristmill.mixtures.sources import MixedSource, Source, TokenSource
 from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.steps.decontaminate import Decontaminate
 from gristmill.mixtures.steps.dedup import Dedup
@@ -168,7 +168,7 @@ class Generate(Section):
         return self
 
 
-class GeneratedSource(Mixed):
+class GeneratedSource(MixedSource):
     """A named source of documents that a language model writes."""
 
     TAG: ClassVar[str] = "(generated)"

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gristmill.mixtures.base import OutsidePath
+from gristmill.mixtures.base import OutsidePath, RawSection
 from gristmill.mixtures.cross_checks import contradictions
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.manifest import (
@@ -226,7 +226,7 @@ def _parse(text: str, file: str, overrides: Sequence[str]) -> tuple[Manifest, Wr
 
 
 def check_manifest(
-    raw: dict[str, Any],
+    raw: dict[str, object],
     file: str,
     folder: Path,
     overrides: Sequence[str] = (),
@@ -325,7 +325,7 @@ def _duplicate_keys(
 
 
 def _apply_overrides(
-    raw: dict[str, Any], overrides: Sequence[str]
+    raw: dict[str, object], overrides: Sequence[str]
 ) -> tuple[list[Problem], dict[Location, str]]:
     """Apply overrides in place, and return their problems, and each replaced location
     with the key that replaced it.
@@ -369,7 +369,7 @@ def _put(target: Any, key: str, value: Any) -> Location:
     return (key,)
 
 
-def full_key(key: str, raw: Mapping[str, Any] | None = None) -> str:
+def full_key(key: str, raw: RawSection | None = None) -> str:
     """Return an override's key as the file has it: `filter.gopher_quality.x` is
     `prepare.filter.rules.gopher_quality.x`.
 

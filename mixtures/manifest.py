@@ -13,7 +13,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from gristmill.mixtures.base import NAME_PATTERN, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    NAME_PATTERN,
+    Options,
+    Positive,
+    PositiveFloat,
+    Section,
+)
 from gristmill.mixtures.engine import (
     Compute,
     Mlflow,
@@ -87,7 +93,7 @@ class Engine(Section):
     """Address of the cluster: Dask's scheduler, Spark's master or Flink's
     JobManager.
     """
-    options: dict[str, Any] = Field(default_factory=dict)
+    options: Options = Field(default_factory=dict)
     """Beam's pipeline options for a runner other than `local`, by the names of its
     flags; for `spark`, its settings.
     """

@@ -9,7 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, Section, Seeded
+from gristmill.mixtures.base import (
+    Fraction,
+    OutsidePath,
+    Positive,
+    RawSection,
+    Section,
+    Seeded,
+)
 from gristmill.mixtures.training import Training
 
 ALPHA = "alpha"
@@ -287,7 +294,7 @@ def weighed_sources(mix: Any) -> Iterator[tuple[Location, str]]:
         yield ("mix", "fim", "rates", name), name
 
 
-def mix_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def mix_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield mistakes that no single key shows: a location and a sentence."""
     mix, sources = raw.get("mix"), raw.get("sources")
     if mix is None or not isinstance(sources, Mapping):

@@ -9,7 +9,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from gristmill.mixtures.base import OutsidePath, Positive, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    OutsidePath,
+    Positive,
+    PositiveFloat,
+    RawSection,
+    Section,
+)
 from gristmill.mixtures.user_code import BuiltInOrOwn
 
 _LLAMA_3 = {"rope_theta": 500_000.0}
@@ -18,7 +24,7 @@ FFN_MULTIPLE = 64
 does not set it.
 """
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, RawSection] = {
     "llama-1m": {"layers": 4, "width": 128, "heads": 4},
     "llama-10m": {"layers": 6, "width": 384, "heads": 6},
     "llama-30m": {"layers": 10, "width": 512, "heads": 8},

@@ -225,7 +225,7 @@ class DocumentFiles(Section):
         return self
 
 
-class Mixed(Section):
+class MixedSource(Section):
     """Settings of a source in the mixture."""
 
     licence: str | None = None
@@ -288,7 +288,7 @@ class Mixed(Section):
         return self
 
 
-class Source(Mixed, DocumentFiles):
+class Source(MixedSource, DocumentFiles):
     """A named source of documents."""
 
     TAG: ClassVar[str] = "(documents)"
@@ -325,7 +325,7 @@ class TokenFiles(Section):
     """Column of the tokens in an MDS set; `tokens` or `input_ids` if absent."""
 
 
-class TokenSource(Mixed, TokenFiles):
+class TokenSource(MixedSource, TokenFiles):
     """A named source of tokens that another tool has written; the section `tokenizer`
     gives the tokenizer of these tokens.
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 import ast
 import math
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
+from pydantic.json_schema import JsonSchemaValue
 
 from gristmill.mixtures.base import (
     Fraction,
@@ -463,7 +464,7 @@ class Training(Seeded):
         return 1.0
 
     @property
-    def how(self) -> dict[str, Any]:
+    def how(self) -> dict[str, object]:
         """The keys of `HOW_KEYS` that this training has, with their defaults.
 
         Keys of measurements are excluded if the measurements may end the training.
@@ -481,7 +482,7 @@ class Training(Seeded):
         }
 
 
-def _steps_or_epochs(schema: dict[str, Any]) -> None:
+def _steps_or_epochs(schema: JsonSchemaValue) -> None:
     """Tell editors that one of the two keys is needed."""
     schema["anyOf"] = [{"required": [name]} for name in ("steps", "epochs")]
 
@@ -580,7 +581,7 @@ READING_KEYS = ("steps", "global_batch_size", "batch_ramp", "seed")
 """Keys of `pretrain` that determine which rows of the packed set are read."""
 
 
-def _steps_or_size(schema: dict[str, Any]) -> None:
+def _steps_or_size(schema: JsonSchemaValue) -> None:
     """Tell editors that `steps` may be absent if it follows from a size."""
     schema["required"] = [name for name in schema["required"] if name != "steps"]
     schema["anyOf"] = [{"required": [name]} for name in ("steps", "size", "depth")]

@@ -21,13 +21,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypedDict
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gristmill.mixtures.base import PositiveFloat, Section
+from gristmill.mixtures.base import Options, PositiveFloat, Section
 from gristmill.mixtures.yaml_text import did_you_mean
 
 FILE_FORM = "./FILE.py:NAME"
@@ -40,6 +40,15 @@ class OwnCodeError(ValueError):
     """User code that is missing, or does not do what its place requires; names the file
     and the line.
     """
+
+
+class CodeRecipe(TypedDict):
+    """User code in a recipe, independent of its folder."""
+
+    function: str
+    files: dict[str, str]
+    """Source of each file by name; empty for an installed function."""
+    distribution: str
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,8 @@ class OwnFunction:
             json.dumps(self.by_value(), sort_keys=True).encode()
         ).hexdigest()
 
-    def by_value(self) -> dict[str, Any]:
-        """Return the part of a recipe that identifies it, independent of its folder."""
+    def by_value(self) -> CodeRecipe:
+        """Return the part of a recipe that identifies it."""
         return {
             "function": self.reference,
             "files": dict(self.files),
@@ -207,7 +216,7 @@ class OwnFunction:
         return self.by_value() if self.taken else self.written
 
 
-CODE_KEYS = frozenset(("function", "files", "distribution"))
+CODE_KEYS = CodeRecipe.__annotations__.keys()
 
 
 def is_code(value: Any) -> bool:
@@ -250,9 +259,9 @@ class OwnPlace(Section):
     """Names of optional keyword arguments, passed if the code has such a parameter."""
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Options:
         """Keyword arguments of the function."""
-        options: dict[str, Any] = getattr(self, "with")
+        options: Options = getattr(self, "with")
         return options
 
     def check_code(self, code: OwnFunction) -> None:
@@ -278,7 +287,7 @@ class Own(OwnPlace):
     `PACKAGE.MODULE:NAME`, installed.
     """
     # `with` is a Python keyword, so a class cannot declare it in the usual way.
-    __annotations__["with"] = "dict[str, Any]"
+    __annotations__["with"] = "Options"
     vars()["with"] = Field(
         default_factory=dict, description="Further arguments of the function, by name."
     )
@@ -303,7 +312,7 @@ class BuiltInOrOwn(OwnPlace):
     """Code of your own instead of a kind: `./FILE.py:NAME`, a file beside the manifest,
     or `PACKAGE.MODULE:NAME`, installed. Examples are in docs/own-training.md.
     """
-    __annotations__["with"] = "dict[str, Any]"
+    __annotations__["with"] = "Options"
     vars()["with"] = Field(
         default_factory=dict,
         exclude_if=lambda value: not value,
@@ -413,7 +422,7 @@ def check_signature(
     own: OwnFunction,
     signature: inspect.Signature,
     given: Sequence[str],
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     method: str = "",
 ) -> None:
     """Check that a function, or a method of a class, can be called.

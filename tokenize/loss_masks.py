@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gristmill.core.files import atomic_write, canonical_json, sha256_file
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PackedSetError, check_content
+from gristmill.tokenize.packed_files import check_content, check_size
 
 ROWS_AT_A_TIME = 4096
 
@@ -48,16 +47,15 @@ class LossMasks:
     def __init__(self, packed: PackedSet) -> None:
         self._length = packed.sequence_length
         width = -(-self._length // 8)
-        shards: list[dict[str, Any]] = packed.manifest["train"]["shards"]
         self._parts = [
             _open(packed.folder / mask_name(shard["file"]), shard["rows"], width)
-            for shard in shards
+            for shard in packed.shards
         ]
-        for shard in shards:
-            check_content(
-                packed.folder,
-                {name: shard["beside"][name] for name in [mask_name(shard["file"])]},
-            )
+        checksums = {
+            mask_name(shard["file"]): shard["beside"][mask_name(shard["file"])]
+            for shard in packed.shards
+        }
+        check_content(packed.folder, checksums)
         self._ends = np.cumsum([len(part) for part in self._parts], dtype=np.int64)
         self.trained_per_row = np.concatenate(
             [
@@ -71,9 +69,8 @@ class LossMasks:
                 ),
             ]
         )
-        sums = [shard["beside"][mask_name(shard["file"])] for shard in shards]
         self.fingerprint = hashlib.blake2b(
-            canonical_json([packed.fingerprint, sums]), digest_size=16
+            canonical_json([packed.fingerprint, [*checksums.values()]]), digest_size=16
         ).hexdigest()
 
     def read(self, rows: np.ndarray) -> np.ndarray:
@@ -92,13 +89,7 @@ class LossMasks:
 
 
 def _open(path: Path, rows: int, width: int) -> np.ndarray:
-    size = path.stat().st_size if path.exists() else None
-    if size != rows * width:
-        state = "is missing" if size is None else f"has {size} bytes"
-        raise PackedSetError(
-            f"{path}: {state}, but the masks of {rows} rows take {rows * width}; run "
-            "the stage again that made the set"
-        )
+    check_size(path, rows, width)
     return (
         np.memmap(path, dtype=np.uint8, mode="r").reshape(rows, width)
         if rows

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,15 +26,15 @@ from gristmill.tokenize.order import Order, OrderWithout, sources_of_rows
 from gristmill.tokenize.packed_files import (
     DTYPES,
     LEDGER_SCHEMA,
-    LEDGERS,
     MANIFEST,
     NO_PIECES,
     PIECES_SCHEMA,
     READABLE_FORMATS,
     Boundaries,
+    PackedManifest,
     PackedSetError,
+    ShardEntry,
     boundaries_name,
-    boundaries_of,
     check_content,
     check_size,
     ids_name,
@@ -64,6 +63,19 @@ class OpenShard:
     pieces: Callable[[], pa.Table]
 
 
+@dataclass(frozen=True)
+class PackedPhase:
+    """Phase of a packed set.
+
+    Attributes:
+        begin: its first position in the training order.
+        shares: share of its rows of each source that has any.
+    """
+
+    begin: int
+    shares: dict[str, float]
+
+
 class PackedSet:
     """A committed packed set, read by row.
 
@@ -84,6 +96,7 @@ class PackedSet:
         sources: names, in the order of the source numbers.
         rows: training rows, R.
         rows_per_source: training rows of each source.
+        shards: of the training rows.
         withheld: int64, the rows that are empty, because a document that they held was
             excluded (`mix.exclude`).
         phases: the same for every phase of a set with phases, in order; one phase
@@ -104,7 +117,7 @@ class PackedSet:
             raise PackedSetError(
                 f"{self.folder}: no {MANIFEST} there, so it is not a packed set"
             )
-        self.manifest: dict[str, Any] = read_json(self.folder / MANIFEST)
+        self.manifest: PackedManifest = read_json(self.folder / MANIFEST)
         if self.manifest.get("format") not in READABLE_FORMATS:
             raise PackedSetError(
                 f"{self.folder / MANIFEST}: format {self.manifest.get('format')!r}, "
@@ -113,23 +126,23 @@ class PackedSet:
             )
         train = self.manifest["train"]
         self.dtype = DTYPES[self.manifest["dtype"]]
-        self.sequence_length: int = self.manifest["sequence_length"]
-        self.sources: list[str] = self.manifest["sources"]
-        self.rows: int = train["rows"]
-        self.rows_per_source: list[int] = train["rows_per_source"]
-        self.phases: list[list[int]] = train.get("stages") or [self.rows_per_source]
-        self._begun: list[list[int]] = train.get("begun", [])
-        self._entries: list[dict[str, Any]] = train["shards"]
+        self.sequence_length = self.manifest["sequence_length"]
+        self.sources = self.manifest["sources"]
+        self.rows = train["rows"]
+        self.rows_per_source = train["rows_per_source"]
+        self.shards = train["shards"]
+        self.phases = train.get("stages") or [self.rows_per_source]
+        self._begun = train.get("begun", [])
         self.withheld = np.array(
-            [row for entry in self._entries for row in entry.get("withheld", ())],
+            [row for shard in self.shards for row in shard.get("withheld", ())],
             dtype=np.int64,
         )
         self._shards = Shards(
-            self.folder, self._entries, self.sequence_length, self.dtype, stream, warn
+            self.folder, self.shards, self.sequence_length, self.dtype, stream, warn
         )
         self._bounds: dict[str, Boundaries] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_bounds": {}}
 
     @property
@@ -147,7 +160,7 @@ class PackedSet:
             "rows_per_source": self.rows_per_source,
             "shards": [
                 [shard["rows"], shard.get("whole_sha256", shard["sha256"])]
-                for shard in self._entries
+                for shard in self.shards
             ],
         }
         return hashlib.blake2b(canonical_json(content), digest_size=16).hexdigest()
@@ -171,24 +184,22 @@ class PackedSet:
         )
         return self._positions_of(ends)
 
-    def described_phases(self) -> list[dict[str, Any]]:
-        """First position (`begin`) and `shares` by source of each phase; empty for a
-        single phase.
-        """
+    def described_phases(self) -> list[PackedPhase]:
+        """Position and shares of each phase; empty for a single phase."""
         if len(self.phases) == 1:
             return []
         begins = self._positions_of(
             np.cumsum([0, *(sum(rows) for rows in self.phases[:-1])]).tolist()
         )
         return [
-            {
-                "begin": begin,
-                "shares": {
+            PackedPhase(
+                begin,
+                {
                     name: number / sum(rows)
                     for name, number in zip(self.sources, rows, strict=True)
                     if number
                 },
-            }
+            )
             for begin, rows in zip(begins, self.phases, strict=True)
         ]
 
@@ -205,7 +216,7 @@ class PackedSet:
 
     def sums(self) -> np.ndarray:
         """Checksums (uint64) of all training rows, stored beside the shards."""
-        return read_sums(self.folder, [entry["file"] for entry in self._entries])
+        return read_sums(self.folder, [shard["file"] for shard in self.shards])
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of training rows, in the requested order.
@@ -252,7 +263,7 @@ class PackedSet:
             return join([])
         used = np.unique(shards).tolist()
         parts = [
-            self._boundaries_of(self._entries[shard], self._shards.first(shard)).of(
+            self._boundaries_of(self.shards[shard]).of(
                 rows[shards == shard] - self._shards.first(shard)
             )
             for shard in used
@@ -290,7 +301,7 @@ class PackedSet:
                 NO_PIECES,
                 *(
                     pieces_of_rows(
-                        self.folder, self._entries[shard]["file"], rows[shards == shard]
+                        self.folder, self.shards[shard]["file"], rows[shards == shard]
                     )
                     for shard in np.unique(shards).tolist()
                 ),
@@ -305,8 +316,8 @@ class PackedSet:
             [
                 NO_PIECES,
                 *(
-                    pieces_of_documents(self.folder, entry["file"], documents)
-                    for entry in self._entries
+                    pieces_of_documents(self.folder, shard["file"], documents)
+                    for shard in self.shards
                 ),
             ]
         )
@@ -331,12 +342,12 @@ class PackedSet:
 
     def validation_boundaries(self, source: str) -> Boundaries:
         """Boundaries of the document pieces of a source's held-out rows."""
-        return self._boundaries_of(self._held_out(source), 0)
+        return self._boundaries_of(self._held_out(source))
 
     def shards_of(self, rows: np.ndarray) -> list[str]:
         """Files that hold the training rows, in order."""
         return [
-            self._entries[shard]["file"]
+            self.shards[shard]["file"]
             for shard in np.unique(self._locate(rows)[1]).tolist()
         ]
 
@@ -345,7 +356,7 @@ class PackedSet:
         tokenised are absent.
         """
         tables: dict[str, list[bytes]] = {}
-        count = self.manifest.get(LEDGERS, 1)
+        count = self.manifest.get("ledgers", 1)
         for document in sorted(documents):
             leading = int.from_bytes(document[:8]) * count >> 64
             tables.setdefault(ledger_name(leading, count), []).append(document)
@@ -363,7 +374,7 @@ class PackedSet:
         """Return whether the set has a ledger of its documents: it was mixed, or it
         holds examples.
         """
-        return (self.folder / ledger_name(0, self.manifest.get(LEDGERS, 1))).exists()
+        return (self.folder / ledger_name(0, self.manifest.get("ledgers", 1))).exists()
 
     def open_training(self, compare: bool = True) -> list[OpenShard]:
         """Open the shards of the training rows, in order.
@@ -372,15 +383,12 @@ class PackedSet:
             compare: first check local tokens against their checksums, which reads all
                 of them.
         """
-        return [
-            self._open_shard(shard, self._shards.first(number), compare)
-            for number, shard in enumerate(self._entries)
-        ]
+        return [self._open_shard(shard, compare) for shard in self.shards]
 
     def open_validation(self) -> list[OpenShard]:
         """Open the shards of the held-out rows, source by source."""
         return [
-            self._open_shard(entry, 0)
+            self._open_shard(entry)
             for source in self.sources
             if (entry := self.manifest["validation"].get(source)) and entry["rows"]
         ]
@@ -391,20 +399,23 @@ class PackedSet:
         Raises:
             PackedSetError: names the file that differs.
         """
-        for entry in (*self._entries, *self.manifest["validation"].values()):
-            check_size(self.folder, entry, self.sequence_length * self.dtype.itemsize)
+        for shard in (*self.shards, *self.manifest["validation"].values()):
+            check_size(
+                self.folder / shard["file"],
+                shard["rows"],
+                self.sequence_length * self.dtype.itemsize,
+            )
             if deep:
                 check_content(
-                    self.folder,
-                    {entry["file"]: entry["sha256"], **entry.get("beside", {})},
+                    self.folder, {shard["file"]: shard["sha256"], **shard["beside"]}
                 )
 
     def _locate(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = self._shards.checked(rows)
         return rows, np.searchsorted(self._shards.ends, rows, side="right")
 
-    def _held_out(self, source: str) -> dict[str, Any]:
-        entries: Mapping[str, dict[str, Any]] = self.manifest["validation"]
+    def _held_out(self, source: str) -> ShardEntry:
+        entries = self.manifest["validation"]
         if source not in entries:
             raise PackedSetError(
                 f"{self.folder}: no held-out rows of {source!r} (sources: "
@@ -412,32 +423,19 @@ class PackedSet:
             )
         return entries[source]
 
-    def _open_shard(
-        self, entry: Mapping[str, Any], first: int, compare: bool = True
-    ) -> OpenShard:
+    def _open_shard(self, entry: ShardEntry, compare: bool = True) -> OpenShard:
         return OpenShard(
             entry["file"],
             self._shards.load(entry, compare),
-            self._boundaries_of(entry, first),
+            self._boundaries_of(entry),
             partial(all_pieces, self.folder, entry["file"]),
         )
 
-    def _boundaries_of(self, entry: Mapping[str, Any], first: int) -> Boundaries:
-        name = entry["file"]
+    def _boundaries_of(self, entry: ShardEntry) -> Boundaries:
+        name = boundaries_name(entry["file"])
         if name not in self._bounds:
-            path = self.folder / boundaries_name(name)
-            if path.name in entry.get("beside", {}):
-                here = self._shards.here(path.name, entry["beside"][path.name])
-                self._bounds[name] = read_boundaries(here, entry["rows"])
-            else:  # a set of an older format without boundary files
-                pieces = all_pieces(self.folder, name)
-                columns = {
-                    column: pieces[column].to_numpy()
-                    for column in ("row", "start", "length")
-                }
-                self._bounds[name] = boundaries_of(
-                    columns, first, entry["rows"], self.sequence_length
-                )
+            path = self._shards.here(name, entry["beside"][name])
+            self._bounds[name] = read_boundaries(path, entry["rows"])
         return self._bounds[name]
 
 

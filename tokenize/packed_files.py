@@ -42,7 +42,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 from urllib.parse import quote
 
 import numpy as np
@@ -86,10 +86,6 @@ CHECKSUM_DTYPE = np.dtype("<u8")
 NO_PIECES = pa.Table.from_batches([], PIECES_SCHEMA)
 """Empty table, built without Arrow's list conversion, which imports pandas."""
 LEDGER = "documents.parquet"
-LEDGERS = "ledgers"
-"""Key of packed.json for the number of the ledger's tables, a power of two, if more
-than one.
-"""
 LEDGER_SCHEMA = pa.schema(
     [
         ("id", pa.binary(ID_BYTES)),
@@ -105,6 +101,63 @@ those of `import_tokens` (`importing/corpora.py`); `source` is the number in
 packed.json; `reason` explains why no row holds it (`mixing.ledger.RULES`), null if one
 does.
 """
+
+
+class ShardEntry(TypedDict):
+    """A shard in packed.json."""
+
+    file: str
+    rows: int
+    sha256: str
+    beside: dict[str, str]
+    """Name of each file beside it -> its SHA-256."""
+    withheld: NotRequired[list[int]]
+    """Rows that were emptied, by their numbers in the set."""
+    whole_sha256: NotRequired[str]
+    """SHA-256 before any row was emptied."""
+
+
+class TokenizerEntry(TypedDict):
+    """A set's tokenizer in packed.json."""
+
+    vocab_size: int
+    eos: int
+    pad: int
+    sha256: NotRequired[str]
+    """Of tokenizer.json."""
+
+
+class TrainEntry(TypedDict):
+    """The training rows in packed.json."""
+
+    rows: int
+    rows_per_source: list[int]
+    stages: NotRequired[list[list[int]]]
+    """Rows of each source, by phase."""
+    begun: NotRequired[list[list[int]]]
+    """Rows of each source in the full order of each phase that was already read."""
+    shards: list[ShardEntry]
+
+
+class PackedManifest(TypedDict):
+    """packed.json, as far as rows need it: mixtures add their shares and costs
+    (`mixing/mix_summary.py`).
+    """
+
+    format: int
+    dtype: str
+    sequence_length: int
+    sources: list[str]
+    tokenizer: TokenizerEntry
+    train: TrainEntry
+    validation: dict[str, ShardEntry]
+    ledgers: NotRequired[int]
+    """Number of the ledger's tables, a power of two, if more than one."""
+    packing: NotRequired[str]
+    continues: NotRequired[dict[str, object]]
+    """`mix.continues` (`mixtures.mix.Continues`)."""
+    phase_ends: NotRequired[list[int] | None]
+    """Rows at which the phases of `mix.phases` end."""
 
 
 class PackedSetError(RuntimeError):
@@ -233,19 +286,18 @@ def read_ahead(tokens: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> Non
         )
 
 
-def check_size(folder: Path, entry: Mapping[str, Any], row_bytes: int) -> None:
-    """Check that a shard exists and has the size of its rows.
+def check_size(path: Path, rows: int, row_bytes: int) -> None:
+    """Check that a file of a set exists and has the size of its rows.
 
     Raises:
         PackedSetError: it does not.
     """
-    path, expected = folder / entry["file"], entry["rows"] * row_bytes
     size = path.stat().st_size if path.exists() else None
-    if size != expected:
+    if size != rows * row_bytes:
         state = "is missing" if size is None else f"has {size} bytes"
         raise PackedSetError(
-            f"{path}: {state}, but {entry['rows']} rows take {expected}; run the mix "
-            "stage again"
+            f"{path}: {state}, but {rows} rows take {rows * row_bytes}; run the stage "
+            "again that made the set"
         )
 
 

@@ -10,7 +10,7 @@ import mmap
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.packed_files import (
     CHECKSUM_DTYPE,
     PackedSetError,
+    ShardEntry,
     check_content,
     check_size,
     read_tokens,
@@ -60,7 +61,7 @@ class Shards:
     def __init__(
         self,
         folder: Path,
-        entries: Sequence[Mapping[str, Any]],
+        entries: Sequence[ShardEntry],
         sequence_length: int,
         dtype: np.dtype[Any],
         stream: Stream | None,
@@ -82,7 +83,7 @@ class Shards:
         self._remote: RemoteRows | None = None
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {
             **self.__dict__,
             "_open": {},
@@ -92,12 +93,12 @@ class Shards:
             "_sums": np.zeros_like(self._sums),
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def first(self, shard: int) -> int:
         """Number of a shard's first row."""
-        return int(self.ends[shard]) - int(self._entries[shard]["rows"])
+        return int(self.ends[shard]) - self._entries[shard]["rows"]
 
     def checked(self, rows: np.ndarray) -> np.ndarray:
         """Rows as int64 of shape (n,).
@@ -140,7 +141,7 @@ class Shards:
             self._map(shard)
         return tokens
 
-    def load(self, entry: Mapping[str, Any], compare: bool = True) -> np.ndarray:
+    def load(self, entry: ShardEntry, compare: bool = True) -> np.ndarray:
         """All tokens (rows, L) of a shard, training or held out; the content of a local
         one is checked once.
 
@@ -151,36 +152,28 @@ class Shards:
         Raises:
             PackedSetError: it is missing, or differs from its checksum.
         """
+        path = self._folder / entry["file"]
         if self.local:
-            check_size(self._folder, entry, self._length * self._dtype.itemsize)
-        path = (
-            self._folder / entry["file"]
-            if self.local and not compare
-            else self.here(entry["file"], entry["sha256"])
-        )
+            check_size(path, entry["rows"], self._length * self._dtype.itemsize)
+        if compare or not self.local:
+            path = self.here(entry["file"], entry["sha256"])
         return self._opened(entry["file"], path)
 
     def _map(self, shard: int) -> None:
         """Register the addresses of a local shard's rows and checksums; `_open` keeps
         them alive.
         """
-        entry = self._entries[shard]
-        sums = sums_name(entry["file"])
-        if sums in entry.get("beside", {}):  # sets of an older format have none
-            if sums not in self._open:
-                check_size(
-                    self._folder,
-                    {"file": sums, "rows": entry["rows"]},
-                    CHECKSUM_DTYPE.itemsize,
-                )
-                self._open.setdefault(
-                    sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE)
-                )
-            self._sums[shard] = self._open[sums].ctypes.data
-        check_size(self._folder, entry, self._length * self._dtype.itemsize)
-        self._addresses[shard] = self._opened(
-            entry["file"], self._folder / entry["file"]
-        ).ctypes.data
+        name, rows = self._entries[shard]["file"], self._entries[shard]["rows"]
+        sums = sums_name(name)
+        if sums not in self._open:
+            check_size(self._folder / sums, rows, CHECKSUM_DTYPE.itemsize)
+            self._open.setdefault(
+                sums, read_tokens(self._folder / sums, CHECKSUM_DTYPE)
+            )
+        self._sums[shard] = self._open[sums].ctypes.data
+        path = self._folder / name
+        check_size(path, rows, self._length * self._dtype.itemsize)
+        self._addresses[shard] = self._opened(name, path).ctypes.data
 
     def _opened(self, name: str, path: Path) -> np.ndarray:
         if name not in self._open:
@@ -218,26 +211,11 @@ class Shards:
         return self._folder / name
 
     def elsewhere(self) -> RemoteRows:
-        """Reader of shards in an object store.
-
-        Raises:
-            PackedSetError: the set has no checksums of rows.
-        """
+        """Reader of shards in an object store."""
         from gristmill.tokenize.streaming.remote_rows import RemoteRows
 
         with self._lock:
             if self._remote is None:
-                missing = [
-                    entry["file"]
-                    for entry in self._entries
-                    if sums_name(entry["file"]) not in entry["beside"]
-                ]
-                if missing:
-                    raise PackedSetError(
-                        f"{self._folder}: {', '.join(missing)} have no checksums of "
-                        "their rows, so they can't be read from a store; run the mix "
-                        "stage again, or copy the set to a local disk"
-                    )
                 self._remote = RemoteRows(
                     self._folder,
                     self._entries,

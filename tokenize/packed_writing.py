@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,10 @@ from gristmill.tokenize.packed_files import (
     INDEX_GROUP_ROWS,
     MANIFEST,
     PIECES_SCHEMA,
+    PackedManifest,
     PackedSetError,
+    ShardEntry,
+    TokenizerEntry,
     boundaries_of,
     dtype_name,
     files_of,
@@ -35,7 +38,7 @@ from gristmill.tokenize.row_bytes import row_checksums
 
 def write_rows(
     path: Path, tokens: np.ndarray, pieces: pa.Table, first: int = 0
-) -> dict[str, Any]:
+) -> ShardEntry:
     """Write a shard from in-memory tokens (rows, sequence_length) (see
     `write_blocks`).
     """
@@ -44,7 +47,7 @@ def write_rows(
 
 def write_blocks(
     path: Path, blocks: Iterable[np.ndarray], pieces: pa.Table, first: int = 0
-) -> dict[str, Any]:
+) -> ShardEntry:
     """Write a shard, its table of pieces, their boundaries and index by document, and a
     checksum of every row.
 
@@ -58,8 +61,7 @@ def write_blocks(
         first: number of the shard's first row.
 
     Returns:
-        its entry in packed.json: file, rows, sha256, and the sha256 of the files beside
-        it.
+        its entry in packed.json.
     """
     pieces = pieces.cast(PIECES_SCHEMA)
     _, table, boundaries, index, sums = files_of(path)
@@ -133,7 +135,7 @@ def write_packed_set(
     folder: Path,
     rows: np.ndarray,
     rows_per_source: Mapping[str, int],
-    tokenizer: Mapping[str, Any],
+    tokenizer: TokenizerEntry,
     validation: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Write a whole packed set from memory, one shard, with no document pieces.
@@ -142,7 +144,7 @@ def write_packed_set(
         folder: of the set.
         rows: (R, L) tokens; row r is of the source at place r of the merged order.
         rows_per_source: source -> rows, R together.
-        tokenizer: vocab_size, eos, pad, sha256.
+        tokenizer: of the tokens.
         validation: source -> (n, L) tokens.
 
     Raises:
@@ -171,19 +173,17 @@ def write_packed_set(
         )
         for source, part in checked.items()
     }
-    write_json(
-        folder / MANIFEST,
-        {
-            "format": FORMAT,
-            "dtype": name,
-            "sequence_length": rows.shape[1],
-            "sources": list(rows_per_source),
-            "tokenizer": dict(tokenizer),
-            "validation": held_out,
-            "train": {
-                "rows": len(rows),
-                "rows_per_source": list(rows_per_source.values()),
-                "shards": [shard],
-            },
+    manifest: PackedManifest = {
+        "format": FORMAT,
+        "dtype": name,
+        "sequence_length": rows.shape[1],
+        "sources": list(rows_per_source),
+        "tokenizer": tokenizer,
+        "validation": held_out,
+        "train": {
+            "rows": len(rows),
+            "rows_per_source": list(rows_per_source.values()),
+            "shards": [shard],
         },
-    )
+    }
+    write_json(folder / MANIFEST, manifest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -22,30 +22,38 @@ from gristmill.mixtures.sources import INGEST
 from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.packed import PackedSet
 
-CLUSTER_COLUMNS = ("cluster", "cluster_size")
-LANGUAGE = "language"
-KNOWN = ("url", "locator", "language", "quality", "cluster", "cluster_size")
+JUDGED_COLUMNS = ("language", "cluster", "cluster_size")
+KNOWN = ("url", "locator", "quality", *JUDGED_COLUMNS)
 """Fields of a document's description in a loss-spike report: its origin and
 measurements.
 """
 
 
+class DocumentOrigin(TypedDict):
+    """Origin and measurements of a document; ids are hexadecimal."""
+
+    id: str
+    source: str
+    locator: str
+    url: NotRequired[str]
+    quality: NotRequired[dict[str, float]]
+    """Measured scores, by name."""
+    language: NotRequired[str]
+    cluster: NotRequired[str]
+    cluster_size: NotRequired[int]
+
+
 def known_of(
     packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[str]
-) -> dict[str, dict[str, Any]]:
-    """`KNOWN` fields of documents, by hexadecimal id; see `describe_documents`."""
-    described = describe_documents(
-        packed, inputs, {bytes.fromhex(digits) for digits in ids}
-    )
-    return {
-        key.hex(): {name: value[name] for name in KNOWN if name in value}
-        for key, value in described.items()
-    }
+) -> dict[str, DocumentOrigin]:
+    """`describe_documents` by hexadecimal ids."""
+    origins = describe_documents(packed, inputs, {bytes.fromhex(id_) for id_ in ids})
+    return {origin["id"]: origin for origin in origins.values()}
 
 
 def describe_documents(
     packed: PackedSet, inputs: Mapping[str, Path], ids: Iterable[bytes]
-) -> dict[bytes, dict[str, Any]]:
+) -> dict[bytes, DocumentOrigin]:
     """Describe the origin and measurements of documents.
 
     Reads only the row groups that hold them.
@@ -56,8 +64,7 @@ def describe_documents(
         ids: of tokenised documents.
 
     Returns:
-        id -> `id` (hexadecimal), `source`, `locator`, `url` (if it has one), `quality`
-        (measured name -> value), `language`, `cluster` and `cluster_size`.
+        id -> what is known of the document.
 
     Raises:
         MisalignedError: a shard holds another document at the ledger's location.
@@ -65,7 +72,7 @@ def describe_documents(
     ledger = packed.ledger(list(ids))
     shards = np.array(ledger["shard"].to_pylist(), dtype=np.int64)
     documents = corpus_shards(inputs)
-    descriptions: dict[bytes, dict[str, Any]] = {}
+    descriptions: dict[bytes, DocumentOrigin] = {}
     for shard in np.unique(shards).tolist():
         entries = ledger.take(integers(np.flatnonzero(shards == shard))).to_pylist()
         corpus, name = documents[shard]
@@ -83,45 +90,46 @@ def describe_documents(
 
 def _describe_shard(
     inputs: Mapping[str, Path], shard: str, rows: Sequence[int]
-) -> list[dict[str, Any]]:
-    documents = read_rows(
+) -> list[DocumentOrigin]:
+    origins: list[DocumentOrigin] = []
+    for document in read_rows(
         inputs[INGEST] / shard, rows, ["id", "source", "locator", "metadata"]
-    ).to_pylist()
-    described = [
-        {
-            "id": document["id"].hex(),
-            "source": document["source"],
-            "locator": document["locator"],
-            **_address(document),
-        }
-        for document in documents
-    ]
+    ).to_pylist():
+        origin = DocumentOrigin(
+            id=document["id"].hex(),
+            source=document["source"],
+            locator=document["locator"],
+        )
+        if (url := url_of(document["locator"], document["metadata"])) is not None:
+            origin["url"] = url
+        origins.append(origin)
     for step in annotation_stages(inputs):
-        names = set(column_names(inputs[step] / shard))
-        if names & SCORES.keys():
-            for description, values in zip(
-                described, _measured(inputs[step] / shard, rows), strict=True
+        path = inputs[step] / shard
+        names = column_names(path)
+        if SCORES.keys() & set(names):
+            scores = [name for name in names if name not in (*JUDGEMENT_COLUMNS, EDITS)]
+            for origin, values in zip(
+                origins, _measured(path, rows, scores), strict=True
             ):
-                description["quality"] = values
-        if names & {LANGUAGE, *CLUSTER_COLUMNS}:
-            for description, values in zip(
-                described,
-                _measured(inputs[step] / shard, rows, (LANGUAGE, *CLUSTER_COLUMNS)),
-                strict=True,
+                origin["quality"] = values
+        judged = [name for name in names if name in JUDGED_COLUMNS]
+        if judged:
+            for origin, values in zip(
+                origins, _measured(path, rows, judged), strict=True
             ):
-                description.update(values)
-    return described
+                if "language" in values:
+                    origin["language"] = values["language"]
+                if "cluster" in values:
+                    origin["cluster"] = values["cluster"]
+                if "cluster_size" in values:
+                    origin["cluster_size"] = values["cluster_size"]
+    return origins
 
 
 def _measured(
-    path: Path, rows: Sequence[int], only: Sequence[str] | None = None
+    path: Path, rows: Sequence[int], names: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Non-null values of an annotation table for some rows."""
-    names = [
-        name
-        for name in column_names(path)
-        if name not in (*JUDGEMENT_COLUMNS, EDITS) and (only is None or name in only)
-    ]
     return [
         {
             name: value.hex() if isinstance(value, bytes) else value
@@ -130,8 +138,3 @@ def _measured(
         }
         for row in read_rows(path, rows, names).to_pylist()
     ]
-
-
-def _address(document: Mapping[str, Any]) -> dict[str, str]:
-    url = url_of(document["locator"], document["metadata"])
-    return {} if url is None else {"url": url}

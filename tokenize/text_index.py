@@ -33,7 +33,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -114,19 +114,31 @@ def map_rows(packed: PackedSet) -> MappedRows:
     )
 
 
+class IndexRecipe(TypedDict):
+    """Recipe of the stage."""
+
+    shortest_span: int
+    """Tokens of the shortest passage."""
+
+
+@dataclass(frozen=True)
+class IndexSummary:
+    """Number of places in the index, and of its partitions."""
+
+    places: int
+    partitions: int
+
+
 def run(
-    inputs: Mapping[str, Path], config: Mapping[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path], config: IndexRecipe, out: Path, context: Context
+) -> IndexSummary:
     """Index the training rows of a packed set; see the module for what is written.
 
     Args:
         inputs: `mix`.
-        config: `shortest_span`.
+        config: settings.
         out: output folder.
         context: where to run.
-
-    Returns:
-        the summary: `places`, `partitions`.
     """
     packed = PackedSet(inputs["mix"])
     tokens = packed.rows * packed.sequence_length
@@ -167,13 +179,13 @@ def run(
             "dtype": name,
         },
     )
-    return {"places": places, "partitions": partitions}
+    return IndexSummary(places, partitions)
 
 
 def _shards(packed: PackedSet) -> list[Task]:
     """One task per shard of training rows."""
     tasks, first = [], 0
-    for entry in packed.manifest["train"]["shards"]:
+    for entry in packed.shards:
         last = first + entry["rows"]
         tasks.append(
             Task(

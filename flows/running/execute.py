@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,10 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
     )
     run = getattr(importlib.import_module(module), function)
     with through(None if context.runner == "local" else folder.parent.parent):
-        summary: dict[str, Any] = run(
+        result = run(
             read_inputs(description), description["config"], folder / "data", context
         )
+    summary: dict[str, Any] = asdict(result) if is_dataclass(result) else result
     return summary
 
 

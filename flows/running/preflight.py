@@ -84,7 +84,7 @@ def _unreadable(manifest: Manifest, location: Location, path: str) -> str | None
     try:
         if isinstance(source, TokenSource):
             key = f"source {location[1]!r}"
-            token_files(str(location[1]), source.model_dump())
+            token_files(str(location[1]), source)
         elif source is not None and not isinstance(source, GeneratedSource):
             key = f"source {location[1]!r}"
             check(str(location[1]), source.model_dump())

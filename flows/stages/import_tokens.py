@@ -20,15 +20,13 @@ def configure(manifest: Manifest, verify: bool) -> tuple[Recipe, Recipe] | None:
         return None
     from gristmill.tokenize.importing.token_files import token_listing
 
-    listings = {
-        name: token_listing(name, source, verify) for name, source in sources.items()
-    }
     recipes = {}
     arguments = {}
     for name, source in sources.items():
+        listing = token_listing(name, manifest.token_sources[name], verify)
         settings = {key: value for key, value in source.items() if key != "tokens"}
-        recipes[name] = {**settings, "listing": listings[name]}
-        arguments[name] = {**source, "listing": listings[name]}
+        recipes[name] = {**settings, "listing": listing}
+        arguments[name] = {**source, "listing": listing}
     # The stage compares the listing with the files that it finds: files that changed in
     # the meantime are an error.
     return {"sources": recipes}, {"sources": arguments}

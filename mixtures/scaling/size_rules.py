@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.model import Model
 
 CHANNELS_PER_LAYER = 64
@@ -106,7 +107,7 @@ def depth_of(size: str) -> int:
     )
 
 
-def model_of(depth: int, given: Mapping[str, Any]) -> Model:
+def model_of(depth: int, given: RawSection) -> Model:
     """Return the decoder of a depth; given keys replace derived ones.
 
     Raises:
@@ -194,7 +195,7 @@ def take_dial(section: Any, sequence_length: Any) -> Any:
             if isinstance(size, str) and re.match(SIZE_PATTERN, size)
             else 1
         )
-    optimizer_settings: Mapping[str, Any] = {} if optimizer is None else optimizer
+    optimizer_settings: RawSection = {} if optimizer is None else optimizer
     has_optimizer = isinstance(optimizer_settings, Mapping)
     predicts_next_token = all(section.get(key) is None for key in OTHER_OBJECTIVES)
     is_chosen = has_optimizer and any(

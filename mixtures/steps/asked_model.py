@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from gristmill.mixtures.base import (
     Fraction,
+    Options,
     OutsidePath,
     Positive,
     PositiveFloat,
@@ -110,7 +111,7 @@ class AskedModel(Section):
     """Request for JSON besides the prompt, if answers must have a schema. Not every
     server supports it; answers are validated in any case.
     """
-    body: dict[str, Any] = Field(default_factory=dict)
+    body: Options = Field(default_factory=dict)
     """Further fields of the request, passed unchanged: `{chat_template_kwargs:
     {enable_thinking: false}}`.
     """

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from gristmill.mixtures.base import Fraction, Judging, Positive, Section
+from gristmill.mixtures.base import Fraction, Judging, Positive, RawSection, Section
 
 Count = Annotated[int, Field(ge=0)]
 PiiKind = Literal["email", "ip", "phone", "iban", "card"]
@@ -173,7 +173,7 @@ class Clean(Judging):
     def _lines_as_list(cls, value: Any) -> Any:
         if not isinstance(value, list):
             return value
-        rules: dict[str, Any] = {}
+        rules: dict[str, RawSection] = {}
         for item in value:
             pairs = {item: {}} if isinstance(item, str) else item
             if not isinstance(pairs, dict):

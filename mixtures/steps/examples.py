@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, Section
+from gristmill.mixtures.base import Fraction, OutsidePath, Positive, RawSection, Section
 from gristmill.mixtures.reinforcement import (
     AnswerReward,
     Contains,
@@ -251,7 +251,7 @@ class MadeExamples(Section):
             )
 
 
-def made_problems(raw: Mapping[str, Any]) -> Iterator[tuple[Location, str]]:
+def made_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield paths of a manifest that name a missing set, and sets that are made from
     each other.
     """

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from gristmill.mixtures.base import Judging
+from gristmill.mixtures.base import DumpedSection, Judging, RawSection
 from gristmill.mixtures.steps.rules import (
     PRESETS,
     GopherQuality,
@@ -48,7 +48,7 @@ def _written(rules: Any) -> Any:
     )
 
 
-def lay_over(general: Mapping[str, Any], rules: Any) -> Any:
+def lay_over(general: RawSection, rules: Any) -> Any:
     """Return a language's own rules merged over the general ones; anything that is not
     rules is returned unchanged.
     """
@@ -142,7 +142,7 @@ class Filter(Judging):
     @model_serializer(mode="wrap")
     def _whatever_rules_say(
         self, dump: SerializerFunctionWrapHandler, info: SerializationInfo
-    ) -> dict[str, Any]:
+    ) -> DumpedSection:
         """Dump each language's rules so that reading them again does not merge anything
         else of `rules`: with null for a disabled set, and without keys added later (see
         `Section.added`) only if they equal those of `rules`.
@@ -156,7 +156,7 @@ class Filter(Judging):
             }
         return dumped
 
-    def _differing(self, rules: Rules, mode: str) -> dict[str, Any]:
+    def _differing(self, rules: Rules, mode: str) -> DumpedSection:
         dumped = rules.model_dump(mode=mode)
         for name in dumped:
             section, general = getattr(rules, name), getattr(self.rules, name)

@@ -9,10 +9,10 @@ prepare:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic.json_schema import JsonSchemaValue
 
 from gristmill.mixtures.base import Judging, OutsidePath, Positive, Section
 from gristmill.mixtures.columns import Column, check_column
@@ -22,7 +22,7 @@ from gristmill.mixtures.yaml_text import did_you_mean
 FIRST, SECOND = "judge_", "second_"
 """Prefixes of the columns of the two judges."""
 TYPES = ("number", "integer", "boolean", "string")
-SCORE: Mapping[str, Any] = {
+SCORE: JsonSchemaValue = {
     "type": "object",
     "properties": {
         "score": {"type": "number", "minimum": 0, "maximum": 5},
@@ -45,7 +45,7 @@ class Question(Section):
     """A file with your own question instead, as a Jinja template of `text`, `source`,
     `locator`, `url`, `metadata` and `answer_schema`.
     """
-    answer: dict[str, Any] = Field(default_factory=lambda: dict(SCORE))
+    answer: JsonSchemaValue = Field(default_factory=lambda: dict(SCORE))
     """JSON schema of the answers. Its properties become columns: `score` is
     `judge_score`, and `second_score` of the second judge. If absent, `score`, a number
     from 0 to 5, and `reason`.

@@ -14,12 +14,15 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import JsonSchemaValue
 
 from gristmill.mixtures.base import (
+    DumpedSection,
     Fraction,
     OutsidePath,
     Positive,
     PositiveFloat,
+    RawSection,
     Section,
 )
 
@@ -138,7 +141,7 @@ class Curator(Section):
 
 
 def defaults_of(
-    value: Any, key: str, default: str, aliases: dict[str, dict[str, Any]]
+    value: Any, key: str, default: str, aliases: Mapping[str, RawSection]
 ) -> Any:
     """Return a section as written, with the defaults of its alias for keys that it does
     not set.
@@ -337,7 +340,7 @@ class Toxicity(Section):
     """Largest probability of the label, for the whole text as one line."""
 
 
-RuleSets = dict[str, dict[str, Any]]
+RuleSets = dict[str, RawSection]
 
 _REFINEDWEB: RuleSets = {
     "gopher_quality": {"dialect": "dclm"},
@@ -365,7 +368,7 @@ def expand(rules: Any) -> Any:
     """
     if not isinstance(rules, list | dict):
         return rules
-    expanded: dict[str, Any] = {}
+    expanded: dict[str, object] = {}
     for name, values in _items(rules):
         for rule_set, section in _sets_of(name, values):
             if rule_set in expanded:
@@ -377,8 +380,8 @@ def expand(rules: Any) -> Any:
     return expanded
 
 
-def _items(rules: list[Any] | dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(rules, dict):
+def _items(rules: list[Any] | RawSection) -> Iterator[tuple[str, Any]]:
+    if isinstance(rules, Mapping):
         yield from rules.items()
         return
     for item in rules:
@@ -411,7 +414,7 @@ def _sets_of(name: str, values: Any) -> Iterator[tuple[str, Any]]:
         yield rule_set, {**section, **(values.get(rule_set) or {})}
 
 
-def add_to_schema(schema: dict[str, Any]) -> None:
+def add_to_schema(schema: JsonSchemaValue) -> None:
     """Add the presets to the JSON schema of the rule sets."""
     for name, preset in PRESETS.items():
         schema["properties"][name] = {
@@ -562,7 +565,7 @@ class Rules(Section):
     toxicity: Toxicity | None = None
 
     @model_serializer(mode="wrap")
-    def _only_configured(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _only_configured(self, dump: SerializerFunctionWrapHandler) -> DumpedSection:
         """Leave out absent sets, so that a rule set that is new to the schema does not
         change fingerprints.
         """

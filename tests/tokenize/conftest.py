@@ -15,7 +15,7 @@ import pytest
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
 from gristmill.tokenize.encoding import encode, tokenizer
-from gristmill.tokenize.mixing import mix
+from gristmill.tokenize.mixing import mix, mix_summary
 
 WORDS = tuple(
     f"{a}{b}{c}"
@@ -118,7 +118,7 @@ class Stages:
         inputs: Mapping[str, Path],
         sources: Sequence[str],
         **section: Any,
-    ) -> dict[str, Any]:
+    ) -> tokenizer.TokenizerSummary:
         config = {
             "tokenizer": {"vocab_size": 300, **section},
             "sources": list(sources),
@@ -128,7 +128,7 @@ class Stages:
 
     def tokenize(
         self, name: str, inputs: Mapping[str, Path], workers: int = 1
-    ) -> dict[str, Any]:
+    ) -> encode.TokenizeSummary:
         return encode.run(inputs, {}, self.root / name, self.context(name, workers))
 
     def mix(
@@ -139,7 +139,7 @@ class Stages:
         workers: int = 1,
         seed: int = 3,
         **section: Any,
-    ) -> dict[str, Any]:
+    ) -> mix_summary.MixSummary:
         defaults = {
             "weight": 1.0,
             "max_epochs": 1.0,

@@ -197,17 +197,17 @@ def test_ledger_and_summary_agree_with_the_packed_documents(
     } == packed_ids
     for number, name in enumerate(after.sources):
         pieces_of_source = [piece for piece in pieces if piece["source"] == number]
-        assert summary["realised"][name]["documents"] == len(
+        assert summary.realised[name].documents == len(
             {piece["id"] for piece in pieces_of_source}
         )
-        assert summary["realised"][name]["copies"] == len(
+        assert summary.realised[name].copies == len(
             {(piece["id"], piece["copy"]) for piece in pieces_of_source}
         )
-        assert summary["realised"][name]["tokens"] == sum(
+        assert summary.realised[name].tokens == sum(
             piece["length"] for piece in pieces_of_source
         )
-    assert [stage["rows"] for stage in summary["stages"]] == [READ, 125 - READ]
-    assert summary["stages"][1]["requested"] == {"prose": 0.1, "code": 0.9}
+    assert [stage.rows for stage in summary.stages] == [READ, 125 - READ]
+    assert summary.stages[1].requested == {"prose": 0.1, "code": 0.9}
 
 
 def all_ids(prepared: dict[str, Path]) -> list[str]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,11 @@ from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.text.kernels import text_buffers
 from gristmill.tokenize.encoding import encode
 from gristmill.tokenize.encoding.pretokens import byte_characters
-from gristmill.tokenize.encoding.token_report import token_text
+from gristmill.tokenize.encoding.token_report import (
+    GroupTokens,
+    TokenCount,
+    token_text,
+)
 from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 
 
@@ -48,7 +53,7 @@ def inputs(stages: Any) -> dict[str, Path]:
 
 
 def test_lossy_tokenizer_is_warned_about(stages: Any, inputs: dict[str, Path]) -> None:
-    assert stages.tokenize("out", inputs)["changed_documents"] == 0
+    assert stages.tokenize("out", inputs).changed_documents == 0
     content = json.loads((inputs["tokenizer"] / "tokenizer.json").read_text())
     path = stages.root / "lower.json"
     path.write_text(json.dumps({**content, "normalizer": {"type": "Lowercase"}}))
@@ -60,7 +65,7 @@ def test_lossy_tokenizer_is_warned_about(stages: Any, inputs: dict[str, Path]) -
     summary = stages.tokenize(
         "lower", {"ingest": loud, "tokenizer": stages.root / "given"}
     )
-    assert (summary["decoded_documents"], summary["changed_documents"]) == (3, 1)
+    assert (summary.decoded_documents, summary.changed_documents) == (3, 1)
     assert "1 of 3 documents" in stages.warnings("lower")[0]
 
 
@@ -177,13 +182,13 @@ def test_ids_of_each_kept_document_are_at_its_offset(
         assert sum(doc["tokens"] for doc in docs) == len(tokens)
         assert tokenizer.eos not in tokens
         total += len(tokens)
-    assert summary["tokens"] == total == sum(summary["tokens_per_source"].values())
-    assert (summary["counts"]["read"], summary["counts"]["kept"], summary["dtype"]) == (
+    assert summary.tokens == total == sum(summary.tokens_per_source.values())
+    assert (summary.counts["read"], summary.counts["kept"], summary.dtype) == (
         51 - 5,
         51 - 5,
         "uint16",
     )
-    assert summary["counts"]["sources"]["code"]["kept"] == 21 - 2
+    assert summary.counts["sources"]["code"]["kept"] == 21 - 2
 
 
 def test_workers_and_batches_do_not_change_the_bytes(
@@ -228,7 +233,7 @@ def test_failing_document_is_quarantined_alone(
 ) -> None:
     monkeypatch.setattr(encode, "_encoder", lambda tokenizer: "of a test")
     monkeypatch.setattr(encode, "_load_once", lambda folder: Picky(load(Path(folder))))
-    counts = stages.tokenize("out", inputs)["counts"]
+    counts = stages.tokenize("out", inputs).counts
     assert (counts["quarantined"], counts["kept"]) == (2, 51 - 5 - 2)
     quarantined = [
         row
@@ -287,7 +292,7 @@ def test_large_vocabulary_is_written_as_uint32(
     ingest = {"ingest": stages.ingest("few", [("prose", "a", "word1 word69999")])}
     stages.tokenizer("large", ingest, ["prose"], path=str(path))
     summary = stages.tokenize("out", {**ingest, "tokenizer": stages.root / "large"})
-    assert summary["dtype"] == "uint32"
+    assert summary.dtype == "uint32"
     tokens = np.fromfile(stages.root / "out" / "part-00000.tokens.bin", "<u4")
     assert load(stages.root / "large").decode(tokens.tolist()) == "word1 word69999"
     assert tokens.max() > 65_536
@@ -325,7 +330,7 @@ def test_report_counts_tokens_per_source_language_and_vocabulary_entry(
                 texts[row["locator"]] = row["text"]
     ids = {name: tokenizer.encode([text])[0].ids for name, text in texts.items()}
 
-    def expected(names: list[str]) -> dict[str, Any]:
+    def expected(names: list[str]) -> GroupTokens:
         counted = {
             "documents": len(names),
             "tokens": sum(len(ids[name]) for name in names),
@@ -333,50 +338,48 @@ def test_report_counts_tokens_per_source_language_and_vocabulary_entry(
             "characters": sum(len(texts[name]) for name in names),
             "words": sum(len(texts[name].split()) for name in names),
         }
-        return {
+        return GroupTokens(
             **counted,
-            "bytes_per_token": round(counted["bytes"] / counted["tokens"], 4),
-            "characters_per_token": round(counted["characters"] / counted["tokens"], 4),
-            "tokens_per_word": round(counted["tokens"] / counted["words"], 4),
-        }
+            bytes_per_token=round(counted["bytes"] / counted["tokens"], 4),
+            characters_per_token=round(counted["characters"] / counted["tokens"], 4),
+            tokens_per_word=round(counted["tokens"] / counted["words"], 4),
+        )
 
-    assert summary["sources"] == {
+    assert summary.sources == {
         source: expected([name for name in texts if name.startswith(source)])
         for source in ("code", "prose")
     }
-    assert summary["languages"] == {
+    assert summary.languages == {
         "co": expected([name for name in texts if name[0] == "c" and name[-1] != "5"]),
         "pr": expected([name for name in texts if name[0] == "p" and name[-1] != "5"]),
         "unknown": expected([name for name in texts if name[-1] == "5"]),
     }
     counts = Counter(number for document_ids in ids.values() for number in document_ids)
-    vocabulary = summary["vocabulary"]
-    assert vocabulary["size"] == tokenizer.vocab_size - 6
-    assert (vocabulary["used"], vocabulary["never_used"]) == (
+    vocabulary = summary.vocabulary
+    assert vocabulary.size == tokenizer.vocab_size - 6
+    assert (vocabulary.used, vocabulary.never_used) == (
         len(counts),
         tokenizer.vocab_size - 6 - len(counts),
     )
-    assert vocabulary["used_share"] == round(
-        len(counts) / (tokenizer.vocab_size - 6), 4
-    )
+    assert vocabulary.used_share == round(len(counts) / (tokenizer.vocab_size - 6), 4)
     singles = sum(
         count for number, count in counts.items() if tokenizer.token_bytes[number] == 1
     )
-    assert vocabulary["single_byte_share"] == round(singles / sum(counts.values()), 4)
+    assert vocabulary.single_byte_share == round(singles / sum(counts.values()), 4)
     most_frequent, count = min(counts.items(), key=lambda item: (-item[1], item[0]))
-    assert vocabulary["most_frequent"][0] == {
-        "id": most_frequent,
-        "text": tokenizer.decode([most_frequent]),
-        "bytes": int(tokenizer.token_bytes[most_frequent]),
-        "count": count,
-    }
-    assert vocabulary["longest"][0]["bytes"] == max(
+    assert vocabulary.most_frequent[0] == TokenCount(
+        most_frequent,
+        tokenizer.decode([most_frequent]),
+        int(tokenizer.token_bytes[most_frequent]),
+        count,
+    )
+    assert vocabulary.longest[0].bytes == max(
         int(tokenizer.token_bytes[number]) for number in counts
     )
-    assert summary["encoder"] == "gigatoken"
+    assert summary.encoder == "gigatoken"
     report = json.loads((stages.root / "out" / "report.json").read_text())
     assert report == {
-        name: summary[name]
+        name: asdict(summary)[name]
         for name in ("sources", "languages", "vocabulary", "encoder")
     }
 
@@ -392,8 +395,8 @@ def test_summary_names_the_reason_for_encoding_by_the_library(
     tokenizer.save(str(path))
     stages.tokenizer("nfkc", {"ingest": inputs["ingest"]}, ["prose"], path=str(path))
     summary = stages.tokenize("out", {**inputs, "tokenizer": stages.root / "nfkc"})
-    assert re.search("tokenizers library.*normalizer is NFKC", summary["encoder"])
-    assert summary["vocabulary"] == stages.tokenize("whole", inputs)["vocabulary"]
+    assert re.search("tokenizers library.*normalizer is NFKC", summary.encoder)
+    assert summary.vocabulary == stages.tokenize("whole", inputs).vocabulary
 
 
 def test_partial_characters_are_shown_as_bytes(inputs: dict[str, Path]) -> None:

@@ -43,7 +43,7 @@ def prepared(stages: Any) -> dict[str, Path]:
 def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
     stages: Any, prepared: dict[str, Path]
 ) -> None:
-    before_counts = stages.mix("whole", prepared, SOURCES, **SECTION)["counts"]
+    before_counts = stages.mix("whole", prepared, SOURCES, **SECTION).counts
     full = PackedSet(stages.root / "whole")
     pieces = full.pieces(np.arange(full.rows))
     trained = pieces["id"][40].as_py()
@@ -59,7 +59,7 @@ def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
         {piece["row"] for piece in pieces.to_pylist() if piece["id"] == trained}
     )
     assert reduced.withheld.tolist() == emptied
-    assert summary["withheld_rows"] == len(emptied) > 0
+    assert summary.withheld_rows == len(emptied) > 0
     kept_rows = np.setdiff1d(np.arange(full.rows), emptied)
     assert np.array_equal(reduced.read(kept_rows), full.read(kept_rows))
     assert reduced.pieces(kept_rows).equals(full.pieces(kept_rows))
@@ -87,11 +87,11 @@ def test_rows_of_excluded_documents_are_blanked_and_every_other_row_stays(
         np.delete(full.validation("prose"), sorted(blanked_validation_rows), axis=0),
     )
     assert len(reduced.validation_rows_of_documents("prose", [held_out])) == 0
-    assert summary["validation"]["prose"]["tokens"] == reduced.validation("prose").size
+    assert summary.validation["prose"]["tokens"] == reduced.validation("prose").size
 
-    check_conservation(summary["counts"], "mix")
-    assert summary["counts"]["read"] == before_counts["read"]
-    assert summary["counts"]["dropped"]["excluded"] == 2
+    check_conservation(summary.counts, "mix")
+    assert summary.counts["read"] == before_counts["read"]
+    assert summary.counts["dropped"]["excluded"] == 2
     ledger = {
         entry["id"]: entry["reason"]
         for entry in pq.read_table(reduced.folder / LEDGER).to_pylist()

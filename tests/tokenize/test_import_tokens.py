@@ -21,6 +21,7 @@ import pytest
 
 from gristmill.dataprep.reading.ingest import ChangedInputError
 from gristmill.dataprep.reading.sources import SourceError
+from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.exporting.exported_files import export_tokens
 from gristmill.tokenize.importing import import_tokens
@@ -60,7 +61,7 @@ def imported(
     prepared: dict[str, Path],
     name: str,
     sources: dict[str, dict[str, Any]],
-) -> tuple[dict[str, Any], dict[str, list[int]], list[str]]:
+) -> tuple[import_tokens.ImportSummary, dict[str, list[int]], list[str]]:
     """Run the stage: its summary, the ids of each document by locator, and its
     warnings.
     """
@@ -68,7 +69,7 @@ def imported(
         "sources": {
             source: {
                 **options,
-                "listing": token_listing(source, {"format": "auto", **options}),
+                "listing": token_listing(source, TokenSource(**options)),
             }
             for source, options in sources.items()
         }
@@ -205,11 +206,11 @@ def test_megatron_documents_follow_the_index(
         module_stages, prepared, "megatron", {"web": {"tokens": str(tmp_path / "a")}}
     )
     assert documents == {"a.bin#0": first + second, "a.bin#2": third, "a.bin#3": fourth}
-    assert (summary["counts"]["read"], summary["counts"]["dropped"]) == (
+    assert (summary.counts["read"], summary.counts["dropped"]) == (
         4,
         {"empty": 1},
     )
-    assert summary["sources"]["web"]["formats"] == ["megatron"]
+    assert summary.sources["web"].formats == ["megatron"]
     assert warnings == []
 
 
@@ -318,7 +319,7 @@ def test_headerless_tokens_are_read_as_the_configured_dtype(
         module_stages, prepared, "memmap", {"web": options}
     )
     assert imported_documents == numbered("train.bin", documents)
-    assert summary["tokens_per_source"] == {"web": sum(map(len, documents))}
+    assert summary.tokens_per_source == {"web": sum(map(len, documents))}
 
 
 @pytest.mark.parametrize(
@@ -465,7 +466,7 @@ def test_files_changed_after_planning_are_rejected(
 ) -> None:
     write_llmc(tmp_path / "a.bin", draw_documents(11, 3, end), end)
     section = {"tokens": str(tmp_path / "a.bin"), "format": "auto"}
-    listing = token_listing("web", section)
+    listing = token_listing("web", TokenSource(**section))
     write_llmc(tmp_path / "a.bin", draw_documents(12, 4, end), end)
     with pytest.raises(
         ChangedInputError, match="its files changed since the run was planned"
@@ -522,12 +523,12 @@ def test_mixture_of_documents_and_imported_tokens_keeps_shares_and_provenance(
         sequence_length=16,
         validation=0.1,
     )
-    assert summary["realised"]["web"]["share"] == 0.25
+    assert summary.realised["web"].share == 0.25
     packed = PackedSet(module_stages.root / "mix-both")
     num_pieces = check_rows(packed, inputs, numbered("web.bin", documents), end)
     assert num_pieces
-    assert summary["counts"]["sources"]["web"]["read"] == 60
-    assert summary["validation"]["web"]["rows"] > 0
+    assert summary.counts["sources"]["web"]["read"] == 60
+    assert summary.validation["web"]["rows"] > 0
 
 
 def check_rows(
@@ -580,7 +581,7 @@ def test_mixture_of_imported_tokens_needs_no_documents(
     packed = PackedSet(module_stages.root / "mix-alone")
     assert check_rows(packed, inputs, numbered("web.bin", documents), end)
     short = sum(len(document) < 10 for document in documents)
-    assert summary["counts"]["dropped"]["where"] == short
+    assert summary.counts["dropped"]["where"] == short
 
 
 @pytest.mark.parametrize("form", ["llmc", "megatron", "memmap", "olmo"])

@@ -255,11 +255,9 @@ def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
     padding = positions < 0
     assert (tokens[padding] == tokenizer.pad).all()
     assert tokens_by_source == {"prose": 28 * length, "code": 12 * length}
-    assert (summary["tokens"], summary["rows"]) == (40 * length, packed.rows)
-    assert (
-        summary["padding_tokens"] == padding.sum() == packed.rows * length - 40 * length
-    )
-    assert summary["realised"]["prose"]["share"] == pytest.approx(0.7)
+    assert (summary.tokens, summary.rows) == (40 * length, packed.rows)
+    assert summary.padding_tokens == padding.sum() == packed.rows * length - 40 * length
+    assert summary.realised["prose"].share == pytest.approx(0.7)
     if packing == "stream":
         assert packed.rows == 40
     else:
@@ -272,17 +270,17 @@ def test_every_packing_meets_quotas_and_agrees_with_its_pieces(
             + 2
         )
     name = packing + ("_aligned" if starts == "aligned" else "")
-    assert summary["packing"] == name
+    assert summary.packing == name
     for key in ("rows", "padding_tokens", "dropped_tokens", "split_documents"):
-        assert summary["packings"][name][key] == sum(
-            part[key] for part in summary["realised"].values()
+        assert getattr(summary.packings[name], key) == sum(
+            getattr(part, key) for part in summary.realised.values()
         )
-    assert (summary["packings"][name]["dropped_tokens"] > 0) == (
+    assert (summary.packings[name].dropped_tokens > 0) == (
         starts == "aligned" and packing == "stream"
     )
     assert (
-        summary["packings"]["best_fit"]["split_documents"]
-        < summary["packings"]["stream"]["split_documents"]
+        summary.packings["best_fit"].split_documents
+        < summary.packings["stream"].split_documents
     )
 
 
@@ -391,7 +389,7 @@ def test_validation_is_limited_by_max_validation_rows(
     )
     packed = PackedSet(module_stages.root / "capped")
     assert [len(packed.validation(source)) for source in packed.sources] == [1, 1]
-    assert summary["counts"]["sources"]["prose"]["dropped"]["validation_rest"] > 0
+    assert summary.counts["sources"]["prose"]["dropped"]["validation_rest"] > 0
 
 
 def test_every_document_is_accounted_for(
@@ -401,25 +399,25 @@ def test_every_document_is_accounted_for(
     summary = module_stages.mix(
         "again", prepared, MIXTURE, tokens=4000, sequence_length=LENGTH, validation=0.15
     )
-    counts = summary["counts"]
+    counts = summary.counts
     check_conservation(counts, "mix")
     assert counts["read"] == 130 - 13
     kept = {*packed.pieces(np.arange(packed.rows))["id"].to_pylist()}
     for source in packed.sources:
         kept |= {*packed.validation_pieces(source)["id"].to_pylist()}
     assert counts["kept"] == len(kept)
-    realised = summary["realised"]
-    assert sum(part["tokens"] for part in realised.values()) == 4000
-    assert realised["prose"]["share"] == packed.rows_per_source[0] / 125
-    assert summary["requested"]["prose"]["share"] == pytest.approx(0.7)
+    realised = summary.realised
+    assert sum(part.tokens for part in realised.values()) == 4000
+    assert realised["prose"].share == packed.rows_per_source[0] / 125
+    assert summary.requested["prose"]["share"] == pytest.approx(0.7)
 
 
 def test_small_sources_are_repeated_in_new_orders_up_to_max_epochs(
     module_stages: Any, prepared: dict[str, Path]
 ) -> None:
     packed = mixed(module_stages, prepared)
-    summary = packed.manifest["realised"]["code"]
-    assert 1.5 < summary["epochs"] < 4
+    realised = packed.manifest["realised"]["code"]
+    assert 1.5 < realised["epochs"] < 4
     pieces = packed.pieces(np.arange(packed.rows)).to_pylist()
     copies = {}
     for piece in pieces:
@@ -427,8 +425,8 @@ def test_small_sources_are_repeated_in_new_orders_up_to_max_epochs(
     per_document = [
         len(copy_numbers) for (source, _), copy_numbers in copies.items() if source == 1
     ]
-    assert max(per_document) == int(np.ceil(summary["epochs"]))
-    assert min(per_document) >= int(summary["epochs"])
+    assert max(per_document) == int(np.ceil(realised["epochs"]))
+    assert min(per_document) >= int(realised["epochs"])
     assert all(
         copy_numbers == {0}
         for (source, _), copy_numbers in copies.items()
@@ -484,7 +482,7 @@ def test_where_condition_selects_by_measured_columns(
         sequence_length=LENGTH,
         validation=0.0,
     )
-    dropped = summary["counts"]["sources"]["prose"]["dropped"]
+    dropped = summary.counts["sources"]["prose"]["dropped"]
     assert dropped["where"] == 3 * 12
     assert dropped["where_unknown"] == 12
     packed = PackedSet(module_stages.root / "where")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from gristmill.dataprep.conservation import check_conservation
+from gristmill.tokenize.mixing.mix_summary import MixedPhase
 from gristmill.tokenize.mixing.quotas import MixError
 from gristmill.tokenize.packed import PackedSet
 
@@ -105,20 +107,20 @@ def test_phases_follow_each_other_with_their_own_weights(
     )
     rows = packed.order(4).rows(np.arange(200))
     assert set(rows[:150].tolist()) == set(range(150))
-    assert summary["stages"][0] == {
-        "until": 0.75,
-        "rows": 150,
-        "tokens": 2400,
-        "rows_per_source": [113, 37, 0],
-        "requested": {"web": 0.75, "books": 0.25, "code": 0.0},
-        "realised": {"web": 113 / 150, "books": 37 / 150, "code": 0.0},
-    }
-    assert summary["requested"]["books"] == {
+    assert summary.stages[0] == MixedPhase(
+        until=0.75,
+        rows=150,
+        tokens=2400,
+        rows_per_source=[113, 37, 0],
+        requested={"web": 0.75, "books": 0.25, "code": 0.0},
+        realised={"web": 113 / 150, "books": 37 / 150, "code": 0.0},
+    )
+    assert summary.requested["books"] == {
         "share": 0.3125,
         "tokens": 1000.0,
         "max_epochs": 1.0,
     }
-    assert packed.manifest["shares"] == summary["stages"]
+    assert packed.manifest["shares"] == [asdict(stage) for stage in summary.stages]
     packed.verify(deep=True)
 
 
@@ -171,9 +173,9 @@ def test_every_phase_has_its_tokens_in_every_packing(
     summary, packed = mix(
         module_stages, prepared, packing, tokens=3200, phases=PHASES, packing=packing
     )
-    assert [stage["tokens"] for stage in summary["stages"]] == [2400, 800]
+    assert [stage.tokens for stage in summary.stages] == [2400, 800]
     assert [sum(rows) for rows in packed.phases] == [
-        stage["rows"] for stage in summary["stages"]
+        stage.rows for stage in summary.stages
     ]
     lengths, borders = (
         packed.pieces(np.arange(packed.rows)),
@@ -194,9 +196,7 @@ def test_alpha_weights_follow_available_tokens(
             module_stages, prepared, "alpha", tokens=1600, weights={"alpha": alpha}
         )
         powers = (
-            np.array(
-                [part["available_tokens"] for part in summary["realised"].values()]
-            )
+            np.array([part.available_tokens for part in summary.realised.values()])
             ** alpha
         )
         assert (
@@ -227,9 +227,9 @@ def test_shortfall_is_redistributed_to_other_sources_and_reported(
         on_shortfall="redistribute",
     )
     assert packed.rows_per_source == [68, 22, 10]
-    assert summary["redistributed"] == {"web": 488, "books": 152, "code": -640}
-    assert packed.manifest["redistributed"] == summary["redistributed"]
-    assert summary["requested"]["code"] == {
+    assert summary.redistributed == {"web": 488, "books": 152, "code": -640}
+    assert packed.manifest["redistributed"] == summary.redistributed
+    assert summary.requested["code"] == {
         "share": 0.5,
         "tokens": 800.0,
         "max_epochs": 1.0,
@@ -246,7 +246,7 @@ def test_unweighted_source_gives_no_row_and_a_warning(
         module_stages, prepared, "unnamed", tokens=800, weights={"web": 1, "code": 1}
     )
     assert packed.rows_per_source == [25, 0, 25]
-    assert summary["counts"]["sources"]["books"]["dropped"] == {"quota": 40}
+    assert summary.counts["sources"]["books"]["dropped"] == {"quota": 40}
     (warning,) = module_stages.warnings("unnamed")
     assert "no training rows of books" in warning
 
@@ -261,7 +261,7 @@ def test_documents_are_repeated_by_their_cluster_size(
     summary, packed = mix(
         module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=1600
     )
-    tokens = summary["realised"]["web"]["available_tokens"]
+    tokens = summary.realised["web"].available_tokens
     summary, packed = mix(
         module_stages, prepared, "repeats", sources, weights={"web": 1}, tokens=tokens
     )
@@ -278,9 +278,9 @@ def test_documents_are_repeated_by_their_cluster_size(
     assert all(
         num_copies[document] == expected[document] - 1 for document in incomplete
     )
-    assert summary["counts"]["sources"]["web"]["dropped"] == {"epochs": 12}
-    assert summary["requested"]["web"]["epochs"] == "min(cluster_size, 4)"
-    check_conservation(summary["counts"], "mix")
+    assert summary.counts["sources"]["web"]["dropped"] == {"epochs": 12}
+    assert summary.requested["web"]["epochs"] == "min(cluster_size, 4)"
+    check_conservation(summary.counts, "mix")
 
 
 def test_repeats_are_spread_over_an_epoch_as_numbered_copies(
@@ -319,7 +319,7 @@ def test_fractional_epochs_are_drawn_and_unmeasured_documents_dropped(
     summary, _ = mix(
         module_stages, prepared, "chance", sources, weights={"web": 1}, tokens=320
     )
-    dropped = summary["counts"]["sources"]
+    dropped = summary.counts["sources"]
     assert 40 < dropped["web"]["dropped"]["epochs"] < 80
     assert dropped["books"]["dropped"] == {"epochs_unknown": 40}
     again, _ = mix(

@@ -9,7 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gristmill.tokenize.mixing.mix_summary import describe_prefixes, largest_drifts
+from gristmill.tokenize.mixing.mix_summary import (
+    Drift,
+    describe_prefixes,
+    largest_drifts,
+)
 from gristmill.tokenize.order import Order, unrank
 
 counts_of_sources = st.lists(st.integers(0, 40), min_size=1, max_size=5).filter(any)
@@ -34,7 +38,7 @@ def test_drifts_are_the_largest_deviations_of_any_prefix(
     for drift_summary in describe_prefixes(
         [str(source) for source in range(len(counts))], [counts]
     ).values():
-        assert drift_summary["largest_drift_rows"] <= drift_summary["bound_rows"] + 1e-4
+        assert drift_summary.largest_drift_rows <= drift_summary.bound_rows + 1e-4
 
 
 def test_phased_set_drifts_as_its_worst_phase() -> None:
@@ -42,6 +46,7 @@ def test_phased_set_drifts_as_its_worst_phase() -> None:
     drifts = describe_prefixes(["a", "b", "c"], phases)
     drifts_by_phase = [describe_prefixes(["a", "b", "c"], [phase]) for phase in phases]
     for name, values in drifts.items():
-        assert values == {
-            key: max(part[name][key] for part in drifts_by_phase) for key in values
-        }
+        assert values == Drift(
+            max(part[name].largest_drift_rows for part in drifts_by_phase),
+            max(part[name].bound_rows for part in drifts_by_phase),
+        )

@@ -197,10 +197,6 @@ def test_boundaries_follow_selected_rows_across_shards(folder: Path) -> None:
     assert packed.boundaries(selected).filled().tolist() == [8, 5, 8, 8, 5]
     assert packed.positions(selected[:0]).shape == (0, 8)
     assert packed.validation_boundaries("prose").filled().tolist() == [8, 8]
-    for entry in shards:
-        del entry["beside"]
-    write_json(folder / "packed.json", manifest)
-    assert PackedSet(folder).positions(selected).tolist() == expected
 
 
 def test_pieces_read_only_the_shards_of_their_rows(folder: Path) -> None:
@@ -271,15 +267,6 @@ def test_flipped_bits_of_other_files_are_detected_on_reading(folder: Path) -> No
         packed.validation("prose")
     with pytest.raises(PackedSetError, match=r"train-00000\.bin: SHA-256 is"):
         packed.open_training()
-
-
-def test_set_without_row_checksums_is_read(folder: Path) -> None:
-    manifest = read_json(folder / "packed.json")
-    for entry in manifest["train"]["shards"]:
-        (folder / entry["file"]).with_suffix(".sums").unlink()
-        entry["beside"] = {}
-    write_json(folder / "packed.json", manifest)
-    assert np.array_equal(PackedSet(folder).read(np.arange(12)), ROWS)
 
 
 def test_missing_set_and_unknown_format_are_rejected(

@@ -16,7 +16,13 @@ from gristmill.tokenize.mixing.best_fit import (
     deal_out,
     longest_first,
 )
-from gristmill.tokenize.mixing.packing import Costs, Packing, cut, ends_of_phases
+from gristmill.tokenize.mixing.packing import (
+    Costs,
+    Packing,
+    PackingCost,
+    cut,
+    ends_of_phases,
+)
 
 LENGTH = 8
 PACKINGS = [
@@ -220,22 +226,22 @@ def test_costs_of_every_packing_equal_those_of_its_rows(
         split = [
             any(a < b < stop for b in ends) for a, stop in pairwise(starts.tolist())
         ]
-        expected[packing.name] = {
-            "rows": len(rows),
-            "tokens": tokens,
-            "padding_tokens": len(rows) * LENGTH - tokens,
-            "dropped_tokens": end - tokens,
-            "documents": sum(size > 0 for size in within),
-            "split_documents": sum(split),
-            "split_tokens": sum(
+        expected[packing.name] = PackingCost(
+            rows=len(rows),
+            tokens=tokens,
+            padding_tokens=len(rows) * LENGTH - tokens,
+            dropped_tokens=end - tokens,
+            documents=sum(size > 0 for size in within),
+            split_documents=sum(split),
+            split_tokens=sum(
                 size for size, is_split in zip(within, split, strict=True) if is_split
             ),
-        }
+        )
     for packing in PACKINGS:
         costs = lay_out(segments_of(starts, borders), [end], packing).costs
-        assert costs.accounts() == expected
+        assert costs.by_packing() == expected
         if packing.best_fit or not packing.aligned:
-            assert costs.rows_of_phases() == [expected[packing.name]["rows"]]
+            assert costs.rows_of_phases() == [expected[packing.name].rows]
 
 
 @given(
@@ -266,13 +272,10 @@ def test_every_phase_fills_its_quota_in_its_own_rows(
                 for row in laid.rows[first:last]
                 for a, b in row
             )
-        account = laid.costs.accounts()[packing.name]
-        assert (account["rows"], account["tokens"]) == (
-            len(laid.rows),
-            sum(tokens_per_row),
-        )
+        cost = laid.costs.by_packing()[packing.name]
+        assert (cost.rows, cost.tokens) == (len(laid.rows), sum(tokens_per_row))
         run_ends = {b for row in laid.rows for _, b in row}
-        assert account["split_documents"] == sum(
+        assert cost.split_documents == sum(
             any(a < b < stop for b in run_ends) for a, stop in pairwise(starts.tolist())
         )
         if packing.aligned:
@@ -286,7 +289,7 @@ def test_best_fit_splits_only_documents_longer_than_a_row(sizes: list[int]) -> N
     runs = {run for row in laid.rows for run in row}
     for begin, end in pairwise(starts.tolist()):
         assert end - begin > LENGTH or (begin, end) in runs
-    assert laid.costs.accounts()["best_fit"]["split_documents"] == sum(
+    assert laid.costs.by_packing()["best_fit"].split_documents == sum(
         size > LENGTH for size in sizes
     )
 
@@ -309,8 +312,8 @@ def test_costs_of_packings_are_derived_by_hand() -> None:
         "split_tokens",
     )
     assert {
-        name: tuple(account[key] for key in keys)
-        for name, account in laid.costs.accounts().items()
+        name: tuple(getattr(cost, key) for key in keys)
+        for name, cost in laid.costs.by_packing().items()
     } == {
         "stream": (3, 24, 0, 0, 2, 16),
         "stream_aligned": (2, 16, 0, 8, 2, 16),

@@ -19,7 +19,7 @@ from gristmill.core.files import as_path, read_json, write_json
 from gristmill.core.object_stores import StoreUnavailableError
 from gristmill.mixtures.engine import Stream
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import PIECES_SCHEMA, PackedSetError
+from gristmill.tokenize.packed_files import PIECES_SCHEMA
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.tokenize.streaming.read_ahead import ReadAhead
 from gristmill.tokenize.streaming.remote_rows import shards_that_fit
@@ -332,23 +332,6 @@ def test_missing_object_is_an_immediate_error(
     store.fault = missing
     with pytest.raises(FileNotFoundError, match=r"train-00002\.bin"):
         packed.read(np.array([50]))
-
-
-def test_remote_set_without_row_checksums_is_rejected(
-    remote: Path, tmp_path: Path
-) -> None:
-    old = as_path("memory://old-set")
-    for path in remote.iterdir():
-        (old / path.name).write_bytes(path.read_bytes())
-    manifest = read_json(old / "packed.json")
-    for entry in manifest["train"]["shards"]:
-        entry["beside"] = {}
-    write_json(old / "packed.json", manifest)
-    packed = PackedSet(old, Stream(cache_folder=str(tmp_path)))
-    with pytest.raises(
-        PackedSetError, match=r"train-00000\.bin, .* have no checksums of their rows"
-    ):
-        packed.read(np.arange(3))
 
 
 def test_cache_keeps_the_first_shards_that_fit() -> None:

@@ -97,7 +97,7 @@ def index_of(
 
 def build_index(
     packed: PackedSet, folder: Path, shortest: int = SHORTEST, **options: Any
-) -> dict[str, Any]:
+) -> text_index.IndexSummary:
     context = Context(
         work=folder.with_name(f"{folder.name}.work"), emit=lambda event: None, **options
     )
@@ -425,4 +425,4 @@ def test_sorting_a_partition_takes_at_most_eight_bytes_per_place(
     summary = build_index(packed, tmp_path / "index")
     buckets = len(files(tmp_path / "index")["buckets-00000.bin"]) // 4
     assert summary == {"places": 20_000 * (LENGTH - SHORTEST + 1), "partitions": 1}
-    assert peak_bytes(sorting[0]) < 8 * summary["places"] + 32 * buckets
+    assert peak_bytes(sorting[0]) < 8 * summary.places + 32 * buckets

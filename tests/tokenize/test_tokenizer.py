@@ -232,13 +232,13 @@ def test_sample_too_small_for_the_vocabulary_is_warned_about(stages: Any) -> Non
     summary = stages.tokenizer(
         "tokenizer", {"ingest": ingest}, ["prose"], vocab_size=5000
     )
-    assert summary["vocab_size"] < 300
+    assert summary.vocab_size < 300
     assert (
         f"only {summary['vocab_size']} of the 5000 tokens"
         in stages.warnings("tokenizer")[0]
     )
-    assert summary["sample_bytes"] == {"prose": 15}
-    assert summary["bytes_per_token"]["prose"] > 1
+    assert summary.sample_bytes == {"prose": 15}
+    assert summary.bytes_per_token["prose"] > 1
 
 
 def test_empty_sample_is_rejected(stages: Any) -> None:
@@ -289,7 +289,7 @@ def test_published_tokenizer_gets_chat_tokens_after_its_vocabulary(
         )
         + 1
     )
-    assert loaded.vocab_size == summary["vocab_size"] == vocab_size + 4
+    assert loaded.vocab_size == summary.vocab_size == vocab_size + 4
     assert [loaded.special_ids[token] for token in SPECIAL_TOKENS[2:]] == [
         vocab_size,
         vocab_size + 1,
@@ -322,8 +322,8 @@ def test_real_text_round_trips_and_is_compressed(
     )
     loaded = load(stages.root / "tokenizer")
     assert [loaded.decode(encoding.ids) for encoding in loaded.encode(texts)] == texts
-    assert summary["vocab_size"] == 4096
-    assert summary["bytes_per_token"]["peps"] > 2.8
+    assert summary.vocab_size == 4096
+    assert summary.bytes_per_token["peps"] > 2.8
 
 
 def test_published_tokenizer_reads_no_documents(stages: Any, folder: Path) -> None:
@@ -331,9 +331,9 @@ def test_published_tokenizer_reads_no_documents(stages: Any, folder: Path) -> No
     path.write_text((folder / "tokenizer.json").read_text())
     summary = stages.tokenizer("tokenizer", {}, [], path=str(path))
     assert (
-        summary["external"],
-        summary["sample_bytes"],
-        summary["bytes_per_token"],
+        summary.external,
+        summary.sample_bytes,
+        summary.bytes_per_token,
     ) == (True, {}, {})
 
 
@@ -371,7 +371,7 @@ def test_wordpiece_tokenizer_needs_a_named_end_of_text(stages: Any) -> None:
         with pytest.raises(TokenizerError, match=r"tokenizer\.end_of_text"):
             stages.tokenizer("wrong", {}, [], path=str(path), end_of_text=token_)
     summary = stages.tokenizer("tokenizer", {}, [], path=str(path), end_of_text="[SEP]")
-    assert (summary["eos"], summary["pad"]) == (3, 0)
+    assert (summary.eos, summary.pad) == (3, 0)
     loaded = load(stages.root / "tokenizer")
     assert loaded.eos == 3
     assert loaded.encode(["ab [SEP] b"])[0].ids.count(3) == 0
@@ -444,7 +444,7 @@ def test_tokens_never_cross_pretokenizer_boundaries(
     ids = loaded.encode([text])[0].ids
     # a uniform sample makes every piece a token
     assert [loaded.decode([number]) for number in ids] == pieces
-    assert summary["pretokenizer"] == name
+    assert summary.pretokenizer == name
 
 
 @given(text=st.text())

@@ -83,7 +83,7 @@ def tokenizers(module_stages: Any) -> dict[str, TextTokenizer]:
             vocab_size=700,
             special_tokens=["<|tool|>"],
         )
-        assert summary["model"] == model
+        assert summary.model == model
         tokenizers[model] = load(module_stages.root / model)
     return tokenizers
 
@@ -200,7 +200,7 @@ def test_stage_encodes_losslessly_with_every_model(
         "tokenizer": module_stages.root / model,
     }
     summary = module_stages.tokenize(f"{model}-tokens", inputs)
-    assert summary["sources"]["prose"]["bytes_per_token"] > 1.5
+    assert summary.sources["prose"].bytes_per_token > 1.5
     decoded = []
     for shard in sorted(
         (module_stages.root / f"{model}-tokens").glob("*.docs.parquet")

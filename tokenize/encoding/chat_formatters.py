@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from gristmill.mixtures.tokenizer import OwnFormatter
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.tokenize.encoding.chat_templates import (
     PROBE,
+    ChatMessage,
+    Segments,
     TemplateRefusedError,
+    ToolDescription,
     refuse_untrainable,
 )
 
@@ -31,7 +34,6 @@ FORMATTER_FILE = "chat_formatter.json"
 """File in a tokenizer's folder with the formatter's code, in place of a chat
 template.
 """
-Segments = list[tuple[str, bool]]
 
 
 class FormatterError(ValueError):
@@ -73,12 +75,11 @@ class Formatter:
 
     def segments(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[ChatMessage],
         prompt: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[ToolDescription] = (),
     ) -> Segments:
-        """Write a conversation: (text, whether the assistant generates it), in order,
-        without empty segments.
+        """Write a conversation.
 
         Args:
             messages: with `role` and `content`.

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 import jinja2.nodes
@@ -72,6 +72,15 @@ are written in Hermes' form (Qwen2.5's template too), an answer as the user's tu
 """
 
 
+ChatMessage = Mapping[str, object]
+"""Message of a conversation: `role`, `content`, and whatever else templates read."""
+ToolDescription = Mapping[str, object]
+"""Description of a tool, as templates write it."""
+Segments = list[tuple[str, bool]]
+"""Parts of a rendered conversation in order, none empty: the text, and whether the
+assistant generates it.
+"""
+Value = TypeVar("Value")
 OPEN, CLOSE = "\x00<generation>\x00", "\x00</generation>\x00"
 """Text rendered for the marks; text that contains either is refused."""
 PROBE: tuple[Message, ...] = (
@@ -137,7 +146,7 @@ class TemplateFunctions:
     """Filters and globals of chat templates besides Jinja's own."""
 
     filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    globals: Mapping[str, Any] = field(default_factory=dict)
+    globals: Mapping[str, object] = field(default_factory=dict)
 
 
 def own_functions() -> TemplateFunctions:
@@ -180,7 +189,9 @@ def transformers_functions() -> TemplateFunctions:
     )
 
 
-def _difference(names: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+def _difference(
+    names: Mapping[str, Value], default: Mapping[str, object]
+) -> dict[str, Value]:
     return {
         name: value for name, value in names.items() if default.get(name) is not value
     }
@@ -225,7 +236,7 @@ def compile_template(
 
 def render_text(
     template: jinja2.Template,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[ChatMessage],
     prompt: bool = False,
     **names: Any,
 ) -> str:
@@ -250,12 +261,11 @@ def render_text(
 
 def render_segments(
     template: jinja2.Template,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[ChatMessage],
     prompt: bool = False,
     **names: Any,
-) -> list[tuple[str, bool]]:
-    """Render a conversation: (text, whether the assistant generates it), in order,
-    without empty segments.
+) -> Segments:
+    """Render a conversation.
 
     A template without marks, like those of most models, is rendered for every prefix of
     the conversation: the assistant generates the text that an answer adds to the
@@ -284,7 +294,7 @@ def render_segments(
 
 def _marked(
     template: jinja2.Template,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[ChatMessage],
     text: str,
     **names: Any,
 ) -> str:
@@ -375,7 +385,7 @@ def check_template(text: str, special_tokens: Collection[str], **names: Any) -> 
 
 
 def refuse_untrainable(
-    segments: Sequence[tuple[str, bool]],
+    segments: Segments,
     prompt: str,
     special_tokens: Collection[str],
     unmarked: str,

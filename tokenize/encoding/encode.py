@@ -16,10 +16,10 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from gristmill.core.files import array_bytes, as_path, atomic_write, write_json
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import balance
+from gristmill.dataprep.conservation import Counts, balance
 from gristmill.dataprep.documents import (
     ID_BYTES,
     QUARANTINE_REASON,
@@ -49,6 +49,8 @@ from gristmill.tokenize.encoding.fast_encode import FastEncoder, texts_of
 from gristmill.tokenize.encoding.known_tokenizers import Known, NotKnownError
 from gristmill.tokenize.encoding.token_report import (
     UNKNOWN_LANGUAGE,
+    GroupTokens,
+    VocabularyUse,
     count_ids,
     describe_groups,
     describe_vocabulary,
@@ -90,9 +92,52 @@ def counts_name(shard: str) -> str:
     return f"{shard.removesuffix('.parquet')}.token_counts.npy"
 
 
+@dataclass(frozen=True)
+class TokenReport:
+    """Fit of a tokenizer to the documents: `report.json`.
+
+    Attributes:
+        sources: by name.
+        vocabulary: its usage.
+        encoder: "gigatoken", or the reason for using the library.
+        languages: by name; None if they were not identified.
+    """
+
+    sources: Mapping[str, GroupTokens]
+    vocabulary: VocabularyUse
+    encoder: str
+    languages: Mapping[str, GroupTokens] | None
+
+
+@dataclass(frozen=True)
+class TokenizeSummary(TokenReport):
+    """Summary of the stage.
+
+    Attributes:
+        counts: of the documents.
+        tokens: of all documents.
+        tokens_per_source: of each source.
+        vocab_size: of the tokenizer.
+        dtype: of the ids.
+        decoded_documents: documents that were decoded again as a check.
+        changed_documents: those of them whose text changed.
+    """
+
+    counts: Counts
+    tokens: int
+    tokens_per_source: Mapping[str, int]
+    vocab_size: int
+    dtype: str
+    decoded_documents: int
+    changed_documents: int
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path],
+    config: Mapping[str, object],
+    out: Path,
+    context: Context,
+) -> TokenizeSummary:
     """Encode the documents that every annotating stage kept.
 
     Args:
@@ -125,48 +170,34 @@ def run(
             "that it lacks); a tokenizer trained here loses nothing, but for U+2581 "
             "with model sentencepiece_bpe"
         )
-    report = make_report(tokenizer, out, tasks, results)
-    write_json(out / REPORT_FILE, report)
-    tokens = {name: group["tokens"] for name, group in report["sources"].items()}
-    return {
-        "counts": counts,
-        "tokens": sum(tokens.values()),
-        "tokens_per_source": tokens,
-        "vocab_size": tokenizer.vocab_size,
-        "dtype": dtype_name(tokenizer.vocab_size),
-        "decoded_documents": checked,
-        "changed_documents": changed,
-        **report,
-    }
-
-
-def make_report(
-    tokenizer: TextTokenizer,
-    out: Path,
-    tasks: Sequence[Task],
-    results: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Report on the tokenizer from the tokens of all shards.
-
-    Returns:
-        `sources` and, if languages were identified, `languages`
-        (`token_report.describe_groups`); `vocabulary`
-        (`token_report.describe_vocabulary`); `encoder`: "gigatoken", or the reason for
-        using the library.
-    """
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    token_counts = np.zeros(tokenizer.vocab_size, np.int64)
     for task in tasks:
         with (out / counts_name(task.payload["shard"])).open("rb") as stream:
-            counts += np.load(stream)
+            token_counts += np.load(stream)
     languages = [
         result["languages"] for result in results if result["languages"] is not None
     ]
-    return {
-        "sources": describe_groups(result["sources"] for result in results),
-        **({"languages": describe_groups(languages)} if languages else {}),
-        "vocabulary": describe_vocabulary(counts, tokenizer),
-        "encoder": describe_encoder(tokenizer),
-    }
+    report = TokenReport(
+        sources=describe_groups(result["sources"] for result in results),
+        vocabulary=describe_vocabulary(token_counts, tokenizer),
+        encoder=describe_encoder(tokenizer),
+        languages=describe_groups(languages) if languages else None,
+    )
+    described = asdict(report)
+    if not languages:
+        del described["languages"]
+    write_json(out / REPORT_FILE, described)
+    tokens = {name: group.tokens for name, group in report.sources.items()}
+    return TokenizeSummary(
+        **vars(report),
+        counts=counts,
+        tokens=sum(tokens.values()),
+        tokens_per_source=tokens,
+        vocab_size=tokenizer.vocab_size,
+        dtype=dtype_name(tokenizer.vocab_size),
+        decoded_documents=checked,
+        changed_documents=changed,
+    )
 
 
 def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
@@ -264,17 +295,20 @@ def encode_shard(task: Task, inputs: Mapping[str, str], out: str) -> Done:
     counts = count_documents(
         documents, rows, pa.array(reasons, pa.string()), unchanged, pa.array(text_bytes)
     )
+    written_sizes = {name: values[good] for name, values in sizes.items()}
+    languages = None
+    if (step := step_with(folders, shard, LANGUAGE)) is not None:
+        language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(
+            docs["row"]
+        )
+        languages = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), written_sizes)
     return Done(
         files,
         {
             "counts": counts,
             "decoded": decoded,
-            **_measure(
-                folders,
-                shard,
-                docs,
-                {name: values[good] for name, values in sizes.items()},
-            ),
+            "sources": measure(docs["source"], written_sizes),
+            "languages": languages,
         },
     )
 
@@ -330,27 +364,6 @@ def _counted(
 def _rows_of(column: pa.ChunkedArray, rows: np.ndarray) -> pa.ChunkedArray:
     """Values of some rows, ascending; usually all of them."""
     return column if len(rows) == len(column) else column.take(pa.array(rows))
-
-
-def _measure(
-    folders: Mapping[str, Path],
-    shard: str,
-    docs: pa.Table,
-    sizes: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
-    """Counts of the encoded documents by source, and by language if identified (else
-    None).
-    """
-    counts: dict[str, Any] = {
-        "sources": measure(docs["source"], sizes),
-        "languages": None,
-    }
-    if (step := step_with(folders, shard, LANGUAGE)) is not None:
-        language = read_annotations(folders, shard, step, [LANGUAGE])[LANGUAGE].take(
-            docs["row"]
-        )
-        counts["languages"] = measure(pc.fill_null(language, UNKNOWN_LANGUAGE), sizes)
-    return counts
 
 
 @lru_cache(maxsize=1)

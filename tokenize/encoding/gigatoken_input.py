@@ -28,7 +28,7 @@ class _Answer:
         function: Callable[..., Any],
         arrays: object,
         args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
     ) -> np.ndarray:
         if function.__name__ != "to_numpy":
             return function(ak.Array(self._values), *args[1:], **kwargs)
@@ -43,7 +43,7 @@ class Texts(ak.Array):
         function: Callable[..., Any],
         arrays: object,
         args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        kwargs: Mapping[str, object],
     ) -> Any:
         layout, alone = self.layout, len(args) == 1 and not kwargs
         if alone and function.__name__ == "without_parameters":

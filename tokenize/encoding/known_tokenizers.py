@@ -14,9 +14,17 @@ import string
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from gristmill.tokenize.encoding.pretokens import GPT2, byte_characters
+from gristmill.tokenize.encoding.tokenizer_json import (
+    UNUSUAL_KEYS,
+    AddedToken,
+    Bpe,
+    Step,
+    TokenizerJson,
+    describe,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -62,13 +70,15 @@ def read_known(tokenizer: Tokenizer) -> Known:
     Raises:
         NotKnownError: only the library can encode with it; the message is the reason.
     """
-    described = json.loads(tokenizer.to_str())
-    model, normalizers = (
-        described["model"],
-        _steps(described.get("normalizer"), "normalizers"),
-    )
+    described = describe(tokenizer)
+    model = described["model"]
+    normalizers = _steps(described["normalizer"], "normalizers")
     byte_level = not model.get("byte_fallback")
-    _check_model(model)
+    if model["type"] != "BPE":
+        raise NotKnownError(f"its model is {model['type']}")
+    for key in UNUSUAL_KEYS:
+        if model.get(key):
+            raise NotKnownError(f"its model has {key}")
     added = _added_tokens(described, nfc=bool(normalizers) and byte_level)
     if byte_level:
         vocabulary = _byte_level_vocabulary(model["vocab"])
@@ -77,31 +87,21 @@ def read_known(tokenizer: Tokenizer) -> Known:
     else:
         vocabulary = model["vocab"]
         _check_byte_fallback(model)
-    pre_tokenizer, digits = (
-        _pre_tokenizer(described)
-        if byte_level
-        else (described.get("pre_tokenizer"), False)
-    )
+    pre_tokenizer, digits = described["pre_tokenizer"], False
+    if byte_level:
+        pre_tokenizer, digits = _pre_tokenizer(pre_tokenizer)
     first = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
     stand_ins: list[list[int]] = []
     if digits:
         cut, stand_ins = _digits_alone(tokenizer, first)
         added = [*added, *cut]
     if byte_level:
-        added = [
-            *added,
-            {
-                "id": first + len(stand_ins),
-                "content": NEVER_TEXT,
-                "special": False,
-                "normalized": False,
-            },
-        ]
+        added = [*added, _plain(first + len(stand_ins), NEVER_TEXT)]
         # the library encodes its documents anyway
         stand_ins = [*stand_ins, [0]] if stand_ins else []
     known = {
         "added_tokens": added,
-        "normalizer": described.get("normalizer"),
+        "normalizer": described["normalizer"],
         "pre_tokenizer": pre_tokenizer,
         "model": {
             "type": "BPE",
@@ -120,7 +120,14 @@ def read_known(tokenizer: Tokenizer) -> Known:
     )
 
 
-def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str, Any]]:
+def _plain(number: int, content: str) -> AddedToken:
+    """Added token that is found in text as it is."""
+    return {"id": number, "content": content, "special": False, "normalized": False}
+
+
+def _steps(
+    described: Step | None, inside: Literal["normalizers", "pretokenizers"]
+) -> list[Step]:
     """Steps of a normalizer or pre-tokenizer."""
     if described is None:
         return []
@@ -129,20 +136,12 @@ def _steps(described: Mapping[str, Any] | None, inside: str) -> list[Mapping[str
     return [step for child in described[inside] for step in _steps(child, inside)]
 
 
-def _names(steps: Sequence[Mapping[str, Any]]) -> str:
+def _names(steps: Sequence[Step]) -> str:
     return " + ".join(
         step["type"]
-        + "".join(f" with {key}" for key in ("add_prefix_space",) if step.get(key))
+        + (" with add_prefix_space" if step.get("add_prefix_space") else "")
         for step in steps
     )
-
-
-def _check_model(model: Mapping[str, Any]) -> None:
-    if model.get("type") != "BPE":
-        raise NotKnownError(f"its model is {model.get('type')}")
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(key):
-            raise NotKnownError(f"its model has {key}")
 
 
 TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))
@@ -169,7 +168,7 @@ def _byte_level_vocabulary(vocabulary: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def _check_byte_fallback(model: Mapping[str, Any]) -> None:
+def _check_byte_fallback(model: Bpe) -> None:
     if model.get("ignore_merges"):
         raise NotKnownError("its model has byte_fallback and ignore_merges")
     if missing := [
@@ -182,7 +181,7 @@ def _check_byte_fallback(model: Mapping[str, Any]) -> None:
 
 
 def _merges(
-    listed: Sequence[Any], vocabulary: Mapping[str, int]
+    listed: Sequence[str | list[str]], vocabulary: Mapping[str, int]
 ) -> list[tuple[str, ...]]:
     """Merges in rank order, without duplicates.
 
@@ -207,28 +206,26 @@ def _merges(
     return [*pairs, pairs[0]] if repeated else pairs
 
 
-def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any]]:
+def _added_tokens(described: TokenizerJson, nfc: bool) -> list[AddedToken]:
     """Added tokens that text can become: all but the special ones.
 
     Raises:
         NotKnownError: gigatoken would match them at other places than the library.
     """
-    all_tokens = described.get("added_tokens") or []
+    all_tokens = described["added_tokens"]
     plain = [token for token in all_tokens if not token["special"]]
     for token in plain:
         for key in ("single_word", "lstrip", "rstrip"):
             if token.get(key):
                 raise NotKnownError(f"its added token {token['content']!r} has {key}")
-        if nfc and not _same_normalized(
-            token["content"], bool(token.get("normalized"))
-        ):
+        if nfc and not _same_normalized(token["content"], token["normalized"]):
             raise NotKnownError(
                 f"its added token {token['content']!r} may be made, "
                 "or undone, by its normalizer"
             )
-    if len({bool(token.get("normalized")) for token in plain}) > 1 or (
-        any(token.get("normalized") for token in plain)
-        and described.get("normalizer")
+    if len({token["normalized"] for token in plain}) > 1 or (
+        any(token["normalized"] for token in plain)
+        and described["normalizer"]
         and not nfc
     ):
         raise NotKnownError("its added tokens are looked for in normalized text")
@@ -241,15 +238,7 @@ def _added_tokens(described: Mapping[str, Any], nfc: bool) -> list[dict[str, Any
                 *hidden_pair
             )
         )
-    return [
-        {
-            "id": token["id"],
-            "content": token["content"],
-            "special": False,
-            "normalized": False,
-        }
-        for token in plain
-    ]
+    return [_plain(token["id"], token["content"]) for token in plain]
 
 
 MADE_BY_NFC = frozenset("K;`")
@@ -291,7 +280,7 @@ def _hidden(special: Sequence[str], plain: set[str]) -> tuple[str, str] | None:
     return None
 
 
-def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+def _pre_tokenizer(described: Step | None) -> tuple[Step, bool]:
     """Pre-tokenizer of a byte-level BPE for gigatoken, and whether every digit is
     isolated first.
 
@@ -300,9 +289,9 @@ def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     Raises:
         NotKnownError: it has steps that gigatoken ignores.
     """
-    steps = _steps(described.get("pre_tokenizer"), "pretokenizers")
-    *before, last = steps or [{"type": "none"}]
-    by_regex = {
+    steps = _steps(described, "pretokenizers")
+    *before, last = steps or [Step(type="none")]
+    by_regex: Step = {
         "type": "ByteLevel",
         "add_prefix_space": bool(last.get("add_prefix_space", True)),
         "use_regex": True,
@@ -335,7 +324,7 @@ def _pre_tokenizer(described: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
 
 def _digits_alone(
     tokenizer: Tokenizer, first: int
-) -> tuple[list[dict[str, Any]], list[list[int]]]:
+) -> tuple[list[AddedToken], list[list[int]]]:
     """Every numeric character as an added token, which gigatoken isolates as `Digits`
     does; `first`: a free id.
 
@@ -354,7 +343,7 @@ def _digits_alone(
     digits = pre_tokenizers.Digits(individual_digits=True)
     pieces = digits.pre_tokenize_str("a" + "a".join(candidates) + "a")
     numeric = [piece for piece, _ in pieces if len(piece) == 1 and piece != "a"]
-    tokens: list[dict[str, Any]] = []
+    tokens: list[AddedToken] = []
     stand_ins: list[list[int]] = []
     encodings = tokenizer.encode_batch_fast(numeric, add_special_tokens=False)
     for character, ids in zip(
@@ -363,7 +352,5 @@ def _digits_alone(
         number = ids[0] if len(ids) == 1 else first + len(stand_ins)
         if len(ids) > 1:
             stand_ins.append(ids)
-        tokens.append(
-            {"id": number, "content": character, "special": False, "normalized": False}
-        )
+        tokens.append(_plain(number, character))
     return tokens, stand_ins

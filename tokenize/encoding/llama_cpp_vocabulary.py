@@ -9,12 +9,12 @@ to other ids.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gristmill.tokenize.encoding.pretokens import GPT2, LLAMA3, QWEN2
+from gristmill.tokenize.encoding.tokenizer_json import UNUSUAL_KEYS, Step, describe
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -68,21 +68,21 @@ def llama_cpp_vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
     Raises:
         NotForLlamaCppError: llama.cpp would encode the same text differently.
     """
-    described = json.loads(tokenizer.to_str())
+    described = describe(tokenizer)
     model = described["model"]
     refuse_other_models(model.get("type"), bool(model.get("byte_fallback")))
-    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+    for key in UNUSUAL_KEYS:
         if model.get(key):
             raise NotForLlamaCppError(
                 f"its model has {key}, which llama.cpp does not have"
             )
-    if described.get("normalizer") is not None:
+    if described["normalizer"] is not None:
         raise NotForLlamaCppError(
             f"its normalizer {described['normalizer']['type']} changes text, which "
             "llama.cpp leaves as it is"
         )
     name = pre_tokenizer_name(
-        described.get("pre_tokenizer"), bool(model.get("ignore_merges"))
+        described["pre_tokenizer"], bool(model.get("ignore_merges"))
     )
     added = tokenizer.get_added_tokens_decoder()
     by_id = {
@@ -117,9 +117,7 @@ def refuse_other_models(model: str | None, byte_fallback: bool) -> None:
         )
 
 
-def pre_tokenizer_name(
-    described: Mapping[str, Any] | None, ignores_merges: bool
-) -> str:
+def pre_tokenizer_name(described: Step | None, ignores_merges: bool) -> str:
     """llama.cpp's name for the `pre_tokenizer` of a tokenizer.json.
 
     Raises:
@@ -145,7 +143,7 @@ def pre_tokenizer_name(
     return WHOLE_WORDS[name] if ignores_merges else name
 
 
-def _part_of(step: Mapping[str, Any]) -> list[str]:
+def _part_of(step: Step) -> list[str]:
     """Step in the form of PRE_TOKENIZERS; empty if it only spells bytes."""
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False}:
@@ -158,5 +156,5 @@ def _part_of(step: Mapping[str, Any]) -> list[str]:
             "invert": False,
             "pattern": {"Regex": pattern},
         }:
-            return [str(pattern)]
-    return [str(step["type"])]
+            return [pattern]
+    return [step["type"]]

@@ -8,8 +8,8 @@ tokens per word.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,60 @@ from gristmill.tokenize.encoding.vocabulary import BLANK
 UNKNOWN_LANGUAGE = "unknown"
 SHOWN_TOKENS = 20
 MEASURES = ("documents", "tokens", "bytes", "characters", "words")
+
+
+@dataclass(frozen=True)
+class GroupTokens:
+    """Text and tokens of a source or language; ratios are None for a zero divisor."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    characters: int
+    words: int
+    bytes_per_token: float | None
+    characters_per_token: float | None
+    tokens_per_word: float | None
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """A token and its number in the documents.
+
+    Attributes:
+        id: of the vocabulary.
+        text: bytes that are not whole characters as \\xNN.
+        bytes: of its text.
+        count: in the documents.
+    """
+
+    id: int
+    text: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class VocabularyUse:
+    """Usage of a vocabulary by the documents.
+
+    Attributes:
+        size: ids without special tokens, which text never has.
+        used: ids in the documents.
+        never_used: the other ids.
+        used_share: of `size`.
+        single_byte_share: of all tokens in the documents.
+        most_frequent: SHOWN_TOKENS tokens.
+        longest: SHOWN_TOKENS tokens in the documents.
+    """
+
+    size: int
+    used: int
+    never_used: int
+    used_share: float | None
+    single_byte_share: float | None
+    most_frequent: Sequence[TokenCount]
+    longest: Sequence[TokenCount]
 
 
 def measure(
@@ -52,10 +106,8 @@ def measure(
 
 def describe_groups(
     counted: Iterable[Mapping[str, Mapping[str, int]]],
-) -> dict[str, dict[str, Any]]:
-    """Sum the groups of all shards and add the ratios of text and tokens; None for a
-    zero divisor.
-    """
+) -> dict[str, GroupTokens]:
+    """Sum the groups of all shards and add the ratios of text and tokens."""
     sums: dict[str, dict[str, int]] = {}
     for shard in counted:
         for name, group in shard.items():
@@ -63,45 +115,39 @@ def describe_groups(
             for measure_name in MEASURES:
                 totals[measure_name] += group[measure_name]
     return {
-        name: {
+        name: GroupTokens(
             **group,
-            "bytes_per_token": _ratio(group["bytes"], group["tokens"]),
-            "characters_per_token": _ratio(group["characters"], group["tokens"]),
-            "tokens_per_word": _ratio(group["tokens"], group["words"]),
-        }
+            bytes_per_token=_ratio(group["bytes"], group["tokens"]),
+            characters_per_token=_ratio(group["characters"], group["tokens"]),
+            tokens_per_word=_ratio(group["tokens"], group["words"]),
+        )
         for name, group in sorted(sums.items())
     }
 
 
-def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> dict[str, Any]:
+def describe_vocabulary(counts: np.ndarray, tokenizer: TextTokenizer) -> VocabularyUse:
     """Usage of a vocabulary by the documents.
 
     Args:
         counts: int64 of shape (vocab_size,), count of each id in the documents.
         tokenizer: of the documents.
-
-    Returns:
-        `size` of the vocabulary without special tokens (text never has them), `used`
-        and `never_used` ids, `used_share`; `single_byte_share` of all tokens in the
-        documents; and the `most_frequent` and `longest` used tokens (id, text, bytes,
-        count).
     """
     plain = np.ones(len(counts), bool)
     plain[list(tokenizer.special_ids.values())] = False
     plain &= tokenizer.token_bytes > 0
-    used, total = np.flatnonzero(counts), int(counts.sum())
+    size, used = int(plain.sum()), np.flatnonzero(counts)
     sizes = tokenizer.token_bytes.astype(np.int64)
     by_count = used[np.lexsort((used, -counts[used]))][:SHOWN_TOKENS]
     by_size = used[np.lexsort((used, -counts[used], -sizes[used]))][:SHOWN_TOKENS]
-    return {
-        "size": int(plain.sum()),
-        "used": len(used),
-        "never_used": int(plain.sum()) - len(used),
-        "used_share": _ratio(len(used), int(plain.sum())),
-        "single_byte_share": _ratio(int(counts[sizes == 1].sum()), total),
-        "most_frequent": _tokens(by_count, counts, tokenizer),
-        "longest": _tokens(by_size, counts, tokenizer),
-    }
+    return VocabularyUse(
+        size=size,
+        used=len(used),
+        never_used=size - len(used),
+        used_share=_ratio(len(used), size),
+        single_byte_share=_ratio(int(counts[sizes == 1].sum()), int(counts.sum())),
+        most_frequent=_tokens(by_count, counts, tokenizer),
+        longest=_tokens(by_size, counts, tokenizer),
+    )
 
 
 @kernel
@@ -138,14 +184,14 @@ FEW_IDS = np.uint64(1024)
 
 def _tokens(
     ids: np.ndarray, counts: np.ndarray, tokenizer: TextTokenizer
-) -> list[dict[str, Any]]:
+) -> list[TokenCount]:
     return [
-        {
-            "id": int(number),
-            "text": token_text(int(number), tokenizer),
-            "bytes": int(tokenizer.token_bytes[number]),
-            "count": int(counts[number]),
-        }
+        TokenCount(
+            int(number),
+            token_text(int(number), tokenizer),
+            int(tokenizer.token_bytes[number]),
+            int(counts[number]),
+        )
         for number in ids
     ]
 

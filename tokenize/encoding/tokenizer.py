@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -39,6 +39,7 @@ from gristmill.tokenize.encoding.chat_templates import (
 )
 from gristmill.tokenize.encoding.pretokens import byte_characters
 from gristmill.tokenize.encoding.vocabulary import BLANK, train
+from gristmill.tokenize.packed_files import TokenizerEntry
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -73,7 +74,7 @@ class TextTokenizer:
     token_bytes: np.ndarray
     sha256: str
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> TokenizerEntry:
         """Description of the tokenizer in a packed set."""
         return {
             "vocab_size": self.vocab_size,
@@ -93,15 +94,51 @@ class TextTokenizer:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
+class TokenizerRecipe(TypedDict):
+    """Recipe of the stage."""
+
+    tokenizer: dict[str, object]
+    """The section (`mixtures.tokenizer.Tokenizer`)."""
+    sources: list[str]
+    """Names, in the manifest's order."""
+    seed: int
+
+
+@dataclass(frozen=True)
+class TokenizerSummary:
+    """Summary of the stage.
+
+    Attributes:
+        vocab_size: one above the largest id.
+        sha256: of tokenizer.json.
+        eos: id that ends a document.
+        pad: id that fills a row.
+        external: whether it was copied.
+        model: of a learnt tokenizer.
+        pretokenizer: of a learnt tokenizer.
+        sample_bytes: text of each source that it was learnt from.
+        bytes_per_token: of other text of each source; None without tokens.
+    """
+
+    vocab_size: int
+    sha256: str
+    eos: int
+    pad: int
+    external: bool
+    model: str | None
+    pretokenizer: str | None
+    sample_bytes: Mapping[str, int]
+    bytes_per_token: Mapping[str, float | None]
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path], config: TokenizerRecipe, out: Path, context: Context
+) -> TokenizerSummary:
     """Learn a tokenizer, or copy an external one; the module lists the output.
 
     Args:
         inputs: `ingest` and the annotating stages; empty for an external tokenizer.
-        config: `tokenizer` (the section), `sources` (names in the manifest's order) and
-            `seed`.
+        config: settings and sources.
         out: output folder.
         context: where to run.
 
@@ -165,19 +202,19 @@ def run(
         bytes_per_token[source] = (
             round(_text_bytes(texts) / number, 4) if number else None
         )
-    return {
-        "vocab_size": loaded.vocab_size,
-        "sha256": loaded.sha256,
-        "eos": loaded.eos,
-        "pad": loaded.pad,
-        "external": section.path is not None,
-        "model": None if section.path else section.model,
-        "pretokenizer": None if section.path else section.pretokenizer,
-        "sample_bytes": {
+    return TokenizerSummary(
+        vocab_size=loaded.vocab_size,
+        sha256=loaded.sha256,
+        eos=loaded.eos,
+        pad=loaded.pad,
+        external=section.path is not None,
+        model=None if section.path else section.model,
+        pretokenizer=None if section.path else section.pretokenizer,
+        sample_bytes={
             source: _text_bytes(texts) for source, texts in sample.learn.items()
         },
-        "bytes_per_token": bytes_per_token,
-    }
+        bytes_per_token=bytes_per_token,
+    )
 
 
 def read_template(section: sections.Tokenizer) -> str | None:

@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -36,8 +36,9 @@ from gristmill.dataprep.documents import ID_BYTES
 from gristmill.tokenize.document_sampling import word_ids
 from gristmill.tokenize.exporting import formats
 from gristmill.tokenize.exporting.exported_rows import Scratch, Split, split_of
-from gristmill.tokenize.exporting.formats import readme, write_mds
+from gristmill.tokenize.exporting.formats import Sample, readme, write_mds
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import TokenizerEntry
 
 FORMATS = ("llmc", "megatron", "memmap", "olmo", "mds")
 SHARDED = ("llmc", "olmo")
@@ -68,6 +69,42 @@ class ExportedFile:
     tokens: int
 
 
+class FileEntry(TypedDict):
+    """An exported file in `<split>.json`."""
+
+    name: str
+    rows: int
+    tokens: int
+
+
+class Export(TypedDict):
+    """`<split>.json`: one exported side of a packed set."""
+
+    format: str
+    split: str
+    order: str
+    """`stored`, or `trained` for that of a training."""
+    seed: int | None
+    rows: int
+    sequence_length: int
+    tokens: int
+    """Of documents."""
+    documents: int
+    """Number of document pieces."""
+    dtype: str
+    packing: str | None
+    """Of the set; None for a set of examples."""
+    padding_left_out: int
+    """Tokens."""
+    sources: list[str]
+    tokenizer: TokenizerEntry
+    packed_set: str
+    """Fingerprint of the set."""
+    files: list[FileEntry]
+    sha256: NotRequired[dict[str, str]]
+    """Checksum of every file by name; not in the file itself."""
+
+
 def export_tokens(
     packed: PackedSet,
     out: Path,
@@ -75,7 +112,7 @@ def export_tokens(
     split: str = "train",
     seed: int | None = None,
     shard_tokens: int = SHARD_TOKENS,
-) -> dict[str, Any]:
+) -> Export:
     """Export one side of a packed set.
 
     Args:
@@ -87,9 +124,6 @@ def export_tokens(
             they are stored.
         shard_tokens: most tokens per file, where the format has several files; a file
             holds whole rows.
-
-    Returns:
-        what `<split>.json` says.
 
     Raises:
         ExportError: there is nothing to export, something is in the way, or the format
@@ -109,19 +143,20 @@ def export_tokens(
             table = out / f"{shard.name}.docs.parquet"
             documents += write_documents(table, rows, scratch, shard.first, shard.stop)
             checksums[table.name] = sha256_file(table)
-    described = {
+    dtype = _dtype(form, rows.dtype).name
+    tokens = sum(shard.tokens for shard in shards)
+    export: Export = {
         "format": form,
         "split": split,
         "order": "stored" if seed is None else "trained",
         "seed": seed,
         "rows": rows.rows,
         "sequence_length": rows.sequence_length,
-        "tokens": sum(shard.tokens for shard in shards),
+        "tokens": tokens,
         "documents": documents,
-        "dtype": _dtype(form, rows.dtype).name,
+        "dtype": dtype,
         "packing": packed.manifest.get("packing"),
-        "padding_left_out": rows.rows * rows.sequence_length
-        - sum(shard.tokens for shard in shards),
+        "padding_left_out": rows.rows * rows.sequence_length - tokens,
         "sources": packed.sources,
         "tokenizer": packed.manifest["tokenizer"],
         "packed_set": packed.fingerprint,
@@ -134,20 +169,16 @@ def export_tokens(
             for shard in shards
         ],
     }
-    write_json(out / f"{prefix}.json", described)
+    write_json(out / f"{prefix}.json", export)
     with atomic_write(out / f"README.{form}.md") as sink:
-        sink.write(
-            readme(
-                form, packed.manifest["tokenizer"], _dtype(form, rows.dtype).name
-            ).encode()
-        )
+        sink.write(readme(form, packed.manifest["tokenizer"], dtype).encode())
     with atomic_write(out / f"{prefix}.sha256") as sink:
         sink.write(
             "".join(
                 f"{digest}  {name}\n" for name, digest in sorted(checksums.items())
             ).encode()
         )
-    return {**described, "sha256": checksums}
+    return {**export, "sha256": checksums}
 
 
 def plan(rows: Split, form: str, prefix: str, shard_tokens: int) -> list[ExportedFile]:
@@ -214,7 +245,7 @@ def _lengths(rows: Split, shard: ExportedFile) -> Iterator[np.ndarray]:
     return (places.lengths for places in rows.places(shard.first, shard.stop))
 
 
-def _samples(rows: Split) -> Iterator[dict[str, Any]]:
+def _samples(rows: Split) -> Iterator[Sample]:
     """One sample per row: its tokens, and where its document pieces begin (see
     `formats.columns`).
     """

@@ -10,13 +10,14 @@ call for an environment of its own.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 
 from gristmill.tokenize.exporting.exported_rows import Block
+from gristmill.tokenize.packed_files import TokenizerEntry
 
 LLMC_MAGIC, LLMC_VERSION = 20240520, 1
 """Of 16-bit tokens: `dataloader_load_shard_` in llm.c's llmc/dataloader.h."""
@@ -140,15 +141,20 @@ class MissingLibraryError(RuntimeError):
     """mosaicml-streaming is not installed."""
 
 
+class Sample(TypedDict):
+    """A row: its tokens, and where its document pieces begin (int32)."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+
+
 def columns(dtype: np.dtype) -> dict[str, str]:
-    """The columns of a sample, which is one row: its tokens, and where its document
-    pieces begin.
-    """
+    """MDS encodings of the columns of a sample."""
     return {"tokens": f"ndarray:{dtype.name}", "starts": "ndarray:int32"}
 
 
-def write_mds(folder: Path, samples: Iterator[dict[str, Any]], dtype: np.dtype) -> None:
-    """Write samples (see `columns`) into a new local folder, in their order.
+def write_mds(folder: Path, samples: Iterator[Sample], dtype: np.dtype) -> None:
+    """Write samples into a new local folder, in their order.
 
     Raises:
         MissingLibraryError: the library is not there.
@@ -230,13 +236,6 @@ in the packed set, `id`, `source`, `copy` and `offset` within the document.
 """
 
 
-def readme(form: str, tokenizer: Mapping[str, Any], dtype: str) -> str:
-    """Instructions for reading an export, in Markdown.
-
-    Args:
-        form: the format.
-        tokenizer: vocab_size, eos and pad.
-        dtype: of the tokens, by name.
-    """
-    values = {name: tokenizer[name] for name in ("vocab_size", "eos", "pad")}
-    return PAGES[form].format(dtype=dtype, **values) + COMMON
+def readme(form: str, tokenizer: TokenizerEntry, dtype: str) -> str:
+    """Instructions for reading an export of tokens of a dtype, in Markdown."""
+    return PAGES[form].format(dtype=dtype, **tokenizer) + COMMON

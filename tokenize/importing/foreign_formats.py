@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -76,6 +76,27 @@ class TokenFileError(ValueError):
     """A token file that is damaged, or differs from the manifest."""
 
 
+class MdsFile(TypedDict):
+    """A file in index.json of MosaicML Streaming."""
+
+    basename: str
+
+
+class MdsShard(TypedDict):
+    """A shard in index.json of MosaicML Streaming."""
+
+    format: str
+    version: int
+    samples: int
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    """Bytes; None for columns of varying size."""
+    compression: str | None
+    raw_data: MdsFile
+    zip_data: MdsFile | None
+
+
 @dataclass(frozen=True)
 class TokenFile:
     """Token file to read.
@@ -86,7 +107,7 @@ class TokenFile:
         size: bytes.
         kind: its format.
         beside: location of its index (`.idx`) or metadata (`.csv.gz`).
-        shard: entry of index.json for an MDS shard.
+        shard: of MDS; its compression is None if the file is the raw one.
     """
 
     name: str
@@ -94,7 +115,7 @@ class TokenFile:
     size: int
     kind: Kind
     beside: str | None = None
-    shard: Mapping[str, Any] | None = None
+    shard: MdsShard | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +141,8 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
     """Bytes [begin, end) of a file, uint8: memory-mapped if local, otherwise read;
     compressed shards are unpacked.
     """
-    path, compression = as_path(file.location), (file.shard or {}).get("compression")
+    path = as_path(file.location)
+    compression = None if file.shard is None else file.shard["compression"]
     if not compression and is_local(path):
         return read_tokens(path, np.dtype("u1"))[begin:end]
     if not compression:
@@ -129,7 +151,7 @@ def content_of(file: TokenFile, begin: int = 0, end: int | None = None) -> np.nd
             return np.frombuffer(
                 stream.read(-1 if end is None else end - begin), dtype=np.uint8
             )  # type: ignore[arg-type]
-    family = str(compression).partition(":")[0]
+    family = compression.partition(":")[0]
     try:
         ending = {"zstd": ".zst", "gz": ".gz", "bz2": ".bz2"}[family]
     except KeyError:
@@ -375,14 +397,14 @@ def _numpy_header(file: TokenFile, content: np.ndarray) -> tuple[int, np.dtype[A
     return stream.tell(), dtype
 
 
-def mds_shards(index: Path, name: str) -> list[dict[str, Any]]:
-    """Shard entries of an index.json of MosaicML Streaming, in order.
+def mds_shards(index: Path, name: str) -> list[MdsShard]:
+    """Shards of an index.json of MosaicML Streaming, in order.
 
     Raises:
         TokenFileError: it is not such an index, or has another version.
     """
     try:
-        shards: list[dict[str, Any]] = json.loads(index.read_bytes())["shards"]
+        shards: list[MdsShard] = json.loads(index.read_bytes())["shards"]
         wrong = next(
             (
                 entry
@@ -410,10 +432,9 @@ def _mds(
     its columns that vary (uint32) and the columns (`MDSReader.decode_sample` in
     mosaicml-streaming's base/format/mds/reader.py).
     """
-    shard = file.shard or {}
-    names, encodings, sizes = (
-        list(shard[f"column_{part}"]) for part in ("names", "encodings", "sizes")
-    )
+    shard = file.shard
+    assert shard is not None
+    names, sizes = shard["column_names"], shard["column_sizes"]
     token_column = column or next((name for name in MDS_COLUMNS if name in names), None)
     if token_column not in names:
         raise TokenFileError(
@@ -445,9 +466,8 @@ def _mds(
     all_sizes = np.tile(np.array([size or 0 for size in sizes], np.int64), (samples, 1))
     all_sizes[:, varying] = heads
     begin = offsets[:-1] + 4 * len(varying) + all_sizes[:, :number].sum(axis=1)
-    return _in_column(
-        file, content, begin, all_sizes[:, number], str(encodings[number]), dtype
-    )
+    encoding = shard["column_encodings"][number]
+    return _in_column(file, content, begin, all_sizes[:, number], encoding, dtype)
 
 
 def _in_column(

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.core.files import as_path, atomic_write
 from gristmill.core.stage_context import Context
-from gristmill.dataprep.conservation import balance
+from gristmill.dataprep.conservation import Counts, balance
 from gristmill.dataprep.documents import (
     ID_BYTES,
     hash_document,
@@ -44,7 +44,11 @@ from gristmill.tokenize.importing.foreign_formats import (
     content_of,
     runs_of,
 )
-from gristmill.tokenize.importing.token_files import token_files, token_listing
+from gristmill.tokenize.importing.token_files import (
+    ListedFile,
+    token_files,
+    token_listing,
+)
 from gristmill.tokenize.importing.token_sources import DOCUMENTS, TOKENS
 from gristmill.tokenize.packed_files import DTYPES, dtype_name, read_tokens
 
@@ -70,11 +74,96 @@ SAMPLE_TOKENS, SAMPLE_CHARACTERS = 64, 160
 """Tokens and characters of a source's first document, decoded for a person to check."""
 
 
+class ListedSource(TypedDict):
+    """Recipe of a source: its files beside its settings
+    (`mixtures.sources.TokenSource`).
+    """
+
+    listing: NotRequired[list[ListedFile]]
+
+
+class ImportRecipe(TypedDict):
+    """Recipe of the stage: its sources by name."""
+
+    sources: dict[str, ListedSource]
+
+
+@dataclass(frozen=True)
+class ImportedSource:
+    """Summary of a source.
+
+    Attributes:
+        path: of its files.
+        files: their number.
+        formats: of the files.
+        documents: in them.
+        ended: documents with an end of text.
+        sample: beginning of the first one.
+    """
+
+    path: str
+    files: int
+    formats: Sequence[str]
+    documents: int
+    ended: int
+    sample: str
+
+
+@dataclass(frozen=True)
+class ImportSummary:
+    """Summary of the stage.
+
+    Attributes:
+        counts: of the documents.
+        tokens: of all documents.
+        tokens_per_source: of each source.
+        dtype: of the ids.
+        vocab_size: of the tokenizer.
+        warnings: about the files.
+        sources: by name.
+    """
+
+    counts: Counts
+    tokens: int
+    tokens_per_source: Mapping[str, int]
+    dtype: str
+    vocab_size: int
+    warnings: Sequence[str]
+    sources: Mapping[str, ImportedSource]
+
+
+@dataclass(frozen=True)
+class ScannedFile:
+    """Documents found in a file.
+
+    Attributes:
+        name: of the file.
+        bounds: path of the table of its documents (BOUNDS_SCHEMA).
+        dtype: of the tokens.
+        documents: their number.
+        tokens: of all documents.
+        ended: documents with an end of text.
+        other_end: see `foreign_formats.Bounds`.
+        are_documents: whether its format marks documents.
+        looks_wide: whether its tokens seem to be twice as wide.
+    """
+
+    name: str
+    bounds: str
+    dtype: str
+    documents: int
+    tokens: int
+    ended: int
+    other_end: tuple[int, int] | None
+    are_documents: bool
+    looks_wide: bool
+
+
 @dataclass(frozen=True)
 class Wanted:
     """Documents [first, stop) of a file that are copied into a part of tokens."""
 
-    file: Mapping[str, Any]
+    file: TokenFile
     bounds: str
     dtype: str
     first: int
@@ -82,19 +171,15 @@ class Wanted:
 
 
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path], config: ImportRecipe, out: Path, context: Context
+) -> ImportSummary:
     """Copy the documents of all token files into token parts.
 
     Args:
         inputs: `tokenizer`.
-        config: `sources` (name -> its section and its `listing`).
+        config: the sources.
         out: output folder.
         context: of the jobs.
-
-    Returns:
-        `counts`, `tokens`, `tokens_per_source`, `dtype`, `sources` (files, documents,
-        documents with an end of text, and the beginning of the first), `warnings`.
 
     Raises:
         gristmill.dataprep.reading.sources.SourceError: a source has no such files.
@@ -110,9 +195,23 @@ def run(
     }
     files: dict[str, list[TokenFile]] = {}
     for name, source in sources.items():
-        _check_unchanged(name, config["sources"][name])
-        files[name] = token_files(name, source.model_dump())
-        _check_end(name, source, tokenizer)
+        planned = config["sources"][name].get("listing")
+        if planned is not None and planned != token_listing(
+            name,
+            source,
+            verify=any(file["stamp"].startswith("sha256:") for file in planned),
+        ):
+            raise ChangedInputError(
+                f"source {name!r}: its files changed since the run was planned; run "
+                "again"
+            )
+        files[name] = token_files(name, source)
+        if (source.end_of_text or 0) >= tokenizer.vocab_size:
+            raise TokenFileError(
+                f"sources.{name}.end_of_text: {source.end_of_text} is beyond the "
+                f"tokenizer's vocabulary of {tokenizer.vocab_size:,}; is it the "
+                "tokenizer that made these tokens?"
+            )
     scan_tasks = {
         name: [
             Task(
@@ -141,14 +240,14 @@ def run(
             strict=True,
         )
     )
-    file_results = {
-        name: [results[task.name] for task in tasks]
+    scanned = {
+        name: [ScannedFile(**results[task.name]) for task in tasks]
         for name, tasks in scan_tasks.items()
     }
     warnings = [
         warning
         for name, source in sources.items()
-        for warning in _check(name, source, file_results[name], tokenizer)
+        for warning in _check(name, source, scanned[name], tokenizer)
     ]
     for warning in warnings:
         context.warn(warning)
@@ -161,7 +260,7 @@ def run(
         for number, (name, part) in enumerate(
             (name, part)
             for name in sources
-            for part in _parts(files[name], file_results[name])
+            for part in _parts(files[name], scanned[name])
         )
     ]
     copied = run_tasks(
@@ -176,51 +275,25 @@ def run(
         )
         for name in sources
     }
-    return {
-        "counts": counts,
-        "tokens": sum(tokens.values()),
-        "tokens_per_source": tokens,
-        "dtype": dtype_name(tokenizer.vocab_size),
-        "vocab_size": tokenizer.vocab_size,
-        "warnings": warnings,
-        "sources": {
-            name: {
-                "path": source.tokens,
-                "files": len(files[name]),
-                "formats": sorted({file.kind for file in files[name]}),
-                **{
-                    key: sum(result[key] for result in file_results[name])
-                    for key in ("documents", "ended")
-                },
-                "sample": _sample(out, parts, name, tokenizer),
-            }
+    return ImportSummary(
+        counts=counts,
+        tokens=sum(tokens.values()),
+        tokens_per_source=tokens,
+        dtype=dtype_name(tokenizer.vocab_size),
+        vocab_size=tokenizer.vocab_size,
+        warnings=warnings,
+        sources={
+            name: ImportedSource(
+                path=source.tokens,
+                files=len(files[name]),
+                formats=sorted({file.kind for file in files[name]}),
+                documents=sum(file.documents for file in scanned[name]),
+                ended=sum(file.ended for file in scanned[name]),
+                sample=_sample(out, parts, name, tokenizer),
+            )
             for name, source in sources.items()
         },
-    }
-
-
-def _check_unchanged(name: str, section: Mapping[str, Any]) -> None:
-    planned = section.get("listing")
-    if planned is None:
-        return
-    now = token_listing(
-        name,
-        section,
-        verify=any(entry["stamp"].startswith("sha256:") for entry in planned),
     )
-    if now != planned:
-        raise ChangedInputError(
-            f"source {name!r}: its files changed since the run was planned; run again"
-        )
-
-
-def _check_end(name: str, source: TokenSource, tokenizer: TextTokenizer) -> None:
-    if source.end_of_text is not None and source.end_of_text >= tokenizer.vocab_size:
-        raise TokenFileError(
-            f"sources.{name}.end_of_text: {source.end_of_text} is beyond the "
-            "tokenizer's vocabulary "
-            f"of {tokenizer.vocab_size:,}; is it the tokenizer that made these tokens?"
-        )
 
 
 def _look(folder: str, task: Task) -> Done:
@@ -246,20 +319,18 @@ def _look(folder: str, task: Task) -> Done:
             schema=BOUNDS_SCHEMA,
         ),
     )
-    return Done(
-        [path],
-        {
-            "bounds": str(path),
-            "dtype": document_bounds.dtype.str,
-            "documents": len(document_bounds.begin),
-            "tokens": int(document_bounds.tokens.sum()),
-            "ended": document_bounds.ended,
-            "other_end": document_bounds.other_end,
-            "are_documents": runs.are_documents,
-            "looks_wide": _looks_wide(runs.dtype, content, runs.begin),
-            "name": file.name,
-        },
+    scanned = ScannedFile(
+        name=file.name,
+        bounds=str(path),
+        dtype=document_bounds.dtype.str,
+        documents=len(document_bounds.begin),
+        tokens=int(document_bounds.tokens.sum()),
+        ended=document_bounds.ended,
+        other_end=document_bounds.other_end,
+        are_documents=runs.are_documents,
+        looks_wide=_looks_wide(runs.dtype, content, runs.begin),
     )
+    return Done([path], asdict(scanned))
 
 
 def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) -> bool:
@@ -276,7 +347,7 @@ def _looks_wide(dtype: np.dtype[Any], content: np.ndarray, begin: np.ndarray) ->
 def _check(
     name: str,
     source: TokenSource,
-    file_results: Sequence[Mapping[str, Any]],
+    files: Sequence[ScannedFile],
     tokenizer: TextTokenizer,
 ) -> list[str]:
     """Warnings about a source's files.
@@ -284,31 +355,25 @@ def _check(
     Raises:
         TokenFileError: they cannot be read as they are.
     """
-    wide = next(
-        (result["name"] for result in file_results if result["looks_wide"]), None
-    )
+    wide = next((file.name for file in files if file.looks_wide), None)
     if wide is not None:
         raise TokenFileError(
             f"source {name!r}: {wide}: every other token is 0, as where 32-bit tokens "
             "are read as 16-bit ones; set `dtype: uint32`"
         )
-    documents, tokens = (
-        sum(result[key] for result in file_results) for key in ("documents", "tokens")
-    )
+    documents = sum(file.documents for file in files)
+    tokens = sum(file.tokens for file in files)
     if not tokens:
         raise TokenFileError(
             f"source {name!r}: {source.tokens} holds no tokens; correct `tokens:` or "
             "remove the source"
         )
-    ended, end = sum(result["ended"] for result in file_results), source.end_of_text
-    end = tokenizer.eos if end is None else end
-    warnings, kinds = [], {np.dtype(result["dtype"]) for result in file_results}
-    if (
-        not ended
-        and source.document_tokens is None
-        and not any(result["are_documents"] for result in file_results)
+    end = tokenizer.eos if source.end_of_text is None else source.end_of_text
+    warnings = []
+    if source.document_tokens is None and not any(
+        file.ended or file.are_documents for file in files
     ):
-        if len(file_results) == documents:
+        if len(files) == documents:
             raise TokenFileError(
                 f"source {name!r}: none of its {tokens:,} tokens is the end of text "
                 f"{end}, so that its documents cannot be told apart; set "
@@ -320,12 +385,10 @@ def _check(
             "for a document"
         )
     end_counts: dict[int, int] = {}
-    for number, count in (
-        result["other_end"]
-        for result in file_results
-        if result["other_end"] is not None
-    ):
-        end_counts[number] = end_counts.get(number, 0) + count
+    for file in files:
+        if file.other_end is not None:
+            number, count = file.other_end
+            end_counts[number] = end_counts.get(number, 0) + count
     usual = max(end_counts, key=lambda number: end_counts[number], default=None)
     if usual is not None and end_counts[usual] > MOSTLY * documents and documents > 1:
         warnings.append(
@@ -334,7 +397,12 @@ def _check(
             f"{usual} ends a text, set `end_of_text: {usual}`"
         )
     narrow = next(
-        (kind for kind in kinds if np.iinfo(kind).max < tokenizer.vocab_size - 1), None
+        (
+            dtype
+            for dtype in {np.dtype(file.dtype) for file in files}
+            if np.iinfo(dtype).max < tokenizer.vocab_size - 1
+        ),
+        None,
     )
     if narrow is not None:
         warnings.append(
@@ -346,16 +414,16 @@ def _check(
 
 
 def _parts(
-    files: Sequence[TokenFile], results: Sequence[Mapping[str, Any]]
+    files: Sequence[TokenFile], scanned: Sequence[ScannedFile]
 ) -> Iterator[list[Wanted]]:
     """Documents of each part of a source: whole documents of at least PART_TOKENS,
     except for the last part.
     """
     part: list[Wanted] = []
     part_tokens = 0
-    for file, file_bounds in zip(files, results, strict=True):
+    for file, documents in zip(files, scanned, strict=True):
         ends = np.cumsum(
-            read_table(as_path(file_bounds["bounds"]), ["tokens"])["tokens"].to_numpy()
+            read_table(as_path(documents.bounds), ["tokens"])["tokens"].to_numpy()
         )
         first = 0
         while first < len(ends):
@@ -364,15 +432,7 @@ def _parts(
                 len(ends),
                 int(np.searchsorted(ends, before + PART_TOKENS - part_tokens)) + 1,
             )
-            part.append(
-                Wanted(
-                    asdict(file),
-                    file_bounds["bounds"],
-                    file_bounds["dtype"],
-                    first,
-                    stop,
-                )
-            )
+            part.append(Wanted(file, documents.bounds, documents.dtype, first, stop))
             part_tokens += int(ends[stop - 1]) - before
             first = stop
             if part_tokens >= PART_TOKENS:
@@ -395,9 +455,11 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
     }
     dropped = 0
     with atomic_write(tokens_path) as sink:
-        for locator, metadata, ids in _documents(
-            task.payload["wanted"], tokenizer.vocab_size
-        ):
+        selections = [
+            Wanted(**(fields | {"file": TokenFile(**fields["file"])}))
+            for fields in task.payload["wanted"]
+        ]
+        for locator, metadata, ids in _documents(selections, tokenizer.vocab_size):
             if not len(ids):
                 dropped += 1
                 continue
@@ -465,15 +527,15 @@ def _copy(out: str, tokenizer_folder: str, task: Task) -> Done:
 
 
 def _documents(
-    entries: Sequence[Mapping[str, Any]], vocab_size: int
+    selections: Sequence[Wanted], vocab_size: int
 ) -> Iterator[tuple[str, str, np.ndarray]]:
     """Documents of a part: FILE#NUMBER, metadata as JSON, and the ids.
 
     Raises:
         TokenFileError: an id is outside the vocabulary.
     """
-    for selection in (Wanted(**fields) for fields in entries):
-        file = TokenFile(**selection.file)
+    for selection in selections:
+        file = selection.file
         dtype, table = (
             np.dtype(selection.dtype),
             read_table(as_path(selection.bounds)).slice(

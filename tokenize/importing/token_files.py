@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import TypedDict
 
 from gristmill.core.files import as_path, is_local, sha256_file
 from gristmill.dataprep.reading.sources import Found, SourceError, find_at
+from gristmill.mixtures.sources import TokenSource
 from gristmill.tokenize.importing.foreign_formats import (
     MDS_INDEX,
     Kind,
@@ -32,11 +33,21 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 HEAD_BYTES = 16
 
 
+class ListedFile(TypedDict):
+    """A file of a token source, as its fingerprint has it."""
+
+    path: str
+    """Relative to the source's path."""
+    size: int
+    """Bytes."""
+    stamp: str
+    """Changes with the content."""
+
+
 def token_listing(
-    name: str, source: Mapping[str, Any], verify: bool = False
-) -> list[dict[str, Any]]:
-    """Fingerprints of a token source: `path` (relative), `size` (bytes), `stamp`,
-    sorted by path.
+    name: str, source: TokenSource, verify: bool = False
+) -> list[ListedFile]:
+    """Files of a token source sorted by path; `verify` hashes their content.
 
     Raises:
         SourceError: as in `token_files`.
@@ -49,46 +60,49 @@ def token_listing(
             if verify
             else item.stamp,
         }
-        for item in sorted(_found(name, source)[1], key=lambda item: item.name)
+        for item in sorted(_found(name, source.tokens)[1], key=lambda item: item.name)
     ]
 
 
-def token_files(name: str, source: Mapping[str, Any]) -> list[TokenFile]:
+def token_files(name: str, source: TokenSource) -> list[TokenFile]:
     """Files of a token source, sorted by name.
 
     Args:
         name: the source's name, for messages.
-        source: its section of the manifest; only `tokens` and `format` are read.
+        source: its section of the manifest.
 
     Raises:
         SourceError: the path matches no token files, or the format cannot be
             determined.
     """
-    format_name = source["format"]
-    kind, listing = _found(name, source)
+    kind, listing = _found(name, source.tokens)
     by_name = {item.name: item for item in listing}
     token_items = [
         item
         for item in sorted(listing, key=lambda item: item.name)
-        if _is_wanted(item.name, format_name, kind)
+        if (
+            item.name.endswith(ENDINGS[source.format])
+            if kind == "folder"
+            else not item.name.endswith((INDEX, METADATA))
+        )
     ]
     files = [
         file
         for item in _without_inner_indices(token_items)
-        for file in _files(name, item, by_name, format_name)
+        for file in _files(name, item, by_name, source.format)
     ]
     if not files:
-        endings = " ".join(ENDINGS[format_name])
+        endings = " ".join(ENDINGS[source.format])
         raise SourceError(
-            f"source {name!r}: {source['tokens']} holds no tokens of format "
-            f"{format_name} ({endings}); correct `tokens:` or `format:`"
+            f"source {name!r}: {source.tokens} holds no tokens of format "
+            f"{source.format} ({endings}); correct `tokens:` or `format:`"
         )
     return files
 
 
-def _found(name: str, source: Mapping[str, Any]) -> tuple[str, list[Found]]:
+def _found(name: str, tokens: str) -> tuple[str, list[Found]]:
     """Kind of a source's path, and all its files with those beside them."""
-    path, key = str(source["tokens"]), f"source {name!r}"
+    path, key = tokens, f"source {name!r}"
     if PurePosixPath(path).name == MDS_INDEX:
         path = path.removesuffix(MDS_INDEX).rstrip("/") or "."
     kind, listing = find_at(key, path)
@@ -102,9 +116,7 @@ def _found(name: str, source: Mapping[str, Any]) -> tuple[str, list[Found]]:
             "glob": "matches no file",
             "folder": "is an empty folder",
         }[kind]
-        raise SourceError(
-            f"source {name!r}: {source['tokens']} {problem}; correct its path"
-        )
+        raise SourceError(f"source {name!r}: {tokens} {problem}; correct its path")
     for ending, beside in BESIDE.items():
         if kind != "folder" and path.endswith(ending):
             listed_names = {item.name for item in listing}
@@ -114,12 +126,6 @@ def _found(name: str, source: Mapping[str, Any]) -> tuple[str, list[Found]]:
                 if item.name not in listed_names
             ]
     return kind, listing
-
-
-def _is_wanted(name: str, asked: str, kind: str) -> bool:
-    if kind == "folder":
-        return name.endswith(ENDINGS[asked])
-    return not name.endswith((INDEX, METADATA))
 
 
 def _without_inner_indices(items: Sequence[Found]) -> Iterator[Found]:
@@ -188,27 +194,14 @@ def _mds_files(
     except TokenFileError as error:
         raise SourceError(f"source {name!r}: {error}") from error
     for shard in shards:
-        packed = shard.get("zip_data") and shard.get("compression")
-        data = shard["zip_data" if packed else "raw_data"]["basename"]
-        item = by_name.get(str(folder / data)) or by_name.get(
-            str(folder / shard["raw_data"]["basename"])
-        )
+        raw = str(folder / shard["raw_data"]["basename"])
+        packed = shard.get("zip_data") if shard.get("compression") else None
+        file = raw if packed is None else str(folder / packed["basename"])
+        item = by_name.get(file) or by_name.get(raw)
         if item is None:
             raise SourceError(
-                f"source {name!r}: {folder / data} is missing, which {index.name} names"
+                f"source {name!r}: {file} is missing, which {index.name} names"
             )
-        shard_fields = {
-            key: shard[key]
-            for key in ("column_names", "column_encodings", "column_sizes", "samples")
-        }
-        is_packed = item.name == str(folder / data) and packed
-        yield TokenFile(
-            str(folder / shard["raw_data"]["basename"]),
-            item.location,
-            item.size,
-            "mds",
-            shard={
-                **shard_fields,
-                "compression": shard["compression"] if is_packed else None,
-            },
-        )
+        if packed is None or item.name == raw:
+            shard["compression"] = None
+        yield TokenFile(raw, item.location, item.size, "mds", shard=shard)

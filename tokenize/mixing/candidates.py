@@ -12,7 +12,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +30,7 @@ from gristmill.dataprep.documents import (
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
+from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.document_sampling import drawn_below, id_words
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.importing.token_sources import corpora
@@ -123,7 +123,7 @@ def planning_context(documents: int, context: Context) -> Context:
 
 def collect(
     inputs: Mapping[str, Path],
-    sources: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, MixedSource],
     validation: float,
     draws: Draws,
     seed: int,
@@ -138,7 +138,7 @@ def collect(
 
     Args:
         inputs: `ingest`, the annotating stages and `tokenize`; `import_tokens`.
-        sources: name -> `where` and `epochs`, all sources in order.
+        sources: name -> its settings, in order.
         validation: share of clusters that is held out.
         draws: order of the streams.
         seed: of the draws for fractional epochs.
@@ -206,7 +206,7 @@ def collect(
 def judge_shard(
     task: Task,
     inputs: Mapping[str, str],
-    sources: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, MixedSource],
     validation: float,
     draws: Draws,
     seed: int,
@@ -333,7 +333,7 @@ def _judge(
     docs: pa.Table,
     source: np.ndarray,
     words: np.ndarray,
-    sources: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, MixedSource],
     key: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Verdicts (int8) and repeats (int64) of a shard's documents."""
@@ -342,23 +342,23 @@ def _judge(
         np.ones(len(docs), dtype=np.int64),
     )
     expressions = [
-        config[key]
-        for config in sources.values()
-        for key in ("where", "epochs")
-        if config[key]
+        expression
+        for settings in sources.values()
+        for expression in (settings.where, settings.epochs)
+        if expression
     ]
     if not expressions:
         return verdicts, repeats
     measured = measured_columns(
         inputs, shard, docs, any(METADATA in text.lower() for text in expressions)
     )
-    for number, (name, config) in enumerate(sources.items()):
+    for number, (name, settings) in enumerate(sources.items()):
         is_source = source == number
         table = measured.filter(pa.array(is_source))
-        if config["where"] is not None:
-            verdicts[is_source] = judge(name, config["where"], table)
-        if config["epochs"] is not None:
+        if settings.where is not None:
+            verdicts[is_source] = judge(name, settings.where, table)
+        if settings.epochs is not None:
             repeats[is_source] = repeat(
-                name, config["epochs"], table, words[is_source], key
+                name, settings.epochs, table, words[is_source], key
             )
     return verdicts, repeats

@@ -17,10 +17,9 @@ of the earlier set, row by row, without a list.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +34,7 @@ from gristmill.tokenize.order import (
     phase_parts,
     rows_before,
 )
-from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, sums_name
+from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, ShardEntry, sums_name
 
 USED = "used"
 """Shuffled output with the ids of documents in any row, sent by the segments to the
@@ -196,7 +195,7 @@ def read_sums(folder: Path, files: Sequence[str]) -> np.ndarray:
 
 
 def check_kept_rows(
-    section: Continues, out: Path, entries: Sequence[Mapping[str, Any]]
+    section: Continues, out: Path, entries: Sequence[ShardEntry]
 ) -> None:
     """Check that the kept rows hold the tokens that were read.
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from gristmill.core.files import as_path
 from gristmill.dataprep.documents import ID_BYTES
 from gristmill.tokenize.mixing.quotas import MixError
+from gristmill.tokenize.packed_files import ShardEntry
 
 
 def read_excluded(path: str) -> tuple[bytes, ...]:
@@ -61,7 +62,9 @@ class EmptiedRows:
             row.
 
     Attributes:
-        pieces: the remaining ones.
+        rows: the emptied ones (int64, ascending).
+        pieces: those of the other rows.
+        touched: ids of all documents in the emptied rows, hexadecimal.
     """
 
     def __init__(
@@ -72,15 +75,15 @@ class EmptiedRows:
         pad: int,
         excluded_later: Sequence[tuple[Sequence[bytes], int]] = (),
     ) -> None:
-        self._rows, hit = rows_with(pieces, excluded)
+        self.rows, hit = rows_with(pieces, excluded)
         for ids, later in excluded_later:
             behind, _ = rows_with(
                 pieces.filter(pc.greater_equal(pieces["row"], later)), ids
             )
-            self._rows = np.union1d(self._rows, behind)
-            hit = pc.is_in(pieces["row"], value_set=pa.array(self._rows, pa.int64()))
-        self.pieces = pieces.filter(pc.invert(hit)) if len(self._rows) else pieces
-        self._ids = _ids_of(pieces.filter(hit)) if len(self._rows) else {}
+            self.rows = np.union1d(self.rows, behind)
+            hit = pc.is_in(pieces["row"], value_set=pa.array(self.rows, pa.int64()))
+        self.pieces = pieces.filter(pc.invert(hit)) if len(self.rows) else pieces
+        self.touched = _hex_ids(pieces.filter(hit)) if len(self.rows) else []
         self._first, self._pad, self._whole = first, pad, hashlib.sha256()
 
     def blocks(self, blocks: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
@@ -89,30 +92,21 @@ class EmptiedRows:
         """
         first = self._first
         for block in blocks:
-            if len(self._rows):
+            if len(self.rows):
                 self._whole.update(np.ascontiguousarray(block).data.cast("B"))
                 here = slice(
-                    *np.searchsorted(self._rows, (first, first + len(block))).tolist()
+                    *np.searchsorted(self.rows, (first, first + len(block))).tolist()
                 )
-                block[self._rows[here] - first] = self._pad
+                block[self.rows[here] - first] = self._pad
                 first += len(block)
             yield block
 
-    def entry(self) -> dict[str, Any]:
-        """Keys of packed.json, once all blocks are written; empty if no row was
-        emptied.
-
-        Returns:
-            `withheld` (rows), `whole_sha256` (of the original tokens), `touched` (ids
-            of all documents in these rows).
-        """
-        if not len(self._rows):
-            return {}
-        return {
-            "withheld": self._rows.tolist(),
-            "whole_sha256": self._whole.hexdigest(),
-            **self._ids,
-        }
+    def describe(self, entry: ShardEntry) -> ShardEntry:
+        """Entry of the shard with the emptied rows, once all blocks are written."""
+        if len(self.rows):
+            entry["withheld"] = self.rows.tolist()
+            entry["whole_sha256"] = self._whole.hexdigest()
+        return entry
 
 
 def drop_rows(
@@ -132,12 +126,10 @@ def drop_rows(
     )
 
 
-def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> dict[str, Any]:
-    """`touched`, as in `EmptiedRows.entry`; empty if no row holds an excluded
-    document.
-    """
+def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> list[str]:
+    """Ids, hexadecimal, of all documents in the rows that hold an excluded one."""
     rows, hit = rows_with(pieces, excluded)
-    return _ids_of(pieces.filter(hit)) if len(rows) else {}
+    return _hex_ids(pieces.filter(hit)) if len(rows) else []
 
 
 def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> tuple[np.ndarray, Any]:
@@ -153,7 +145,5 @@ def among(ids: pa.Array | pa.ChunkedArray, documents: Collection[bytes]) -> Any:
     return pc.is_in(ids, value_set=pa.array(list(documents), pa.binary(ID_BYTES)))
 
 
-def _ids_of(pieces: pa.Table) -> dict[str, Any]:
-    return {
-        "touched": sorted({document.hex() for document in pieces["id"].to_pylist()})
-    }
+def _hex_ids(pieces: pa.Table) -> list[str]:
+    return sorted({document.hex() for document in pieces["id"].to_pylist()})

@@ -10,11 +10,10 @@ five times as much while sorting, and appends them to its table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +38,7 @@ from gristmill.tokenize.mixing.streams import (
     train_stream,
     validation_stream,
 )
+from gristmill.tokenize.mixing.write_shards import WrittenShard
 from gristmill.tokenize.packed_files import (
     INDEX_GROUP_ROWS,
     LEDGER_SCHEMA,
@@ -159,34 +159,30 @@ class Emptied:
 
 
 def find_emptied(
-    out: Path, entries: Sequence[Mapping[str, Any]], excluded: Sequence[bytes]
+    out: Path, shards: Sequence[WrittenShard], excluded: Sequence[bytes]
 ) -> Emptied:
-    """Collect the documents of emptied rows from the entries of all shards, training
-    and held out.
+    """Collect the documents of emptied rows from all shards, training and held out.
 
     Args:
         out: the packed set's folder, with its shards.
-        entries: of all shards.
+        shards: all of them.
         excluded: document ids.
     """
-    touched = {
-        bytes.fromhex(digits)
-        for entry in entries
-        for digits in entry.get("touched", ())
-    }
+    touched = {bytes.fromhex(digits) for shard in shards for digits in shard.touched}
     still = {
         document
-        for entry in entries
+        for shard in shards
         if touched
         for document in read_matching(
-            out / ids_name(entry["file"]), "id", [*touched], ["id"]
+            out / ids_name(shard.entry["file"]), "id", [*touched], ["id"]
         )["id"].to_pylist()
     }
-    return Emptied(*(_words_of(ids) for ids in (excluded, touched, still)))
-
-
-def _words_of(ids: Collection[bytes]) -> np.ndarray:
-    return id_words(pa.array(sorted(set(ids)), pa.binary(ID_BYTES)))
+    return Emptied(
+        *(
+            id_words(pa.array(sorted(set(ids)), pa.binary(ID_BYTES)))
+            for ids in (excluded, touched, still)
+        )
+    )
 
 
 def write_ledger(
@@ -258,7 +254,7 @@ READ, KEPT, BYTES_READ, BYTES_KEPT, LAID_OUT, FIRST_RULE = range(6)
 """Columns of a task's counts by source; the columns of the rules follow."""
 
 
-def _ledger_of(counts: np.ndarray) -> dict[str, Any]:
+def _ledger_of(counts: np.ndarray) -> Counts:
     dropped = {
         rule: int(number)
         for rule, number in zip(RULES, counts[FIRST_RULE:], strict=True)

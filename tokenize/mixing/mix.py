@@ -15,17 +15,18 @@ document is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.shuffle import must_send
 from gristmill.dataprep.jobs.tasks import Task, run_tasks
 from gristmill.mixtures.mix import Continues, Mix
+from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
 from gristmill.tokenize.encoding.tokenizer import load
 from gristmill.tokenize.importing.token_sources import corpus_shards
@@ -44,6 +45,7 @@ from gristmill.tokenize.mixing.fill_in_middle import rearranging
 from gristmill.tokenize.mixing.ledger import find_emptied, last_taken, write_ledger
 from gristmill.tokenize.mixing.mix_summary import (
     Mixed,
+    MixSummary,
     describe,
     describe_redistribution,
     redistributed,
@@ -72,36 +74,51 @@ from gristmill.tokenize.mixing.streams import (
     train_stream,
     validation_stream,
 )
-from gristmill.tokenize.mixing.write_shards import RowPlan, write_shard
+from gristmill.tokenize.mixing.write_shards import (
+    RowPlan,
+    WrittenShard,
+    write_shard,
+)
 from gristmill.tokenize.order import order_key
 from gristmill.tokenize.packed_files import (
     DTYPES,
     FORMAT,
     FORMAT_CONTINUED,
     FORMAT_WITH_PHASES,
-    LEDGERS,
     MANIFEST,
+    PackedManifest,
     dtype_name,
     train_name,
     validation_name,
 )
 
+SUMMARY_KEYS = ("packings", "requested", "realised", "redistributed")
+"""Parts of the summary that packed.json repeats."""
 SHARD_BYTES = 64_000_000
 """Bytes of tokens per shard if `shard_rows` is not set: large enough to stream, small
 enough to redo.
 """
 
 
+class MixRecipe(TypedDict):
+    """Recipe of the stage."""
+
+    mix: dict[str, object]
+    """The section (`mixtures.mix.Mix`)."""
+    sources: dict[str, dict[str, object]]
+    """Settings of each source (`mixtures.sources.MixedSource`), in order."""
+    seed: int
+
+
 def run(
-    inputs: Mapping[str, Path], config: dict[str, Any], out: Path, context: Context
-) -> dict[str, Any]:
+    inputs: Mapping[str, Path], config: MixRecipe, out: Path, context: Context
+) -> MixSummary:
     """Plan the mixture and write the packed set (see `packed_files.py` for its files).
 
     Args:
         inputs: `tokenizer`; `ingest`, the annotating stages and `tokenize`;
             `import_tokens`.
-        config: `mix` (the section), `sources` (name -> weight, max_epochs, min_tokens,
-            max_tokens, where, epochs; in order), `seed`.
+        config: the mixture.
         out: output folder.
         context: where to run.
 
@@ -110,8 +127,11 @@ def run(
             expression is wrong.
     """
     section = Mix.model_validate(config["mix"])
-    sources: dict[str, dict[str, Any]] = config["sources"]
-    seed, names = config["seed"], list(config["sources"])
+    sources = {
+        name: MixedSource.model_validate(settings)
+        for name, settings in config["sources"].items()
+    }
+    seed, names = config["seed"], list(sources)
     tokenizer = load(inputs["tokenizer"])
     draws = Draws(len(names), order_key(seed, "mix", "documents"), VALIDATION_KEY)
     rearranged = rearranging(
@@ -135,7 +155,7 @@ def run(
             before,
             names,
             [
-                Supply(source["max_epochs"], pass_tokens[name]).available_rows(
+                Supply(source.max_epochs, pass_tokens[name]).available_rows(
                     section.sequence_length
                 )
                 for name, source in sources.items()
@@ -149,13 +169,14 @@ def run(
         dict(zip(names, layouts, strict=False)),
         dict(zip(names, layouts[len(names) :], strict=True)),
     )
-    _warn(sources, section, quotas, held_out, context)
+    _warn(names, section, quotas, held_out, context)
     dtype = dtype_name(tokenizer.vocab_size)
     shards = Shards(
         seed,
         tuple(names),
         tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
-        _shard_rows(section, dtype),
+        section.shard_rows
+        or max(1, SHARD_BYTES // (section.sequence_length * DTYPES[dtype].itemsize)),
         tuple(candidates.most),
         before,
         candidates.ledger_bits,
@@ -189,14 +210,15 @@ def run(
     )
     token_bytes = str(inputs["tokenizer"] / "token_bytes.npy")
     tasks = [*_validation_tasks(held_out, shards), *_train_tasks(shards)]
-    written = run_tasks(
+    results = run_tasks(
         "rows",
         tasks,
         partial(write_shard, plan=plan, token_bytes=token_bytes),
         context,
         direct=True,
     )
-    validation, entries = written[: len(names)], written[len(names) :]
+    written = [WrittenShard(**result) for result in results]
+    entries = [shard.entry for shard in written[len(names) :]]
     counts, laid_out, tables = write_ledger(
         candidates,
         streams,
@@ -218,57 +240,62 @@ def run(
             )
             for (name, layout), copies in zip(train.items(), used.copies, strict=True)
         }
-    # Only `find_emptied` needs these ids: packed.json and the summary omit them.
-    for entry in written:
-        entry.pop("touched", None)
     held_out_tokens = {
         name: streams.pass_tokens(validation_stream(number, len(names)))
         for number, name in enumerate(names)
     }
     mixed = Mixed(
-        counts, laid_out, pass_tokens, held_out_tokens, train, held_out, validation
+        counts,
+        laid_out,
+        pass_tokens,
+        held_out_tokens,
+        train,
+        held_out,
+        written[: len(names)],
+        sum(len(entry.get("withheld", ())) for entry in entries),
     )
-    summary = {
-        **describe(mixed, sources, quotas, section),
-        "withheld_rows": sum(len(shard.get("withheld", ())) for shard in entries),
+    summary = describe(mixed, sources, quotas, section)
+    manifest: PackedManifest = {
+        "format": FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES,
+        "dtype": dtype,
+        "sequence_length": section.sequence_length,
+        "sources": names,
+        "tokenizer": tokenizer.described(),
+        "packing": summary.packing,
+        "train": {
+            "rows": summary.rows,
+            "rows_per_source": [layout.rows for layout in train.values()],
+            "stages": [list(rows) for rows in shards.phases],
+            "shards": entries,
+        },
+        "validation": {**summary.validation},
     }
-    summary_keys = (
-        "packing",
-        "packings",
-        "validation",
-        "requested",
-        "realised",
-        "redistributed",
-    )
+    if tables > 1:
+        manifest["ledgers"] = tables
+    if full_orders:
+        manifest["train"]["begun"] = [list(rows) for rows in full_orders]
+    if section.continues is not None:
+        ends = [
+            exact(1.0 if phase.end is None else phase.end) for phase in section.phases
+        ]
+        manifest["format"] = FORMAT_CONTINUED
+        manifest["continues"] = section.continues.model_dump(
+            mode="json", exclude={"exclude"}
+        )
+        manifest["phase_ends"] = (
+            ends_of(summary.rows, [Phase(end, ()) for end in ends]) or None
+        )
+    described = asdict(summary)
     write_json(
         out / MANIFEST,
         {
-            "format": _format(shards),
-            "dtype": plan.dtype,
-            "sequence_length": section.sequence_length,
+            **manifest,
             "seed": seed,
-            "sources": names,
-            "tokenizer": tokenizer.described(),
-            **({LEDGERS: tables} if tables > 1 else {}),
-            "train": {
-                "rows": summary["rows"],
-                "rows_per_source": [layout.rows for layout in train.values()],
-                "stages": [list(rows) for rows in shards.phases],
-                **({"begun": full_orders} if full_orders else {}),
-                "shards": entries,
-            },
-            **_continued(section, summary["rows"]),
-            "shares": summary["stages"],
-            **{key: summary[key] for key in summary_keys},
+            "shares": described["stages"],
+            **{key: described[key] for key in SUMMARY_KEYS},
         },
     )
     return summary
-
-
-def _format(shards: Shards) -> int:
-    if shards.before is not None:
-        return FORMAT_CONTINUED
-    return FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES
 
 
 def _excluded_later(
@@ -283,22 +310,8 @@ def _excluded_later(
             yield read_excluded(section.exclude), section.rows
 
 
-def _continued(section: Mix, rows: int) -> dict[str, Any]:
-    """Keys of packed.json for the continued set and the ends of the manifest's phases
-    among all rows.
-    """
-    if section.continues is None:
-        return {}
-    continued_set = section.continues.model_dump(mode="json", exclude={"exclude"})
-    ends = [exact(1.0 if phase.end is None else phase.end) for phase in section.phases]
-    return {
-        "continues": continued_set,
-        "phase_ends": ends_of(rows, [Phase(end, ()) for end in ends]) or None,
-    }
-
-
 def _warn(
-    sources: Mapping[str, Any],
+    sources: Sequence[str],
     section: Mix,
     quotas: Quotas,
     held_out: Mapping[str, Layout],
@@ -314,7 +327,7 @@ def _warn(
             f"no training rows of {', '.join(unused)}: the weights of the mixture "
             "give them no row"
         )
-    moved = redistributed(list(sources), quotas, section.sequence_length)
+    moved = redistributed(sources, quotas, section.sequence_length)
     if moved:
         context.warn(describe_redistribution(moved))
     empty = [name for name, packed in held_out.items() if not packed.rows]
@@ -323,12 +336,6 @@ def _warn(
             f"no validation rows for {', '.join(empty)}: the documents that were held "
             "out fill no row; raise mix.validation to measure a loss on these sources"
         )
-
-
-def _shard_rows(section: Mix, dtype: str) -> int:
-    return section.shard_rows or max(
-        1, SHARD_BYTES // (section.sequence_length * DTYPES[dtype].itemsize)
-    )
 
 
 def _validation_tasks(held_out: Mapping[str, Layout], shards: Shards) -> list[Task]:

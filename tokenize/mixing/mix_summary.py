@@ -9,24 +9,121 @@ epoch and for every seed, so the drift is known when the rows are planned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from gristmill.dataprep.conservation import Counts, check_conservation
 from gristmill.dataprep.text.kernels import kernel
 from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.mixing.continue_mixture import before_of
-from gristmill.tokenize.mixing.packing import packing_of
+from gristmill.tokenize.mixing.packing import PackingCost, packing_of
 from gristmill.tokenize.mixing.quotas import Quotas
 from gristmill.tokenize.mixing.row_layout import Layout
+from gristmill.tokenize.mixing.write_shards import WrittenShard
 from gristmill.tokenize.order_kernels import rank_row
+from gristmill.tokenize.packed_files import ShardEntry
 
-LIMITS = ("max_epochs", "min_tokens", "max_tokens", "where", "epochs")
-"""Keys of a source that the summary repeats beside its share."""
+LIMITS = {"max_epochs", "min_tokens", "max_tokens", "where", "epochs"}
+"""Settings of a source that the summary repeats beside its share."""
+
+
+@dataclass(frozen=True)
+class RealisedSource(PackingCost):
+    """Rows of a source.
+
+    Attributes:
+        share: of the tokens of the set.
+        available_tokens: of one pass over its training documents, with ends of text and
+            repeats.
+        copies: entries of its stream that were taken: a document counts once for each
+            copy.
+        epochs: passes over its documents.
+        cut_tokens: unused tokens of its last document.
+    """
+
+    share: float
+    available_tokens: int
+    copies: int
+    epochs: float
+    cut_tokens: int
+
+
+@dataclass(frozen=True)
+class MixedPhase:
+    """Phase of a mixture.
+
+    Attributes:
+        until: its end, as a share of the rows.
+        rows: of the phase.
+        tokens: of documents.
+        rows_per_source: in the order of the sources.
+        requested, realised: share of each source.
+    """
+
+    until: float
+    rows: int
+    tokens: int
+    rows_per_source: Sequence[int]
+    requested: Mapping[str, float]
+    realised: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Distance of the training order's prefixes from a source's share, in rows."""
+
+    largest_drift_rows: float
+    bound_rows: float
+
+
+class HeldOutEntry(ShardEntry):
+    """Held-out rows of a source in packed.json."""
+
+    bytes: int
+    """Of their text."""
+    documents: int
+    tokens: int
+    cut_tokens: int
+    """Tokens of held-out documents that are in no row."""
+
+
+@dataclass(frozen=True)
+class MixSummary:
+    """Summary of a mixture; everything but the counts is in packed.json, too.
+
+    Attributes:
+        counts: of the ledger.
+        rows: of the training set.
+        tokens: of documents in them.
+        padding_tokens: in them.
+        packing: name of the packing in use.
+        packings: cost of every packing.
+        requested: by source, `share` and `tokens`, and those of LIMITS that are set.
+        realised: by source.
+        stages: by phase.
+        redistributed: tokens that limits gave to or took from a source.
+        prefixes: by source, the drift of the training order.
+        validation: by source.
+        withheld_rows: rows that were emptied.
+    """
+
+    counts: Counts
+    rows: int
+    tokens: int
+    padding_tokens: int
+    packing: str
+    packings: Mapping[str, PackingCost]
+    requested: Mapping[str, Mapping[str, float | str]]
+    realised: Mapping[str, RealisedSource]
+    stages: Sequence[MixedPhase]
+    redistributed: Mapping[str, int]
+    prefixes: Mapping[str, Drift]
+    validation: Mapping[str, HeldOutEntry]
+    withheld_rows: int
 
 
 @dataclass(frozen=True)
@@ -40,7 +137,8 @@ class Mixed:
             with ends of text and repeats.
         held_out_tokens: of each source, tokens of its held-out documents.
         train, held_out: packed streams of each source.
-        validation: entries of the held-out shards of each source.
+        validation: held-out shards of each source.
+        withheld_rows: number of emptied training rows.
     """
 
     counts: Counts
@@ -49,66 +147,77 @@ class Mixed:
     held_out_tokens: Mapping[str, int]
     train: Mapping[str, Layout]
     held_out: Mapping[str, Layout]
-    validation: Sequence[Mapping[str, Any]]
+    validation: Sequence[WrittenShard]
+    withheld_rows: int
 
 
 def describe(
-    mixed: Mixed, sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, section: Mix
-) -> dict[str, Any]:
-    """Summary: the ledger, requested and realised shares by source, and the costs of
-    all packings.
-
-    Returns:
-        `counts`; `rows`, `tokens` (of documents), `padding_tokens`, `packing` and
-        `packings`; by source `requested` and `realised`; `stages`, requested and
-        realised shares by phase; `redistributed`, tokens that limits gave to or took
-        from a source; `prefixes`, the drift of the training order
-        (`describe_prefixes`); `validation`.
+    mixed: Mixed, sources: Mapping[str, MixedSource], quotas: Quotas, section: Mix
+) -> MixSummary:
+    """Summarize the ledger, the requested and realised shares, and the costs of all
+    packings.
     """
     check_conservation(mixed.counts, "mix")
-    train, packing = mixed.train, packing_of(section)
-    before = before_of(section.continues, list(sources))
-    # Phases that were already read belong to the order of the continued set.
-    kept = 0 if before is None else len(before.kept()[0])
-    total = sum(layout.row_tokens for layout in train.values())
-    realised = {
-        name: {**layout.costs[packing.name], **_realised(name, mixed, total)}
-        for name, layout in train.items()
-    }
-    if before is not None:  # the costs include rows that are passed over
-        realised = {
-            name: {**part, "rows": train[name].rows, "tokens": train[name].row_tokens}
-            for name, part in realised.items()
-        }
-    return {
-        "counts": mixed.counts,
-        "rows": sum(layout.rows for layout in train.values()),
-        "tokens": total,
-        "padding_tokens": sum(part["padding_tokens"] for part in realised.values()),
-        "packing": packing.name,
-        "packings": _packings(layout.costs for layout in train.values()),
-        "requested": _requested(sources, quotas, section.sequence_length),
-        "realised": realised,
-        "stages": _phases(list(sources), quotas, train, section),
-        "redistributed": redistributed(list(sources), quotas, section.sequence_length),
-        "prefixes": describe_prefixes(
-            list(sources),
-            list(
-                zip(*(layout.rows_per_phase for layout in train.values()), strict=True)
-            )[kept:],
-        ),
-        "validation": {
+    names, length = list(sources), section.sequence_length
+    train, packing = mixed.train, packing_of(section).name
+    before = before_of(section.continues, names)
+    tokens = sum(layout.row_tokens for layout in train.values())
+    rows_per_phase = list(
+        zip(*(layout.rows_per_phase for layout in train.values()), strict=True)
+    )
+    realised = {}
+    for name, layout in train.items():
+        cost = asdict(layout.costs[packing])
+        if before is not None:  # the costs include rows that are passed over
+            cost |= {"rows": layout.rows, "tokens": layout.row_tokens}
+        pass_tokens = mixed.pass_tokens[name]
+        realised[name] = RealisedSource(
+            **(cost | {"documents": mixed.laid_out[name]}),
+            share=layout.row_tokens / tokens,
+            available_tokens=pass_tokens,
+            copies=layout.documents,
+            epochs=round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
+            cut_tokens=layout.tokens - layout.end,
+        )
+    total, requested_rows = sum(quotas.per_source()), quotas.asked_per_source()
+    return MixSummary(
+        counts=mixed.counts,
+        rows=sum(layout.rows for layout in train.values()),
+        tokens=tokens,
+        padding_tokens=sum(part.padding_tokens for part in realised.values()),
+        packing=packing,
+        packings=_packings([layout.costs for layout in train.values()]),
+        requested={
             name: {
-                **written,
+                "share": float(rows / total),
+                "tokens": float(rows * length),
+                **source.model_dump(include=LIMITS, exclude_none=True),
+            }
+            for (name, source), rows in zip(
+                sources.items(), requested_rows, strict=True
+            )
+        },
+        realised=realised,
+        stages=_phases(names, quotas, rows_per_phase, train, section),
+        redistributed=redistributed(names, quotas, length),
+        # Phases that were already read belong to the order of the continued set.
+        prefixes=describe_prefixes(
+            names, rows_per_phase[0 if before is None else len(before.kept()[0]) :]
+        ),
+        validation={
+            name: {
+                **shard.entry,
+                "bytes": shard.text_bytes,
                 "documents": layout.documents,
-                "tokens": written["rows"] * section.sequence_length,
+                "tokens": shard.entry["rows"] * length,
                 "cut_tokens": mixed.held_out_tokens[name] - layout.row_tokens,
             }
-            for (name, layout), written in zip(
+            for (name, layout), shard in zip(
                 mixed.held_out.items(), mixed.validation, strict=True
             )
         },
-    }
+        withheld_rows=mixed.withheld_rows,
+    )
 
 
 def redistributed(
@@ -144,23 +253,13 @@ def describe_redistribution(moved: Mapping[str, int]) -> str:
     )
 
 
-def _requested(
-    sources: Mapping[str, Mapping[str, Any]], quotas: Quotas, length: int
-) -> dict[str, dict[str, Any]]:
-    total, requested_rows = sum(quotas.per_source()), quotas.asked_per_source()
-    return {
-        name: {
-            "share": float(rows / total),
-            "tokens": float(rows * length),
-            **{key: source[key] for key in LIMITS if source[key] is not None},
-        }
-        for (name, source), rows in zip(sources.items(), requested_rows, strict=True)
-    }
-
-
 def _phases(
-    sources: Sequence[str], quotas: Quotas, train: Mapping[str, Layout], section: Mix
-) -> list[dict[str, Any]]:
+    sources: Sequence[str],
+    quotas: Quotas,
+    rows: Sequence[Sequence[int]],
+    train: Mapping[str, Layout],
+    section: Mix,
+) -> list[MixedPhase]:
     ends: list[float | None] = [phase.end for phase in section.phases] or [None]
     if section.continues is not None:
         passed = np.cumsum([sum(line) for line in quotas.rows])
@@ -168,16 +267,15 @@ def _phases(
     tokens = list(
         zip(*(layout.tokens_per_phase for layout in train.values()), strict=True)
     )
-    rows = list(zip(*(layout.rows_per_phase for layout in train.values()), strict=True))
     return [
-        {
-            "until": 1.0 if end is None else end,
-            "rows": sum(rows[number]),
-            "tokens": sum(tokens[number]),
-            "rows_per_source": list(rows[number]),
-            "requested": _shares(sources, quotas.asked[number]),
-            "realised": _shares(sources, tokens[number]),
-        }
+        MixedPhase(
+            until=1.0 if end is None else end,
+            rows=sum(rows[number]),
+            tokens=sum(tokens[number]),
+            rows_per_source=list(rows[number]),
+            requested=_shares(sources, quotas.asked[number]),
+            realised=_shares(sources, tokens[number]),
+        )
         for number, end in enumerate(ends)
     ]
 
@@ -192,38 +290,20 @@ def _shares(
     }
 
 
-def _packings(
-    costs: Iterable[Mapping[str, Mapping[str, Any]]],
-) -> dict[str, dict[str, Any]]:
-    """Cost of every packing, summed over all sources (see `packing.Costs.accounts`)."""
-    total: dict[str, dict[str, Any]] = {}
-    for source in costs:
-        for name, account in source.items():
-            sums = total.setdefault(name, dict.fromkeys(account, 0))
-            total[name] = {key: sums[key] + value for key, value in account.items()}
-    return total
-
-
-def _realised(name: str, mixed: Mixed, total_tokens: int) -> dict[str, Any]:
-    """Realised tokens and documents of a source; `cut_tokens` are the unused tokens of
-    its last document.
-    """
-    layout, pass_tokens = mixed.train[name], mixed.pass_tokens[name]
+def _packings(costs: Sequence[Mapping[str, PackingCost]]) -> dict[str, PackingCost]:
+    """Cost of every packing, summed over all sources."""
     return {
-        "share": layout.row_tokens / total_tokens,
-        "available_tokens": pass_tokens,
-        "documents": mixed.laid_out[name],
-        "copies": layout.documents,
-        "epochs": round(layout.end / pass_tokens, 4) if pass_tokens else 0.0,
-        "cut_tokens": layout.tokens - layout.end,
+        name: PackingCost(
+            *map(sum, zip(*(astuple(source[name]) for source in costs), strict=True))
+        )
+        for name in costs[0]
     }
 
 
 def describe_prefixes(
     sources: Sequence[str], phases: Sequence[Sequence[int]]
-) -> dict[str, dict[str, Any]]:
-    """Each source's `largest_drift_rows`, over the prefixes of all phases, and its
-    `bound_rows`.
+) -> dict[str, Drift]:
+    """Each source's largest drift over the prefixes of all phases, and its bound.
 
     The drift of a source is its rows in the first k places of a phase, minus k times
     its share of the phase's rows. Emptied rows count as laid out.
@@ -242,7 +322,7 @@ def describe_prefixes(
             np.maximum(bounds, bound),
         )
     return {
-        name: {"largest_drift_rows": round(drift, 4), "bound_rows": round(bound, 4)}
+        name: Drift(round(drift, 4), round(bound, 4))
         for name, drift, bound in zip(
             sources, drifts.tolist(), bounds.tolist(), strict=True
         )

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -435,6 +434,29 @@ def measure_best_fit(
         found[3] += size
 
 
+@dataclass(frozen=True)
+class PackingCost:
+    """Cost of a packing of the tokens [0, end) of a stream.
+
+    Attributes:
+        rows: of the packing.
+        tokens: of documents in them.
+        padding_tokens: in them.
+        dropped_tokens: of [0, end), in no row.
+        documents: that begin before the end.
+        split_documents: documents cut at a row end.
+        split_tokens: tokens of these in [0, end).
+    """
+
+    rows: int
+    tokens: int
+    padding_tokens: int
+    dropped_tokens: int
+    documents: int
+    split_documents: int
+    split_tokens: int
+
+
 class Costs:
     """Cost of every packing of the tokens [0, end) of a stream, counted segment by
     segment.
@@ -507,38 +529,28 @@ class Costs:
             for begin, end in pairwise(self._ends)
         ]
 
-    def accounts(self) -> dict[str, dict[str, Any]]:
-        """Cost of each packing, by name.
-
-        Returns:
-            `rows`, `tokens` (of documents), `padding_tokens`, `dropped_tokens` (of [0,
-            end), in no row), `documents`, and `split_documents` and `split_tokens`:
-            documents cut at a row end, and their tokens in [0, end).
-        """
+    def by_packing(self) -> dict[str, PackingCost]:
+        """Cost of each packing, by name."""
         end, (cut, cut_tokens, rows, tokens, _) = self._ends[-1], self._aligned.tolist()
         costs = {
-            "stream": self._account(
-                -(-end // self._length), end, *self._stream.tolist()
-            ),
-            "stream_aligned": self._account(rows, tokens, cut, cut_tokens),
+            "stream": self._cost(-(-end // self._length), end, *self._stream.tolist()),
+            "stream_aligned": self._cost(rows, tokens, cut, cut_tokens),
         }
         for aligned, fit in self._fits.items():
             name = Packing(self._length, True, aligned).name
-            costs[name] = self._account(sum(fit.rows()), fit.tokens, *fit.cut)
+            costs[name] = self._cost(sum(fit.rows()), fit.tokens, *fit.cut)
         return costs
 
-    def _account(
-        self, rows: int, tokens: int, cut: int, cut_tokens: int
-    ) -> dict[str, Any]:
-        return {
-            "rows": rows,
-            "tokens": tokens,
-            "padding_tokens": rows * self._length - tokens,
-            "dropped_tokens": self._ends[-1] - tokens,
-            "documents": self._documents,
-            "split_documents": cut,
-            "split_tokens": cut_tokens,
-        }
+    def _cost(self, rows: int, tokens: int, cut: int, cut_tokens: int) -> PackingCost:
+        return PackingCost(
+            rows=rows,
+            tokens=tokens,
+            padding_tokens=rows * self._length - tokens,
+            dropped_tokens=self._ends[-1] - tokens,
+            documents=self._documents,
+            split_documents=cut,
+            split_tokens=cut_tokens,
+        )
 
 
 class Fit:

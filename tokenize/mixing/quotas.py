@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from fractions import Fraction
 from math import ceil, floor, lcm
-from typing import Any
 
 from gristmill.mixtures.mix import Mix, Weights, temperature
+from gristmill.mixtures.sources import MixedSource
 
 DECIMAL_DIGITS = 28
 """Precision of powers: Python's decimals have the same digits on every machine, unlike
@@ -285,7 +285,7 @@ class MixRequest:
 
 def plan_quotas(
     section: Mix,
-    sources: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, MixedSource],
     pass_tokens: Mapping[str, int],
     kept: Sequence[Sequence[int]] = (),
 ) -> Quotas:
@@ -293,20 +293,20 @@ def plan_quotas(
 
     Args:
         section: the mixture.
-        sources: name -> its keys of the mixture, in order.
+        sources: name -> its settings, in order.
         pass_tokens: source -> tokens of one pass over its training documents.
         kept: see MixRequest.
 
     Raises:
         MixError: a share cannot be filled.
     """
-    own_weights = {name: source["weight"] for name, source in sources.items()}
+    own_weights = {name: source.weight for name, source in sources.items()}
     supplies = {
         name: Supply(
-            source["max_epochs"],
+            source.max_epochs,
             pass_tokens[name],
-            source["min_tokens"],
-            source["max_tokens"],
+            source.min_tokens,
+            source.max_tokens,
         )
         for name, source in sources.items()
     }

@@ -13,11 +13,10 @@ some numbers per possible length for `best_fit`. A piece of a rearranged documen
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +26,7 @@ from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.mixtures.mix import Mix
+from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
@@ -34,6 +34,7 @@ from gristmill.tokenize.mixing.packing import (
     Costs,
     Dealing,
     Packing,
+    PackingCost,
     Pieces,
     Places,
     cut,
@@ -97,8 +98,7 @@ class Layout:
         tokens_per_phase: document tokens in these rows.
         documents: number of entries taken from the stream.
         tokens: tokens up to the end of the last entry taken.
-        costs: cost of every packing of the same tokens, by name
-            (`packing.Costs.accounts`).
+        costs: cost of every packing of the same tokens, by name.
     """
 
     ends: tuple[int, ...]
@@ -106,7 +106,7 @@ class Layout:
     tokens_per_phase: tuple[int, ...]
     documents: int
     tokens: int
-    costs: Mapping[str, Mapping[str, Any]]
+    costs: Mapping[str, PackingCost]
 
     @property
     def end(self) -> int:
@@ -126,7 +126,7 @@ class Layout:
 
 def find_ends(
     streams: Streams,
-    sources: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, MixedSource],
     section: Mix,
     quotas: Quotas,
     context: Context,
@@ -158,7 +158,7 @@ def find_ends(
                     )
                 ]
             stream = train_stream(number)
-            max_tokens = int(exact(source["max_epochs"]) * streams.pass_tokens(stream))
+            max_tokens = int(exact(source.max_epochs) * streams.pass_tokens(stream))
             ends = ends_of_phases(
                 streams.starts(stream, max_tokens), quota_tokens, packing
             )
@@ -260,9 +260,9 @@ def lay_out(
                 tuple(stream_ends),
                 tuple(rows),
                 tuple(tokens),
-                result["documents"],
+                result["costs"]["stream"]["documents"],
                 result["tokens"],
-                result["costs"],
+                {name: PackingCost(**cost) for name, cost in result["costs"].items()},
             )
         )
     return layouts
@@ -314,8 +314,7 @@ def lay_out_stream(
     segment depend on.
 
     Returns:
-        `rows` of each phase (empty if the quotas determine them), `documents`,
-        `tokens`, `costs`.
+        `rows` of each phase (empty if the quotas determine them), `tokens`, `costs`.
     """
     streams, stream, ends = (
         with_bases(streams, plan),
@@ -357,14 +356,12 @@ def lay_out_stream(
                 ),
             )
         )
-    accounts = costs.accounts()
     return Done(
         files,
         {
             "rows": costs.rows_of_phases() if stream_packing.best_fit else [],
             "tokens": tokens,
-            "costs": accounts,
-            "documents": accounts["stream"]["documents"],
+            "costs": {name: asdict(cost) for name, cost in costs.by_packing().items()},
         },
     )
 

@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -426,7 +426,7 @@ def _sort_pass(
         entries=entries,
         folder=str(work / SEGMENTS),
     )
-    results: list[dict[str, Any]] = run_tasks(
+    results = run_tasks(
         f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True
     )
     entries_, tokens = (

@@ -11,7 +11,7 @@ memory three times.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,13 @@ from gristmill.tokenize.document_sampling import order_below, word_ids
 from gristmill.tokenize.mixing.best_fit import by_bin
 from gristmill.tokenize.mixing.exclude import EmptiedRows, documents_beside, drop_rows
 from gristmill.tokenize.mixing.send_tokens import receive_tokens, received_places
-from gristmill.tokenize.packed_files import DTYPES, PIECES_SCHEMA, files_of, read_tokens
+from gristmill.tokenize.packed_files import (
+    DTYPES,
+    PIECES_SCHEMA,
+    ShardEntry,
+    files_of,
+    read_tokens,
+)
 from gristmill.tokenize.packed_writing import write_blocks, write_rows
 
 PIECE_BYTES = 250
@@ -71,6 +77,22 @@ class RowPlan:
     """Tokens of each shard if workers do not read the parts (`send_tokens.py`)."""
 
 
+@dataclass(frozen=True)
+class WrittenShard:
+    """Result of a task that wrote a shard.
+
+    Attributes:
+        entry: of packed.json.
+        touched: ids, hexadecimal, of all documents in the rows that were emptied or
+            dropped because they hold an excluded document.
+        text_bytes: bytes of the held-out text.
+    """
+
+    entry: ShardEntry
+    touched: Sequence[str]
+    text_bytes: int = 0
+
+
 def write_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
     """Write a shard of training rows, or of a source's held-out rows if payload
     `held_out` is set.
@@ -91,10 +113,8 @@ def write_train_shard(task: Task, plan: RowPlan) -> Done:
         contents.table(first), first, plan.excluded, plan.pad, plan.excluded_later
     )
     blocks = emptied.blocks(blocks_of(plan, contents, rows))
-    return Done(
-        files_of(path),
-        {**write_blocks(path, blocks, emptied.pieces, first), **emptied.entry()},
-    )
+    entry = emptied.describe(write_blocks(path, blocks, emptied.pieces, first))
+    return Done(files_of(path), asdict(WrittenShard(entry, emptied.touched)))
 
 
 def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
@@ -108,11 +128,11 @@ def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
     touched = documents_beside(pieces, plan.excluded)
     tokens, pieces = drop_rows(tokens, pieces, plan.excluded)
     path = as_path(plan.out) / task.payload["file"]
-    entry = {**write_rows(path, tokens, pieces), **touched}
+    entry = write_rows(path, tokens, pieces)
     with as_path(token_bytes).open("rb") as stream:
         sizes = np.load(stream)
     text_bytes = int(sizes[tokens].sum(dtype=np.int64))
-    return Done(files_of(path), {**entry, "bytes": text_bytes})
+    return Done(files_of(path), asdict(WrittenShard(entry, touched, text_bytes)))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -37,7 +37,7 @@ import numpy as np
 
 from gristmill.core.object_stores import Patience
 from gristmill.mixtures.engine import Stream
-from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, sums_name
+from gristmill.tokenize.packed_files import CHECKSUM_DTYPE, ShardEntry, sums_name
 from gristmill.tokenize.row_bytes import gather_rows, row_checksums
 from gristmill.tokenize.streaming.file_cache import FileCache, default_folder
 
@@ -71,7 +71,7 @@ class RemoteRows:
     def __init__(
         self,
         folder: Path,
-        shards: Sequence[Mapping[str, Any]],
+        shards: Sequence[ShardEntry],
         sequence_length: int,
         dtype: np.dtype,
         stream: Stream,
@@ -264,8 +264,8 @@ class RemoteRows:
                 np.memmap(path, dtype=self._dtype, mode="r")
             ).reshape(-1, self._length)
 
-    def _bytes(self, entry: Mapping[str, Any]) -> int:
-        return int(entry["rows"]) * self._row_bytes
+    def _bytes(self, entry: ShardEntry) -> int:
+        return entry["rows"] * self._row_bytes
 
     def _copy(self, name: str, size: int, sha256: str) -> Callable[[BinaryIO], None]:
         return lambda sink: self._objects.copy(name, size, sha256, sink)

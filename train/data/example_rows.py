@@ -29,6 +29,8 @@ from gristmill.tokenize.packed_files import (
     FORMAT_WITH_PHASES,
     MANIFEST,
     PIECES_SCHEMA,
+    ShardEntry,
+    TokenizerEntry,
     dtype_name,
     train_name,
 )
@@ -137,7 +139,7 @@ def write_example_rows(
     folder: Path,
     sets: dict[str, list[Row]],
     length: int,
-    tokenizer: dict[str, Any],
+    tokenizer: TokenizerEntry,
     pad: int,
 ) -> WrittenRows:
     """Write the rows of all sets as one packed set with loss masks.
@@ -164,7 +166,7 @@ def write_ordered_rows(
     rows: Sequence[Row],
     phases: Sequence[Sequence[int]],
     length: int,
-    tokenizer: dict[str, Any],
+    tokenizer: TokenizerEntry,
     pad: int,
 ) -> WrittenRows:
     """Write rows in their order.
@@ -231,7 +233,7 @@ def _write_shard(
     length: int,
     dtype: str,
     pad: int,
-) -> dict[str, Any]:
+) -> ShardEntry:
     tokens = np.full((len(rows), length), pad, dtype=DTYPES[dtype])
     trained = np.zeros((len(rows), length), dtype=bool)
     table = []

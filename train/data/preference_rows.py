@@ -36,6 +36,7 @@ from gristmill.mixtures.posttraining import Dpo
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.train.data.conversation_tokens import (
     PAD_MULTIPLE,
     Chat,
@@ -73,7 +74,7 @@ def write_pair_rows(
     folder: Path,
     sets: Mapping[str, Sequence[Pair | Answer]],
     length: int,
-    tokenizer: dict[str, Any],
+    tokenizer: TokenizerEntry,
     chat: Chat,
 ) -> WrittenRows:
     """Write the pairs and labelled answers of all sets as one packed set.

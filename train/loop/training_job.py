@@ -15,6 +15,7 @@ from torch import nn
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.training import EarlyStopping, Training, TrainingPhase
 from gristmill.tokenize.mixing.continue_mixture import SetBefore
+from gristmill.tokenize.packed import PackedPhase
 from gristmill.train.loop.bad_steps import Decode, Known
 from gristmill.train.loop.batch_plan import RowPlan, plan_of
 from gristmill.train.loop.loop_state import Part
@@ -69,7 +70,7 @@ class Job:
     before_step: Callable[[int, np.ndarray], None] = lambda step, rows: None
     state: Mapping[str, Part] = field(default_factory=dict)
     reading_threads: int = READING_THREADS
-    phases: Sequence[Mapping[str, Any]] = ()
+    phases: Sequence[PackedPhase] = ()
     phase_ends: Sequence[int] = ()
     sets_before: Sequence[SetBefore] = ()
 
@@ -81,7 +82,7 @@ class Job:
     @cached_property
     def first_steps(self) -> list[int]:
         """First step, counted from 0, of each phase of the set."""
-        return [self.plan.first_step(phase["begin"]) for phase in self.phases]
+        return [self.plan.first_step(phase.begin) for phase in self.phases]
 
     def phase_of(self, step: int) -> TrainingPhase | None:
         """Settings of the phase of a step, counted from 0; None without phases."""
@@ -119,13 +120,13 @@ def describe_phase(job: Job, step: int) -> dict[str, Any] | None:
     )
     if number is None:
         return None
-    shares, settings = job.phases[number]["shares"], job.phase_of(step - 1)
+    shares, settings = job.phases[number].shares, job.phase_of(step - 1)
     return {
         "step": step,
         "phase": {
             "number": number + 1,
             "of": len(job.phases),
-            "shares": dict(shares),
+            "shares": shares,
             **({} if settings is None else settings.model_dump(exclude_none=True)),
         },
     }
