@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 LONG := browser or referee or chaos or parallel or slow
-LAYERS := mixtures core dataprep tokenize train flows
+LAYERS := $(shell sed -n 's/^"gristmill\..*" = "\(.*\)"$$/\1/p' pyproject.toml)
 
 # A run starts many processes, and they begin sooner where what Python compiles is kept beside the sources.
 unexport PYTHONDONTWRITEBYTECODE

@@ -18,6 +18,8 @@ from typing import Any
 
 import yaml
 
+from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
+
 ROOT = Path(__file__).resolve().parents[1]
 NAME = r"[A-Z][\w'’-]+"
 CITED = re.compile(
@@ -65,7 +67,7 @@ def cited(lines: bool) -> Places:
     """Collect citations, sorted by topic and paper."""
     titles = yaml.safe_load((ROOT / ".ci" / "papers.yaml").read_text())
     links: dict[tuple[str, str, str], dict[str, None]] = defaultdict(dict)
-    for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows"):
+    for folder in SUBPACKAGES:
         for path in sorted((ROOT / folder).rglob("*.py")):
             place = str(path.relative_to(ROOT))
             topic = next(

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -156,11 +156,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def parts_of(units: Iterable[str], num_parts: int) -> dict[str, int]:
+def parts_of(
+    units: Iterable[str], seconds: Mapping[str, float], num_parts: int
+) -> dict[str, int]:
     """Deal units to parts of about equal time: the longest first, each to the part with
     the least time so far.
     """
-    seconds: dict[str, float] = json.loads(SECONDS.read_text())
     totals = [0.0] * num_parts
     parts = {}
     for unit in sorted(set(units), key=lambda unit: (-seconds.get(unit, 0.0), unit)):
@@ -195,7 +196,7 @@ def pytest_collection_modifyitems(
     items.sort(key=lambda item: -seconds.get(unit_of(item.nodeid), 0.0))
     if part := config.getoption("part"):
         number, num_parts = map(int, part.split("/"))
-        parts = parts_of((unit_of(item.nodeid) for item in items), num_parts)
+        parts = parts_of((unit_of(item.nodeid) for item in items), seconds, num_parts)
         revision = config.getoption("changed_since")
         changed = changed_units(revision) if revision else set()
         items[:] = [

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
+
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("mixtures", "core", "dataprep", "tokenize", "train", "flows", "gristmill")
+LAYERS = (*SUBPACKAGES, "gristmill")
 """Layers from the lowest to the highest; the last one only exports the package's public
 names.
 """

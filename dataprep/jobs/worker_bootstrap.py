@@ -34,8 +34,10 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "gristmill"
-PARTS = ("mixtures", "core", "dataprep", "tokenize", "train", "flows")
-"""Sub-packages, which lie beside the package in a checkout."""
+SUBPACKAGES = ("mixtures", "core", "dataprep", "tokenize", "train", "flows")
+"""Sub-packages from the lowest layer to the highest; in a checkout they are folders
+beside the package. pyproject.toml maps the same ones.
+"""
 LEFT_OUT = ("__pycache__", ".")
 """Prefixes of names of files and folders that do not belong to the package."""
 BEGIN = """(lambda modules, made: modules.get(name) or
@@ -232,8 +234,8 @@ def files_of(places: list[str]) -> Iterator[tuple[str, Path]]:
             suffices.
     """
     first = Path(places[0])
-    root = first if (first / PARTS[-1]).is_dir() else first.parent
-    folders = {"": first, **{part: root / part for part in PARTS}}
+    root = first if (first / SUBPACKAGES[-1]).is_dir() else first.parent
+    folders = {"": first, **{part: root / part for part in SUBPACKAGES}}
     path_by_name = {}
     for part, folder in folders.items():
         for path in folder.rglob("*") if part else folder.glob("*"):

@@ -25,6 +25,7 @@ from gristmill.core.files import (
 )
 from gristmill.dataprep.fasttext.fasttext_backend import load_model
 from gristmill.dataprep.fasttext.fasttext_files import DamagedModelError
+from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
 from gristmill.dataprep.quality import classifier
 from gristmill.dataprep.semantic.vector_jobs import CENTROIDS, write_centroids
 from gristmill.mixtures.steps.quality import Classifier
@@ -198,7 +199,7 @@ CHECKED = {
 @pytest.mark.slow
 def test_callers_of_library_writers_are_known_to_be_safe() -> None:
     callers = set()
-    for folder in ("core", "dataprep", "tokenize", "train", "flows"):
+    for folder in SUBPACKAGES:
         for path in (ROOT / folder).rglob("*.py"):
             calls = [
                 node.func

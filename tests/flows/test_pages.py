@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
+from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
 from gristmill.flows.cli.main import app
 from tests.test_architecture import ROOT
 
@@ -189,7 +190,7 @@ def test_every_message_of_the_troubleshooting_is_one_of_the_code() -> None:
     assert len(quoted) > 15
     texts = [
         text
-        for folder in ("mixtures", "core", "dataprep", "tokenize", "train", "flows")
+        for folder in SUBPACKAGES
         for path in (ROOT / folder).rglob("*.py")
         for text in said_by(path)
     ]

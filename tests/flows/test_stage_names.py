@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gristmill.dataprep.jobs.worker_bootstrap import SUBPACKAGES
 from gristmill.flows.stages.registry import STAGES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -153,9 +154,7 @@ def names_of_stages(tree: ast.Module) -> Iterator[int]:
 def test_no_file_lists_stages_or_asks_which_one_it_has_before_it() -> None:
     places = {
         name
-        for name, tree in files(
-            "mixtures", "core", "dataprep", "tokenize", "train", "flows"
-        )
+        for name, tree in files(*SUBPACKAGES)
         if [*lists_of_stages(tree), *questions_of_stages(tree)]
     }
     assert places - ALLOWED.keys() == set()
@@ -173,7 +172,7 @@ def test_whatever_is_about_all_stages_names_none() -> None:
 
 @pytest.mark.slow
 def test_every_exception_is_needed() -> None:
-    trees = dict(files("mixtures", "core", "dataprep", "tokenize", "train", "flows"))
+    trees = dict(files(*SUBPACKAGES))
     files_with_names = {
         name
         for name, tree in trees.items()
