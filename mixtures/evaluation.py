@@ -16,16 +16,6 @@ from gristmill.mixtures.steps.asked_model import AskedModel
 from gristmill.mixtures.user_code import NAME_TAG, OWN_TAG, OwnCall, own_or_name
 from gristmill.mixtures.yaml_text import did_you_mean
 
-GENERATION_METRICS = (
-    "exact_match",
-    "contains",
-    "f1",
-    "bleu",
-    "chrf",
-    "rouge1",
-    "rouge2",
-    "rougeL",
-)
 LIBRARY_OF = {
     **dict.fromkeys(("bleu", "chrf"), "sacrebleu"),
     **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge_score"),

@@ -10,6 +10,8 @@ for several hundred thousand keys.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pyarrow as pa
 
@@ -31,6 +33,16 @@ def id_words(ids: pa.Array | pa.ChunkedArray) -> np.ndarray:
     start = column.offset * ID_BYTES
     words = raw[start : start + len(column) * ID_BYTES].view(">u8").reshape(-1, 2)
     return words.astype(np.uint64)
+
+
+def columns_of(rows: pa.Table) -> dict[str, np.ndarray]:
+    """Columns of a table by name."""
+    return {name: rows[name].to_numpy() for name in rows.column_names}
+
+
+def words_of(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Ids as `id_words` from the columns `high` and `low`."""
+    return np.stack([columns["high"], columns["low"]], axis=1)
 
 
 def word_ids(words: np.ndarray) -> pa.Array:

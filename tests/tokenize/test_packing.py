@@ -85,13 +85,13 @@ def lay_out(
     for starts, places in zip(segments, before, strict=True):
         if packing.best_fit:
             pieces = [
-                cut(starts, begin, end, packing, place, dealing)
-                for (begin, end), place, dealing in zip(
-                    pairwise([0, *ends]), places, costs.dealings(), strict=True
+                cut(starts, begin, end, packing, places, phase, dealing)
+                for phase, ((begin, end), dealing) in enumerate(
+                    zip(pairwise([0, *ends]), costs.dealings(), strict=True)
                 )
             ]
         else:
-            pieces = [cut(starts, 0, ends[-1], packing, places[0])]
+            pieces = [cut(starts, 0, ends[-1], packing, places)]
         for run in pieces:
             for row, entry, offset, length in zip(
                 run.row, run.entry, run.offset, run.length, strict=True

@@ -245,10 +245,17 @@ def by_bin(bins: np.ndarray, first: np.ndarray) -> np.ndarray:
     return order
 
 
+def bin_begins(bins: np.ndarray, number: int) -> np.ndarray:
+    """Items in the bins before each of `number` bins, and all items: int64 of shape
+    (number + 1,).
+    """
+    begins = np.zeros(number + 1, dtype=np.int64)
+    np.cumsum(np.bincount(bins, minlength=number), out=begins[1:])
+    return begins
+
+
 def best_fit_rows(lengths: np.ndarray, capacity: int) -> list[np.ndarray]:
     """Item numbers (int32) in each bin of `best_fit_decreasing`, in item order."""
     bins, used = best_fit_decreasing(np.asarray(lengths, dtype=np.int32), capacity)
-    first = np.concatenate([[0], np.cumsum(np.bincount(bins, minlength=used))]).astype(
-        np.int64
-    )
+    first = bin_begins(bins, used)
     return np.split(by_bin(bins, first), first[1:-1])

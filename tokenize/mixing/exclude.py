@@ -111,25 +111,26 @@ class EmptiedRows:
 
 def drop_rows(
     tokens: np.ndarray, pieces: pa.Table, excluded: Sequence[bytes]
-) -> tuple[np.ndarray, pa.Table]:
-    """Drop the held-out rows that hold an excluded document, and renumber the
-    others.
+) -> tuple[np.ndarray, pa.Table, list[str]]:
+    """Drop the held-out rows that hold an excluded document, and renumber the others.
+
+    Returns:
+        the remaining tokens and pieces, and the ids (hexadecimal) of all documents in
+        the dropped rows.
     """
     rows, is_dropped = rows_with(pieces, excluded)
     if not len(rows):
-        return tokens, pieces
+        return tokens, pieces, []
     kept_pieces = pieces.filter(pc.invert(is_dropped))
     numbers = kept_pieces["row"].to_numpy()
     renumbered = pa.array(numbers - np.searchsorted(rows, numbers))
-    return np.delete(tokens, rows, axis=0), kept_pieces.set_column(
-        kept_pieces.schema.get_field_index("row"), "row", renumbered
+    return (
+        np.delete(tokens, rows, axis=0),
+        kept_pieces.set_column(
+            kept_pieces.schema.get_field_index("row"), "row", renumbered
+        ),
+        _hex_ids(pieces.filter(is_dropped)),
     )
-
-
-def documents_beside(pieces: pa.Table, excluded: Sequence[bytes]) -> list[str]:
-    """Ids, hexadecimal, of all documents in the rows that hold an excluded one."""
-    rows, hit = rows_with(pieces, excluded)
-    return _hex_ids(pieces.filter(hit)) if len(rows) else []
 
 
 def rows_with(pieces: pa.Table, documents: Sequence[bytes]) -> tuple[np.ndarray, Any]:

@@ -27,7 +27,13 @@ from gristmill.dataprep.documents import ID_BYTES
 from gristmill.dataprep.jobs.shuffle import Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.dataprep.row_groups import read_matching
-from gristmill.tokenize.document_sampling import id_words, ordered_by, word_ids
+from gristmill.tokenize.document_sampling import (
+    columns_of,
+    id_words,
+    ordered_by,
+    word_ids,
+    words_of,
+)
 from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.candidates import HELD_OUT, TRAINS, Candidates
 from gristmill.tokenize.mixing.exclude import among
@@ -340,19 +346,14 @@ def _judged(
     used_documents: pa.Table | None,
 ) -> pa.Table:
     """Ledger entries of a partition, ordered by id; updates the counts."""
-    columns = {name: rows[name].to_numpy() for name in rows.column_names}
+    columns = columns_of(rows)
     order = ordered_by(columns["high"], columns["low"])
     columns = {name: column[order] for name, column in columns.items()}
-    words = np.stack([columns["high"], columns["low"]], axis=1)
+    words = words_of(columns)
     source, state, repeats = columns["source"], columns["state"], columns["repeats"]
     used = _used(words, source, state, repeats, draws, taken)
     if used_documents is not None:
-        ids = word_ids(
-            np.stack(
-                [used_documents["high"].to_numpy(), used_documents["low"].to_numpy()],
-                axis=1,
-            )
-        )
+        ids = word_ids(words_of(columns_of(used_documents)))
         used |= (state == TRAINS) & pc.is_in(word_ids(words), value_set=ids).to_numpy(
             zero_copy_only=False
         )

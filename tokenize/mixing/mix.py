@@ -28,7 +28,7 @@ from gristmill.dataprep.jobs.tasks import Task, run_tasks
 from gristmill.mixtures.mix import Continues, Mix
 from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.encoding.encode import tokens_name
-from gristmill.tokenize.encoding.tokenizer import load
+from gristmill.tokenize.encoding.tokenizer import TextTokenizer, load
 from gristmill.tokenize.importing.token_sources import corpus_shards
 from gristmill.tokenize.mixing.candidates import (
     VALIDATION_KEY,
@@ -63,7 +63,6 @@ from gristmill.tokenize.mixing.row_layout import (
     Layout,
     Shards,
     find_ends,
-    held_out_ends,
     lay_out,
     place,
 )
@@ -87,6 +86,7 @@ from gristmill.tokenize.packed_files import (
     FORMAT_WITH_PHASES,
     MANIFEST,
     PackedManifest,
+    ShardEntry,
     dtype_name,
     train_name,
     validation_name,
@@ -127,6 +127,7 @@ def run(
             expression is wrong.
     """
     section = Mix.model_validate(config["mix"])
+    length = section.sequence_length
     sources = {
         name: MixedSource.model_validate(settings)
         for name, settings in config["sources"].items()
@@ -149,34 +150,37 @@ def run(
         for number, name in enumerate(names)
     }
     before = before_of(section.continues, names)
-    kept_rows, full_orders = ((), ()) if before is None else before.kept()
+    kept_rows = () if before is None else before.kept()[0]
     if before is not None:
         check_reach(
             before,
             names,
             [
-                Supply(source.max_epochs, pass_tokens[name]).available_rows(
-                    section.sequence_length
-                )
+                Supply(source.max_epochs, pass_tokens[name]).available_rows(length)
                 for name, source in sources.items()
             ],
         )
     quotas = plan_quotas(section, sources, pass_tokens, kept_rows)
     streams, ends = find_ends(streams, sources, section, quotas, planning, before)
-    held_out_ends_ = held_out_ends(streams, len(names), section)
-    layouts = lay_out(streams, ends, held_out_ends_, section, quotas, planning)
-    train, held_out = (
-        dict(zip(names, layouts, strict=False)),
-        dict(zip(names, layouts[len(names) :], strict=True)),
-    )
+    held_out_tokens = {
+        name: streams.pass_tokens(validation_stream(number, len(names)))
+        for number, name in enumerate(names)
+    }
+    # Whole rows of one pass, independent of seed and packing.
+    held_out_ends = [
+        min(section.max_validation_rows, tokens // length) * length
+        for tokens in held_out_tokens.values()
+    ]
+    layouts = lay_out(streams, ends, held_out_ends, section, quotas, planning)
+    train = dict(zip(names, layouts, strict=False))
+    held_out = dict(zip(names, layouts[len(names) :], strict=True))
     _warn(names, section, quotas, held_out, context)
     dtype = dtype_name(tokenizer.vocab_size)
     shards = Shards(
         seed,
         tuple(names),
         tuple(zip(*(layout.rows_per_phase for layout in train.values()), strict=True)),
-        section.shard_rows
-        or max(1, SHARD_BYTES // (section.sequence_length * DTYPES[dtype].itemsize)),
+        section.shard_rows or max(1, SHARD_BYTES // (length * DTYPES[dtype].itemsize)),
         tuple(candidates.most),
         before,
         candidates.ledger_bits,
@@ -202,7 +206,7 @@ def run(
         sent=None
         if requests is None
         else send_tokens(requests, parts, dtype, shards.number, context),
-        sequence_length=section.sequence_length,
+        sequence_length=length,
         eos=tokenizer.eos,
         pad=tokenizer.pad,
         excluded=() if section.exclude is None else read_excluded(section.exclude),
@@ -240,10 +244,6 @@ def run(
             )
             for (name, layout), copies in zip(train.items(), used.copies, strict=True)
         }
-    held_out_tokens = {
-        name: streams.pass_tokens(validation_stream(number, len(names)))
-        for number, name in enumerate(names)
-    }
     mixed = Mixed(
         counts,
         laid_out,
@@ -255,16 +255,43 @@ def run(
         sum(len(entry.get("withheld", ())) for entry in entries),
     )
     summary = describe(mixed, sources, quotas, section)
+    described = asdict(summary)
+    write_json(
+        out / MANIFEST,
+        {
+            **_manifest(section, shards, tokenizer, entries, tables, summary),
+            "seed": seed,
+            "shares": described["stages"],
+            **{key: described[key] for key in SUMMARY_KEYS},
+        },
+    )
+    return summary
+
+
+def _manifest(
+    section: Mix,
+    shards: Shards,
+    tokenizer: TextTokenizer,
+    entries: list[ShardEntry],
+    tables: int,
+    summary: MixSummary,
+) -> PackedManifest:
+    """packed.json, without the shares and costs of the summary.
+
+    Args:
+        entries: of the training shards.
+        tables: of the ledger.
+    """
     manifest: PackedManifest = {
         "format": FORMAT if len(shards.phases) == 1 else FORMAT_WITH_PHASES,
-        "dtype": dtype,
+        "dtype": dtype_name(tokenizer.vocab_size),
         "sequence_length": section.sequence_length,
-        "sources": names,
+        "sources": list(shards.sources),
         "tokenizer": tokenizer.described(),
         "packing": summary.packing,
         "train": {
             "rows": summary.rows,
-            "rows_per_source": [layout.rows for layout in train.values()],
+            "rows_per_source": [sum(rows) for rows in zip(*shards.phases, strict=True)],
             "stages": [list(rows) for rows in shards.phases],
             "shards": entries,
         },
@@ -272,30 +299,19 @@ def run(
     }
     if tables > 1:
         manifest["ledgers"] = tables
-    if full_orders:
-        manifest["train"]["begun"] = [list(rows) for rows in full_orders]
-    if section.continues is not None:
+    if section.continues is not None and shards.before is not None:
         ends = [
             exact(1.0 if phase.end is None else phase.end) for phase in section.phases
         ]
         manifest["format"] = FORMAT_CONTINUED
+        manifest["train"]["begun"] = [list(rows) for rows in shards.before.kept()[1]]
         manifest["continues"] = section.continues.model_dump(
             mode="json", exclude={"exclude"}
         )
         manifest["phase_ends"] = (
             ends_of(summary.rows, [Phase(end, ()) for end in ends]) or None
         )
-    described = asdict(summary)
-    write_json(
-        out / MANIFEST,
-        {
-            **manifest,
-            "seed": seed,
-            "shares": described["stages"],
-            **{key: described[key] for key in SUMMARY_KEYS},
-        },
-    )
-    return summary
+    return manifest
 
 
 def _excluded_later(

@@ -158,18 +158,20 @@ def fill_beginnings(
 
 @dataclass(frozen=True)
 class Places:
-    """State that the rows of a segment depend on besides its own documents.
+    """State that the rows of a segment depend on besides its own documents: of p phases
+    with `best_fit`, otherwise of all phases as one.
 
     Attributes:
-        free: end of the last row that began before the segment (`stream`, aligned).
-        rows: rows that began before it (`stream`, aligned); whole rows of the phase
-            before it (`best_fit`).
-        ranks: int64 of shape (L,), number of earlier remainders of each length in the
+        free: int64 of shape (p,), end of the last row that began before the segment
+            (`stream`, aligned).
+        rows: int64 of shape (p,), rows that began before it (`stream`, aligned); whole
+            rows of the phase before it (`best_fit`).
+        ranks: int64 of shape (p, L), number of earlier remainders of each length in the
             phase (`best_fit`).
     """
 
-    free: int
-    rows: int
+    free: np.ndarray
+    rows: np.ndarray
     ranks: np.ndarray
 
 
@@ -178,13 +180,12 @@ class Dealing:
     """Bins of a phase's remainders (`best_fit`), see `best_fit.deal_out`.
 
     Attributes:
-        first_row: of the phase in the stream.
-        whole: rows filled by one document; the rows of remainders follow them.
+        rows: int64 of shape (2,), the phase's first row in the stream, and its rows
+            filled by one document; the rows of remainders follow them.
         begins, dealt: int64, see `deal_out`.
     """
 
-    first_row: int
-    whole: int
+    rows: np.ndarray
     begins: np.ndarray
     dealt: np.ndarray
 
@@ -195,6 +196,7 @@ def cut(
     end: int,
     packing: Packing,
     places: Places | None = None,
+    phase: int = 0,
     dealing: Dealing | None = None,
 ) -> Pieces:
     """Pieces of a segment.
@@ -205,7 +207,8 @@ def cut(
             all phases.
         packing: of the stream.
         places: required except for `stream` without alignment.
-        dealing: required for `best_fit`.
+        phase: number of the phase (`best_fit`).
+        dealing: of the phase; required for `best_fit`.
     """
     length, span = (
         packing.sequence_length,
@@ -219,23 +222,24 @@ def cut(
         assert places is not None
         if packing.best_fit:
             assert dealing is not None
+            first_row, whole = dealing.rows.tolist()
             number = cut_best_fit(
                 starts,
                 begin,
                 end,
                 length,
                 packing.aligned,
-                dealing.first_row,
-                places.rows,
-                dealing.whole,
-                places.ranks.copy(),
+                first_row,
+                int(places.rows[phase]),
+                whole,
+                places.ranks[phase].copy(),
                 dealing.begins,
                 dealing.dealt,
                 *columns,
             )
         else:
             number = cut_aligned(
-                starts, end, length, places.free, places.rows, *columns
+                starts, end, length, int(places.free[0]), int(places.rows[0]), *columns
             )
     return Pieces(*(column[:number] for column in columns))
 
@@ -478,28 +482,23 @@ class Costs:
             aligned: Fit(
                 self._length,
                 aligned,
-                [0, ends[-1]] if not self._is_used(aligned) else self._ends,
+                self._ends
+                if used == Packing(self._length, True, aligned)
+                else [0, ends[-1]],
             )
             for aligned in (False, True)
         }
         self._documents = 0
 
-    def _is_used(self, aligned: bool) -> bool:
-        return self._used == Packing(self._length, True, aligned)
-
-    def places(self) -> list[Places]:
-        """State for the rows of the next segment: a single one, or one per phase
-        (`best_fit`).
-        """
+    def places(self) -> Places:
+        """State for the rows of the next segment."""
         if self._used.best_fit:
             return self._fits[self._used.aligned].places()
-        return [
-            Places(
-                int(self._aligned[4]),
-                int(self._aligned[2]),
-                np.empty(0, dtype=np.int64),
-            )
-        ]
+        return Places(
+            self._aligned[4:].copy(),
+            self._aligned[2:3].copy(),
+            np.empty((1, 0), dtype=np.int64),
+        )
 
     def add(self, starts: np.ndarray) -> None:
         """Count a segment: `starts` as in `ends_of_phases`."""
@@ -565,12 +564,10 @@ class Fit:
         self._rests = np.zeros((phases, length), dtype=np.int64)
         self._dealt: list[tuple[np.ndarray, np.ndarray, int]] | None = None
 
-    def places(self) -> list[Places]:
-        """State for the rows of the next segment, by phase."""
-        return [
-            Places(0, int(counts[2]), rests.copy())
-            for counts, rests in zip(self._found, self._rests, strict=True)
-        ]
+    def places(self) -> Places:
+        """State for the rows of the next segment."""
+        whole = self._found[:, 2].copy()
+        return Places(np.zeros_like(whole), whole, self._rests.copy())
 
     def add(self, starts: np.ndarray) -> None:
         """Count a segment."""
@@ -609,7 +606,7 @@ class Fit:
         """Bins of each phase's remainders."""
         first = np.cumsum([0, *self.rows()]).tolist()
         return [
-            Dealing(row, int(counts[2]), begins, dealt)
+            Dealing(np.array([row, counts[2]]), begins, dealt)
             for row, counts, (begins, dealt, _) in zip(
                 first, self._found, self._deal(), strict=False
             )

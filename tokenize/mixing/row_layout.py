@@ -13,7 +13,7 @@ some numbers per possible length for `best_fit`. A piece of a rearranged documen
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.sources import MixedSource
 from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
-from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
+from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging, Runs
 from gristmill.tokenize.mixing.packing import (
     Costs,
     Dealing,
@@ -44,13 +44,13 @@ from gristmill.tokenize.mixing.packing import (
 from gristmill.tokenize.mixing.quotas import MixError, Quotas, exact
 from gristmill.tokenize.mixing.send_tokens import WANTED, wanted_of
 from gristmill.tokenize.mixing.streams import (
+    Bases,
     Segment,
     Streams,
     add_pass,
     leading,
     segment_name,
     train_stream,
-    validation_stream,
 )
 from gristmill.tokenize.order import (
     half_bits_of,
@@ -62,7 +62,6 @@ from gristmill.tokenize.order import (
 from gristmill.tokenize.order_kernels import permute_source, rank_source
 
 LAYOUT_JOB, PLACE_JOB = "layout", "place"
-PIECE_COLUMNS = ("row", "entry", "offset", "length")
 PLACED_SCHEMA = pa.schema(
     [
         ("row", pa.int32()),
@@ -194,21 +193,6 @@ def _describe_short(name: str, quota: int, max_tokens: int, packing: Packing) ->
     )
 
 
-def held_out_ends(streams: Streams, sources: int, section: Mix) -> list[int]:
-    """End of each source's held-out stream: whole rows of one pass, independent of seed
-    and packing.
-    """
-    length = section.sequence_length
-    tokens = [
-        streams.pass_tokens(validation_stream(number, sources))
-        for number in range(sources)
-    ]
-    return [
-        min(section.max_validation_rows, stream_tokens // length) * length
-        for stream_tokens in tokens
-    ]
-
-
 def lay_out(
     streams: Streams,
     ends: Sequence[Sequence[int]],
@@ -271,40 +255,12 @@ def lay_out(
 def streams_for_workers(streams: Streams) -> Streams:
     """Streams without their bases, which workers load from a file."""
     empty = np.empty((0, 0, 0), dtype=np.int64)
-    return Streams(
-        streams.work,
-        streams.bits,
-        streams.draws,
-        type(streams.bases)(empty, empty, empty),
-    )
+    return replace(streams, bases=Bases(empty, empty, empty))
 
 
 def with_bases(streams: Streams, plan: str) -> Streams:
     """The inverse of `streams_for_workers`."""
-    return Streams(
-        streams.work,
-        streams.bits,
-        streams.draws,
-        load_record(plan, "bases", type(streams.bases)),
-    )
-
-
-@dataclass(frozen=True)
-class SavedPlaces:
-    """`packing.Places` of a segment, one per phase for `best_fit`."""
-
-    free: np.ndarray
-    rows: np.ndarray
-    ranks: np.ndarray
-
-
-@dataclass(frozen=True)
-class SavedDealing:
-    """`packing.Dealing` of a phase."""
-
-    where: np.ndarray
-    begins: np.ndarray
-    dealt: np.ndarray
+    return replace(streams, bases=load_record(plan, "bases", Bases))
 
 
 def lay_out_stream(
@@ -330,32 +286,11 @@ def lay_out_stream(
     for number, partition, base in streams.places(stream, ends[-1]):
         starts = streams.segment(number, partition).of(stream).starts(base)
         if saves_places:
-            places = costs.places()
-            files.append(
-                save(
-                    folder,
-                    segment_name(number, partition),
-                    SavedPlaces(
-                        np.array([place.free for place in places]),
-                        np.array([place.rows for place in places]),
-                        np.stack([place.ranks for place in places]),
-                    ),
-                )
-            )
+            files.append(save(folder, segment_name(number, partition), costs.places()))
         costs.add(starts)
         tokens = int(starts[int(np.searchsorted(starts[:-1], ends[-1]))])
     for phase, dealing in enumerate(costs.dealings()):
-        files.append(
-            save(
-                folder,
-                _dealing_name(phase),
-                SavedDealing(
-                    np.array([dealing.first_row, dealing.whole]),
-                    dealing.begins,
-                    dealing.dealt,
-                ),
-            )
-        )
+        files.append(save(folder, _dealing_name(phase), dealing))
     return Done(
         files,
         {
@@ -414,12 +349,9 @@ class Shards:
         """
         if self.before is not None:
             return self._places_behind(self.before, source, rows)
-        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
-        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
-        phases, places = (
-            np.searchsorted(begins, rows, side="right") - 1,
-            np.empty_like(rows),
-        )
+        begins, ends = self._phase_begins(source)
+        phases = np.searchsorted(begins, rows, side="right") - 1
+        places = np.empty_like(rows)
         for phase in np.unique(phases).tolist():
             selection = np.flatnonzero(phases == phase)
             low, high = int(rows[selection].min()), int(rows[selection].max()) + 1
@@ -437,16 +369,20 @@ class Shards:
             )
         return places
 
+    def _phase_begins(self, source: int) -> tuple[np.ndarray, np.ndarray]:
+        """First row of each phase in a source's stream, and in the files."""
+        return (
+            np.cumsum([0, *(counts[source] for counts in self.phases)]),
+            np.cumsum([0, *(sum(counts) for counts in self.phases)]),
+        )
+
     def _places_behind(
         self, before: Before, source: int, rows: np.ndarray
     ) -> np.ndarray:
         distinct_rows, back = np.unique(rows, return_inverse=True)
-        numbers, places = (
-            before.numbers(source, self.sources[source], distinct_rows, self.seed),
-            np.full(len(distinct_rows), -1),
-        )
-        begins = np.cumsum([0, *(counts[source] for counts in self.phases)])
-        ends = np.cumsum([0, *(sum(counts) for counts in self.phases)])
+        numbers = before.numbers(source, self.sources[source], distinct_rows, self.seed)
+        places = np.full(len(distinct_rows), -1)
+        begins, ends = self._phase_begins(source)
         kept_rows = before.kept()[1]
         phases = np.searchsorted(begins, numbers, side="right") - 1
         for phase in np.unique(phases[phases < len(self.phases)]).tolist():
@@ -578,10 +514,8 @@ def _used_segments(
     """Pass and partition of each segment that any stream takes documents of; at least
     one.
     """
-    ends = np.array([layout.end for layout in layouts])
-    used = np.asarray(
-        ((streams.bases.begins < ends) & (streams.bases.entries > 0)).any(axis=2)
-    )
+    ends, bases = np.array([layout.end for layout in layouts]), streams.bases
+    used = ((bases.begins < ends) & (bases.entries > 0)).any(axis=2)
     used[0, 0] = True
     return [(number, partition) for number, partition in np.argwhere(used).tolist()]
 
@@ -653,15 +587,10 @@ def _pieces_of(
                 places = shards.places(source, pieces.row)
                 if (places < 0).any():
                     is_placed = places >= 0
-                    pieces, places = (
-                        Pieces(
-                            *(
-                                getattr(pieces, name)[is_placed]
-                                for name in PIECE_COLUMNS
-                            )
-                        ),
-                        places[is_placed],
+                    pieces = Pieces(
+                        *(column[is_placed] for column in vars(pieces).values())
                     )
+                    places = places[is_placed]
                 target, row = places // shards.shard_rows, places % shards.shard_rows
             else:
                 target, row = (
@@ -669,14 +598,11 @@ def _pieces_of(
                     pieces.row,
                 )
             copy = number * (shards.copies[source] if trains else 1) + documents.time
-            if rearranging is None:
-                tables.append(_placed(documents, pieces, row, source, copy))
-            else:
-                placed, piece = _placed_runs(
-                    documents, pieces, row, source, copy, number, trains, rearranging
-                )
-                tables.append(placed)
-                target = target[piece]
+            runs = None
+            if rearranging is not None:
+                runs = _runs_of(documents, pieces, source, number, trains, rearranging)
+                target = target[runs.piece]
+            tables.append(_placed(documents, pieces, runs, row, source, copy))
             targets.append(target)
     return pa.concat_tables(tables).combine_chunks(), np.concatenate(targets)
 
@@ -688,62 +614,59 @@ def _cut_phases(
     if not (packing.best_fit or packing.aligned):
         yield cut(starts, 0, ends[-1], packing)
         return
-    saved = load_record(folder, name, SavedPlaces)
-    places = [
-        Places(int(free), int(rows), ranks)
-        for free, rows, ranks in zip(saved.free, saved.rows, saved.ranks, strict=True)
-    ]
+    places = load_record(folder, name, Places)
     if not packing.best_fit:
-        yield cut(starts, 0, ends[-1], packing, places[0])
+        yield cut(starts, 0, ends[-1], packing, places)
         return
     for phase, (begin, end) in enumerate(pairwise([0, *ends])):
         if begin < starts[-1] and end > starts[0]:
-            dealing = load_record(folder, _dealing_name(phase), SavedDealing)
-            first_row, whole = dealing.where.tolist()
-            yield cut(
-                starts,
-                begin,
-                end,
-                packing,
-                places[phase],
-                Dealing(first_row, whole, dealing.begins, dealing.dealt),
-            )
+            dealing = load_record(folder, _dealing_name(phase), Dealing)
+            yield cut(starts, begin, end, packing, places, phase, dealing)
 
 
 def _placed(
-    segment: Segment, pieces: Pieces, row: np.ndarray, source: int, copy: np.ndarray
+    segment: Segment,
+    pieces: Pieces,
+    runs: Runs | None,
+    row: np.ndarray,
+    source: int,
+    copy: np.ndarray,
 ) -> pa.Table:
-    """Table of pieces in PLACED_SCHEMA."""
-    entry = pieces.entry
-    text = np.minimum(pieces.length, segment.tokens[entry] - pieces.offset)
+    """Table of pieces in PLACED_SCHEMA, or of their runs in ENDS_SCHEMA."""
+    entry, length, offset = pieces.entry, pieces.length, pieces.offset
+    first, text = offset, np.minimum(length, segment.tokens[entry] - offset)
+    ends = []
+    if runs is not None:
+        row, entry = row[runs.piece], entry[runs.piece]
+        length, offset, first, text = runs.length, runs.offset, runs.source, runs.text
+        ends = [runs.end]
     return pa.table(
         [
             row.astype(np.int32),
-            pieces.length.astype(np.int32),
+            length.astype(np.int32),
             segment.words[entry, 0],
             segment.words[entry, 1],
             np.full(len(entry), source, dtype=np.int32),
             copy[entry].astype(np.int32),
-            pieces.offset,
+            offset,
             segment.part[entry],
-            segment.offset[entry] + pieces.offset,
+            segment.offset[entry] + first,
             text.astype(np.int32),
+            *ends,
         ],
-        schema=PLACED_SCHEMA,
+        schema=PLACED_SCHEMA if runs is None else ENDS_SCHEMA,
     )
 
 
-def _placed_runs(
+def _runs_of(
     segment: Segment,
     pieces: Pieces,
-    row: np.ndarray,
     source: int,
-    copy: np.ndarray,
     number: int,
     trains: bool,
     rearranging: Rearranging,
-) -> tuple[pa.Table, np.ndarray]:
-    """Table of the pieces' runs in ENDS_SCHEMA, and the piece (int64) of each run."""
+) -> Runs:
+    """Runs of the pieces in a pass."""
     entry, position = np.unique(pieces.entry, return_inverse=True)
     words, time, tokens = (
         segment.words[entry],
@@ -753,7 +676,7 @@ def _placed_runs(
     is_rearranged = np.zeros(len(entry), dtype=bool)
     if trains:
         is_rearranged = rearranging.chosen(np.full(len(entry), source), words, time)
-    runs = rearranging.cut_pieces(
+    return rearranging.cut_pieces(
         is_rearranged[position],
         words[position],
         time[position],
@@ -762,20 +685,3 @@ def _placed_runs(
         pieces.offset,
         pieces.length,
     )
-    run_entry = pieces.entry[runs.piece]
-    return pa.table(
-        [
-            row[runs.piece].astype(np.int32),
-            runs.length.astype(np.int32),
-            segment.words[run_entry, 0],
-            segment.words[run_entry, 1],
-            np.full(len(run_entry), source, dtype=np.int32),
-            copy[run_entry].astype(np.int32),
-            runs.offset,
-            segment.part[run_entry],
-            segment.offset[run_entry] + runs.source,
-            runs.text.astype(np.int32),
-            runs.end,
-        ],
-        schema=ENDS_SCHEMA,
-    ), runs.piece

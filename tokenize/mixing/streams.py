@@ -14,7 +14,7 @@ while sorting them.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -26,9 +26,14 @@ from gristmill.core.files import as_path
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks
-from gristmill.tokenize.document_sampling import draw, ordered_by
+from gristmill.tokenize.document_sampling import (
+    columns_of,
+    draw,
+    ordered_by,
+    words_of,
+)
 from gristmill.tokenize.mixing.array_files import load_record, save
-from gristmill.tokenize.mixing.best_fit import by_bin
+from gristmill.tokenize.mixing.best_fit import bin_begins, by_bin
 from gristmill.tokenize.order import order_key
 
 ENTRIES_SCHEMA = pa.schema(
@@ -194,20 +199,12 @@ def sort_segment(
         by stream, `entries` and `tokens`, including ends of text.
     """
     partition = task.payload["partition"]
-    table = entries.read(partition)
-    columns = {name: table[name].to_numpy() for name in table.column_names}
-    words = np.stack([columns["high"], columns["low"]], axis=1)
-    stream, time = columns["stream"], columns["time"]
+    columns = columns_of(entries.read(partition))
+    words, stream, time = words_of(columns), columns["stream"], columns["time"]
     # Shift out the shared bits, so that the remaining ones spread over 64 bits again.
-    keys = (
-        draws.of(stream, words, time, number) << np.uint64(bits)
-        if bits
-        else draws.of(stream, words, time, number)
-    )
-    streams = 2 * draws.sources
-    first = np.concatenate(
-        [[0], np.cumsum(np.bincount(stream, minlength=streams))]
-    ).astype(np.int64)
+    keys = draws.of(stream, words, time, number)
+    keys <<= np.uint64(bits)
+    first = bin_begins(stream, 2 * draws.sources)
     order = by_bin(stream, first)
     for begin, end in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
         stream_order = order[begin:end]
@@ -262,33 +259,28 @@ def draw_again(
         streams: those that need it.
     """
     first = load_record(folder, segment_name(0, task.payload["partition"]), Segment)
-    tables = [_entries_of(first.of(stream), stream) for stream in streams]
+    tables = []
+    for stream in streams:
+        entries = first.of(stream)
+        arrays = [
+            np.full(len(entries.words), stream, dtype=np.int32),
+            *entries.words.T,
+            entries.time,
+            entries.part,
+            entries.offset,
+            entries.tokens,
+        ]
+        tables.append(pa.table(arrays, schema=ENTRIES_SCHEMA))
     table = pa.concat_tables([ENTRIES_SCHEMA.empty_table(), *tables]).combine_chunks()
-    columns = {
-        name: table[name].to_numpy() for name in ("stream", "high", "low", "time")
-    }
-    words = np.stack([columns["high"], columns["low"]], axis=1)
+    columns = columns_of(table.select(["stream", "high", "low", "time"]))
     yield Sent(
         pass_job(number),
         table,
-        draws.partitions(columns["stream"], words, columns["time"], number, bits),
+        draws.partitions(
+            columns["stream"], words_of(columns), columns["time"], number, bits
+        ),
     )
     return Done()
-
-
-def _entries_of(segment: Segment, stream: int) -> pa.Table:
-    return pa.table(
-        [
-            np.full(len(segment.words), stream, dtype=np.int32),
-            segment.words[:, 0],
-            segment.words[:, 1],
-            segment.time,
-            segment.part,
-            segment.offset,
-            segment.tokens,
-        ],
-        schema=ENTRIES_SCHEMA,
-    )
 
 
 def pass_job(number: int) -> str:
@@ -402,8 +394,8 @@ def add_pass(streams: Streams, wanted: Sequence[int], context: Context) -> Strea
         job, partition_tasks(partitions), again, context, {job: partitions}, direct=True
     )
     results = _sort_pass(entries[job], streams.work, bits, draws, number, context)
-    before = [_totals_of(streams.bases, earlier_pass) for earlier_pass in range(number)]
-    return Streams(streams.work, bits, draws, _based([*before, results]))
+    before = list(zip(streams.bases.entries, streams.bases.tokens, strict=True))
+    return replace(streams, bases=_based([*before, results]))
 
 
 Totals = tuple[np.ndarray, np.ndarray]
@@ -429,21 +421,14 @@ def _sort_pass(
     results = run_tasks(
         f"sort-{number}", partition_tasks(1 << bits), sort, context, direct=True
     )
-    entries_, tokens = (
-        np.array([result[key] for result in results], dtype=np.int64)
-        for key in ("entries", "tokens")
+    return (
+        np.array([result["entries"] for result in results], dtype=np.int64),
+        np.array([result["tokens"] for result in results], dtype=np.int64),
     )
-    return entries_, tokens
-
-
-def _totals_of(bases: Bases, number: int) -> Totals:
-    return bases.entries[number], bases.tokens[number]
 
 
 def _based(passes: Sequence[Totals]) -> Bases:
-    entries, tokens = (
-        np.stack([totals[column] for totals in passes]) for column in (0, 1)
-    )
+    entries, tokens = map(np.stack, zip(*passes, strict=True))
     flat = tokens.reshape(-1, tokens.shape[-1])
     return Bases(
         tokens, entries, (np.cumsum(flat, axis=0) - flat).reshape(tokens.shape)

@@ -24,9 +24,14 @@ from gristmill.core.files import as_path, is_local
 from gristmill.dataprep.jobs.shuffle import Shuffled
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.text.kernels import kernel, pointer
-from gristmill.tokenize.document_sampling import order_below, word_ids
-from gristmill.tokenize.mixing.best_fit import by_bin
-from gristmill.tokenize.mixing.exclude import EmptiedRows, documents_beside, drop_rows
+from gristmill.tokenize.document_sampling import (
+    columns_of,
+    order_below,
+    word_ids,
+    words_of,
+)
+from gristmill.tokenize.mixing.best_fit import bin_begins, by_bin
+from gristmill.tokenize.mixing.exclude import EmptiedRows, drop_rows
 from gristmill.tokenize.mixing.send_tokens import receive_tokens, received_places
 from gristmill.tokenize.packed_files import (
     DTYPES,
@@ -124,9 +129,7 @@ def write_validation_shard(task: Task, plan: RowPlan, token_bytes: str) -> Done:
     rows = task.payload["rows"]
     contents = read_contents(plan, task.payload["partition"], rows)
     tokens = next(blocks_of(plan, contents, rows, block_rows=rows))
-    pieces = contents.table(0)
-    touched = documents_beside(pieces, plan.excluded)
-    tokens, pieces = drop_rows(tokens, pieces, plan.excluded)
+    tokens, pieces, touched = drop_rows(tokens, contents.table(0), plan.excluded)
     path = as_path(plan.out) / task.payload["file"]
     entry = write_rows(path, tokens, pieces)
     with as_path(token_bytes).open("rb") as stream:
@@ -216,11 +219,8 @@ def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
     """Read the pieces of a shard of `rows` rows, ordered by row and, within a row, in
     stream order.
     """
-    table = plan.placed.read(partition)
-    columns = {name: table[name].to_numpy() for name in table.column_names}
-    first = np.concatenate(
-        [[0], np.cumsum(np.bincount(columns["row"], minlength=rows))]
-    ).astype(np.int64)
+    columns = columns_of(plan.placed.read(partition))
+    first = bin_begins(columns["row"], rows)
     order = by_bin(columns["row"], first)
     columns = {name: column[order] for name, column in columns.items()}
     length = columns["length"].astype(np.int64)
@@ -240,7 +240,7 @@ def read_contents(plan: RowPlan, partition: int, rows: int) -> Contents:
         columns["row"].astype(np.int64),
         start,
         length,
-        np.stack([columns["high"], columns["low"]], axis=1),
+        words_of(columns),
         columns["source"],
         columns["copy"],
         columns["offset"],
