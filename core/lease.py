@@ -28,7 +28,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from gristmill.core.files import create_exclusively, read_json, write_json
 
@@ -47,6 +47,22 @@ FENCED = b"fenced"
 WAIT_SECONDS = 0.5
 KILL_SECONDS = 5.0
 log = logging.getLogger("gristmill.lease")
+
+
+class ProcessIdentity(TypedDict):
+    """Identity of a process, unique across machines, containers and reused process
+    numbers.
+    """
+
+    host: str
+    machine: str
+    """Id of the operating system installation; may be shared by clones."""
+    boot: str
+    pids: str
+    """PID namespace."""
+    pid: int
+    ticks: int | None
+    """Start time in clock ticks since boot; None if the process has ended."""
 
 
 class LeaseLostError(RuntimeError):
@@ -141,7 +157,7 @@ class Lease:
 
 def acquire(
     folder: Path,
-    on_wait: Callable[[dict[str, Any]], None],
+    on_wait: Callable[[ProcessIdentity], None],
     wanted: Callable[[], bool],
     publish: Callable[[bytes], bool] = lambda content: False,
 ) -> Lease | None:
@@ -193,14 +209,14 @@ def _fence(folder: Path, number: int) -> bytes | None:
     return None if content == FENCED else content
 
 
-def running_owner(folder: Path) -> dict[str, Any] | None:
+def running_owner(folder: Path) -> ProcessIdentity | None:
     """Identity of the owner of a stage folder's lease, if it lives, or may live
     elsewhere.
     """
     number = highest(folder)
     if not number or (folder / f"{number}.done").exists():
         return None
-    owner: dict[str, Any] = read_json(folder / f"{number}.json")
+    owner: ProcessIdentity = read_json(folder / f"{number}.json")
     if is_here(owner):
         return owner if is_alive(owner) else None
     times = [
@@ -211,10 +227,8 @@ def running_owner(folder: Path) -> dict[str, Any] | None:
     return owner if time.time() - max(times, default=0.0) < FORGOTTEN_SECONDS else None
 
 
-def identity(pid: int) -> dict[str, Any]:
-    """Identity of a process, unique across machines, containers and reused process
-    numbers.
-    """
+def identity(pid: int) -> ProcessIdentity:
+    """Identity of a process of this machine."""
     return {
         "host": socket.gethostname(),
         "machine": _machine_id(),
@@ -225,22 +239,22 @@ def identity(pid: int) -> dict[str, Any]:
     }
 
 
-def is_here(owner: dict[str, Any]) -> bool:
+def is_here(owner: ProcessIdentity) -> bool:
     """True if this process can see the other one while it lives: same boot of a
     machine, same PID namespace.
 
     Host names and process numbers do not tell: containers share the first, and number
     their own processes.
     """
-    return owner["boot"] == _boot_id() and owner.get("pids") == _pid_namespace()
+    return owner["boot"] == _boot_id() and owner["pids"] == _pid_namespace()
 
 
-def is_alive(owner: dict[str, Any]) -> bool:
+def is_alive(owner: ProcessIdentity) -> bool:
     """True if a process that is visible from here is running."""
     return is_here(owner) and _runs(owner)
 
 
-def is_gone(owner: dict[str, Any]) -> bool:
+def is_gone(owner: ProcessIdentity) -> bool:
     """True if a process has ended, or most likely has. For display only: leases need
     certainty.
 
@@ -248,14 +262,15 @@ def is_gone(owner: dict[str, Any]) -> bool:
     machines or containers are unknown.
     """
     mine = identity(os.getpid())
-    is_ours = all(
-        owner.get(name, mine[name]) == mine[name]
-        for name in ("host", "machine", "pids")
+    return (
+        owner["host"] == mine["host"]
+        and owner["machine"] == mine["machine"]
+        and owner["pids"] == mine["pids"]
+        and (owner["boot"] != mine["boot"] or not _runs(owner))
     )
-    return is_ours and (owner["boot"] != mine["boot"] or not _runs(owner))
 
 
-def _runs(owner: dict[str, Any]) -> bool:
+def _runs(owner: ProcessIdentity) -> bool:
     ticks = _start_ticks(owner["pid"])
     return ticks is not None and ticks == owner["ticks"]
 
@@ -272,7 +287,7 @@ class _BeatWatch:
         self._seen: tuple[int, Any, float] = (0, None, 0.0)
         self._looked = time.monotonic()
 
-    def is_dead(self, folder: Path, number: int, owner: dict[str, Any]) -> bool:
+    def is_dead(self, folder: Path, number: int, owner: ProcessIdentity) -> bool:
         if is_here(owner):
             return not is_alive(owner)
         beat = folder / f"{number}.beat.json"

@@ -287,6 +287,12 @@ def retry_seconds() -> float:
     return seconds if _RetryState.seconds is None else min(seconds, _RetryState.seconds)
 
 
+Request = Mapping[str, Any]
+"""A request of botocore."""
+Response = tuple[Any, Mapping[str, Any]]
+"""A response of botocore, and its parsed form."""
+
+
 def is_passing(status: int, code: str) -> bool:
     """True if a refused request, by HTTP status and S3 error code, may succeed
     later.
@@ -294,7 +300,7 @@ def is_passing(status: int, code: str) -> bool:
     return status == 429 or (status >= 500 and status != 501) or code in PASSING_CODES
 
 
-def refuse_while_resting(model: Any, params: Mapping[str, Any], **others: Any) -> None:
+def refuse_while_resting(model: Any, params: Request, **others: Any) -> None:
     """Handle botocore's event `before-call`: raise StoreUnavailableError if the store
     was just given up.
     """
@@ -315,10 +321,10 @@ def _record_unwritten(address: str, operation: str) -> None:
 
 
 async def ask_again(
-    response: tuple[Any, Mapping[str, Any]] | None,
+    response: Response | None,
     operation: Any,
     caught_exception: Exception | None,
-    request_dict: dict[str, Any],
+    request_dict: Request,
     **others: Any,
 ) -> float | None:
     """Handle botocore's event `needs-retry`: 0 retries the request, after a pause; None
@@ -368,13 +374,13 @@ async def ask_again(
     return 0.0
 
 
-def address_of(request: Mapping[str, Any]) -> str:
+def address_of(request: Request) -> str:
     """URL of a botocore request without its query."""
     return str(request.get("url", "")).partition("?")[0]
 
 
 def _passing_failure(
-    response: tuple[Any, Mapping[str, Any]] | None, caught: Exception | None
+    response: Response | None, caught: Exception | None
 ) -> Exception | None:
     from botocore.exceptions import ConnectionError as NoConnectionError  # type: ignore[import-untyped]
     from botocore.exceptions import HTTPClientError, SSLError

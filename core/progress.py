@@ -8,11 +8,13 @@ import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from gristmill.core.files import read_json, write_json
 
 WRITE_SECONDS = 2.0
+Event = Mapping[str, Any]
+"""Event that a stage sends (`stage_context.print_event`)."""
 log = logging.getLogger("gristmill.progress")
 
 
@@ -26,10 +28,10 @@ class ProgressFile:
         self._started = self._job_started = time.time()
         self._job, self._job_done, self._written = "", 0.0, 0.0
         self._broken = False
-        self._unwritten: Mapping[str, Any] | None = None
+        self._unwritten: Event | None = None
         self._write({})
 
-    def note(self, event: Mapping[str, Any]) -> None:
+    def note(self, event: Event) -> None:
         """Record a stage's event if it is progress; warns once if the store fails."""
         if event["event"] != "progress":
             return
@@ -50,7 +52,7 @@ class ProgressFile:
         if self._unwritten is not None:
             self._write(self._unwritten)
 
-    def _write(self, event: Mapping[str, Any]) -> None:
+    def _write(self, event: Event) -> None:
         if self._broken:
             return
         self._written, self._unwritten = time.time(), None
@@ -77,20 +79,35 @@ def progress_path(lease_folder: Path, number: int) -> Path:
     return lease_folder / f"{number}.progress.json"
 
 
-def read_progress(lease_folder: Path, number: int) -> dict[str, Any]:
-    """Read an attempt's progress: `started`, `at` (seconds since 1970), and `done`,
-    `total`, `unit` once known.
+class Progress(TypedDict, total=False):
+    """Progress of an attempt; times are seconds since 1970."""
 
-    Empty without progress.
-    """
+    started: float
+    at: float
+    """Time of the last event."""
+    job_started: float
+    job_done: float
+    """Units done when the job started."""
+    job: str
+    done: float
+    total: float
+    unit: str
+    loss: float | None
+    """Of a training."""
+    tokens_per_second: float
+    """Of a training."""
+
+
+def read_progress(lease_folder: Path, number: int) -> Progress:
+    """Read an attempt's progress; empty if it has none."""
     path = progress_path(lease_folder, number)
     if not path.exists():
         return {}
-    progress: dict[str, Any] = read_json(path)
+    progress: Progress = read_json(path)
     return progress
 
 
-def describe_progress(progress: Mapping[str, Any]) -> str:
+def describe_progress(progress: Progress) -> str:
     """`dedup sketch: 3/16 shards`, with a training's loss; empty before the first
     event.
     """
@@ -103,7 +120,7 @@ def describe_progress(progress: Mapping[str, Any]) -> str:
     )
 
 
-def describe_metrics(event: Mapping[str, Any]) -> list[str]:
+def describe_metrics(event: Mapping[str, object]) -> list[str]:
     """Loss and throughput of a training, as short as for a progress bar; empty for
     other events.
     """
@@ -115,7 +132,7 @@ def describe_metrics(event: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def seconds_left(progress: Mapping[str, Any]) -> float | None:
+def seconds_left(progress: Progress) -> float | None:
     """Seconds until the job's last unit at its mean rate so far, counted from `at`;
     None without a rate.
     """
@@ -123,4 +140,4 @@ def seconds_left(progress: Mapping[str, Any]) -> float | None:
     spent = progress.get("at", 0.0) - progress.get("job_started", 0.0)
     if num_done <= 0 or spent <= 0:
         return None
-    return float((progress["total"] - progress["done"]) * spent / num_done)
+    return (progress["total"] - progress["done"]) * spent / num_done

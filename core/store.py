@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
 from gristmill.core.files import (
     DEFAULT_STORE,
@@ -155,8 +155,50 @@ IDENTITY = "identity"
 """Key of a manifest for the identity of an equal earlier output; see
 `output_identities.py`.
 """
-Files = Mapping[str, Mapping[str, Any]]
-"""Bytes and sha256 by name of an output's files."""
+
+
+class FileEntry(TypedDict):
+    """A file in the manifest of an output."""
+
+    bytes: int
+    sha256: str
+
+
+Files = Mapping[str, FileEntry]
+"""Files of an output by their paths in it."""
+
+
+class StageFingerprint(TypedDict):
+    """Fingerprint of an output, with its stage."""
+
+    stage: str
+    fingerprint: str
+
+
+class OutputManifest(TypedDict):
+    """Manifest of a committed output."""
+
+    stage: str
+    version: int
+    fingerprint: str
+    recipe: dict[str, Any]
+    input_fingerprints: list[StageFingerprint]
+    edits: list[str]
+    """Stages whose edits of texts were applied, in order."""
+    how: NotRequired[dict[str, object]]
+    """Settings of a training that do not change its result."""
+    started: float
+    """Seconds since 1970."""
+    seconds: float
+    lease: int
+    cost: NotRequired[dict[str, float]]
+    """See `processes.measure_cost`."""
+    files: dict[str, FileEntry]
+    summary: dict[str, Any]
+    """Result of the stage."""
+    versions: dict[str, str]
+    """Libraries."""
+    identity: NotRequired[str]
 
 
 class CorruptError(RuntimeError):
@@ -192,7 +234,7 @@ class StageFolder:
             return "unfinished"
         return "corrupt" if next(self.damage(), None) else "committed"
 
-    def manifest(self) -> dict[str, Any]:
+    def manifest(self) -> OutputManifest:
         """Committed manifest.
 
         Raises:
@@ -206,10 +248,10 @@ class StageFolder:
             raise CorruptError(
                 f"{self.path / 'manifest.json'} is not the manifest that was committed"
             )
-        manifest: dict[str, Any] = json.loads(content)
+        manifest: OutputManifest = json.loads(content)
         return manifest
 
-    def committed_manifest(self) -> dict[str, Any] | None:
+    def committed_manifest(self) -> OutputManifest | None:
         """Manifest of a readable commit, or None; the files may be damaged."""
         try:
             return self.manifest()
@@ -237,7 +279,7 @@ class StageFolder:
             elif deep and sha256_file(file) != entry["sha256"]:
                 yield f"{file} has the committed size but not the committed checksum"
 
-    def begin(self, description: Mapping[str, Any], shared: bool = False) -> None:
+    def begin(self, description: Mapping[str, object], shared: bool = False) -> None:
         """Write the description of the work, and set a damaged commit aside so that the
         work continues.
 
@@ -263,11 +305,11 @@ class StageFolder:
 
     def commit(
         self,
-        header: Mapping[str, Any],
-        summary: Mapping[str, Any],
+        header: Mapping[str, object],
+        summary: Mapping[str, object],
         decide: Callable[[bytes], None] = lambda content: None,
         find_alias: Callable[[Files], str] = lambda files: "",
-    ) -> dict[str, Any]:
+    ) -> None:
         """Commit the output: write the manifest, then `_SUCCESS`, then remove files
         that only attempts need.
 
@@ -287,7 +329,7 @@ class StageFolder:
             if TEMPORARY_MARK not in file.name and file.is_file()
         ]
         with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-            files = {
+            files: Files = {
                 file.relative_to(self.data).as_posix(): {
                     "bytes": file.stat().st_size,
                     "sha256": checksum,
@@ -309,7 +351,6 @@ class StageFolder:
         self.publish(content)
         self._remove_half_written(self.data.rglob)
         self.clean_work()
-        return manifest
 
     def publish(self, content: bytes) -> bool:
         """Write a manifest whose commit is decided, and `_SUCCESS`; False if a commit

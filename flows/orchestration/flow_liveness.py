@@ -19,11 +19,10 @@ from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
-from gristmill.core.lease import identity, is_alive, is_gone
+from gristmill.core.lease import ProcessIdentity, identity, is_alive, is_gone
 from gristmill.core.processes import end_with_parent
 
 LABEL = "gristmill."
-OWNER = ("host", "machine", "boot", "pids", "pid", "ticks")
 """Facts about the process in a run's labels, each prefixed with `LABEL`."""
 LOOK_SECONDS = 2.0
 """Interval of checking whether a run without a runner was cancelled."""
@@ -263,8 +262,15 @@ def _mark_cancelled_tasks(client: Any, runner: int | None = None) -> None:
             client.set_task_run_state(task.id, Cancelled(message=CANCELLED), force=True)
 
 
-def _owner(labels: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: labels[LABEL + name] for name in OWNER if LABEL + name in labels}
+def _owner(labels: Mapping[str, Any]) -> ProcessIdentity:
+    return ProcessIdentity(
+        host=labels[f"{LABEL}host"],
+        machine=labels[f"{LABEL}machine"],
+        boot=labels[f"{LABEL}boot"],
+        pids=labels[f"{LABEL}pids"],
+        pid=labels[f"{LABEL}pid"],
+        ticks=labels[f"{LABEL}ticks"],
+    )
 
 
 def _is_ours(labels: Mapping[str, Any], runner: int | None) -> bool:

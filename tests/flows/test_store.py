@@ -109,7 +109,8 @@ def test_where_other_hosts_are_at_work_their_half_written_files_stay_until_the_c
         (folder.data / name).write_bytes(b"half")
     folder.begin({"stage": "toy"}, shared=True)
     assert len([*folder.data.iterdir()]) == 2
-    assert list(folder.commit({}, {})["files"]) == ["a.bin"]
+    folder.commit({}, {})
+    assert list(folder.manifest()["files"]) == ["a.bin"]
     assert [path.name for path in folder.data.iterdir()] == ["a.bin"]
 
 
