@@ -22,9 +22,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -66,28 +66,27 @@ def rows(documents: int = DOCUMENTS, folder: Path | None = None) -> Iterator[Row
             f"{WORKERS} workers"
         )
         for step in STEPS:
-            measured = measure(root, step)
+            usage = measure(root, step)
+            run = StepRun(**json.loads(usage.printed))
             # the tokenizer learns from the first file; the others are not needed any
             # more
             if step == "ingest":
                 for path in sorted((root / "texts").glob("*.jsonl"))[1:]:
                     path.unlink()
+            yield memory_row(f"bounds: {step}, all processes", usage.all_bytes, note)
             yield memory_row(
-                f"bounds: {step}, all processes", measured["all_bytes"], note
-            )
-            yield memory_row(
-                f"bounds: {step}, largest process", measured["largest_bytes"], note
+                f"bounds: {step}, largest process", usage.largest_bytes, note
             )
             yield row(
                 f"bounds: {step}, time",
-                measured["seconds"],
+                run.seconds,
                 None,
                 "s",
-                f"{measured['cpu_seconds']:.1f} s of processor time; "
-                f"{measured['work_bytes'] / 1e6:,.0f} MB in {measured['work_files']} "
-                f"files while it works, {measured['out_bytes'] / 1e6:,.0f} MB in "
-                f"{measured['out_files']} files when it is done; "
-                f"{measured['mapped_bytes'] / 1e6:,.0f} MB mapped",
+                f"{usage.cpu_seconds:.1f} s of processor time; "
+                f"{run.work_bytes / 1e6:,.0f} MB in {run.work_files} "
+                f"files while it works, {run.out_bytes / 1e6:,.0f} MB in "
+                f"{run.out_files} files when it is done; "
+                f"{usage.mapped_bytes / 1e6:,.0f} MB mapped",
             )
         yield from look_up_rows(root, note)
 
@@ -147,48 +146,65 @@ def _write_lines(path: Path, texts: np.ndarray, words: pa.Array) -> int:
     return int(pc.sum(pc.binary_length(joined)).as_py())
 
 
-def measure(folder: Path, step: str) -> dict[str, Any]:
-    """Run a step in a process of its own; returns its summary and the peaks of its
-    memory.
+@dataclass(frozen=True)
+class Usage:
+    """What a process and its children used.
+
+    Attributes:
+        all_bytes: most memory of all processes that no file backs.
+        largest_bytes: the same, of the largest process.
+        mapped_bytes: most mapped bytes of files.
+        cpu_seconds: of all processes.
+        printed: last line of the output.
+    """
+
+    all_bytes: int
+    largest_bytes: int
+    mapped_bytes: int
+    cpu_seconds: float
+    printed: str
+
+
+def measure(folder: Path, step: str) -> Usage:
+    """Run a step in a process of its own.
 
     Raises:
         MemoryError: it exceeded LIMIT_BYTES, or failed.
     """
     command = [sys.executable, "-m", "benchmarks.bounds", step, str(folder)]
-    peaks = {"all_bytes": 0, "largest_bytes": 0, "mapped_bytes": 0}
+    all_bytes = largest_bytes = mapped_bytes = 0
     cpu_seconds = dict[int, float]()
     with open(folder / f"{step}.log", "wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
     try:
-        while process.poll() is None and peaks["all_bytes"] <= LIMIT_BYTES:
+        while process.poll() is None and all_bytes <= LIMIT_BYTES:
             tree = process_tree(process.pid)
             for pid in tree:
                 cpu_seconds[pid] = max(
                     processor_seconds(pid), cpu_seconds.get(pid, 0.0)
                 )
             sizes = [memory_of(pid) for pid in tree]
-            peaks["all_bytes"] = max(
-                peaks["all_bytes"], sum(size.anonymous for size in sizes)
-            )
-            peaks["largest_bytes"] = max(
-                peaks["largest_bytes"], *(size.anonymous for size in sizes)
-            )
-            peaks["mapped_bytes"] = max(
-                peaks["mapped_bytes"], sum(size.mapped for size in sizes)
-            )
+            all_bytes = max(all_bytes, sum(size.anonymous for size in sizes))
+            largest_bytes = max(largest_bytes, *(size.anonymous for size in sizes))
+            mapped_bytes = max(mapped_bytes, sum(size.mapped for size in sizes))
             time.sleep(SAMPLE_SECONDS)
     finally:
         process.kill()  # its workers end with it
         process.wait()
     printed = (folder / f"{step}.log").read_text(errors="replace")
-    if process.returncode != 0 or peaks["all_bytes"] > LIMIT_BYTES:
+    if process.returncode != 0 or all_bytes > LIMIT_BYTES:
         raise MemoryError(
-            f"{step} under a limit of {LIMIT_BYTES} bytes took {peaks['all_bytes']} "
+            f"{step} under a limit of {LIMIT_BYTES} bytes took {all_bytes} "
             "and ended with exit "
             f"code {process.returncode}; its last lines:\n{printed[-2000:]}"
         )
-    summary: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return {**summary, **peaks, "cpu_seconds": sum(cpu_seconds.values())}
+    return Usage(
+        all_bytes,
+        largest_bytes,
+        mapped_bytes,
+        sum(cpu_seconds.values()),
+        printed.splitlines()[-1],
+    )
 
 
 def processor_seconds(pid: int) -> float:
@@ -222,23 +238,36 @@ def memory_of(pid: int) -> Memory:
     )
 
 
-def run_step(step: str, folder: Path) -> dict[str, Any]:
-    """Run a step in this process; returns its seconds, and the files of its work folder
-    and its output.
+@dataclass(frozen=True)
+class StepRun:
+    """Seconds of a step, and bytes and number of the files in its work folder and its
+    output.
     """
+
+    seconds: float
+    work_bytes: int
+    work_files: int
+    out_bytes: int
+    out_files: int
+
+
+def run_step(step: str, folder: Path) -> StepRun:
+    """Run a step in this process."""
     work, out = folder / f"{step}-work", folder / step
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     out.mkdir(exist_ok=True)
     start = time.perf_counter()
     run_step_in(step, folder, folder / "texts", work=work)
-    measured: dict[str, Any] = {"seconds": time.perf_counter() - start}
-    for kind, place in (("work", work), ("out", out)):
-        sizes = [path.stat().st_size for path in place.rglob("*") if path.is_file()]
-        measured[f"{kind}_bytes"] = sum(sizes)
-        measured[f"{kind}_files"] = len(sizes)
+    seconds = time.perf_counter() - start
+    work_sizes, out_sizes = (
+        [path.stat().st_size for path in place.rglob("*") if path.is_file()]
+        for place in (work, out)
+    )
     shutil.rmtree(work)
-    return measured
+    return StepRun(
+        seconds, sum(work_sizes), len(work_sizes), sum(out_sizes), len(out_sizes)
+    )
 
 
 def run_step_in(
@@ -247,8 +276,8 @@ def run_step_in(
     texts: Path,
     work: Path | None = None,
     shuffle: str | None = None,
-) -> dict[str, Any]:
-    """Run a step in a folder, which may lie in a store; returns its summary.
+) -> None:
+    """Run a step in a folder, which may lie in a store.
 
     Args:
         step: its name.
@@ -268,12 +297,12 @@ def run_step_in(
     inputs = {name: folder / name for name in stages[: stages.index(step)]}
     if step == "tokenize":
         _write_tokenizer(texts, folder / "tokenizer")
-    return RUNS[step](texts, inputs, folder / step, context)
+    RUNS[step](texts, inputs, folder / step, context)
 
 
 def _ingest(
     texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
-) -> dict[str, Any]:
+) -> object:
     from gristmill.dataprep.reading import ingest
 
     # A small file makes a shard of its own.
@@ -288,7 +317,7 @@ def _ingest(
 
 def _dedup(
     texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
-) -> dict[str, Any]:
+) -> object:
     from gristmill.dataprep.duplicates import dedup
 
     return dedup.run({"ingest": inputs["ingest"]}, {}, out, context)
@@ -309,7 +338,7 @@ def _write_tokenizer(texts: Path, folder: Path) -> None:
 
 def _tokenize(
     texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
-) -> dict[str, Any]:
+) -> object:
     from gristmill.tokenize.encoding import encode
 
     return encode.run(inputs, {}, out, context)
@@ -317,22 +346,19 @@ def _tokenize(
 
 def _mix(
     texts: Path, inputs: Mapping[str, Path], out: Path, context: Context
-) -> dict[str, Any]:
+) -> object:
     from gristmill.tokenize.mixing import mix
 
     tokens = (
         sum(path.stat().st_size for path in inputs["tokenize"].glob("*.tokens.bin"))
         // 2
     )
-    source = {
-        "weight": 1.0,
-        "max_epochs": 1.0,
-        **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs")),
+    config: mix.MixRecipe = {
+        "mix": {"tokens": int(tokens * 0.98), "sequence_length": SEQUENCE_LENGTH},
+        "sources": {"web": {}},
+        "seed": 1,
     }
-    section = {"tokens": int(tokens * 0.98), "sequence_length": SEQUENCE_LENGTH}
-    return mix.run(
-        inputs, {"mix": section, "sources": {"web": source}, "seed": 1}, out, context
-    )
+    return mix.run(inputs, config, out, context)
 
 
 RUNS = {"ingest": _ingest, "dedup": _dedup, "tokenize": _tokenize, "mix": _mix}
@@ -342,9 +368,8 @@ def look_up_rows(folder: Path, note: str) -> Iterator[Row]:
     """Measure look-ups by id, as of `gristmill explain`, against DuckDB on the ids of
     the same files.
     """
-    measured = measure(folder, "look_up")
-    for kind in ("kept", "dropped"):
-        ours, peer = measured[kind]
+    usage = measure(folder, "look_up")
+    for kind, (ours, peer) in json.loads(usage.printed).items():
         yield cost_row(
             f"explain: a {kind} document's id looked up",
             ours,
@@ -352,9 +377,7 @@ def look_up_rows(folder: Path, note: str) -> Iterator[Row]:
             "s",
             f"{note}; median of {LOOK_UPS}; peer: DuckDB over all document shards",
         )
-    limit_row = memory_row(
-        "explain: memory of the look-ups", measured["all_bytes"], note
-    )
+    limit_row = memory_row("explain: memory of the look-ups", usage.all_bytes, note)
     yield replace(limit_row, note=f"{limit_row.note}; DuckDB's is in it")
 
 
@@ -401,4 +424,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "look_up":
         print(json.dumps(look_up(Path(sys.argv[2]))))
     else:
-        print(json.dumps(run_step(sys.argv[1], Path(sys.argv[2]))))
+        print(json.dumps(asdict(run_step(sys.argv[1], Path(sys.argv[2])))))

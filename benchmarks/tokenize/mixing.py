@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -395,16 +395,16 @@ def packing_rows() -> Iterator[Row]:
     starts = np.concatenate([[0], np.cumsum(sizes)])
     counted, tokens = Costs([int(starts[-1])], Packing(PACKED_LENGTH)), int(starts[-1])
     counted.add(starts)
-    costs = counted.accounts()
+    costs = counted.by_packing()
     for name, cost in costs.items():
         note = (
-            f"padding {cost['padding_tokens'] / cost['rows'] / PACKED_LENGTH:.3%}, "
-            f"dropped {cost['dropped_tokens'] / tokens:.2%}; peer: stream"
+            f"padding {cost.padding_tokens / cost.rows / PACKED_LENGTH:.3%}, "
+            f"dropped {cost.dropped_tokens / tokens:.2%}; peer: stream"
         )
         yield row(
             f"documents cut: {name}",
-            cost["split_documents"] / PACKED_DOCUMENTS,
-            costs["stream"]["split_documents"] / PACKED_DOCUMENTS,
+            cost.split_documents / PACKED_DOCUMENTS,
+            costs["stream"].split_documents / PACKED_DOCUMENTS,
             "share",
             note,
         )
@@ -525,18 +525,13 @@ def mixed(folder: Path, inputs: dict[str, Path], seed: int) -> Seconds:
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
     size = sum(path.stat().st_size for path in inputs["tokenize"].glob("*.bin")) // 2
-    source: dict[str, Any] = {
-        "weight": 1.0,
-        "max_epochs": 4.0,
-        **dict.fromkeys(("where", "epochs", "min_tokens", "max_tokens")),
-    }
-    config = {
+    config: mix.MixRecipe = {
         "mix": {
             "tokens": size // PACKED_LENGTH * PACKED_LENGTH,
             "sequence_length": PACKED_LENGTH,
             "weights": {"alpha": 1.0},
         },
-        "sources": dict.fromkeys(SOURCES, source),
+        "sources": {source: {"max_epochs": 4.0} for source in SOURCES},
         "seed": seed,
     }
     start, cpu_start = time.perf_counter(), time.process_time()
