@@ -53,6 +53,13 @@ def word_ids(words: np.ndarray) -> pa.Array:
     )
 
 
+def leading(values: np.ndarray, bits: int) -> np.ndarray:
+    """Leading bits of uint64 numbers, as int64; 0 for no bits."""
+    if not bits:
+        return np.zeros(len(values), dtype=np.int64)
+    return (values >> np.uint64(64 - bits)).astype(np.int64)
+
+
 def draw(words: np.ndarray, key: int) -> np.ndarray:
     """One uniform uint64 per document.
 

@@ -140,17 +140,9 @@ class Stages:
         seed: int = 3,
         **section: Any,
     ) -> mix_summary.MixSummary:
-        defaults = {
-            "weight": 1.0,
-            "max_epochs": 1.0,
-            **dict.fromkeys(("where", "min_tokens", "max_tokens", "epochs")),
-        }
-        all_options = {
-            source: {**defaults, **options} for source, options in sources.items()
-        }
         return mix.run(
             inputs,
-            {"mix": section, "sources": all_options, "seed": seed},
+            {"mix": section, "sources": dict(sources), "seed": seed},
             self.root / name,
             self.context(name, workers),
         )

@@ -38,6 +38,7 @@ from gristmill.tokenize.document_sampling import (
     drawn_below,
     drawn_order,
     id_words,
+    leading,
 )
 from gristmill.tokenize.order import order_key
 
@@ -268,16 +269,10 @@ def candidates(
     """
     rows = int(number_documents(inputs["ingest"]).starts[-1])
     kinds = [(source, held_out) for source in shares for held_out in (False, True)]
-    needed_partitions, max_partitions = (
-        -(-rows * _row_bytes() // PARTITION_BYTES),
-        MOST_PARTITIONS // max(len(kinds), 1),
-    )
-    bits = max(
-        0,
-        min(
-            max(0, needed_partitions - 1).bit_length(), max_partitions.bit_length() - 1
-        ),
-    )
+    row_bytes = sum(field.type.bit_width // 8 for field in DRAWN_SCHEMA)
+    needed_bits = max(0, -(-rows * row_bytes // PARTITION_BYTES) - 1).bit_length()
+    most_bits = (MOST_PARTITIONS // max(len(kinds), 1)).bit_length() - 1
+    bits = max(0, min(needed_bits, most_bits))
     send = partial(
         send_draws,
         inputs={name: str(folder) for name, folder in inputs.items()},
@@ -298,10 +293,6 @@ def candidates(
         )
         for place, kind in enumerate(kinds)
     }
-
-
-def _row_bytes() -> int:
-    return sum(field.type.bit_width // 8 for field in DRAWN_SCHEMA)
 
 
 def send_draws(
@@ -339,14 +330,7 @@ def send_draws(
         ).first(key, shares[source])
         tables.append(first_documents.table())
         drawn = draw(first_documents.words, key)
-        targets.append(
-            (place << bits)
-            + (
-                (drawn >> np.uint64(64 - bits)).astype(np.int64)
-                if bits
-                else 0 * first_documents.row
-            )
-        )
+        targets.append((place << bits) + leading(drawn, bits))
     yield Sent(DRAW, pa.concat_tables(tables).combine_chunks(), np.concatenate(targets))
     return Done()
 

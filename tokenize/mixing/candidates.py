@@ -31,7 +31,7 @@ from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task
 from gristmill.dataprep.where_sql import METADATA
 from gristmill.mixtures.sources import MixedSource
-from gristmill.tokenize.document_sampling import drawn_below, id_words
+from gristmill.tokenize.document_sampling import drawn_below, id_words, leading
 from gristmill.tokenize.encoding.encode import docs_name
 from gristmill.tokenize.importing.token_sources import corpora
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging
@@ -46,7 +46,6 @@ from gristmill.tokenize.mixing.streams import (
     ENTRIES_SCHEMA,
     ENTRY_BYTES,
     Draws,
-    leading,
     partition_bits,
     train_stream,
     validation_stream,
@@ -287,11 +286,7 @@ def judge_shard(
         ],
         schema=CANDIDATES_SCHEMA,
     )
-    yield Sent(
-        DOCUMENTS,
-        documents,
-        leading(words[:, 0], ledger_bits) if ledger_bits else source,
-    )
+    yield Sent(DOCUMENTS, documents, leading(words[:, 0], ledger_bits))
     most = [
         int(times[(state == TRAINS) & (source == number)].max(initial=1))
         for number in range(len(sources))

@@ -27,6 +27,7 @@ from gristmill.dataprep.jobs.shuffle import Sent, Shuffled, run_shuffle
 from gristmill.dataprep.jobs.tasks import Done, Task, run_tasks
 from gristmill.mixtures.mix import Mix
 from gristmill.mixtures.sources import MixedSource
+from gristmill.tokenize.document_sampling import leading
 from gristmill.tokenize.mixing.array_files import load_record, save
 from gristmill.tokenize.mixing.continue_mixture import USED, USED_SCHEMA, Before
 from gristmill.tokenize.mixing.fill_in_middle import ADDED, Rearranging, Runs
@@ -48,7 +49,6 @@ from gristmill.tokenize.mixing.streams import (
     Segment,
     Streams,
     add_pass,
-    leading,
     segment_name,
     train_stream,
 )
@@ -500,12 +500,8 @@ def used_of(
         .select(["high", "low"])
         .cast(USED_SCHEMA)
     )
-    words = documents["high"].to_numpy()
-    return Sent(
-        USED,
-        documents.combine_chunks(),
-        leading(words, bits) if bits else np.zeros(len(words), dtype=np.int64),
-    ), copies.tolist()
+    partitions = leading(documents["high"].to_numpy(), bits)
+    return Sent(USED, documents.combine_chunks(), partitions), copies.tolist()
 
 
 def _used_segments(

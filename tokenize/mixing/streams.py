@@ -29,6 +29,7 @@ from gristmill.dataprep.jobs.tasks import Done, Task, partition_tasks, run_tasks
 from gristmill.tokenize.document_sampling import (
     columns_of,
     draw,
+    leading,
     ordered_by,
     words_of,
 )
@@ -84,11 +85,6 @@ def partition_bits(rows: int, row_bytes: int) -> int:
     """
     partitions = -(-rows * row_bytes // PARTITION_BYTES)
     return min(max(0, partitions - 1).bit_length(), MOST_PARTITION_BITS)
-
-
-def leading(values: np.ndarray, bits: int) -> np.ndarray:
-    """Leading bits (at least one) of uint64 numbers, as int64."""
-    return (values >> np.uint64(64 - bits)).astype(np.int64)
 
 
 @dataclass(frozen=True)
