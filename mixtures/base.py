@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -166,18 +166,45 @@ class OutsidePath(str):
         )
 
 
-def outside_paths(
-    value: Any, at: tuple[str | int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], OutsidePath]]:
-    """Yield every outside path inside a section, with its location."""
-    if isinstance(value, OutsidePath):
+Location = tuple[str | int, ...]
+"""Keys and numbers of list items that lead to a part of a section."""
+Part = TypeVar("Part")
+
+
+def parts_of(
+    value: Any, kind: type[Part], at: Location = ()
+) -> Iterator[tuple[Location, Part]]:
+    """Yield every part of a type inside a section, with its location."""
+    if isinstance(value, kind):
         yield at, value
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from outside_paths(getattr(value, name), (*at, name))
-    elif isinstance(value, dict):
+            yield from parts_of(getattr(value, name), kind, (*at, name))
+    elif isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from outside_paths(inner, (*at, name))
+            yield from parts_of(inner, kind, (*at, name))
     elif isinstance(value, list | tuple):
         for index, inner in enumerate(value):
-            yield from outside_paths(inner, (*at, index))
+            yield from parts_of(inner, kind, (*at, index))
+
+
+def outside_paths(value: Any) -> Iterator[tuple[Location, OutsidePath]]:
+    """Yield every outside path inside a section, with its location."""
+    return parts_of(value, OutsidePath)
+
+
+def in_circles(references: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the names that refer to each other in a cycle, or to such names.
+
+    Args:
+        references: name -> the names that it refers to.
+    """
+    waiting = dict(references)
+    while ready := [
+        name
+        for name, others in waiting.items()
+        if not any(other in waiting for other in others)
+    ]:
+        for name in ready:
+            del waiting[name]
+    return list(waiting)

@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gristmill.mixtures.base import RawSection
-from gristmill.mixtures.mix import Location, Mix, mix_problems, weighed_sources
+from gristmill.mixtures.base import Location, RawSection, in_circles
+from gristmill.mixtures.mix import Mix, mix_problems, weighed_sources
 from gristmill.mixtures.objectives.rl_tools import written_tool
 from gristmill.mixtures.objectives.span_objectives import (
     SENTINEL,
@@ -534,17 +534,9 @@ def _parents(raw: RawSection) -> dict[str, list[Any]]:
 
 def _circles(raw: RawSection) -> Iterator[tuple[Location, str]]:
     """Yield generated sources that are made from each other."""
-    waiting = _parents(raw)
-    while ready := [
-        name
-        for name, parents in waiting.items()
-        if not any(parent in waiting for parent in parents)
-    ]:
-        waiting = {
-            name: parents for name, parents in waiting.items() if name not in ready
-        }
-    for name in waiting:
+    circular = in_circles(_parents(raw))
+    for name in circular:
         yield (
             ("sources", name, "generate", "parents"),
-            f"{', '.join(map(str, waiting))} are made from each other in a cycle",
+            f"{', '.join(map(str, circular))} are made from each other in a cycle",
         )

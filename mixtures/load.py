@@ -12,11 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from gristmill.mixtures.base import OutsidePath, RawSection
+from gristmill.mixtures.base import Location, OutsidePath, RawSection
 from gristmill.mixtures.cross_checks import contradictions
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.manifest import (
-    Location,
     Manifest,
     all_keys,
     dotted,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from gristmill.mixtures.base import (
     NAME_PATTERN,
+    Location,
     Options,
     Positive,
     PositiveFloat,
@@ -46,7 +47,6 @@ from gristmill.mixtures.steps.examples import MadeExamples
 from gristmill.mixtures.tokenizer import Tokenizer
 from gristmill.mixtures.training import Pretrain
 
-Location = tuple[str | int, ...]
 EMPTY_ALLOWED = ("documents", "tokenizer", "text_index", "evaluate", "export")
 """Sections that may be empty, which enables their defaults."""
 

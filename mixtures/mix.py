@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from gristmill.mixtures.base import (
     Fraction,
+    Location,
     OutsidePath,
     Positive,
     RawSection,
@@ -254,9 +255,6 @@ class TextIndex(Section):
     """Tokens of the shortest passage that can be found; every passage of this length or
     more is found.
     """
-
-
-Location = tuple[str | int, ...]
 
 
 def weight_maps(mix: Any) -> Iterator[tuple[Location, Any]]:

@@ -27,7 +27,13 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_va
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
-from gristmill.mixtures.base import Options, PositiveFloat, Section
+from gristmill.mixtures.base import (
+    Location,
+    Options,
+    PositiveFloat,
+    Section,
+    parts_of,
+)
 from gristmill.mixtures.yaml_text import did_you_mean
 
 FILE_FORM = "./FILE.py:NAME"
@@ -459,21 +465,9 @@ def own_or_name(value: Any) -> str:
     return OWN_TAG if isinstance(value, Mapping | Own) else NAME_TAG
 
 
-def own_functions(
-    value: Any, at: tuple[str | int, ...] = ()
-) -> Iterator[tuple[tuple[str | int, ...], OwnFunction]]:
+def own_functions(value: Any) -> Iterator[tuple[Location, OwnFunction]]:
     """Yield all user code inside a section or a manifest, with its location."""
-    if isinstance(value, OwnFunction):
-        yield at, value
-    elif isinstance(value, Section):
-        for name in type(value).model_fields:
-            yield from own_functions(getattr(value, name), (*at, name))
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from own_functions(inner, (*at, name))
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            yield from own_functions(inner, (*at, index))
+    return parts_of(value, OwnFunction)
 
 
 def take_code(own: OwnFunction, folder: Path) -> OwnFunction:

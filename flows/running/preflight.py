@@ -17,10 +17,10 @@ from gristmill.flows.stages.registry import (
     prepare_step,
 )
 from gristmill.flows.stages.stage import Stage
-from gristmill.mixtures.base import outside_paths
+from gristmill.mixtures.base import Location, outside_paths
 from gristmill.mixtures.generated_source import GeneratedSource
 from gristmill.mixtures.load import Problem, Written
-from gristmill.mixtures.manifest import MODELS, Location, Manifest
+from gristmill.mixtures.manifest import MODELS, Manifest
 from gristmill.mixtures.sources import TokenSource
 
 LIST = "list"

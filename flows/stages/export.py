@@ -9,7 +9,8 @@ from gristmill.core.files import as_path
 from gristmill.flows.stages.sections import dump
 from gristmill.flows.stages.stage import Display, Recipe, Requirements, Stage
 from gristmill.flows.stages.trainings import model_before
-from gristmill.mixtures.manifest import Location, Manifest
+from gristmill.mixtures.base import Location
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.mix import uses_own_weights
 
 

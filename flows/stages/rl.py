@@ -11,7 +11,8 @@ from gristmill.flows.stages.trainings import (
     torchrun_stage,
     whole,
 )
-from gristmill.mixtures.manifest import Location, Manifest
+from gristmill.mixtures.base import Location
+from gristmill.mixtures.manifest import Manifest
 from gristmill.mixtures.objectives.rl_tools import PythonTool, SearchTool
 from gristmill.mixtures.reinforcement import Rl
 from gristmill.mixtures.sources import INGEST

@@ -16,7 +16,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from gristmill.mixtures.base import Fraction, OutsidePath, Positive, RawSection, Section
+from gristmill.mixtures.base import (
+    Fraction,
+    Location,
+    OutsidePath,
+    Positive,
+    RawSection,
+    Section,
+    in_circles,
+)
 from gristmill.mixtures.reinforcement import (
     AnswerReward,
     Contains,
@@ -38,7 +46,6 @@ MADE = "examples://"
 """Prefix of the path of a set that the manifest defines."""
 READERS = ("sft", "reward", "dpo", "rl")
 """Sections that read sets of examples."""
-Location = tuple[str | int, ...]
 
 
 def made_names(paths: Iterable[str]) -> Iterator[str]:
@@ -281,14 +288,9 @@ def made_problems(raw: RawSection) -> Iterator[tuple[Location, str]]:
                 )
         if len(place) > 1:
             waiting[str(place[1])] = set(referenced.values())
-    while ready := [
-        name for name, parents in waiting.items() if not parents & waiting.keys()
-    ]:
-        waiting = {
-            name: parents for name, parents in waiting.items() if name not in ready
-        }
-    for name in waiting:
+    circular = in_circles(waiting)
+    for name in circular:
         yield (
             ("examples", name, "data"),
-            f"{', '.join(waiting)} are made from each other in a cycle",
+            f"{', '.join(circular)} are made from each other in a cycle",
         )
