@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypedDict
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 """Variables with the thread counts of native libraries, read at start-up; set to 1 when
@@ -137,7 +138,14 @@ def resident_bytes() -> int:
         return int(sizes.read().split()[1]) * resource.getpagesize()
 
 
-def measure_cost(workers: int, processes: int = 1) -> dict[str, float]:
+class Cost(TypedDict):
+    """Cost of an attempt."""
+
+    cpu_seconds: float
+    peak_memory_bytes: int
+
+
+def measure_cost(workers: int, processes: int = 1) -> Cost:
     """CPU seconds and peak memory of this process and its children.
 
     The kernel counts the CPU time of children that ended and were waited for; that of

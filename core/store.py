@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from gristmill.core.files import (
     DEFAULT_STORE,
@@ -45,6 +45,7 @@ from gristmill.core.files import (
     write_json,
 )
 from gristmill.core.object_stores import asked_for, not_installed
+from gristmill.core.processes import Cost
 from gristmill.core.secrets import mask_text, remember_secrets
 
 MANIFESTS = "manifests"
@@ -151,7 +152,7 @@ HASHED_AT_ONCE = 4
 """Threads that hash the files of an output."""
 
 
-IDENTITY = "identity"
+IDENTITY: Final = "identity"
 """Key of a manifest for the identity of an equal earlier output; see
 `output_identities.py`.
 """
@@ -191,8 +192,7 @@ class OutputManifest(TypedDict):
     """Seconds since 1970."""
     seconds: float
     lease: int
-    cost: NotRequired[dict[str, float]]
-    """See `processes.measure_cost`."""
+    cost: NotRequired[Cost]
     files: dict[str, FileEntry]
     summary: dict[str, Any]
     """Result of the stage."""

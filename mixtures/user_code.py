@@ -293,7 +293,7 @@ class Own(OwnPlace):
     `PACKAGE.MODULE:NAME`, installed.
     """
     # `with` is a Python keyword, so a class cannot declare it in the usual way.
-    __annotations__["with"] = "Options"
+    __annotations__["with"] = "dict[str, object]"
     vars()["with"] = Field(
         default_factory=dict, description="Further arguments of the function, by name."
     )
@@ -318,7 +318,7 @@ class BuiltInOrOwn(OwnPlace):
     """Code of your own instead of a kind: `./FILE.py:NAME`, a file beside the manifest,
     or `PACKAGE.MODULE:NAME`, installed. Examples are in docs/own-training.md.
     """
-    __annotations__["with"] = "Options"
+    __annotations__["with"] = "dict[str, object]"
     vars()["with"] = Field(
         default_factory=dict,
         exclude_if=lambda value: not value,

@@ -46,6 +46,7 @@ from gristmill.tokenize.mixing.streams import (
 from gristmill.tokenize.mixing.write_shards import RowPlan, gather, write_train_shard
 from gristmill.tokenize.order import Order
 from gristmill.tokenize.packed import PackedSet
+from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.tokenize.packed_writing import write_packed_set
 
 ROWS, LENGTH = 16_384, 1024
@@ -53,7 +54,7 @@ MEAN_DOCUMENT_TOKENS = 900
 BATCH_ROWS = 64
 FIM_DOCUMENTS = 10_000
 VOCAB = 32_000
-TOKENIZER = {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""}
+TOKENIZER: TokenizerEntry = {"vocab_size": VOCAB, "eos": 0, "pad": 1, "sha256": ""}
 TEXT_BYTES = 4_000_000
 REPEATS = 3
 PACKED_DOCUMENTS, PACKED_LENGTH = 200_000, 2048

@@ -27,7 +27,13 @@ from gristmill.core.files import write_json
 from gristmill.core.stage_context import Context
 from gristmill.tokenize import text_index
 from gristmill.tokenize.packed import PackedSet
-from gristmill.tokenize.packed_files import FORMAT, MANIFEST, PIECES_SCHEMA, train_name
+from gristmill.tokenize.packed_files import (
+    FORMAT,
+    MANIFEST,
+    PIECES_SCHEMA,
+    TokenizerEntry,
+    train_name,
+)
 from gristmill.tokenize.packed_writing import write_packed_set, write_rows
 from gristmill.tokenize.text_index import OpenIndex, Passage
 
@@ -36,7 +42,7 @@ SIZES = (4_000_000, 32_000_000)
 GIGABYTE_TOKENS, SHARD_TOKENS = 500_000_000, 50_000_000
 TEXTS = 40
 """Queries of the gigabyte; each has 12 planted passages."""
-TOKENIZER = {"vocab_size": 32_000, "eos": 0, "pad": 1, "sha256": ""}
+TOKENIZER: TokenizerEntry = {"vocab_size": 32_000, "eos": 0, "pad": 1, "sha256": ""}
 LENGTH, VOCAB, SHORTEST = 1024, 32_000, 8
 TEXT_TOKENS, PASSAGE_TOKENS = 1000, 40
 COPIED = 0.1

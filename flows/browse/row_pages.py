@@ -115,7 +115,7 @@ def _sets(run: BrowsedRun, query: Rows) -> list[Inline]:
     """Links to all sets of rows; the current one is text."""
     links: list[Inline] = []
     for stage in run.packed_sets():
-        sets = {None: stage}
+        sets: dict[str | None, str] = {None: stage}
         for source, entry in run.packed(stage).manifest["validation"].items():
             if entry["rows"]:
                 sets[source] = f"{stage}, held out of {source}"

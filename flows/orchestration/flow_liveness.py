@@ -162,7 +162,9 @@ def _record_owner(run: UUID, by_runner: bool) -> None:
 
     owner = identity(os.getpid())
     labels = {
-        f"{LABEL}{name}": value for name, value in owner.items() if value is not None
+        f"{LABEL}{name}": value
+        for name, value in owner.items()
+        if isinstance(value, int | str)
     }
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(

@@ -16,7 +16,12 @@ from rich.text import Text
 
 from gristmill.core.files import read_json, sha256_file
 from gristmill.core.lease import highest, is_gone, running_owner
-from gristmill.core.progress import describe_progress, read_progress, seconds_left
+from gristmill.core.progress import (
+    Progress,
+    describe_progress,
+    read_progress,
+    seconds_left,
+)
 from gristmill.core.store import StageFolder
 from gristmill.flows.planning.derived_settings import in_a_sentence
 from gristmill.flows.report.report_facts import top_reasons
@@ -102,11 +107,13 @@ def describe_running(row: Mapping[str, Any], now: float) -> str:
     """Describe a row whose stage runs: `2 m 10 s: 120/400 steps, loss 3.21, about 5 m
     left (process 7 on host)`.
     """
-    progress = row["progress"]
+    progress: Progress = row["progress"]
     if not progress:
         return str(row["owner"])
     # A job with the name of its stage would appear twice on the line.
-    job = "" if progress.get("job") == row.get("stage") else progress.get("job")
+    job = progress.get("job", "")
+    if job == row.get("stage"):
+        job = ""
     parts = [describe_progress({**progress, "job": job})]
     remaining = seconds_left(progress)
     if remaining is not None:

@@ -12,7 +12,7 @@ from typing import Any
 from gristmill.core.files import as_path, read_json
 from gristmill.core.secrets import mask_secrets
 from gristmill.core.stage_context import input_fingerprints
-from gristmill.core.store import IDENTITY
+from gristmill.core.store import IDENTITY, OutputManifest
 from gristmill.flows.planning.derived_settings import derived_keys
 from gristmill.flows.questions.status import ACTIONS, stage_states
 from gristmill.flows.running.output_identities import settle_node
@@ -138,7 +138,7 @@ def why_missing(session: Session, stage: str) -> str:
     return "; ".join(parts) or "what comes before it changes"
 
 
-def nearest_output(session: Session, node: Node) -> dict[str, Any] | None:
+def nearest_output(session: Session, node: Node) -> OutputManifest | None:
     """Return the manifest of the committed output that `why_missing` compares a stage
     with.
     """

@@ -133,7 +133,11 @@ def run_stage(folder: Path, description: dict[str, Any]) -> dict[str, Any]:
         result = run(
             read_inputs(description), description["config"], folder / "data", context
         )
-    summary: dict[str, Any] = asdict(result) if is_dataclass(result) else result
+    summary: dict[str, Any] = (
+        asdict(result)
+        if is_dataclass(result) and not isinstance(result, type)
+        else result
+    )
     return summary
 
 

@@ -76,7 +76,7 @@ class Annotate(Measuring, BuiltInOrOwn):
     """A function of your own: `./FILE.py:NAME`, a file beside the manifest, or
     `PACKAGE.MODULE:NAME`, installed.
     """
-    __annotations__["with"] = "Options"
+    __annotations__["with"] = "dict[str, object]"
     vars()["with"] = Field(
         default_factory=dict, description="Further arguments of the function, by name."
     )

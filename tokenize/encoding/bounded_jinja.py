@@ -117,7 +117,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if name not in ABSENT_FILTERS
         }
         self.add_filters(self.filters)
-        tests: dict[str, Callable[..., Any]] = self.tests
+        tests: dict[str, Any] = self.tests
         self.tests = {
             name: _charging(test) if name in COMPARISONS else test
             for name, test in tests.items()

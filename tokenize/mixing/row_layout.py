@@ -511,7 +511,7 @@ def _used_segments(
     one.
     """
     ends, bases = np.array([layout.end for layout in layouts]), streams.bases
-    used = ((bases.begins < ends) & (bases.entries > 0)).any(axis=2)
+    used = np.asarray(((bases.begins < ends) & (bases.entries > 0)).any(axis=2))
     used[0, 0] = True
     return [(number, partition) for number, partition in np.argwhere(used).tolist()]
 
