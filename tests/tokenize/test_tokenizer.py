@@ -234,7 +234,7 @@ def test_sample_too_small_for_the_vocabulary_is_warned_about(stages: Any) -> Non
     )
     assert summary.vocab_size < 300
     assert (
-        f"only {summary['vocab_size']} of the 5000 tokens"
+        f"only {summary.vocab_size} of the 5000 tokens"
         in stages.warnings("tokenizer")[0]
     )
     assert summary.sample_bytes == {"prose": 15}
