@@ -392,15 +392,7 @@ def test_documents_are_described_from_where_the_ledger_points(tmp_path: Path) ->
     }
     (joined,) = with_origins([step], packed.folder, inputs)
     assert joined["documents"] == [
-        {
-            "id": wanted_ids[1].hex(),
-            "loss": 9.0,
-            **{
-                key: value
-                for key, value in descriptions[wanted_ids[1]].items()
-                if key not in ("id", "source")
-            },
-        },
+        {"loss": 9.0, **descriptions[wanted_ids[1]]},
         {"id": "ab"},
     ]
     assert descriptions == {
