@@ -20,6 +20,7 @@ import typer
 
 from benchmarks.measuring import Row
 from gristmill.core.files import atomic_write
+from gristmill.mixtures.base import Options
 
 AREAS = {
     "dataprep": (
@@ -115,7 +116,7 @@ OPTIONS = {
     "chain": ("documents", "folder", "flame"),
 }
 """Area -> options that its functions take."""
-FLOORS: tuple[tuple[str, dict[str, Any]], ...] = (
+FLOORS: tuple[tuple[str, Options], ...] = (
     ("tokenize.streaming:floor_rows", {}),
     ("tokenize.encoding:floor_rows", {}),
     ("tokenize.mixing:remixing_rows", {}),
@@ -241,7 +242,7 @@ def printed(rows: Iterable[Row], as_json: bool) -> Iterator[Row]:
         yield row
 
 
-def as_dictionary(row: Row) -> dict[str, Any]:
+def as_dictionary(row: Row) -> dict[str, object]:
     """Return the fields of a row; the measured ones always, the others if they say
     something.
     """

@@ -19,9 +19,8 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from benchmarks.chain.kernels_alone import seconds_per_mb
 from benchmarks.chain.our_chain import (
@@ -39,6 +38,7 @@ from benchmarks.chain.peers import PEERS, Peer, PeerError, fresh
 from benchmarks.chain.verdicts import compare, datatrove_verdicts, our_verdicts
 from benchmarks.installed_texts import PAGES_CORPUS
 from benchmarks.measuring import Row, cost_row, row
+from gristmill.mixtures.base import RawSection
 
 DOCUMENTS = (5_000, 70_000)
 """About 8 MB and 107 MB."""
@@ -107,7 +107,7 @@ def first_run(
     folder: Path,
     corpus: Corpus,
     models: Models,
-    settings: Mapping[str, Any],
+    settings: RawSection,
     packed: bool = True,
     sample_memory: bool = False,
 ) -> tuple[Chain, Run]:

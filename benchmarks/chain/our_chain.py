@@ -9,11 +9,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -21,6 +20,7 @@ from benchmarks.chain.pages import Corpus, Pages, kind_of
 from benchmarks.measuring import MemorySampler, proportional_bytes
 from benchmarks.public_data import language_model
 from gristmill.flows.running.session import Session, open_session
+from gristmill.mixtures.base import DumpedSection, RawSection
 
 WORKERS = 2
 VOCABULARY = 32_000
@@ -36,9 +36,9 @@ rules drop most source code.
 """
 SAMPLE_SECONDS = 0.25
 DATATROVE = {"dialect": "datatrove", "words": "exact"}
-ENGLISH: Mapping[str, Any] = {"keep": ["en"], "threshold": 0.65}
-GOOD: Mapping[str, Any] = {"min_quality": MIN_QUALITY}
-CANDIDATES: Mapping[str, Any] = {
+ENGLISH: RawSection = {"keep": ["en"], "threshold": 0.65}
+GOOD: RawSection = {"min_quality": MIN_QUALITY}
+CANDIDATES: RawSection = {
     "exact": False,
     "clusters": "connected",
     "minhash": {"verify": False},
@@ -47,7 +47,7 @@ CANDIDATES: Mapping[str, Any] = {
 """Settings of `dedup`: every candidate pair of MinHash is a duplicate, and one of each
 chain of them is kept.
 """
-VERDICTS: Mapping[str, Any] = {
+VERDICTS: RawSection = {
     "filter": {
         "rules": {
             "gopher_repetition": DATATROVE,
@@ -61,7 +61,7 @@ VERDICTS: Mapping[str, Any] = {
     "quality": GOOD,
 }
 """Steps with datatrove's verdicts: its dialect and words."""
-OWN: Mapping[str, Any] = {
+OWN: RawSection = {
     "filter": {
         "rules": [
             "gopher_repetition",
@@ -209,7 +209,7 @@ def write_chain(
     folder: Path,
     corpus: Corpus,
     models: Models,
-    settings: Mapping[str, Any],
+    settings: RawSection,
     packed: bool = True,
 ) -> Chain:
     """Write the manifest of the chain over a corpus.
@@ -223,11 +223,11 @@ def write_chain(
             JSON lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    models_of: dict[str, Any] = {
+    models_of: dict[str, RawSection] = {
         "langid": {"model": str(models.language)},
         "quality": {"classifier": {"model": str(models.classifier)}},
     }
-    manifest: dict[str, Any] = {
+    manifest: DumpedSection = {
         "name": "chain",
         "seed": 1,
         "sources": {

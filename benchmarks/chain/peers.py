@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -36,6 +35,7 @@ from benchmarks.chain.our_chain import (
 )
 from benchmarks.chain.pages import Corpus
 from benchmarks.checkout import ROOT
+from gristmill.mixtures.base import RawSection
 
 VARIABLE = "GRISTMILL_BENCH_PEERS"
 BANDS, ROWS, NGRAM = 14, 8, 5
@@ -56,7 +56,7 @@ OFFLINE = {
 """Environment without downloads: Data-Juicer installs missing packages during its
 run.
 """
-GOPHER: Mapping[str, Any] = {"rules": ["gopher_repetition", "gopher_quality"]}
+GOPHER: RawSection = {"rules": ["gopher_repetition", "gopher_quality"]}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Peer:
     name: str
     module: str
     does: str
-    same: Mapping[str, Any]
+    same: RawSection
     packed: bool
     work: Callable[[str, Corpus, Models, Path], Done]
 

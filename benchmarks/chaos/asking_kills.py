@@ -17,16 +17,16 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.chaos.bad_endpoint import TIMEOUT_SECONDS, BadEndpoint, kept_answers
-from benchmarks.chaos.chaos import Result, disturb, rows_of
+from benchmarks.chaos.chaos import disturb, rows_of
 from benchmarks.chaos.fuse import Fuse, burn_at, new_log
 from benchmarks.chaos.kills import (
     ATTEMPTS_IN_CHAIN,
     KILLS,
     KILLS_IN_CHAIN,
     Kill,
+    Result,
     carriers,
     draw,
     still_running,
@@ -152,14 +152,14 @@ def write_project(folder: Path) -> None:
 
 def run_chain(
     run: Undisturbed, stage: str, number: int, seed: int, folder: Path
-) -> dict[str, Any]:
+) -> Result:
     """Kill attempt after attempt at a stage, but not the last one, and compare; see
     `kills.run_chain`.
     """
     way = WAYS[int(draw(seed, number, "way") * len(WAYS))]
     store, kills, wrong = (
         folder / f"asking-{number}",
-        list[dict[str, Any]](),
+        list[Result](),
         list[str](),
     )
     shutil.rmtree(store, ignore_errors=True)

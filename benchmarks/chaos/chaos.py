@@ -21,10 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from benchmarks.chaos import servers, surroundings
-from benchmarks.chaos.kills import KILLS, chains, draw, run_chain
+from benchmarks.chaos.kills import KILLS, Result, chains, draw, run_chain
 from benchmarks.chaos.surroundings import CannotMountError, Scene
 from benchmarks.chaos.undisturbed import Undisturbed
 from benchmarks.measuring import Row, row
@@ -32,7 +31,6 @@ from gristmill.flows.stages.registry import STAGES
 
 KILLS_PER_SCENE = 100
 """Kills for which every other fault is tried once."""
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)

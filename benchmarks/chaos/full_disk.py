@@ -14,13 +14,12 @@ from pathlib import Path
 
 from benchmarks.chaos.chaos import (
     Fault,
-    Result,
     disturb,
     play,
     rows_of,
     undisturbed_runs,
 )
-from benchmarks.chaos.kills import draw
+from benchmarks.chaos.kills import Result, draw
 from benchmarks.chaos.surroundings import Scene, fill_the_disk
 from benchmarks.measuring import Row
 

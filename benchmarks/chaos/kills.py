@@ -34,6 +34,10 @@ its end.
 """
 
 
+Result = dict[str, Any]
+"""Line of JSON about a point or a kill in the record of a work folder."""
+
+
 @dataclass(frozen=True)
 class Kill:
     """Way to end a run from outside.
@@ -159,14 +163,14 @@ def chains(runs: Mapping[str, Undisturbed], kills: int, seed: int) -> Iterator[C
         yield Chain(number, kill, stage, places, lates)
 
 
-def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> dict[str, Any]:
+def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> Result:
     """Kill attempt after attempt, but not the last one, and compare.
 
     Returns:
         the chain, with the change before which every attempt ended, and `wrong`: a
         sentence for each broken promise.
     """
-    killed: list[dict[str, Any]] = []
+    killed: list[Result] = []
     try:
         wrong = _kill_and_compare(run, chain, folder, killed)
     except subprocess.TimeoutExpired as error:
@@ -181,7 +185,7 @@ def run_chain(run: Undisturbed, chain: Chain, folder: Path) -> dict[str, Any]:
 
 
 def _kill_and_compare(
-    run: Undisturbed, chain: Chain, folder: Path, killed: list[dict[str, Any]]
+    run: Undisturbed, chain: Chain, folder: Path, killed: list[Result]
 ) -> list[str]:
     """Return sentences about broken promises; `killed` takes every attempt that was
     killed.

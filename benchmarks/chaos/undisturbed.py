@@ -299,7 +299,7 @@ def _same_metrics(first: Path, second: Path) -> bool:
     return first.name.endswith("metrics.jsonl") and _metrics(first) == _metrics(second)
 
 
-def _metrics(path: Path) -> list[dict[str, Any]]:
+def _metrics(path: Path) -> list[dict[str, object]]:
     lines = map(json.loads, path.read_text().splitlines())
     return [
         {name: value for name, value in line.items() if name not in TIMINGS}

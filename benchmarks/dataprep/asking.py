@@ -33,6 +33,7 @@ from gristmill.dataprep.llm.judge_pairs import pair_text
 from gristmill.dataprep.llm.llm_client import ask
 from gristmill.dataprep.llm.prompt_templates import shipped
 from gristmill.dataprep.llm.prompting import prompt
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.steps.asked_model import AskedModel
 
 REQUESTS = 2000
@@ -112,7 +113,7 @@ class Plan(NamedTuple):
     name: str
     stage: ModuleType
     inputs: dict[str, Path]
-    config: dict[str, Any]
+    config: RawSection
     items: Sequence[Any]
     prompts: Sequence[Prompt]
 

@@ -31,7 +31,6 @@ from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
 
 from benchmarks.dataprep.texts import library_texts
 from benchmarks.installed_texts import documentation
@@ -43,7 +42,7 @@ from gristmill.dataprep.duplicates.dedup_keys import KEYS
 from gristmill.dataprep.fasttext.fasttext_models import MODEL_SHA256
 from gristmill.dataprep.filtering.filter import filter_shard
 from gristmill.dataprep.jobs.shuffle import send_to_files
-from gristmill.dataprep.jobs.tasks import Done, Process, Task, run_tasks, shard_tasks
+from gristmill.dataprep.jobs.tasks import Process, Task, run_tasks, shard_tasks
 from gristmill.dataprep.langid import langid
 from gristmill.dataprep.reading import ingest
 from gristmill.dataprep.reading.sources import find_files
@@ -214,10 +213,9 @@ def run_with_pool(
         pool.map(partial(call, process), tasks, chunksize=1)
 
 
-def call(process: Process, task: Task) -> Mapping[str, Any]:
+def call(process: Process, task: Task) -> object:
     """Do a task in a pool's worker."""
-    done: Done = process(task)
-    return done.result
+    return process(task).result
 
 
 def text_tasks(texts: Path) -> list[Task]:

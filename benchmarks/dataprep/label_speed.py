@@ -38,6 +38,7 @@ from gristmill.dataprep.jobs.tasks import Task
 from gristmill.dataprep.langid.check_languages import wanted_languages
 from gristmill.dataprep.langid.langid import identify_shard, measure, view
 from gristmill.dataprep.quality.classifier import as_line, score_texts
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.steps.langid import LanguageId
 from gristmill.mixtures.steps.quality import Classifier
 
@@ -45,7 +46,7 @@ DOCUMENTS, REPEATS = 2000, 5
 LANGUAGE_FLOOR, CLASSIFIER_FLOOR = 6, 3
 """Least ratio to fastText's own prediction, with words in the cache."""
 SHARD_TIMES = 4
-CLASSIFIERS: dict[str, dict[str, Any]] = {
+CLASSIFIERS: dict[str, RawSection] = {
     "": {"loss": "softmax"},
     ", hs": {"loss": "hs"},
     ", 2 million buckets": {"bucket": 2_000_000, "dim": 64},

@@ -30,6 +30,7 @@ from benchmarks.measuring import Row, fastest, row
 from gristmill.dataprep.encoders.embeddings import load_embedder
 from gristmill.dataprep.semantic import cluster, dedup_semantic
 from gristmill.dataprep.semantic.cluster_names import WORDS_OF_A_NAME
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.encoder_settings import ReadingModel
 
 DOCUMENTS, WORDS_PER_DOCUMENT, DIM, CLUSTERS = 20_000, 30, 384, 20
@@ -63,10 +64,10 @@ def rows(repeats: int = REPEATS) -> Iterator[Row]:
 
         def compare(
             stage: ModuleType,
-            config: dict[str, Any],
+            config: RawSection,
             program: Callable[[Path, list[str]], Any],
         ) -> Comparison:
-            results = dict[str, Any]()
+            results = dict[str, object]()
             config = {"model": str(model), **config}
             run_stage = stage_runs(
                 stage.run,

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.json
@@ -39,6 +38,7 @@ from gristmill.dataprep.reading.extraction_guard import Guard, extract_pages
 from gristmill.dataprep.reading.readers import read_file, read_records
 from gristmill.dataprep.reading.records import Page, Reading, Record, Records
 from gristmill.dataprep.reading.sources import find_files
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.sources import ExtractOptions
 
 PAGES = {"resiliparse": 1000, "trafilatura": 100}
@@ -64,12 +64,12 @@ INGEST_BOUND = 80.0
 REPEATS = 3
 OPTIONS = ExtractOptions().model_dump()
 SET = "web/trafilatura_cc"
-SETTINGS: dict[str, tuple[str, Mapping[str, Any]]] = {
+SETTINGS: dict[str, tuple[str, RawSection]] = {
     "resiliparse": ("resiliparse", {}),
     "trafilatura": ("trafilatura", {}),
     "trafilatura, favor precision": ("trafilatura", {"favor": "precision"}),
 }
-ALL_TEXT: tuple[str, Mapping[str, Any]] = ("resiliparse", {"favor": "recall"})
+ALL_TEXT: tuple[str, RawSection] = ("resiliparse", {"favor": "recall"})
 """The peer: all text that a browser shows."""
 
 
@@ -352,9 +352,7 @@ def read_labels(path: Path) -> dict[str, Snippets]:
     }
 
 
-def extract_all(
-    folder: Path, extractor: str, options: Mapping[str, Any]
-) -> dict[str, str]:
+def extract_all(folder: Path, extractor: str, options: RawSection) -> dict[str, str]:
     """Return the text of every page by the name of its file, read and extracted as by
     `ingest`.
     """

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gristmill.core.stage_context import Context
 from gristmill.dataprep.documents import DOCUMENT_SCHEMA, document_id, write_table
+from gristmill.mixtures.base import RawSection
 
 Run = Callable[[Any, Any, Path, Context], Any]
 """The function `run` of a stage."""
@@ -56,7 +57,7 @@ def write_shard(
 
 
 def stage_runs(
-    run: Run, inputs: Mapping[str, Path], config: Mapping[str, Any], folder: Path
+    run: Run, inputs: Mapping[str, Path], config: RawSection, folder: Path
 ) -> Callable[[], StageRun]:
     """Return a function that runs a whole stage, each time into folders of its own
     below `folder`.

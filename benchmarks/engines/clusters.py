@@ -20,6 +20,7 @@ from gristmill.dataprep.jobs import engine_downloads
 from gristmill.dataprep.jobs.engine_downloads import MissingEngineError
 from gristmill.dataprep.jobs.portable import program
 from gristmill.dataprep.jobs.servers import ENDING, free_port
+from gristmill.mixtures.base import Options
 from gristmill.mixtures.engine import FLINK_VERSIONS
 
 PATIENCE_SECONDS = 240.0
@@ -104,7 +105,7 @@ class Cluster:
         processes: all that were started.
     """
 
-    engine: dict[str, Any]
+    engine: Options
     description: str
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 

@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -173,6 +173,15 @@ def read_batches(
     ahead.close()
 
 
+class Peer(TypedDict):
+    """What mosaic_peer.py prints."""
+
+    rows_per_second: float
+    start_seconds: float
+    resume_seconds: float
+    memory_bytes: int
+
+
 class Measured(NamedTuple):
     """A measurement of ours, and its name in `mosaic_peer.py`'s JSON.
 
@@ -188,11 +197,11 @@ class Measured(NamedTuple):
     name: str
     ours: float
     unit: str
-    key: str
+    key: Literal["rows_per_second", "start_seconds", "resume_seconds", "memory_bytes"]
     scale: float
     note: str = ""
 
-    def row(self, peer: dict[str, Any]) -> Row:
+    def row(self, peer: Peer) -> Row:
         """Return the row beside the peer's values."""
         value = peer[self.key]
         peer_value = (
@@ -250,7 +259,7 @@ def mosaic_rows(folder: Path, rate: float, memory: int) -> Iterator[Row]:
         )
 
 
-def measure_mosaic(folder: Path) -> dict[str, Any] | None:
+def measure_mosaic(folder: Path) -> Peer | None:
     """Run mosaic_peer.py by the Python that has the library, and return its JSON; None
     if there is none.
 
@@ -279,7 +288,7 @@ def measure_mosaic(folder: Path) -> dict[str, Any] | None:
     )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    measurements: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    measurements: Peer = json.loads(done.stdout.splitlines()[-1])
     return measurements
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -66,15 +67,15 @@ def gigatoken_rows(kind: str, size: int) -> Iterator[Row]:
         yield row(name, None, None, "MB/s", "gigatoken is not installed")
         return
     assert ours is not None
-    our_merges, peer_merges = ours["merges"], peer["merges"]
+    our_merges, peer_merges = ours.merges or [], peer.merges or []
     pairs = zip(our_merges, peer_merges, strict=False)
     agreeing = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
     note = (
         f"merges equal: {'yes' if our_merges == peer_merges else 'no'}; the first "
         f"{agreeing:,} of {len(our_merges):,} agree, the peer has {len(peer_merges):,}"
     )
-    yield row(name, ours["rate"], peer["rate"], "MB/s", note)
-    yield row(f"{name}: memory", ours["memory"], peer["memory"], "MB")
+    yield row(name, ours.rate, peer.rate, "MB/s", note)
+    yield row(f"{name}: memory", ours.memory, peer.memory, "MB")
 
 
 def model_rows(kind: str) -> Iterator[Row]:
@@ -103,18 +104,40 @@ def model_rows(kind: str) -> Iterator[Row]:
             ("compression", "bytes_per_token", "bytes/token"),
             ("encode", "encoding", "MB/s"),
         ):
-            if key in ours and key in theirs:
-                note = f"by {ours['encoder']}, warm" if key == "encoding" else ""
+            ours_value, peer_value = getattr(ours, key), getattr(theirs, key)
+            if ours_value is not None and peer_value is not None:
+                note = f"by {ours.encoder}, warm" if key == "encoding" else ""
                 yield row(
                     f"{measure}_{model}_{kind}_vs_{peer}",
-                    ours[key],
-                    theirs[key],
+                    ours_value,
+                    peer_value,
                     unit,
                     note,
                 )
 
 
-def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Training:
+    """Measurements of a training, and of encoding by its vocabulary.
+
+    Attributes:
+        rate: MB of text per second.
+        memory: MB.
+        merges: learnt ones; None where they are not known.
+        bytes_per_token: of text that was held out.
+        encoder: of the stage `tokenize`.
+        encoding: MB of text per second.
+    """
+
+    rate: float
+    memory: float
+    merges: list[list[str]] | None = None
+    bytes_per_token: float | None = None
+    encoder: str = ""
+    encoding: float | None = None
+
+
+def in_process(kind: str, trainer: str, size: int) -> Training | None:
     """Train in a process of its own, and return its measurements; None if its package
     is not installed.
     """
@@ -131,11 +154,11 @@ def in_process(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
                 "TOKENIZERS_PARALLELISM": "false",
             },
         )
-        measurements: dict[str, Any] | None = json.loads(path.read_text())
-        return measurements
+        measurements = json.loads(path.read_text())
+        return None if measurements is None else Training(**measurements)
 
 
-def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
+def _measure(kind: str, trainer: str, size: int) -> Training | None:
     texts = TEXTS[kind]()
     held_out = first_texts(texts[::HELD_OUT], MEASURED_BYTES)
     learnt = first_texts(
@@ -149,32 +172,26 @@ def _measure(kind: str, trainer: str, size: int) -> dict[str, Any] | None:
     before, start = _peak_mb(), time.process_time()
     tokenizer = train()
     seconds = time.process_time() - start
-    measurements = {
-        "rate": text_megabytes(learnt) / seconds,
-        "memory": _peak_mb() - before,
-    }
+    training = Training(text_megabytes(learnt) / seconds, _peak_mb() - before)
     if isinstance(tokenizer, list):
-        return {**measurements, "merges": tokenizer}
+        return replace(training, merges=tokenizer)
     held_out_bytes = text_megabytes(held_out) * MEGA
     if trainer == "sentencepiece":
-        return {
-            **measurements,
-            "bytes_per_token": held_out_bytes
-            / sum(map(len, tokenizer.encode(held_out))),
-        }
+        tokens = sum(map(len, tokenizer.encode(held_out)))
+        return replace(training, bytes_per_token=held_out_bytes / tokens)
     tokenizer.encode_special_tokens = True
     encoder, count_tokens = _encoder(tokenizer)
     count_tokens(learnt)
     start = time.process_time()
     tokens = count_tokens(held_out)
     seconds = time.process_time() - start
-    return {
-        **measurements,
-        "merges": json.loads(tokenizer.to_str())["model"].get("merges", []),
-        "bytes_per_token": held_out_bytes / tokens,
-        "encoder": encoder,
-        "encoding": text_megabytes(held_out) / seconds,
-    }
+    return replace(
+        training,
+        merges=json.loads(tokenizer.to_str())["model"].get("merges", []),
+        bytes_per_token=held_out_bytes / tokens,
+        encoder=encoder,
+        encoding=text_megabytes(held_out) / seconds,
+    )
 
 
 def _encoder(tokenizer: Any) -> tuple[str, Callable[[Sequence[str]], int]]:
@@ -271,4 +288,5 @@ def _sentencepiece(texts: Sequence[str], size: int) -> Any:
 
 if __name__ == "__main__":
     kind, trainer, size, path = sys.argv[1:]
-    Path(path).write_text(json.dumps(_measure(kind, trainer, int(size))))
+    training = _measure(kind, trainer, int(size))
+    Path(path).write_text(json.dumps(None if training is None else asdict(training)))

@@ -16,7 +16,6 @@ import statistics
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from benchmarks.measuring import Row, row
 from benchmarks.train.small_models import drawn_decoder
+from gristmill.mixtures.base import RawSection
 from gristmill.mixtures.model import Model
 from gristmill.mixtures.training import Optimizer, Schedule
 from gristmill.train.models.decoder import Llama
@@ -36,7 +36,7 @@ VOCAB, LENGTH, ROWS, STEPS, HELD_OUT = 256, 64, 8, 300, 256
 CHOOSING_SEED, SEEDS = 0, (1, 2, 3)
 SECTION = Model(layers=3, width=128, heads=2)
 ADAMW = Optimizer(learning_rate=4e-3)
-SIDES: dict[str, dict[str, Any]] = {
+SIDES: dict[str, RawSection] = {
     "muon": {"kind": "muon"},
     "muon, cautious decay": {"kind": "muon", "cautious_decay": True},
     "normuon": {"kind": "normuon"},

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
@@ -58,16 +58,21 @@ def rows() -> Iterator[Row]:
             )
 
 
-def measure_all(folder: Path, joined: World) -> dict[str, dict[str, Any]]:
+class Rounded(TypedDict):
+    """A model's rounded matrices in a process: their bytes, and a hash of its logits."""
+
+    bytes: int
+    logits: str
+
+
+def measure_all(folder: Path, joined: World) -> dict[str, Rounded]:
     """Measure all roundings in one rank."""
     world = make_world(Parallel(), joined.device)
     return {base: measure(world, base, folder) for base in BASES}
 
 
-def measure(world: World, base: str, folder: Path) -> dict[str, Any]:
-    """Return the bytes of a model's rounded matrices in this process, and a hash of its
-    logits.
-    """
+def measure(world: World, base: str, folder: Path) -> Rounded:
+    """Measure a model in this process."""
     shape, lora = (
         shape_of(MODEL, VOCAB, LENGTH),
         Lora.model_validate({"rank": 4, "base": base}),
@@ -87,7 +92,7 @@ def measure(world: World, base: str, folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         logits = model(ids)
     return {
-        "bytes": describe_rounding(model, lora)["lora_base"]["bytes"],
+        "bytes": int(describe_rounding(model, lora)["lora_base"]["bytes"]),
         "logits": hashlib.blake2b(logits.numpy().tobytes(), digest_size=16).hexdigest(),
     }
 

@@ -20,10 +20,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal, TypedDict
 
 import torch
 
@@ -38,6 +38,7 @@ WINDOWS = 8
 written after the third and the sixth, and the fourth and seventh share a CPU with its
 writing.
 """
+Side = Literal["ours", "transformers"]
 ROUNDS = 2
 """Both sides take turns, and the faster round of each counts: the speed of a shared
 machine changes in a minute.
@@ -67,8 +68,38 @@ class Size:
     micro_rows: int
     rows: int
     window_steps: int
-    compile: str = "off"
+    compile: Literal["auto", "off", "block", "model"] = "off"
     published: str = ""
+
+
+class Speed(TypedDict):
+    """Speed and memory of a training."""
+
+    tokens_per_second: float
+    peak_memory_bytes: int
+
+
+class OurSpeed(Speed):
+    """Measurements of our training."""
+
+    mfu: float | str
+    """Of the model's FLOPs; `unknown` on an unknown device."""
+    mfu_causal: float | str
+    """With causal attention halved."""
+    data_wait_share: float
+    checkpoint_seconds: list[float]
+    """Pauses."""
+    flops: float
+    """Per second."""
+    matmul: float
+    """FLOPs per second of a matrix product."""
+
+
+class Rounds(TypedDict, total=False):
+    """Fastest round of each side."""
+
+    ours: OurSpeed
+    transformers: Speed
 
 
 ON_GPU = (
@@ -136,7 +167,8 @@ def rows() -> Iterator[Row]:
 
 def rows_of(size: Size) -> Iterator[Row]:
     """Measure one size."""
-    sides, failures = ["ours"], dict[str, str]()
+    sides: list[Side] = ["ours"]
+    failures: dict[str, str] = {}
     if importlib.util.find_spec("transformers") is None:
         failures["transformers"] = "it is not installed"
     else:
@@ -158,13 +190,11 @@ def rows_of(size: Size) -> Iterator[Row]:
         if peer is not None
         else f"transformers: {failures['transformers'].splitlines()[-1]}"
     )
-    yield _row(
+    yield row(
         f"{size.name}, vs transformers",
-        ours,
-        peer,
-        "tokens_per_second",
+        ours["tokens_per_second"],
+        None if peer is None else peer["tokens_per_second"],
         "tokens/s",
-        1.0,
         missing_peer,
     )
     yield row(
@@ -174,24 +204,20 @@ def rows_of(size: Size) -> Iterator[Row]:
         "GFLOP/s",
         describe(ours, size.published),
     )
-    yield _row(
+    yield row(
         f"{size.name}, peak memory",
-        ours,
-        peer,
-        "peak_memory_bytes",
+        ours["peak_memory_bytes"] / GIGA,
+        None if peer is None else peer["peak_memory_bytes"] / GIGA,
         "GB",
-        GIGA,
         missing_peer or "less is better",
     )
 
 
-def describe(ours: Mapping[str, Any], published: str) -> str:
+def describe(ours: OurSpeed, published: str) -> str:
     """Return a note of the measurements that have no peer here."""
-    mfu = "unknown"
-    if ours["mfu"] != mfu:
-        mfu = (
-            f"{ours['mfu']:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)"
-        )
+    mfu = ours["mfu"]
+    if not isinstance(mfu, str):
+        mfu = f"{mfu:.1%} ({ours['mfu_causal']:.1%} with causal attention halved)"
     pauses = ", ".join(f"{seconds:.2f} s" for seconds in ours["checkpoint_seconds"])
     note = (
         f"MFU {mfu}; data wait {ours['data_wait_share']:.2%}; checkpoint pauses "
@@ -200,27 +226,13 @@ def describe(ours: Mapping[str, Any], published: str) -> str:
     return f"{note}; published MFU: {published}" if published else note
 
 
-def _row(
-    name: str,
-    ours: Mapping[str, Any],
-    peer: Mapping[str, Any] | None,
-    key: str,
-    unit: str,
-    scale: float,
-    note: str,
-) -> Row:
-    return row(
-        name, ours[key] / scale, None if peer is None else peer[key] / scale, unit, note
-    )
-
-
 def _measure_by_turns(
-    sides: list[str], size: Size, folder: Path, failures: dict[str, str]
-) -> dict[str, dict[str, Any]]:
+    sides: Sequence[Side], size: Size, folder: Path, failures: dict[str, str]
+) -> Rounds:
     """Return the faster round of each side; `failures` takes the output of those that
     failed, which do not run again.
     """
-    fastest_rounds: dict[str, dict[str, Any]] = {}
+    fastest_rounds: Rounds = {}
     for _ in range(ROUNDS):
         for side in sides:
             if side in failures:
@@ -243,7 +255,6 @@ def _train(side: str, size: Size, folder: Path) -> subprocess.CompletedProcess[s
     settings = {
         **vars(size),
         "model": size.model.model_dump(mode="json"),
-        "windows": WINDOWS,
     }
     return subprocess.run(
         [

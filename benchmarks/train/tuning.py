@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import Row, row
+from gristmill.mixtures.base import Options
 from gristmill.mixtures.model import Model
 from gristmill.tokenize.mixing.best_fit import best_fit_decreasing
 from gristmill.train.models.decoder import Llama
@@ -265,7 +266,7 @@ def prefer(folder: Path, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float
     return timed(folder, list(zip(batches, stored, strict=True)), loss_of)
 
 
-def trl_settings(folder: Path, per_update: int) -> dict[str, Any]:
+def trl_settings(folder: Path, per_update: int) -> Options:
     """Return the settings of both of TRL's trainers."""
     return {
         "output_dir": str(folder / "trl"),

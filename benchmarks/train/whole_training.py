@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.train.sizes import WINDOWS, OurSpeed, Size, Speed
 from benchmarks.train.small_models import hf_llama, next_token, pretrain_section
 from gristmill.core.stage_context import Context
 from gristmill.mixtures.engine import Compute
@@ -34,14 +34,12 @@ from gristmill.train.planning.measured_step import matmul_rate
 LEARNING_RATE = 1e-4
 
 
-def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any]:
+def ours(packed: PackedSet, shape: Shape, size: Size) -> OurSpeed:
     """Run a pre-training as the stage does, with checkpoints and without validation."""
-    window, steps = size["window_steps"], size["windows"] * size["window_steps"]
-    section = pretrain_section(
-        steps, size["rows"], size["micro_rows"], window, LEARNING_RATE
-    )
+    window, steps = size.window_steps, WINDOWS * size.window_steps
+    section = pretrain_section(steps, size.rows, size.micro_rows, window, LEARNING_RATE)
     compute, flops = (
-        Compute(compile=size["compile"]),
+        Compute(compile=size.compile),
         flops_per_token(shape, packed.sequence_length),
     )
     with single_process() as world, tempfile.TemporaryDirectory() as work:
@@ -74,10 +72,10 @@ def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any
         undisturbed = [line for line in timed if "checkpoint_seconds" not in line]
         best = max(undisturbed, key=lambda line: float(line["tokens_per_second"]))
         return {
-            **{
-                key: best[key]
-                for key in ("tokens_per_second", "mfu", "mfu_causal", "data_wait_share")
-            },
+            "tokens_per_second": best["tokens_per_second"],
+            "mfu": best["mfu"],
+            "mfu_causal": best["mfu_causal"],
+            "data_wait_share": best["data_wait_share"],
             "checkpoint_seconds": [
                 line["checkpoint_seconds"]
                 for line in timed
@@ -89,9 +87,7 @@ def ours(packed: PackedSet, shape: Shape, size: dict[str, Any]) -> dict[str, Any
         }
 
 
-def transformers(
-    packed: PackedSet, shape: Shape, size: dict[str, Any]
-) -> dict[str, Any]:
+def transformers(packed: PackedSet, shape: Shape, size: Size) -> Speed:
     """Run transformers' Llama in a plain loop: the same tokens, batches, precision,
     clipping and fused AdamW.
     """
@@ -99,10 +95,10 @@ def transformers(
         device, length, window = (
             world.device,
             packed.sequence_length,
-            size["window_steps"],
+            size.window_steps,
         )
         model = hf_llama(shape, length).to(device)
-        run = model if size["compile"] == "off" else torch.compile(model)
+        run = model if size.compile == "off" else torch.compile(model)
         optimizer = torch.optim.AdamW(
             model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True
         )
@@ -111,13 +107,13 @@ def transformers(
             compute_dtype("auto", device),
         )
         fastest = float("inf")
-        for number in range(size["windows"]):
+        for number in range(WINDOWS):
             started = time.perf_counter()
             for step in range(number * window, (number + 1) * window):
-                batch = order[step * size["rows"] : (step + 1) * size["rows"]]
-                for start in range(0, len(batch), size["micro_rows"]):
+                batch = order[step * size.rows : (step + 1) * size.rows]
+                for start in range(0, len(batch), size.micro_rows):
                     ids = torch.from_numpy(
-                        packed.read(batch[start : start + size["micro_rows"]])
+                        packed.read(batch[start : start + size.micro_rows])
                     ).to(device)
                     with torch.autocast(
                         device.type, dtype, enabled=dtype != torch.float32
@@ -132,15 +128,15 @@ def transformers(
             loss.item()  # waits for the device
             fastest = min(fastest, time.perf_counter() - started) if number else fastest
         return {
-            "tokens_per_second": window * size["rows"] * length / fastest,
+            "tokens_per_second": window * size.rows * length / fastest,
             "peak_memory_bytes": peak_memory_bytes(device, world),
         }
 
 
-def main(side: str, folder: Path, size: dict[str, Any]) -> None:
+def main(side: str, folder: Path, size: Size) -> None:
     """Measure a side, and print the measurements."""
     packed = PackedSet(folder / "mix")
-    shape = shape_of(Model.model_validate(size["model"]), size["vocab"], size["length"])
+    shape = shape_of(size.model, size.vocab, size.length)
     print(
         json.dumps(
             {"ours": ours, "transformers": transformers}[side](packed, shape, size)
@@ -149,4 +145,6 @@ def main(side: str, folder: Path, size: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3]))
+    settings = json.loads(sys.argv[3])
+    model = Model.model_validate(settings.pop("model"))
+    main(sys.argv[1], Path(sys.argv[2]), Size(model=model, **settings))
