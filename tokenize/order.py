@@ -71,15 +71,26 @@ class Order:
     """
 
     def __init__(self, rows_per_source: Sequence[int], seed: int) -> None:
-        self._phases = [checked_counts(rows_per_source)]
-        self._ends = checked_ends(self._phases)
-        self._half_bits = _half_bits_of_phases(self._phases)
+        self._set_phases([rows_per_source])
         self.seed = int(seed)
         self.total = int(self._ends[-1])
         self.has_phases = False
         self._as_stored = 0
         self._spans = 0
         self._ahead = (0, np.empty(0, dtype=np.int64))
+
+    def _set_phases(self, phases: Sequence[Sequence[int]]) -> None:
+        self._phases = [checked_counts(counts) for counts in phases]
+        rows = [int(counts.sum()) for counts in self._phases]
+        if not all(rows):
+            raise ValueError(
+                f"an order needs at least one row in every phase, not {rows}"
+            )
+        self._ends = np.cumsum(rows, dtype=np.int64)
+        self._half_bits = [
+            np.array([half_bits_of(count) for count in counts.tolist()])
+            for counts in self._phases
+        ]
 
     @classmethod
     def of_phases(
@@ -96,9 +107,7 @@ class Order:
                 more than 2**40 rows.
         """
         order = cls([sum(column) for column in zip(*phases, strict=True)], seed)
-        order._phases = [checked_counts(counts) for counts in phases]
-        order._ends = checked_ends(order._phases)
-        order._half_bits = _half_bits_of_phases(order._phases)
+        order._set_phases(phases)
         order.has_phases, order._as_stored = len(phases) > 1, as_stored
         return order
 
@@ -297,16 +306,6 @@ def phase_parts(phase: int) -> tuple[str | int, ...]:
     return ("stage", phase) if phase else ()
 
 
-def checked_ends(phases: Sequence[np.ndarray]) -> np.ndarray:
-    """End of each phase: int64 of shape (phases,); raises ValueError for a phase
-    without rows.
-    """
-    rows = [int(counts.sum()) for counts in phases]
-    if not all(rows):
-        raise ValueError(f"an order needs at least one row in every phase, not {rows}")
-    return np.cumsum(rows, dtype=np.int64)
-
-
 def sources_of_rows(
     phases: Sequence[Sequence[int] | np.ndarray],
     rows: np.ndarray,
@@ -491,13 +490,6 @@ def permute(index: np.ndarray, n: int, key: int, inverse: bool = False) -> np.nd
 def half_bits_of(n: int) -> int:
     """Half the width of the Feistel network over [0, n)."""
     return max(MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
-
-
-def _half_bits_of_phases(phases: Sequence[np.ndarray]) -> list[np.ndarray]:
-    return [
-        np.array([half_bits_of(count) for count in counts.tolist()])
-        for counts in phases
-    ]
 
 
 def round_keys(key: int) -> np.ndarray:

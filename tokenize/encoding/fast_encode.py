@@ -182,7 +182,10 @@ class FastEncoder:
             ids, lengths = np.empty(0, np.uint32), np.zeros(len(offsets) - 1, np.int64)
             library_rows = np.arange(len(offsets) - 1)
         finally:
-            self._bound_memory()
+            now = resident_bytes()
+            self._least_bytes = min(self._least_bytes, now)
+            if now - self._least_bytes > CACHE_BYTES:
+                self.forget()
         return (
             self._corrected(data, offsets, ids, lengths, library_rows)
             if len(library_rows)
@@ -217,12 +220,6 @@ class FastEncoder:
                 ids, lengths, self.known.first_stand_in, self.known.stand_ins
             )
         return ids, lengths
-
-    def _bound_memory(self) -> None:
-        now = resident_bytes()
-        self._least_bytes = min(self._least_bytes, now)
-        if now - self._least_bytes > CACHE_BYTES:
-            self.forget()
 
     def _corrected(
         self,

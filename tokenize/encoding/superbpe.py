@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -117,18 +118,9 @@ def learn_superwords(
 
 def _as_characters(words: Tokenizer, texts: Iterable[str]) -> Iterator[str]:
     """Each text as a character per token, a line per pre-token."""
-    for batch in _batches(texts):
+    remaining = iter(texts)
+    while batch := list(islice(remaining, BATCH_DOCUMENTS)):
         for encoding in words.encode_batch(batch, add_special_tokens=False):
             ids = np.array(encoding.ids, np.uint32) + np.uint32(FIRST_CHARACTER)
             cuts = np.flatnonzero(np.diff(np.array(encoding.word_ids, np.int64))) + 1
             yield np.insert(ids, cuts, ord("\n")).tobytes().decode("utf-32-le")
-
-
-def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == BATCH_DOCUMENTS:
-            yield batch
-            batch = []
-    yield batch
