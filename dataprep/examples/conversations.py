@@ -437,6 +437,7 @@ def sft_example(row: Row, form: str = "auto") -> Example:
     """
     refuse_media("the record", row)
     messages = SFT_FORMS[form_of(row) if form == "auto" else form](row)
+    messages = with_system(row, messages)
     check_turns("the conversation", messages)
     return with_tools(row, {"messages": messages})
 
@@ -478,21 +479,18 @@ def _is_sharegpt(value: Any) -> bool:
 
 def _messages(row: Row) -> list[Message]:
     key = "messages" if "messages" in row else "conversations"
-    return with_system(row, checked_messages(key, row.get(key)))
+    return checked_messages(key, row.get(key))
 
 
 def _sharegpt(row: Row) -> list[Message]:
     key = "conversations" if "conversations" in row else "messages"
-    return with_system(row, sharegpt_messages(key, row.get(key)))
+    return sharegpt_messages(key, row.get(key))
 
 
 def _completion(row: Row) -> list[Message]:
     answer = "completion" if "completion" in row else "response"
-    return with_system(
-        row,
-        turns("prompt", row.get("prompt"), "user")
-        + turns(answer, row.get(answer), "assistant"),
-    )
+    prompt = turns("prompt", row.get("prompt"), "user")
+    return prompt + turns(answer, row.get(answer), "assistant")
 
 
 def instructed(row: Row) -> list[Message]:
@@ -508,9 +506,7 @@ def instructed(row: Row) -> list[Message]:
 
 
 def _instruction(row: Row) -> list[Message]:
-    return with_system(
-        row, [*instructed(row), *turns("output", row.get("output"), "assistant")]
-    )
+    return instructed(row) + turns("output", row.get("output"), "assistant")
 
 
 def _history(value: Any) -> list[Message]:
@@ -531,3 +527,4 @@ SFT_FORMS: dict[str, Callable[[Row], list[Message]]] = {
     "completion": _completion,
     "instruction": _instruction,
 }
+"""Functions from a row to its messages; `with_system` adds the row's `system` text."""

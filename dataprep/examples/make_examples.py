@@ -247,47 +247,53 @@ class _Made:
     prompts: int = 0
 
 
+@dataclass
 class _SetWriter:
-    """Writer of one set of examples."""
+    """Writer of one set of examples.
 
-    def __init__(
-        self,
-        name: str,
-        section: MadeExamples,
-        seed: int,
-        inputs: Mapping[str, Path],
-        out: Path,
-        context: Context,
-        opened: ExitStack,
-    ) -> None:
-        self.name = name
-        self.section = section
-        self.seed = seed
-        self.inputs = inputs
-        self.out = out
-        self.context = context
-        self._opened = opened
-        self._asking = dict[str, Asking]()
-        self.templates = {}
-        for key, (template, variables, _) in templates_of(section).items():
+    Attributes:
+        name: of the set.
+        section: of the set.
+        seed: of the choices.
+        inputs: generated sets that the prompts come from.
+        out: output folder.
+        context: of the stage.
+        opened: closes the sessions.
+        asking: session of each model.
+        grown: new prompts, if any are requested.
+        links: parents and children.
+    """
+
+    name: str
+    section: MadeExamples
+    seed: int
+    inputs: Mapping[str, Path]
+    out: Path
+    context: Context
+    opened: ExitStack
+    asking: dict[str, Asking] = field(default_factory=dict)
+    grown: new_prompts.Grown | None = None
+    links: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.templates: dict[str, PromptTemplate] = {}
+        for key, (template, variables, _) in templates_of(self.section).items():
             template.check(variables)
             self.templates[key] = template
-        self.excluded = frozenset(
-            () if section.exclude is None else read_lines(section.exclude)
-        )
-        self.grown: new_prompts.Grown | None = None
-        self.links: list[tuple[str, str]] = []
+        exclude = self.section.exclude
+        self.excluded = frozenset(() if exclude is None else read_lines(exclude))
 
     def ask(
         self, model: AskedModel, requests: Sequence[Request | str]
     ) -> Sequence[Answer]:
         """Answer requests, in their order; sessions are opened once per model."""
         key = model.model_dump_json()
-        if key not in self._asking:
-            self._asking[key] = self._opened.enter_context(Asking(model, self.context))
+        if key not in self.asking:
+            self.asking[key] = self.opened.enter_context(Asking(model, self.context))
+        session = self.asking[key]
         askable = [request for request in requests if isinstance(request, Request)]
-        self._asking[key].expect(len(askable))
-        return with_problems(requests, list(self._asking[key].answers(askable)))
+        session.expect(len(askable))
+        return with_problems(requests, list(session.answers(askable)))
 
     def make(self) -> MadeSet:
         """Ask for all answers, choose and write the examples; return the summary."""
@@ -652,8 +658,7 @@ class _SetWriter:
             examples=len(made.records),
             answers=AnswerCounts(len(drafts), len(groups["all"]), dict(dropped)),
             asked=[
-                session.tally.as_json(session.model)
-                for session in self._asking.values()
+                session.tally.as_json(session.model) for session in self.asking.values()
             ],
             texts=describe(
                 [draft.text[:SAMPLE_CHARACTERS] for draft in sampled],

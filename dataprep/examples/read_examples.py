@@ -33,7 +33,6 @@ from gristmill.dataprep.corpus import LICENCE_KEYS
 from gristmill.dataprep.examples.conversations import (
     SFT_FORMS,
     Example,
-    Message,
     Row,
     check_answered,
     form_of,
@@ -182,7 +181,12 @@ def prompt_example(
     """
     refuse_media("the record", row)
     form = prompt_form_of(row) if form == "auto" else form
-    messages = _alone(row) if form == "prompts" else SFT_FORMS[form](row)
+    if form == "prompts":
+        key = next((key for key in PROMPT_KEYS if key in row), PROMPT_KEYS[0])
+        messages = turns(key, row.get(key), "user")
+    else:
+        messages = SFT_FORMS[form](row)
+    messages = with_system(row, messages)
     reference = _answer(answer, row.get(answer))
     if messages[-1]["role"] == "assistant":
         *messages, answer_message = messages
@@ -206,29 +210,23 @@ def _columns(row: Row, columns: RecordColumns) -> dict[str, object]:
             f"has no {missing[0]!r}, which rl.rewards takes; its keys "
             f"are {', '.join(row)}"
         )
-    try:
-        canonical_json({name: row[name] for name in columns.needed})
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"columns of rl.rewards hold what JSON cannot: {error}"
-        ) from error
     optional = [
         name
         for name in row
         if name in columns.optional or (columns.all and name not in PROMPT_COLUMNS)
     ]
-    names = dict.fromkeys(
-        (*columns.needed, *(name for name in optional if _is_json_value(row[name])))
-    )
-    return {name: row[name] for name in names}
-
-
-def _is_json_value(value: Any) -> bool:
-    try:
-        canonical_json(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+    kept: dict[str, object] = {}
+    for name in (*columns.needed, *optional):
+        try:
+            canonical_json(row[name])
+        except (TypeError, ValueError) as error:
+            if name in columns.needed:
+                raise ValueError(
+                    f"columns of rl.rewards hold what JSON cannot: {error}"
+                ) from error
+        else:
+            kept[name] = row[name]
+    return kept
 
 
 def prompt_form_of(row: Row) -> str:
@@ -250,11 +248,6 @@ def prompt_form_of(row: Row) -> str:
             f"no known form: its keys are {', '.join(row) or 'none'}; needed are "
             "prompt (or question), or messages, or what instructions have"
         ) from None
-
-
-def _alone(row: Row) -> list[Message]:
-    key = next((key for key in PROMPT_KEYS if key in row), PROMPT_KEYS[0])
-    return with_system(row, turns(key, row.get(key), "user"))
 
 
 def _answer(key: str, value: Any) -> str | None:
@@ -464,7 +457,14 @@ def _record(row: Any) -> Row:
     if isinstance(row, ValueError):
         raise row
     if isinstance(row, bytes):
-        row = _parse(row)
+        try:
+            row = parse_json(row)
+        except ValueError as error:
+            if isinstance(row, Unended):
+                raise CorruptFileError(
+                    f"the file is cut off in its last line: {error}"
+                ) from error
+            raise
     if not isinstance(row, dict):
         raise ValueError("a JSON object was expected")
     return row
@@ -484,26 +484,11 @@ def _origin(place: str, record: Row) -> Origin:
     )
 
 
-def _parse(line: bytes) -> Any:
-    try:
-        return parse_json(line)
-    except ValueError as error:
-        if isinstance(line, Unended):
-            raise CorruptFileError(
-                f"the file is cut off in its last line: {error}"
-            ) from error
-        raise
-
-
 def _rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
     """Rows of a file, numbered from 1: unparsed JSON, an object, or an error."""
     if file.name.endswith(".parquet"):
         yield from table_rows(as_path(file.location))
-    else:
-        yield from _line_rows(file)
-
-
-def _line_rows(file: SourceFile) -> Iterator[tuple[int, Any]]:
+        return
     number = 0
     try:
         for number, line in enumerate(

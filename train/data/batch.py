@@ -8,7 +8,7 @@ import numpy as np
 
 from gristmill.tokenize.loss_masks import LossMasks
 from gristmill.tokenize.packed import PackedSet
-from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
+from gristmill.train.data.conversation_tokens import padded_length
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def read_turns(
         packed: the set.
         masks: its loss masks.
         rows: int64 of shape (n,), at least one.
-        trim: drop padding common to all rows, down to a multiple of PAD_MULTIPLE.
+        trim: drop padding common to all rows, down to `padded_length`.
     """
     boundaries = packed.boundaries(rows)
     t = packed.sequence_length
     if trim:
-        t = min(t, -(-int(boundaries.filled().max()) // PAD_MULTIPLE) * PAD_MULTIPLE)
+        t = padded_length(int(boundaries.filled().max()), t)
     positions = None
     # a row of one piece has its start and its end
     if np.diff(boundaries.offsets).max() > 2:

@@ -200,6 +200,10 @@ class Chat:
             )
         return segments
 
+    def text(self, messages: Sequence[Message], prompt: bool = False) -> str:
+        """A conversation as text; arguments and errors as for `segments`."""
+        return "".join(text for text, _ in self.segments(messages, prompt))
+
     def encode(
         self,
         messages: Sequence[Message],
@@ -630,6 +634,11 @@ def counts_of(used: Sequence[Conversation]) -> TokenCounts:
     )
 
 
+def padded_length(longest: int, limit: int) -> int:
+    """Length of a micro-batch's rows: a multiple of PAD_MULTIPLE, at most `limit`."""
+    return min(limit, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+
+
 def padded(
     rows: Sequence[Conversation], pad: int, length: int
 ) -> tuple[Tensor, Tensor]:
@@ -642,8 +651,7 @@ def padded(
     """
     import torch  # making rows of conversations needs no torch
 
-    longest = max(len(row.ids) for row in rows)
-    t = min(length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+    t = padded_length(max(len(row.ids) for row in rows), length)
     ids = torch.full((len(rows), t), pad, dtype=torch.int64)
     trained = torch.zeros((len(rows), t), dtype=torch.bool)
     for number, row in enumerate(rows):

@@ -38,9 +38,9 @@ from gristmill.tokenize.order import Order, sources_of_rows
 from gristmill.tokenize.packed import PackedSet
 from gristmill.tokenize.packed_files import TokenizerEntry
 from gristmill.train.data.conversation_tokens import (
-    PAD_MULTIPLE,
     Chat,
     NothingToTrainError,
+    padded_length,
     write_example_ids,
 )
 from gristmill.train.data.example_rows import (
@@ -208,7 +208,7 @@ class PairRows:
         """
         rows = np.concatenate([self.first[pairs], self.first[pairs] + 1])
         longest = int(self.packed.boundaries(rows).filled().max())
-        t = min(self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+        t = padded_length(longest, self.packed.sequence_length)
         return ids_and_targets(
             self.packed.read(rows)[:, :t], self._masks.read(rows)[:, :t]
         )
@@ -276,7 +276,8 @@ class AnswerRows:
         """Ids and targets of n answers, (n, t) each; t is as small as the rows
         allow.
         """
-        t = self._padded(int(self.num_tokens[answers].max()))
+        longest = int(self.num_tokens[answers].max())
+        t = padded_length(longest, self.packed.sequence_length)
         return ids_and_targets(
             self.packed.read(answers)[:, :t], self._masks.read(answers)[:, :t]
         )
@@ -285,44 +286,29 @@ class AnswerRows:
         """Ids and targets, (n, t), of the prompts of n answers, each followed by its
         partner's answer; truncated like rows.
         """
-        rows, partner_rows = (
-            (self.packed.read(numbers), self._masks.read(numbers))
-            for numbers in (answers, self.partners[answers])
-        )
+        partners = self.partners[answers]
+        prompt_ids = self.packed.read(answers)
+        prompt_masks = self._masks.read(answers)
+        answer_ids = self.packed.read(partners)
+        answer_masks = self._masks.read(partners)
         length = self.packed.sequence_length
-        joined = []
-        for number, partner in enumerate(self.partners[answers]):
-            prompt_end, answer_start = (
-                int(np.flatnonzero(trained[number])[0])
-                for _, trained in (rows, partner_rows)
-            )
-            end = int(self.num_tokens[partner])
-            joined.append(
-                [
-                    np.concatenate(
-                        [
-                            rows[part][number, :prompt_end],
-                            partner_rows[part][number, answer_start:end],
-                        ]
-                    )[:length]
-                    for part in (0, 1)
-                ]
-            )
-            joined[-1][1][:prompt_end] = False
-        t = self._padded(max(len(ids) for ids, _ in joined))
-        ids = np.full(
-            (len(joined), t), self.packed.manifest["tokenizer"]["pad"], dtype=np.int64
-        )
-        trained = np.zeros((len(joined), t), dtype=bool)
-        for number, (tokens, mask) in enumerate(joined):
-            ids[number, : len(tokens)] = tokens
-            trained[number, : len(mask)] = mask
-        return ids_and_targets(ids, trained)
-
-    def _padded(self, longest: int) -> int:
-        return min(
-            self.packed.sequence_length, -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE
-        )
+        pad = self.packed.manifest["tokenizer"]["pad"]
+        ids = np.full(prompt_ids.shape, pad, dtype=np.int64)
+        trained = np.zeros(prompt_ids.shape, dtype=bool)
+        longest = 0
+        for number, partner in enumerate(partners):
+            # An answer is all of its row's trained tokens, and ends the row.
+            begin = int(prompt_masks[number].argmax())
+            first = int(answer_masks[number].argmax())
+            size = min(int(self.num_tokens[partner]) - first, length - begin)
+            answer = slice(first, first + size)
+            end = begin + size
+            ids[number, :begin] = prompt_ids[number, :begin]
+            ids[number, begin:end] = answer_ids[number, answer]
+            trained[number, begin:end] = answer_masks[number, answer]
+            longest = max(longest, end)
+        t = padded_length(longest, length)
+        return ids_and_targets(ids[:, :t], trained[:, :t])
 
 
 def ids_and_targets(ids: np.ndarray, trained: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -504,8 +504,9 @@ class RowStream(IterableDataset[Any]):
         return self.kind.order.span(batch * self.batch_size, self.batch_size)
 
     def provenance(self, rows: np.ndarray) -> list[RowOrigin]:
-        """Origin of rows by number; `gristmill explain MANIFEST ID` prints the rest of
-        a document.
+        """Origin of rows by number: `row`, `source`, and `documents` (`id`, `start`,
+        `length` in the row, `offset` in the document, `copy`); of pairs `example`
+        instead. `gristmill explain MANIFEST ID` prints the rest of a document.
         """
         return self.kind.provenance(np.asarray(rows, dtype=np.int64))
 

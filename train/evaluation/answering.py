@@ -80,6 +80,12 @@ class Reader:
         """Device of the model."""
         return next(self.model.parameters()).device
 
+    def score(self, requests: Sequence[Request]) -> list[Score]:
+        """Log-likelihoods of requests; a collective call if the model is sharded."""
+        return score_requests(
+            self.model, requests, self.length, self.device, self.world
+        )
+
 
 @dataclass(frozen=True)
 class AnswerSample:
@@ -136,20 +142,12 @@ def answer_task(
     return ask[task.kind](reader, task, items, seed, bootstrap_samples)
 
 
-def _score(reader: Reader, requests: Sequence[Request]) -> list[Score]:
-    return score_requests(
-        reader.model, requests, reader.length, reader.device, reader.world
-    )
-
-
 def _context(reader: Reader, task: Task, item: Item) -> str:
     """Context of an item's answer, plain or rendered by the chat template."""
     if not task.chat_template:
         return item.context
     try:
-        return "".join(
-            text for text, _ in reader.chat().segments(item.messages, prompt=True)
-        )
+        return reader.chat().text(item.messages, prompt=True)
     except ChatError as error:
         raise TaskError(f"task {task.name}, item {item.number}: {error}") from error
 
@@ -168,7 +166,7 @@ def _multiple_choice(
         for item in items
         for answer in item.answers
     ]
-    scores = iter(_score(reader, requests))
+    scores = iter(reader.score(requests))
     answered = [[next(scores) for _ in item.answers] for item in items]
     per_item, confidence = choice_metrics(items, answered)
     return Result(
@@ -188,7 +186,7 @@ def _cloze(
         )
         for item in items
     ]
-    per_item = cloze_metrics(_score(reader, requests))
+    per_item = cloze_metrics(reader.score(requests))
     logp = per_item["logp"]
     perplexity: Estimate = {
         "value": float(np.exp(-logp.mean())),
@@ -205,7 +203,7 @@ def _rolling(
 ) -> Result:
     encoded = [reader.encode(item.answers[0]) for item in items]
     requests = [list(windows(ids, reader.prefix, reader.length)) for ids in encoded]
-    scores = iter(_score(reader, [window for text in requests for window in text]))
+    scores = iter(reader.score([window for text in requests for window in text]))
     totals = []
     for text in requests:
         parts = [next(scores) for _ in text]

@@ -36,7 +36,7 @@ from gristmill.mixtures.evaluation import (
 from gristmill.mixtures.user_code import OwnCodeError
 from gristmill.train.data.conversation_tokens import ChatError
 from gristmill.train.evaluation.answering import Reader, written
-from gristmill.train.evaluation.likelihood import continuation, score_requests
+from gristmill.train.evaluation.likelihood import continuation
 from gristmill.train.evaluation.probes import Probe
 
 PART = 256
@@ -346,9 +346,7 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
             delimiter = " "
             if chat:
                 message: Message = {"role": "user", "content": probe.prompt}
-                before = "".join(
-                    text for text, _ in reader.chat().segments([message], prompt=True)
-                )
+                before = reader.chat().text([message], prompt=True)
                 delimiter = ""
         except ChatError as error:
             errors[number] = str(error)
@@ -357,11 +355,7 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
             continuation(reader.encode, reader.prefix, before, delimiter + answer)
             for answer in probe.bias.answers
         ]
-    scores = iter(
-        score_requests(
-            reader.model, requests, reader.length, reader.device, reader.world
-        )
-    )
+    scores = iter(reader.score(requests))
     return [
         Said(error=errors[number])
         if number in errors
@@ -373,35 +367,25 @@ def _choose(reader: Reader, probes: Sequence[Probe], chat: bool) -> list[Said]:
 def _judged(
     probes: Sequence[Probe], model_answers: Sequence[Said], judges: Judges
 ) -> list[Said]:
-    judged = [
-        replace(
-            answer,
-            refused=bool(answer.texts)
-            and probe.expected in ("refuse", "comply")
-            and judges.refuses(answer.texts[0]),
-        )
-        for probe, answer in zip(probes, model_answers, strict=True)
+    judged = list(model_answers)
+    to_judge = [
+        number
+        for number, (probe, answer) in enumerate(zip(probes, judged, strict=True))
+        if answer.texts and probe.expected in ("refuse", "comply")
     ]
+    for number in to_judge:
+        refused = judges.refuses(judged[number].texts[0])
+        judged[number] = replace(judged[number], refused=refused)
     if judges.rate is not None:
         texts = [text for answer in judged for text in answer.texts]
         rates = iter(judges.rate(texts).tolist())
-        toxicity_per_answer = [[next(rates) for _ in answer.texts] for answer in judged]
-        judged = [
-            replace(
-                answer,
-                toxicity=max(toxicities),
-                worst=toxicities.index(max(toxicities)),
-            )
-            if toxicities
-            else answer
-            for answer, toxicities in zip(judged, toxicity_per_answer, strict=True)
-        ]
+        for number, answer in enumerate(judged):
+            if toxicities := [next(rates) for _ in answer.texts]:
+                worst = toxicities.index(max(toxicities))
+                judged[number] = replace(
+                    answer, toxicity=toxicities[worst], worst=worst
+                )
     if judges.judge is not None:
-        to_judge = [
-            number
-            for number, (probe, answer) in enumerate(zip(probes, judged, strict=True))
-            if answer.texts and probe.expected in ("refuse", "comply")
-        ]
         answers = judges.judge(
             [(probes[number].prompt, judged[number].texts[0]) for number in to_judge]
         )

@@ -32,7 +32,7 @@ from gristmill.train.evaluation.intervals import (
     mean_with_interval,
     resampled_means,
 )
-from gristmill.train.evaluation.likelihood import Request, Score, score_requests
+from gristmill.train.evaluation.likelihood import Request, Score
 from gristmill.train.evaluation.tasks import Record, TaskError
 
 ORDER_SEED, SHOTS_SEED = 1337, 1234
@@ -253,18 +253,11 @@ def task_answers(
             for item in rendered_items
         ]
         scores = iter(
-            score_requests(
-                reader.model,
-                [item for of_item in requests for item in of_item],
-                reader.length,
-                reader.device,
-                reader.world,
-            )
+            reader.score([request for of_item in requests for request in of_item])
         )
-        answers = [[next(scores) for _ in item_requests] for item_requests in requests]
         is_right += [
-            _is_right(task.kind, item.right, scored)
-            for item, scored in zip(rendered_items, answers, strict=True)
+            _is_right(task.kind, item.right, [next(scores) for _ in item_requests])
+            for item, item_requests in zip(rendered_items, requests, strict=True)
         ]
     return np.array(is_right)
 

@@ -70,10 +70,10 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
     system, first, answer, second, _ = PROBE
     try:
         one_turn, two_turns, three_turns = (
-            _text(chat, PROBE[1:end]) for end in (2, 3, 4)
+            chat.text(PROBE[1:end]) for end in (2, 3, 4)
         )
-        with_prompt = _text(chat, PROBE[1:2], prompt=True)
-        with_system = _text(chat, PROBE[:2])
+        with_prompt = chat.text(PROBE[1:2], prompt=True)
+        with_system = chat.text(PROBE[:2])
         around = {
             "assistant": _around(one_turn, two_turns, answer),
             "user": _around(two_turns, three_turns, second),
@@ -88,7 +88,7 @@ def _parts(chat: Chat) -> tuple[str, str, Mapping[str, tuple[str, str]]] | None:
         tail = with_prompt.removeprefix(one_turn)
         if any(
             _filled(head, around, messages) + end
-            != _text(chat, messages, prompt=bool(end))
+            != chat.text(messages, prompt=bool(end))
             for messages in CONVERSATIONS
             for end in ("", tail)
         ):
@@ -112,7 +112,3 @@ def _filled(
     return head + "".join(
         message["content"].join(around[message["role"]]) for message in messages
     )
-
-
-def _text(chat: Chat, messages: Sequence[Message], prompt: bool = False) -> str:
-    return "".join(text for text, _ in chat.segments(messages, prompt))

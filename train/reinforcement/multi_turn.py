@@ -65,10 +65,11 @@ class _Open:
         self.logps += [0.0] * len(tokens) if logps is None else logps
 
 
+@dataclass(frozen=True)
 class Dialogue:
     """Samples answers with tool calls.
 
-    Args:
+    Attributes:
         chat: tokenizer and template.
         form: format of calls and tools' answers.
         tools: tools to call.
@@ -76,19 +77,11 @@ class Dialogue:
         answer_tokens: most tokens of a tool's answer.
     """
 
-    def __init__(
-        self,
-        chat: Chat,
-        form: CallFormat,
-        tools: Toolbox,
-        turns: int,
-        answer_tokens: int,
-    ) -> None:
-        self._chat = chat
-        self._form = form
-        self._tools = tools
-        self._turns = turns
-        self._answer_tokens = answer_tokens
+    chat: Chat
+    form: CallFormat
+    tools: Toolbox
+    turns: int
+    answer_tokens: int
 
     def answers(self, draw: Draw, asked: Sequence[Asked]) -> list[Generated]:
         """Answer each request: turns, with the tools' answers between them.
@@ -100,24 +93,24 @@ class Dialogue:
         everyone = [_Open(answer) for answer in asked]
         running = everyone
         by_engine = False
-        for turn in range(1, self._turns + 1):
+        for turn in range(1, self.turns + 1):
             turns = draw([answer.next_turn() for answer in running])
             for answer, drawn in zip(running, turns, strict=True):
                 by_engine = by_engine or drawn.logps is not None
                 answer.add(drawn.tokens, True, drawn.logps)
-                text = self._chat.decode(
+                text = self.chat.decode(
                     drawn.tokens[:-1] if drawn.ended else drawn.tokens, special=True
                 )
                 # A truncated turn has no room for a tool's answer.
                 answer.calls = (
-                    self._form.calls(text)
+                    self.form.calls(text)
                     if drawn.ended and answer.asked.offered
                     else []
                 )
                 answer.ended = drawn.ended and not answer.calls
             calling = (
                 [answer for answer in running if answer.calls]
-                if turn < self._turns
+                if turn < self.turns
                 else []
             )
             running = self._answered(turn, calling)
@@ -137,7 +130,7 @@ class Dialogue:
     def _answered(self, turn: int, calling: Sequence[_Open]) -> list[_Open]:
         """Answer the calls by tools; returns the answers with room for another turn."""
         used = iter(
-            self._tools.answer(
+            self.tools.answer(
                 turn,
                 [
                     (call, open_answer.asked.offered)
@@ -153,15 +146,15 @@ class Dialogue:
                 for tool_call in islice(used, len(open_answer.calls))
             ]
             open_answer.used += answers
-            tokens = self._form.answers([tool_call.answer for tool_call in answers])
+            tokens = self.form.answers([tool_call.answer for tool_call in answers])
             if len(tokens) < open_answer.left:
                 open_answer.add(tokens, False)
                 running.append(open_answer)
         return running
 
     def _cut(self, answer: str) -> str:
-        answer = self._chat.plain(answer)
-        ids = self._chat.tokenizer.encode(answer, add_special_tokens=False).ids
-        if len(ids) <= self._answer_tokens:
+        answer = self.chat.plain(answer)
+        ids = self.chat.tokenizer.encode(answer, add_special_tokens=False).ids
+        if len(ids) <= self.answer_tokens:
             return answer
-        return self._chat.decode(ids[: self._answer_tokens]) + CUT
+        return self.chat.decode(ids[: self.answer_tokens]) + CUT

@@ -101,7 +101,11 @@ def rewards_of(
 
     def part_of(reward: AnyReward) -> Given:
         if isinstance(reward, OwnReward):
-            return _on_first(_by_own(reward, chat), world)
+            by_own = _by_own(reward, chat)
+            # A function that compares answers must see all of them.
+            return lambda prompts, answers: on_first(
+                lambda: by_own(prompts, answers), world
+            )
         if isinstance(reward, ModelReward):
             return _shared(
                 _by_model(
@@ -129,13 +133,6 @@ def _shared(reward: Given, world: World) -> Given:
         return sum_over_ranks(rewards, world).cpu()
 
     return all_rewards
-
-
-def _on_first(reward: Given, world: World) -> Given:
-    """Compute a reward on the first rank, as a function that compares answers must see
-    all of them.
-    """
-    return lambda prompts, answers: on_first(lambda: reward(prompts, answers), world)
 
 
 def _by_own(reward: OwnReward, chat: Chat) -> Given:

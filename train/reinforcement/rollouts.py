@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gristmill.core.files import read_json
 from gristmill.mixtures.reinforcement import Rl
-from gristmill.train.data.conversation_tokens import PAD_MULTIPLE
+from gristmill.train.data.conversation_tokens import padded_length
 from gristmill.train.loop.checkpoints import MARKER, PREFIX, is_complete
 from gristmill.train.reinforcement.rollout_tables import (
     TokenColumns,
@@ -225,8 +225,7 @@ class Rollouts:
         chosen = torch.from_numpy(rows)
         sizes = self.sizes[chosen]
         lengths = self.lengths[chosen]
-        longest = int((sizes + lengths).max())
-        t = min(self.ids.shape[1], -(-longest // PAD_MULTIPLE) * PAD_MULTIPLE)
+        t = padded_length(int((sizes + lengths).max()), self.ids.shape[1])
         places = torch.arange(int(lengths.max()))
         mask = self.mask[chosen, : len(places)]
         # Logits at a position predict the next token.

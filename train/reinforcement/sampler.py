@@ -7,6 +7,7 @@ The weights are the current ones, with adapters merged, in the dtype of the trai
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
 
@@ -71,10 +72,11 @@ class OwnEngine:
         return drawn_by(Scheduler(self._copy, self._rows), requests)
 
 
+@dataclass(frozen=True)
 class Sampler:
     """Answers requests with the current policy.
 
-    Args:
+    Attributes:
         model: sharded; read again before each batch.
         lora: its adapters, if any.
         engine: samples on this rank.
@@ -82,57 +84,41 @@ class Sampler:
         dialogue: turns and tool calls; an answer is a single turn if absent.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        lora: Lora | None,
-        engine: Engine,
-        world: World,
-        dialogue: Dialogue | None = None,
-    ) -> None:
-        self._model, self._lora, self._engine, self._world, self._dialogue = (
-            model,
-            lora,
-            engine,
-            world,
-            dialogue,
-        )
+    model: nn.Module
+    lora: Lora | None
+    engine: Engine
+    world: World
+    dialogue: Dialogue | None = None
 
     def answer(self, asked: Sequence[Asked]) -> list[Generated]:
         """Answer each request, with the same results on every rank; a collective call
         with the same requests.
         """
-        self._engine.load(self._weights())
-        rank_requests = [
-            asked[number]
-            for number in range(
-                self._world.data_rank, len(asked), self._world.data_size
-            )
-        ]
-        drawn = (
-            self._engine.draw([request.request for request in rank_requests])
-            if self._dialogue is None
-            else (self._dialogue.answers(self._engine.draw, rank_requests))
-        )
-        everybody: list[tuple[int, list[Generated]]] = [(self._world.data_rank, drawn)]
-        if self._world.size > 1:
-            gathered: list[tuple[int, list[Generated]]] = [(0, [])] * self._world.size
-            dist.all_gather_object(gathered, everybody[0])
-            everybody = gathered
+        self.engine.load(self._weights())
+        rank, size = self.world.data_rank, self.world.data_size
+        rank_requests = asked[rank::size]
+        if self.dialogue is None:
+            drawn = self.engine.draw([request.request for request in rank_requests])
+        else:
+            drawn = self.dialogue.answers(self.engine.draw, rank_requests)
+        shares = [(rank, drawn)]
+        if self.world.size > 1:
+            shares *= self.world.size
+            dist.all_gather_object(shares, (rank, drawn))
         answers: list[Generated] = [Generated([], False)] * len(asked)
-        for rank, share in everybody:
-            answers[rank :: self._world.data_size] = share
+        for rank, share in shares:
+            answers[rank::size] = share
         return answers
 
     @torch.no_grad()
     def _weights(self) -> Iterator[tuple[str, Tensor]]:
         """The policy's weights, adapters merged, layer by layer."""
         for _, layer in groupby(
-            _whole(self._model), key=lambda item: item[0].split(".")[:LAYER_PARTS]
+            _whole(self.model), key=lambda item: item[0].split(".")[:LAYER_PARTS]
         ):
             tensors = dict(layer)
             yield from (
-                tensors if self._lora is None else merged(tensors, self._lora)
+                tensors if self.lora is None else merged(tensors, self.lora)
             ).items()
 
 

@@ -371,7 +371,7 @@ def formatted(chat: Chat) -> list[str]:
     """
     if chat.formatter is None:
         return []
-    conversation = "".join(text for text, _ in chat.segments(PROBE))
+    conversation = chat.text(PROBE)
     fence = "`" * max(
         3, 1 + max((len(run) for run in re.findall("`+", conversation)), default=0)
     )

@@ -94,7 +94,9 @@ class Toolbox:
         """Answer calls, each with its allowed names; programs run in parallel."""
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             futures = [
-                pool.submit(self._answer, call, offered) if self._beside(call) else None
+                pool.submit(self._answer, call, offered)
+                if call.name in self._tools and self._tools[call.name].beside
+                else None
                 for call, offered in calls
             ]
             answers = [
@@ -111,9 +113,6 @@ class Toolbox:
             )
             for (call, _), (text, failed) in zip(calls, answers, strict=True)
         ]
-
-    def _beside(self, call: Call) -> bool:
-        return call.name in self._tools and self._tools[call.name].beside
 
     def _answer(self, call: Call, offered: Sequence[str]) -> tuple[str, bool]:
         try:
