@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -304,13 +305,14 @@ def perplexity_of(sums: np.ndarray) -> np.ndarray:
     return np.exp(np.minimum(sums[..., 0] / sums[..., 1], LARGEST_EXPONENT))
 
 
+@dataclass(frozen=True, eq=False)
 class Validation:
     """Measures every source's held-out rows after some steps and after the last.
 
     All stages measure the same rows in the same way, so their bits per byte are
     comparable.
 
-    Args:
+    Attributes:
         every: steps between measurements; None: never.
         steps: of the whole training.
         packed: the mixture whose held-out rows are measured; None: measures nothing.
@@ -321,40 +323,29 @@ class Validation:
         layout: targets of the rows, as in training; the next token if absent.
     """
 
-    def __init__(
-        self,
-        every: int | None,
-        steps: int,
-        packed: PackedSet | None,
-        model: nn.Module,
-        average: AveragedWeights | None,
-        token_bytes: Tensor,
-        world: World,
-        layout: Layout | None = None,
-    ) -> None:
-        self._layout = layout
-        self._every = every
-        self._last = steps
-        self._average = average
-        self._packed = packed
-        self._model = model
-        self._token_bytes = token_bytes
-        self._world = world
+    every: int | None
+    steps: int
+    packed: PackedSet | None
+    model: nn.Module
+    average: AveragedWeights | None
+    token_bytes: Tensor
+    world: World
+    layout: Layout | None = None
 
     def __call__(self, step: int) -> dict[str, dict[str, dict[str, float]]] | None:
         """`validation` (source -> metrics) and `validation_average` if there is an
         average; None after other steps.
         """
         if (
-            self._every is None
-            or self._packed is None
-            or (step != self._last and step % self._every)
+            self.every is None
+            or self.packed is None
+            or (step != self.steps and step % self.every)
         ):
             return None
-        measurements = {"validation": self._measure(self._packed)}
-        if self._average is not None:
-            with self._average.in_place():
-                measurements["validation_average"] = self._measure(self._packed)
+        measurements = {"validation": self._measure(self.packed)}
+        if self.average is not None:
+            with self.average.in_place():
+                measurements["validation_average"] = self._measure(self.packed)
         return measurements if measurements["validation"] else None
 
     def _measure(self, packed: PackedSet) -> dict[str, dict[str, float]]:
@@ -362,19 +353,19 @@ class Validation:
         for source in packed.manifest["validation"]:
             rows = packed.validation(source)
             if len(rows):
-                shape: Shape | OwnShape = self._model.shape  # type: ignore[assignment]
+                shape: Shape | OwnShape = self.model.shape  # type: ignore[assignment]
                 laid = (
                     None
-                    if self._layout is None
-                    else self._layout(
+                    if self.layout is None
+                    else self.layout(
                         held_out_rows(packed, source, shape), HELD_OUT_STEP
                     )
                 )
                 metrics[source] = measure(
-                    self._model,
+                    self.model,
                     rows,
-                    self._token_bytes,
-                    self._world,
+                    self.token_bytes,
+                    self.world,
                     held_out_positions(packed, source, shape),
                     laid,
                 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,16 +104,17 @@ def generation_metrics(
     names: Sequence[str], items: Sequence[Item], answers: Sequence[str]
 ) -> PerItem:
     """Metrics that are means over items; the best of an item's references counts."""
-    return {
-        name: np.array(
-            [
-                max(_compare(name)(answer, reference) for reference in item.answers)
-                for item, answer in zip(items, answers, strict=True)
-            ]
-        )
-        for name in names
-        if name not in CORPUS
-    }
+    per_item = {}
+    for name in names:
+        if name in CORPUS:
+            continue
+        compare = COMPARISONS[name] if name in COMPARISONS else _rouge(name)
+        best = [
+            max(compare(answer, reference) for reference in item.answers)
+            for item, answer in zip(items, answers, strict=True)
+        ]
+        per_item[name] = np.array(best, dtype=np.float64)
+    return per_item
 
 
 def corpus_metrics(
@@ -176,14 +177,6 @@ def own_metric(
     return values if values.shape else float(values)
 
 
-def _exact(answer: str, reference: str) -> float:
-    return float(answer.strip() == reference.strip())
-
-
-def _contains(answer: str, reference: str) -> float:
-    return float(reference.strip() in answer)
-
-
 def _f1(answer: str, reference: str) -> float:
     """F1 over lower-cased words, as multisets (SQuAD, without its removal of articles
     and punctuation).
@@ -194,6 +187,14 @@ def _f1(answer: str, reference: str) -> float:
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 
 
+COMPARISONS: Mapping[str, Callable[[str, str], float]] = {
+    "exact_match": lambda answer, reference: answer.strip() == reference.strip(),
+    "contains": lambda answer, reference: reference.strip() in answer,
+    "f1": _f1,
+}
+"""Metrics of an answer and a reference; all others are ROUGE's."""
+
+
 def _rouge(name: str) -> Callable[[str, str], float]:
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -201,15 +202,6 @@ def _rouge(name: str) -> Callable[[str, str], float]:
     return lambda answer, reference: float(
         scorer.score(reference, answer)[name].fmeasure
     )
-
-
-def _compare(name: str) -> Callable[[str, str], float]:
-    comparisons: dict[str, Callable[[str, str], float]] = {
-        "exact_match": _exact,
-        "contains": _contains,
-        "f1": _f1,
-    }
-    return comparisons[name] if name in comparisons else _rouge(name)
 
 
 @dataclass(frozen=True)

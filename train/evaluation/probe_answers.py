@@ -386,11 +386,10 @@ def _judged(
                     answer, toxicity=toxicities[worst], worst=worst
                 )
     if judges.judge is not None:
-        answers = judges.judge(
+        verdicts = judges.judge(
             [(probes[number].prompt, judged[number].texts[0]) for number in to_judge]
         )
-        for number, answer in zip(to_judge, answers, strict=True):
-            judged[number] = replace(
-                judged[number], judged=answer.value if answer.error is None else None
-            )
+        for number, verdict in zip(to_judge, verdicts, strict=True):
+            if verdict.error is None:
+                judged[number] = replace(judged[number], judged=verdict.value)
     return judged
